@@ -1,0 +1,35 @@
+"""PyGraph: a compiler pass framework that deploys CUDA Graphs in PyTorch programs.
+
+``torch.compile(model, backend="pygraph")`` is all that a program needs; the names below explain what came of it.
+They are loaded at first use, so that tools which only read IR do not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pygraph.api import counters, explain, reports, reset
+    from pygraph.passes.base import Pass, PassContext, PassResult
+    from pygraph.passes.registry import register
+
+__version__ = "0.1.0"
+__all__ = ["Pass", "PassContext", "PassResult", "counters", "explain", "register", "reports", "reset"]
+
+_HOMES = {
+    "Pass": "pygraph.passes.base",
+    "PassContext": "pygraph.passes.base",
+    "PassResult": "pygraph.passes.base",
+    "counters": "pygraph.api",
+    "explain": "pygraph.api",
+    "register": "pygraph.passes.registry",
+    "reports": "pygraph.api",
+    "reset": "pygraph.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pygraph' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,48 @@
+"""Graphs as networkx sees them: the dependence graph, and the quotient graph of a partition.
+
+Made for questions that networkx answers (cycles, longest paths, closures); linear sweeps use ``dependences``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import networkx as nx
+
+from pygraph.ir import REGION, Graph, KernelNode
+from pygraph.ir.order import dependences
+
+__all__ = ["Unit", "dependence_graph", "quotient_graph"]
+
+Unit: TypeAlias = "int | KernelNode"
+"""A node of the quotient graph: the index of a region, or a kernel node that is in none."""
+
+if TYPE_CHECKING:
+    Dependence: TypeAlias = nx.DiGraph[KernelNode]
+    Quotient: TypeAlias = nx.DiGraph[Unit]
+
+
+def dependence_graph(graph: Graph) -> Dependence:
+    """What must run before what, nodes in program order. Computed once per version of the graph: do not change it."""
+    return graph.cached(_dependence_graph)
+
+
+def _dependence_graph(graph: Graph) -> Dependence:
+    made: Dependence = nx.DiGraph()
+    made.add_nodes_from(graph.nodes)
+    made.add_edges_from(dependences(graph))
+    return made
+
+
+def quotient_graph(graph: Graph) -> Quotient:
+    """The dependence graph with each region contracted to its index, in order of first members. No self-loops."""
+    made: Quotient = nx.DiGraph()
+    made.add_nodes_from(_unit(node) for node in graph.nodes)
+    edges = ((_unit(first), _unit(then)) for first, then in dependences(graph))
+    made.add_edges_from((first, then) for first, then in edges if first != then)
+    return made
+
+
+def _unit(node: KernelNode) -> Unit:
+    index = node.meta.get(REGION)
+    return node if index is None else index

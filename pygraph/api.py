@@ -1,0 +1,75 @@
+"""What users call beside ``torch.compile``: explain a model, read reports and counters, forget them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph.report import collect
+from pygraph.report.as_json import to_json
+from pygraph.report.html import render_html
+from pygraph.report.model import GraphReport
+from pygraph.report.progress import working
+from pygraph.report.text import render_text
+from pygraph.runtime import counters as runtime_counters
+from pygraph.settings import Settings
+
+__all__ = ["Explanation", "counters", "explain", "reports", "reset"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The reports of one explained model. Prints as text; notebooks show the page."""
+
+    reports: Sequence[GraphReport]
+
+    def __str__(self) -> str:
+        return render_text(self.reports)
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def html(self) -> str:
+        """A self-contained page with a picture of each graph."""
+        return render_html(self.reports)
+
+    def json(self) -> dict[str, Any]:
+        """The same as data; the schema is versioned."""
+        return to_json(self.reports)
+
+
+def explain(
+    model: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
+) -> Explanation:
+    """Compile ``model``, call it until its regions are replayed, and say what was captured and what was not, and why.
+
+    The model is called ``capture_after + 1`` times with the same arguments: what it mutates is mutated as often. The
+    state of the random generators is put back. ``options`` are those of the backend. Raises what the model raises.
+    """
+    settings = Settings.make(options)
+    known = {id(report) for report in collect.reports()}
+    compiled = torch.compile(model, backend="pygraph", options=dict(options or {}))
+    with torch.random.fork_rng(), working("explaining") as progress:
+        for call in range(settings.capture_after + 1):
+            progress(f"call {call + 1} of {settings.capture_after + 1}")
+            compiled(*args, **kwargs)
+    return Explanation([report for report in collect.reports() if id(report) not in known])
+
+
+def reports() -> list[GraphReport]:
+    """The reports of every graph compiled in this process, oldest first."""
+    return collect.reports()
+
+
+def counters() -> dict[str, int]:
+    """What the runtime did so far in this process: captures, replays, uncaptured calls, refusals by reason."""
+    return runtime_counters.counters()
+
+
+def reset() -> None:
+    """Forget reports and counts. Compiled programs go on; ``torch._dynamo.reset()`` frees those."""
+    collect.clear()
+    runtime_counters.reset()

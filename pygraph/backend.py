@@ -1,0 +1,170 @@
+"""The ``torch.compile`` entry: takes what Dynamo and AOTAutograd hand over through lifting, passes, Inductor, regions.
+
+Everything that can fail in PyGraph itself is caught here once: the user's program then gets plain Inductor.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from pygraph import compat
+from pygraph.dump import dump_program, graph_dir
+from pygraph.errors import CaptureError, OptionError
+from pygraph.frontend import backward_static_inputs
+from pygraph.ir import Graph
+from pygraph.lowering.compile import compare, compile_steered, program_record
+from pygraph.lowering.plan import Plan, judge_graph, plan
+from pygraph.lowering.program import read_program
+from pygraph.lowering.wrap import wrap_regions
+from pygraph.lowering.write_back import write_back
+from pygraph.passes.manager import PassManager
+from pygraph.regions import region_reports, region_wrapper
+from pygraph.report.collect import open_report
+from pygraph.report.model import GraphReport, PassReport
+from pygraph.settings import Settings
+
+__all__ = ["pygraph"]
+
+_log = logging.getLogger("pygraph")
+
+Boxed = Callable[[list[Any]], Any]
+
+
+def pygraph(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile ``gm`` as Inductor does, with its launches captured in regions. For ``torch.compile(backend="pygraph")``.
+
+    ``mode`` takes Inductor's modes; their CUDA graphs are replaced by PyGraph's. ``options`` are those of
+    ``pygraph.settings.Settings``. Raises OptionError or ParseError for an unknown mode, option or pass.
+    """
+    settings = Settings.make(options)
+    patches = _inductor_patches(mode, settings)
+    if settings.disable:
+        return cast("Callable[..., Any]", compat.compile_fx(gm, example_inputs, config_patches=patches))
+    PassManager(settings.passes)  # a pipeline that does not parse is the caller's mistake, not a failure in here
+    # A cached AOTAutograd entry of a plain compilation would skip inner_compile altogether.
+    with compat.functorch_config.patch(enable_autograd_cache=False):
+        compiled = compat.compile_fx(gm, example_inputs, inner_compile=_Compiler(settings), config_patches=patches)
+    return cast("Callable[..., Any]", compiled)
+
+
+def _inductor_patches(mode: str | None, settings: Settings) -> dict[str, Any]:
+    try:
+        chosen = dict(torch._inductor.list_mode_options(mode)) if mode else {}
+    except RuntimeError as error:
+        raise OptionError(str(error)) from error
+    if settings.inductor.get("triton.cudagraphs"):
+        raise OptionError("inductor option 'triton.cudagraphs' cannot be combined with PyGraph, which takes its place")
+    chosen.update(settings.inductor)
+    known = compat.inductor_config.get_config_copy()
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise OptionError(f"Inductor has no option '{unknown[0]}'")
+    return {**chosen, "triton.cudagraphs": False}
+
+
+@dataclass
+class _Compiler:
+    """Inductor's ``inner_compile`` for one Dynamo graph: called for the forward, and later for the backward graph."""
+
+    settings: Settings
+    forward: Graph | None = field(default=None, init=False)
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Boxed:
+        report = open_report(_kind(kwargs))
+        spare = copy.deepcopy(gm.graph)
+        try:
+            compiled = self._compile(gm, example_inputs, kwargs, report)
+        except Exception as error:  # noqa: BLE001 - whatever failed in here, the user's program must run
+            if self.settings.strict:
+                raise
+            _give_up(report, error)
+            gm.graph = spare
+            compiled = compat.compile_fx_inner(gm, example_inputs, **kwargs)
+        dump_program(self.settings.dump_dir, report)
+        return _boxed(compiled)
+
+    def _compile(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any], report: GraphReport
+    ) -> Any:
+        planned = self._plan(gm, kwargs, report)
+        report.notes += write_back(gm, planned.graph, planned.lifted)
+        start = time.perf_counter()
+        judge = functools.partial(judge_graph, device=planned.decision.device)
+        compiled = compile_steered(gm, example_inputs, kwargs, planned.decision, judge)
+        report.times_ms["inductor"] = (time.perf_counter() - start) * 1e3
+        self._wrap(compiled, planned, report)
+        return compiled
+
+    def _plan(self, gm: torch.fx.GraphModule, kwargs: Mapping[str, Any], report: GraphReport) -> Plan:
+        manager = PassManager(self.settings.passes, dump_dir=graph_dir(self.settings.dump_dir, report))
+        planned = plan(gm, report.kind, self._static_inputs(gm, kwargs), manager)
+        if report.kind == "forward":
+            self.forward = planned.graph
+        report.device = planned.decision.device
+        report.graph, report.decision = planned.graph, planned.decision
+        report.pipeline = planned.decision.pipeline
+        report.passes = tuple(PassReport(p.text, p.time_ms, p.modified, p.notes) for p in planned.result.passes)
+        report.times_ms.update(lift=planned.lift_ms, passes=planned.passes_ms)
+        if self.settings.strict:
+            _raise_if_uncaptured(report)
+        return planned
+
+    def _static_inputs(self, gm: torch.fx.GraphModule, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+        if not kwargs.get("is_backward"):
+            return tuple(kwargs.get("static_input_idxs") or ())
+        return backward_static_inputs(gm, self.forward) if self.forward is not None else ()
+
+    def _wrap(self, compiled: Any, planned: Plan, report: GraphReport) -> None:
+        record = program_record(compiled)
+        if record is None:
+            report.notes.append("Inductor did not partition this program: nothing is captured")
+            return
+        notes, forbidden = compare(planned.decision, record)
+        report.notes += notes
+        report.record, report.source = record, compiled.source_code
+        report.emitted = read_program(compiled.source_code)
+        report.regions = region_reports(planned.decision, record, report.emitted, forbidden)
+        wrap_regions(compiled, [region_wrapper(region, report, self.settings) for region in report.regions])
+
+
+def _kind(kwargs: Mapping[str, Any]) -> str:
+    if kwargs.get("is_backward"):
+        return "backward"
+    return "inference" if kwargs.get("is_inference") else "forward"
+
+
+def _raise_if_uncaptured(report: GraphReport) -> None:
+    left = [u for u in report.uncaptured() if u.reason != "max-regions"]
+    if left:
+        rows = "\n".join(f"  {u.op} at {u.loc or 'unknown line'}: {u.reason}: {u.detail}" for u in left)
+        raise CaptureError("strict", f"{len(left)} operators cannot be captured\n{rows}")
+
+
+def _give_up(report: GraphReport, error: Exception) -> None:
+    report.error = f"{type(error).__name__}: {error}"
+    _log.warning("PyGraph left %s to plain Inductor: %s", report.name, report.error)
+    _log.debug("where it failed", exc_info=error)
+
+
+def _boxed(compiled: Boxed) -> Boxed:
+    """A plain boxed function: Inductor's own object carries cache keys that would poison later plain compilations."""
+
+    def run(args: list[Any]) -> Any:
+        return compiled(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

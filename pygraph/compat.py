@@ -1,0 +1,77 @@
+"""Every private torch symbol in use, in one place. Each was checked on the versions named beside it.
+
+Only imports live here; what is done with them lives where it belongs.
+"""
+
+from __future__ import annotations
+
+# -- Inductor: compilation (2.11, 2.13) ----------------------------------------------------------------------------
+from torch._inductor import config as inductor_config
+from torch._inductor import ir as inductor_ir
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.output_code import CompiledFxGraph
+
+# -- Inductor: scheduling (2.11, 2.13) -----------------------------------------------------------------------------
+from torch._inductor.graph import SubgraphLowering
+from torch._inductor.memory import estimate_peak_memory, prepare_planning_info
+from torch._inductor.scheduler import NopKernelSchedulerNode, Scheduler
+from torch._inductor.virtualized import V as inductor_virtualized
+
+# -- AOTAutograd and Dynamo (2.11, 2.13) ---------------------------------------------------------------------------
+from torch._dynamo.utils import counters as dynamo_counters
+from torch._functorch import config as functorch_config
+from torch._guards import detect_fake_mode
+
+# -- operators in FX graphs (2.11, 2.13) ---------------------------------------------------------------------------
+from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._ops import _higher_order_ops as higher_order_operators
+
+# -- interposed calls: dispatch modes and function transforms (2.11, 2.13) ------------------------------------------
+from torch._C import _len_torch_dispatch_stack as dispatch_mode_depth
+from torch._C._functorch import peek_interpreter_stack as functorch_level
+
+__all__ = [
+    "CompiledFxGraph",
+    "HigherOrderOperator",
+    "NopKernelSchedulerNode",
+    "OpOverload",
+    "OpOverloadPacket",
+    "Scheduler",
+    "SubgraphLowering",
+    "compile_fx",
+    "compile_fx_inner",
+    "detect_fake_mode",
+    "dispatch_mode_depth",
+    "dynamo_counters",
+    "estimate_peak_memory",
+    "functorch_config",
+    "functorch_level",
+    "get_mutated_tensors",
+    "higher_order_operators",
+    "inductor_config",
+    "inductor_ir",
+    "inductor_virtualized",
+    "prepare_planning_info",
+]
+
+# -- Host driver: capture (2.11, 2.13) -----------------------------------------------------------------------------
+from torch._C._dynamo import guards as dynamo_guards
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ += [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "OpOverload",
+    "TorchDispatchMode",
+    "dynamo_guards",
+]

@@ -1,0 +1,81 @@
+"""Writes what was made of a graph into the dump directory: the annotated program and the reports.
+
+The passes' own dumps are written by the pass manager into the same folder, ``DUMP_DIR/<graph name>/``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+from pathlib import Path
+
+from pygraph.lowering.program import annotate
+from pygraph.lowering.record import Step
+from pygraph.report.model import GraphReport
+
+__all__ = ["dump_program", "graph_dir", "program_text"]
+
+_log = logging.getLogger("pygraph")
+
+
+def graph_dir(dump_dir: str | None, report: GraphReport) -> Path | None:
+    """The folder of one graph's dumps, or None when nothing is dumped."""
+    return None if dump_dir is None else Path(dump_dir) / report.name
+
+
+def dump_program(dump_dir: str | None, report: GraphReport) -> None:
+    """Write program and report now, and the report again at exit, when it knows what was replayed.
+
+    A folder that cannot be written is warned of and changes nothing else.
+    """
+    folder = graph_dir(dump_dir, report)
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if report.source:
+            (folder / "program.py").write_text(program_text(report), encoding="utf-8")
+        _write_report(folder, report)
+    except OSError as error:
+        _log.warning("cannot write dumps to %s: %s", folder, error)
+        return
+    atexit.register(_write_report, folder, report)
+
+
+def _write_report(folder: Path, report: GraphReport) -> None:
+    from pygraph.report.as_json import to_json  # renderers are needed only where something is rendered
+    from pygraph.report.text import render_text
+
+    if not folder.is_dir():
+        return
+    (folder / "report.txt").write_text(render_text([report], width=140, color=False), encoding="utf-8")
+    (folder / "report.json").write_text(json.dumps(to_json([report]), indent=1), encoding="utf-8")
+
+
+def program_text(report: GraphReport) -> str:
+    """Inductor's program, each region function under a comment on what it is and what becomes of it."""
+    above = {}
+    for region in report.regions:
+        verdict = "may be captured" if region.wrapped else f"stays uncaptured: {region.reason}"
+        above[region.index] = [
+            f"region {region.index}: {verdict}",
+            f"  operators: {', '.join(region.nodes)}",
+            f"  launches:  {', '.join(region.kernels)}",
+        ]
+    return annotate(report.source, above, _header(report))
+
+
+def _header(report: GraphReport) -> list[str]:
+    lines = [f"{report.name} on {report.device}; pipeline: {report.pipeline}"]
+    lines += [f"note: {note}" for note in report.notes]
+    outside = report.record.outside if report.record else ()
+    lines += [_outside_line(step, report) for step in outside]
+    return [*lines, ""]
+
+
+def _outside_line(step: Step, report: GraphReport) -> str:
+    placed = [report.decision.nodes[o] for o in step.origins if report.decision and o in report.decision.nodes]
+    where = next((p.loc for p in placed if p.region is None and p.loc), None)
+    at = f" at {where}" if where else ""
+    return f"outside: {', '.join(step.origins) or ', '.join(step.buffers)}: {step.reason}{at}"

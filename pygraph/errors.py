@@ -1,0 +1,104 @@
+"""The exceptions of PyGraph, under one root.
+
+What cannot be captured is data (see ``pygraph.passes.legality``) and never raised. An exception here means that
+a text, a graph, a pass, an option, a capture or a replay broke its contract.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "CaptureError",
+    "OptionError",
+    "ParseError",
+    "PassError",
+    "PygraphError",
+    "ReplayError",
+    "Span",
+    "VerifyError",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A place in a text: 1-based line and column, and the number of characters underlined there."""
+
+    line: int
+    column: int
+    length: int = 1
+
+    def underline(self, text: str) -> str:
+        """The line of ``text`` that this span lies on, with carets under it."""
+        lines = text.split("\n")
+        row = lines[min(self.line, len(lines)) - 1].rstrip("\r")
+        width = max(1, min(self.length, max(1, len(row) - self.column + 1)))
+        return f"{row}\n{' ' * (self.column - 1)}{'^' * width}"
+
+
+class PygraphError(Exception):
+    """Root of every exception that PyGraph raises on purpose."""
+
+
+class ParseError(PygraphError):
+    """A ``.pgir`` or pipeline text that does not parse. Carries the place (``span``) and the bare ``reason``."""
+
+    def __init__(self, reason: str, span: Span, text: str, source: str = "<text>") -> None:
+        self.reason = reason
+        self.span = span
+        self.source = source
+        super().__init__(f"{source}:{span.line}:{span.column}: {reason}\n{span.underline(text)}")
+
+
+class VerifyError(PygraphError):
+    """A graph that breaks a rule of its stage. Names the ``rule``, the ``node`` (if one) and the ``stage``."""
+
+    def __init__(self, reason: str, *, rule: str, stage: str, node: str | None = None) -> None:
+        self.reason = reason
+        self.rule = rule
+        self.stage = stage
+        self.node = node
+        where = f" at node {node}" if node else ""
+        super().__init__(f"verification failed{where} (stage {stage}, rule {rule}): {reason}")
+
+
+class PassError(PygraphError):
+    """A pass that raised or broke its contract. Names the pass, the node if known, the stage, the passes run before."""
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        pass_name: str,
+        stage: str,
+        node: str | None = None,
+        passes_run: tuple[str, ...] = (),
+        reproducer: str | None = None,
+    ) -> None:
+        self.reason = reason
+        self.pass_name = pass_name
+        self.stage = stage
+        self.node = node
+        self.passes_run = passes_run
+        self.reproducer = reproducer
+        where = f" at node {node}" if node else ""
+        ran = ", ".join(passes_run) or "none"
+        hint = f"; reproducer: {reproducer}" if reproducer else ""
+        super().__init__(f"pass '{pass_name}' failed{where} (stage {stage}, passes run before: {ran}): {reason}{hint}")
+
+
+class OptionError(PygraphError):
+    """An option or pass name that does not exist, or a value of the wrong type. Names the nearest known one."""
+
+
+class CaptureError(PygraphError):
+    """A region that cannot be captured. ``reason`` is a code, ``detail`` says what was met."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason = reason
+        self.detail = detail
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+
+
+class ReplayError(PygraphError):
+    """A captured region that could not be replayed although its arguments matched."""

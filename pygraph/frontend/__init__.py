@@ -1,0 +1,19 @@
+"""From torch to the IR: FX graphs of operators, recorded kernel launches, names, literals, costs, source lines."""
+
+from pygraph.frontend.args import to_fx_arg
+from pygraph.frontend.costs import cost_of
+from pygraph.frontend.fx import CONSTANT, lift, result_paths
+from pygraph.frontend.names import FrontendError, op_name, resolve_op
+from pygraph.frontend.roles import backward_static_inputs
+
+__all__ = [
+    "CONSTANT",
+    "FrontendError",
+    "backward_static_inputs",
+    "cost_of",
+    "lift",
+    "op_name",
+    "resolve_op",
+    "result_paths",
+    "to_fx_arg",
+]

@@ -1,0 +1,211 @@
+"""Lifts a post-AOTAutograd FX graph to the IR: one kernel node per operator, under the FX node's name.
+
+Tuple ``getitem``s become results of the node that they index. Effects, costs, types and source lines come from the
+files beside this one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from pygraph import compat
+from pygraph.frontend.args import DICT, literal
+from pygraph.frontend.call import Call, Path
+from pygraph.frontend.costs import cost_of
+from pygraph.frontend.effects import effects_of, tags_text
+from pygraph.frontend.hops import higher_order_effects, wrapped_operator
+from pygraph.frontend.location import location_of
+from pygraph.frontend.names import FrontendError, op_name
+from pygraph.frontend.roles import role_of
+from pygraph.frontend.symbols import SymbolReader
+from pygraph.frontend.types import TypeReader
+from pygraph.ir import FREE, TAGS, Arg, Graph, GraphRef, KernelNode, Stage, Value
+
+__all__ = ["CONSTANT", "lift", "result_paths"]
+
+CONSTANT = "pygraph.constant"
+"""The operator of a node that stands for an attribute of the FX module (``target``): a tensor or an opaque object."""
+
+
+def lift(
+    gm: fx.GraphModule,
+    *,
+    kind: str,
+    static_inputs: Sequence[int] = (),
+    name: str = "main",
+    device_map: Mapping[str, str] | None = None,
+) -> Graph:
+    """The IR of ``gm``, the module that AOTAutograd hands to ``inner_compile``.
+
+    ``kind`` is inference, forward or backward. ``static_inputs`` are positions of inputs whose address stays; the
+    list that Inductor gets for a backward graph names every saved tensor, whose address does not: see
+    ``backward_static_inputs``. ``device_map`` renames devices (``{"meta": "cuda:0"}``). Raises FrontendError for a
+    graph that is not in that form.
+    """
+    types = TypeReader(SymbolReader(), device_map)
+    graph = _Lifter(gm, Graph(name, kind, Stage.LIFTED), types, frozenset(static_inputs)).run()
+    graph.hints = types.symbols.hints
+    return graph
+
+
+def result_paths(node: fx.Node) -> list[Path]:
+    """Where each output of the IR node of ``node`` sits in what the FX node returns (``()``: it is what it returns)."""
+    return [path for path, _ in _leaves(_value_of(node))]
+
+
+class _Lifter:
+    """One module being lifted. ``env`` holds what each FX node stands for: a value, or a structure of values."""
+
+    def __init__(self, gm: fx.GraphModule, graph: Graph, types: TypeReader, static: frozenset[int]) -> None:
+        self.gm = gm
+        self.graph = graph
+        self.types = types
+        self.static = static
+        self.env: dict[fx.Node, Any] = {}
+        self.modules: dict[fx.GraphModule, str] = {}
+
+    def run(self) -> Graph:
+        for node in self.gm.graph.nodes:
+            handle = _HANDLERS.get(node.op)
+            if handle is None:
+                raise FrontendError(f"node {node.name} is a {node.op}, which AOTAutograd never leaves in a graph")
+            handle(self, node)
+        return self.graph
+
+    # -- nodes of FX -----------------------------------------------------------------------------------------------
+
+    def placeholder(self, node: fx.Node) -> None:
+        type = self.types.type_of(node.meta.get("val"))
+        role, static = role_of(node, type, self.graph.kind, static=len(self.graph.inputs) in self.static)
+        self.env[node] = self.graph.add_input(type, node.name, role=role, static=static)
+
+    def get_attr(self, node: fx.Node) -> None:
+        target = str(node.target)
+        found = operator.attrgetter(target)(self.gm)
+        if isinstance(found, fx.GraphModule):
+            self.env[node] = GraphRef(self._subgraph(target, found))
+            return
+        type = self.types.type_of(node.meta.get("val", found))
+        self.env[node] = self.graph.add(CONSTANT, (), (type,), attrs={"target": target}, name=node.name, cost=FREE).output
+
+    def call_function(self, node: fx.Node) -> None:
+        if node.target is operator.getitem and self._index(node):
+            return
+        value = _value_of(node)
+        leaves = list(_leaves(value))
+        call = Call(
+            op=op_name(node.target),
+            target=node.target,
+            args=tuple([self._arg(arg) for arg in node.args]),
+            attrs={key: self._arg(arg) for key, arg in node.kwargs.items()},
+            results=tuple([self.types.type_of(leaf) for _, leaf in leaves]),
+            paths=tuple([path for path, _ in leaves]),
+            subgraphs=self.graph.subgraphs,
+            binds=bool(node.meta.get("unbacked_bindings")),
+            node=node,
+        )
+        added = self._add(node, call)
+        self.env[node] = _rebuild(value, iter(added.outputs))
+
+    def output(self, node: fx.Node) -> None:
+        returned = self._arg(node.args[0])
+        self.graph.set_outputs(returned if isinstance(returned, tuple) else (returned,))
+
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _add(self, node: fx.Node, call: Call) -> KernelNode:
+        higher = isinstance(call.target, compat.HigherOrderOperator)
+        added = self.graph.add(
+            call.op,
+            call.args,
+            call.results,
+            attrs=call.attrs,
+            name=node.name,
+            effects=higher_order_effects(call) if higher else effects_of(call),
+            loc=location_of(node.meta),
+        )
+        self.graph.set_cost(added, cost_of(added, self.graph))
+        tags = tags_text(wrapped_operator(call) if higher else call.target)
+        if tags:
+            added.meta.set(TAGS, tags)
+        return added
+
+    def _index(self, node: fx.Node) -> bool:
+        """Resolve a getitem on a structure; False when what it indexes is one opaque value, so that it stays a node."""
+        source, index = node.args
+        held = self.env[source] if isinstance(source, fx.Node) else None
+        if not isinstance(held, (tuple, dict)):
+            return False
+        self.env[node] = held[index]
+        return True
+
+    def _arg(self, arg: Any) -> Arg:
+        return literal(arg, self.types, self._operand)
+
+    def _operand(self, node: fx.Node) -> Arg:
+        return _as_arg(self.env[node])
+
+    def _subgraph(self, target: str, module: fx.GraphModule) -> str:
+        if module not in self.modules:
+            name = target.replace(".", "_")
+            while name in self.graph.subgraphs:
+                name += "_"
+            graph = Graph(name, "subgraph", self.graph.stage)
+            self.graph.subgraphs[name] = _Lifter(module, graph, self.types, frozenset()).run()
+            self.modules[module] = name
+        return self.modules[module]
+
+
+_HANDLERS: dict[str, Callable[[_Lifter, fx.Node], None]] = {
+    "placeholder": _Lifter.placeholder,
+    "get_attr": _Lifter.get_attr,
+    "call_function": _Lifter.call_function,
+    "output": _Lifter.output,
+}
+
+
+# -- structures of results -----------------------------------------------------------------------------------------
+
+
+class unknown:
+    """Stands for a result of which the tracer noted nothing; its type in the IR is opaque, by this class's name."""
+
+
+def _value_of(node: fx.Node) -> Any:
+    if "val" in node.meta:
+        return node.meta["val"]
+    return unknown() if node.users else None
+
+
+def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The results inside what an operator returned, None left out, with where they sit."""
+    if isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, index))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, str(key)))
+    elif value is not None:
+        yield path, value
+
+
+def _rebuild(value: Any, outputs: Iterator[Value]) -> Any:
+    """``value`` with its leaves replaced by ``outputs``, in the order of ``_leaves``."""
+    if isinstance(value, (tuple, list)):
+        return tuple([_rebuild(item, outputs) for item in value])
+    if isinstance(value, dict):
+        return {key: _rebuild(item, outputs) for key, item in value.items()}
+    return None if value is None else next(outputs)
+
+
+def _as_arg(held: Any) -> Arg:
+    if isinstance(held, tuple):
+        return tuple([_as_arg(item) for item in held])
+    if isinstance(held, dict):
+        return (DICT, *((str(key), _as_arg(item)) for key, item in held.items()))
+    found: Arg = held
+    return found

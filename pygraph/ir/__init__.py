@@ -1,0 +1,62 @@
+"""The IR: values, kernel nodes, graphs, costs, text. Imports sympy and ``pygraph.errors`` only, never torch."""
+
+from pygraph.ir.annotations import CAPTURABLE, DETAIL, PLACEMENT, REASON, REGION, SELECTED, TAGS, Parameter, Region
+from pygraph.ir.cost import FREE, H200, HOST, UNKNOWN, Cost, DeviceModel
+from pygraph.ir.dims import canonical
+from pygraph.ir.effects import PURE, Effects
+from pygraph.ir.graph import Graph, GraphError
+from pygraph.ir.node import Arg, GraphRef, KernelNode, Location, Meta, MetaKey, Token, Value, map_arg, values_in
+from pygraph.ir.order import dependences, memory_roots
+from pygraph.ir.parser import parse
+from pygraph.ir.printer import print_graph
+from pygraph.ir.stage import Stage
+from pygraph.ir.types import BufferType, Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
+from pygraph.ir.verify import verify
+
+__all__ = [
+    "CAPTURABLE",
+    "DETAIL",
+    "FREE",
+    "H200",
+    "HOST",
+    "PLACEMENT",
+    "PURE",
+    "REASON",
+    "REGION",
+    "SELECTED",
+    "TAGS",
+    "UNKNOWN",
+    "Arg",
+    "BufferType",
+    "Cost",
+    "DType",
+    "Device",
+    "DeviceModel",
+    "Dim",
+    "Effects",
+    "Graph",
+    "GraphError",
+    "GraphRef",
+    "KernelNode",
+    "Location",
+    "Meta",
+    "MetaKey",
+    "OpaqueType",
+    "Parameter",
+    "Region",
+    "ScalarType",
+    "Stage",
+    "TensorType",
+    "Token",
+    "Type",
+    "Value",
+    "canonical",
+    "dependences",
+    "map_arg",
+    "memory_roots",
+    "parse",
+    "print_graph",
+    "symbol",
+    "values_in",
+    "verify",
+]

@@ -1,0 +1,48 @@
+"""The standard annotations of nodes and regions, and the record of what becomes of a region's parameters.
+
+Custom passes make further ``MetaKey``s of their own; every annotation is printed and parsed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pygraph.ir.node import Meta, MetaKey, Value
+
+__all__ = ["CAPTURABLE", "DETAIL", "PLACEMENT", "REASON", "REGION", "SELECTED", "TAGS", "Parameter", "Region"]
+
+TAGS = MetaKey("tags", str)
+"""Node: the tags of its operator that matter to capture, comma separated (set by the frontend)."""
+CAPTURABLE = MetaKey("capturable", bool)
+"""Node: whether it may be part of a captured region (set by legality)."""
+REASON = MetaKey("reason", str)
+"""Node: the code of the reason why it is not capturable. Region: why it is, or is not, selected."""
+DETAIL = MetaKey("detail", str)
+"""Node or region: the reason in words."""
+PLACEMENT = MetaKey("placement", str)
+"""Node: what placement did to it."""
+REGION = MetaKey("region", int)
+"""Node: the region that it belongs to (set by partitioning)."""
+SELECTED = MetaKey("selected", bool)
+"""Region: whether it is worth a graph (set by selection)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """How a region gets the address of one value that it reads from outside: ``static``, ``patched`` or ``copied``.
+
+    ``cost_us`` is the modelled host time per call in µs, or None when unknown.
+    """
+
+    decision: str
+    reason: str
+    cost_us: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """Nodes captured together. Membership is the nodes' REGION annotation; this holds what is said of the whole."""
+
+    index: int
+    parameters: dict[Value, Parameter] = field(default_factory=dict)
+    meta: Meta = field(default_factory=Meta)

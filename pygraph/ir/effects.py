@@ -1,0 +1,42 @@
+"""What a node does besides computing its outputs from its inputs. Positions count the node's flattened operands.
+
+The dependence analysis derives order from this; ``pygraph.frontend`` fills it in; passes only read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PURE", "Effects"]
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Effects of one node.
+
+    writes      operands whose memory the node mutates
+    aliases     (output, operand) pairs that share memory: views, and in-place results
+    reads       operands whose memory the node reads; None means all of them
+    rng         the generator it draws from ("cpu", "cuda:0"), whose draws keep their order
+    sync        the host waits for the device, or reads a device value
+    dynamic     shapes of the outputs depend on data
+    collective  process group whose calls keep their order
+    barrier     nothing may move across the node, in either direction
+    """
+
+    writes: tuple[int, ...] = ()
+    aliases: tuple[tuple[int, int], ...] = ()
+    reads: tuple[int, ...] | None = None
+    rng: str | None = None
+    sync: bool = False
+    dynamic: bool = False
+    collective: str | None = None
+    barrier: bool = False
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the node only computes fresh outputs: it may be moved, duplicated or removed freely."""
+        return self == PURE
+
+
+PURE = Effects()

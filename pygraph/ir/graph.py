@@ -1,0 +1,348 @@
+"""The graph: an ordered DAG of kernel nodes. It owns every mutation and every name.
+
+Questions about a graph live in ``pygraph.analysis``; text in ``printer`` and ``parser``; rules in ``verify``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from pygraph.errors import PygraphError
+from pygraph.ir.annotations import Region
+from pygraph.ir.cost import UNKNOWN, Cost
+from pygraph.ir.effects import PURE, Effects
+from pygraph.ir.node import Arg, KernelNode, Location, Value, map_arg, values_in
+from pygraph.ir.stage import Stage
+from pygraph.ir.types import Type
+
+__all__ = ["Graph", "GraphError"]
+
+T = TypeVar("T")
+
+
+class GraphError(PygraphError):
+    """A mutation that would leave the graph inconsistent: a name taken, a value still used, an impossible order."""
+
+
+class Graph:
+    """Inputs, nodes in program order, outputs; subgraphs of higher-order operators; regions once partitioned.
+
+    ``kind`` says what the graph computes: inference, forward, backward, subgraph or launches. ``hints`` gives
+    example values of symbols. ``version`` counts mutations; ``cached`` results live as long as it stands still.
+    """
+
+    def __init__(self, name: str = "main", kind: str = "inference", stage: Stage = Stage.LIFTED) -> None:
+        self.name = name
+        self.kind = kind
+        self.stage = stage
+        self.hints: dict[str, int] = {}
+        self.subgraphs: dict[str, Graph] = {}
+        self.regions: dict[int, Region] = {}
+        self.version = 0
+        self._inputs: list[Value] = []
+        self._nodes: list[KernelNode] = []
+        self._outputs: tuple[Arg, ...] = ()
+        self._names: dict[str, KernelNode | Value] = {}
+        self._counter = 0
+        self._cache: dict[object, object] = {}
+        self._cached_version = 0
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The graph's inputs, in order."""
+        return tuple(self._inputs)
+
+    @property
+    def nodes(self) -> tuple[KernelNode, ...]:
+        """The nodes in program order, which is a topological order."""
+        return self.cached(_nodes_of)
+
+    @property
+    def outputs(self) -> tuple[Arg, ...]:
+        """What the graph returns: values, literals, None."""
+        return self._outputs
+
+    @property
+    def output_values(self) -> tuple[Value, ...]:
+        """The values among the outputs, in order, with repetitions."""
+        return tuple(values_in(self._outputs))
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def node(self, name: str) -> KernelNode:
+        """The node called ``name``. Raises KeyError."""
+        found = self._names[name]
+        if not isinstance(found, KernelNode):
+            raise KeyError(name)
+        return found
+
+    def owner(self, name: str) -> KernelNode | Value | None:
+        """The node or input that has ``name``, or None."""
+        return self._names.get(name)
+
+    def value(self, name: str) -> Value:
+        """The value printed as ``%name``. Raises KeyError."""
+        base, dot, index = name.rpartition(".")
+        found = self._names.get(name)
+        if isinstance(found, Value):
+            return found
+        if found is not None and len(found.outputs) == 1:
+            return found.output
+        owner = self._names.get(base)
+        if not dot or not isinstance(owner, KernelNode) or not index.isdecimal() or int(index) >= len(owner.outputs):
+            raise KeyError(name)
+        return owner.outputs[int(index)]
+
+    def values(self) -> Iterator[Value]:
+        """Every value: the inputs, then each node's outputs."""
+        yield from self._inputs
+        for node in self._nodes:
+            yield from node.outputs
+
+    def cached(self, compute: Callable[[Graph], T]) -> T:
+        """``compute(self)``, kept until the next mutation. The key is the function, so it must be a named one."""
+        if self._cached_version != self.version:
+            self._cache.clear()
+            self._cached_version = self.version
+        if compute not in self._cache:
+            self._cache[compute] = compute(self)
+        return self._cache[compute]  # type: ignore[return-value]  # keyed by the function that made it
+
+    # -- building --------------------------------------------------------------------------------------------------
+
+    def add_input(self, type: Type, name: str | None = None, *, role: str = "input", static: bool = False) -> Value:
+        """Append an input. Raises GraphError when the name is taken."""
+        value = Value(self._claim(name, "in"), type, role=role, static=static)
+        self._names[value.name] = value
+        self._inputs.append(value)
+        self.version += 1
+        return value
+
+    def add(
+        self,
+        op: str,
+        args: Iterable[Arg] = (),
+        types: Iterable[Type] = (),
+        *,
+        attrs: Mapping[str, Arg] | None = None,
+        name: str | None = None,
+        effects: Effects = PURE,
+        cost: Cost = UNKNOWN,
+        loc: Location | None = None,
+        before: KernelNode | None = None,
+    ) -> KernelNode:
+        """Add a node at the end, or just before another. Raises GraphError for a taken name or foreign operands."""
+        node = KernelNode(self._claim(name, "n"), op, tuple(args), attrs or {}, effects=effects, cost=cost, loc=loc)
+        self._check_operands(node.inputs)
+        outputs = tuple(types)
+        single = len(outputs) == 1
+        node.outputs = tuple(
+            Value(node.name if single else f"{node.name}.{i}", type, node, i) for i, type in enumerate(outputs)
+        )
+        self._names[node.name] = node
+        self._nodes.insert(len(self._nodes) if before is None else self._nodes.index(before), node)
+        self._link(node)
+        self.version += 1
+        return node
+
+    def set_outputs(self, outputs: Iterable[Arg]) -> None:
+        """Replace what the graph returns."""
+        chosen = tuple(outputs)
+        self._check_operands(values_in(chosen))
+        self._outputs = chosen
+        self.version += 1
+
+    # -- mutation --------------------------------------------------------------------------------------------------
+
+    def set_args(self, node: KernelNode, args: Iterable[Arg], attrs: Mapping[str, Arg] | None = None) -> None:
+        """Replace the operands of ``node`` (and its attributes, when given)."""
+        chosen = tuple(args)
+        keywords = dict(node.attrs if attrs is None else attrs)
+        inputs = tuple(values_in((*chosen, *keywords.values())))
+        self._check_operands(inputs)
+        self._unlink(node)
+        node.args, node.attrs, node.inputs = chosen, keywords, inputs
+        self._link(node)
+        self.version += 1
+
+    def set_type(self, value: Value, type: Type) -> None:
+        """Change the type of ``value``."""
+        value.type = type
+        self.version += 1
+
+    def set_effects(self, node: KernelNode, effects: Effects) -> None:
+        """Change the effects of ``node``."""
+        node.effects = effects
+        self.version += 1
+
+    def set_cost(self, node: KernelNode, cost: Cost) -> None:
+        """Change the cost of ``node``."""
+        node.cost = cost
+        self.version += 1
+
+    def add_order(self, first: KernelNode, then: KernelNode) -> None:
+        """Require ``first`` before ``then`` although no data says so."""
+        if first is then:
+            raise GraphError(f"node {first.name} cannot run before itself")
+        for node in (first, then):
+            if self._names.get(node.name) is not node:
+                raise GraphError(f"node {node.name} does not belong to graph {self.name}")
+        then.after[first] = None
+        self.version += 1
+
+    def replace_uses(self, old: Value, new: Arg) -> None:
+        """Use ``new`` wherever ``old`` is used, in nodes and in the outputs."""
+
+        def change(value: Value) -> Arg:
+            return new if value is old else value
+
+        for node in list(old.users):
+            attrs = {key: map_arg(arg, change) for key, arg in node.attrs.items()}
+            self.set_args(node, tuple(map_arg(arg, change) for arg in node.args), attrs)
+        self.set_outputs(tuple(map_arg(arg, change) for arg in self._outputs))
+
+    def erase(self, *nodes: KernelNode) -> None:
+        """Remove nodes. Raises GraphError when a result is still used by a node that stays, or returned."""
+        gone = dict.fromkeys(nodes)
+        returned = dict.fromkeys(self.output_values)
+        for node in nodes:
+            kept = [user.name for out in node.outputs for user in out.users if user not in gone]
+            kept += ["the outputs" for out in node.outputs if out in returned]
+            if kept:
+                raise GraphError(f"cannot erase {node.name}: still used by {', '.join(kept)}")
+        for node in nodes:
+            self._unlink(node)
+            del self._names[node.name]
+        self._nodes = [node for node in self._nodes if node not in gone]
+        for node in self._nodes:
+            for before in [before for before in node.after if before in gone]:
+                del node.after[before]
+        for region in self.regions.values():
+            for value in [value for value in region.parameters if value.producer in gone]:
+                del region.parameters[value]
+        self.version += 1
+
+    def reorder(self, order: Iterable[KernelNode]) -> None:
+        """Put the nodes in another program order. Raises GraphError when it is no topological order of all nodes."""
+        chosen = list(order)
+        place = {node: i for i, node in enumerate(chosen)}
+        if len(place) != len(self._nodes) or any(node not in place for node in self._nodes):
+            raise GraphError("a new order must contain each node exactly once")
+        for node in chosen:
+            late = [p.name for p in _predecessors(node) if place[p] > place[node]]
+            if late:
+                raise GraphError(f"{node.name} would run before {', '.join(late)}, which it needs")
+        self._nodes = chosen
+        self.version += 1
+
+    # -- copying and comparing -------------------------------------------------------------------------------------
+
+    def clone(self) -> Graph:
+        """An independent copy with the same names."""
+        copy = Graph(self.name, self.kind, self.stage)
+        copy.hints = dict(self.hints)
+        copy.subgraphs = {name: graph.clone() for name, graph in self.subgraphs.items()}
+        copy._counter = self._counter
+        values: dict[Value, Value] = {}
+        for value in self._inputs:
+            values[value] = copy.add_input(value.type, value.name, role=value.role, static=value.static)
+        twins = [(node, _add_twin(node, copy, values)) for node in self._nodes]
+        for node, twin in twins:
+            attrs = {key: map_arg(arg, values.__getitem__) for key, arg in node.attrs.items()}
+            copy.set_args(twin, (map_arg(arg, values.__getitem__) for arg in node.args), attrs)
+            twin.after = {copy.node(before.name): None for before in node.after}
+        copy.set_outputs(map_arg(arg, values.__getitem__) for arg in self._outputs)
+        for index, region in self.regions.items():
+            parameters = {values[value]: parameter for value, parameter in region.parameters.items()}
+            copy.regions[index] = Region(index, parameters, region.meta.copy())
+        return copy
+
+    def structure(self) -> tuple[object, ...]:
+        """Everything that equality of graphs compares, names included, as nested tuples."""
+        return (
+            (self.name, self.kind, self.stage, tuple(sorted(self.hints.items()))),
+            tuple((v.name, v.type, v.role, v.static) for v in self._inputs),
+            tuple(_node_structure(node) for node in self._nodes),
+            repr(self._outputs),
+            tuple(_region_structure(region) for _, region in sorted(self.regions.items())),
+            tuple((name, graph.structure()) for name, graph in self.subgraphs.items()),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Graph) and self.structure() == other.structure()
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __str__(self) -> str:
+        from pygraph.ir.printer import print_graph  # the printer imports this module
+
+        return print_graph(self)
+
+    # -- names and links -------------------------------------------------------------------------------------------
+
+    def _claim(self, name: str | None, prefix: str) -> str:
+        if name is not None and name in self._names:
+            raise GraphError(f"the name '{name}' is taken in graph {self.name}")
+        while name is None:
+            candidate = f"{prefix}{self._counter}"
+            self._counter += 1
+            name = candidate if candidate not in self._names else None
+        return name
+
+    def _check_operands(self, values: Iterable[Value]) -> None:
+        for value in values:
+            owner = self._names.get(value.name if value.producer is None else value.producer.name)
+            if owner is not (value.producer or value):
+                raise GraphError(f"value %{value.name} does not belong to graph {self.name}")
+
+    def _link(self, node: KernelNode) -> None:
+        for value in node.inputs:
+            value.users[node] = value.users.get(node, 0) + 1
+
+    def _unlink(self, node: KernelNode) -> None:
+        for value in node.inputs:
+            value.users.pop(node, None)
+
+
+def _add_twin(node: KernelNode, copy: Graph, values: dict[Value, Value]) -> KernelNode:
+    """Add a copy of ``node``, still without operands, as these may come later in a graph that is being rewritten."""
+    types = (out.type for out in node.outputs)
+    twin = copy.add(node.op, (), types, name=node.name, effects=node.effects, cost=node.cost, loc=node.loc)
+    twin.meta = node.meta.copy()
+    values.update(zip(node.outputs, twin.outputs, strict=True))
+    return twin
+
+
+def _nodes_of(graph: Graph) -> tuple[KernelNode, ...]:
+    return tuple(graph._nodes)
+
+
+def _predecessors(node: KernelNode) -> Iterator[KernelNode]:
+    for value in node.inputs:
+        if value.producer is not None:
+            yield value.producer
+    yield from node.after
+
+
+def _node_structure(node: KernelNode) -> tuple[object, ...]:
+    return (
+        node.name,
+        node.op,
+        repr(node.args),
+        repr(list(node.attrs.items())),
+        tuple(out.type for out in node.outputs),
+        node.effects,
+        node.cost,
+        node.loc,
+        tuple(before.name for before in node.after),
+        repr(node.meta.items()),
+    )
+
+
+def _region_structure(region: Region) -> tuple[object, ...]:
+    parameters = tuple((value.name, repr(parameter)) for value, parameter in region.parameters.items())
+    return (region.index, parameters, repr(region.meta.items()))

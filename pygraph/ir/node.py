@@ -1,0 +1,212 @@
+"""Values and kernel nodes: what a program means, and beside it the typed annotations that passes compute.
+
+They are changed through ``pygraph.ir.graph.Graph`` only, which keeps names, users and order consistent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar, cast
+
+import sympy
+
+from pygraph.ir.cost import UNKNOWN, Cost
+from pygraph.ir.effects import PURE, Effects
+from pygraph.ir.types import Device, DType, Type
+
+__all__ = ["Arg", "GraphRef", "KernelNode", "Location", "Meta", "MetaKey", "Token", "Value", "map_arg", "values_in"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """An enumerated constant of the source program, such as a memory format; printed ``#name``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRef:
+    """A subgraph of this graph, by name; printed ``graph @name``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """The user's source line that a node came from. ``code`` is the line's text."""
+
+    file: str
+    line: int
+    function: str = ""
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+RESERVED = ("flops", "read", "written", "launches", "host_us", "loc", "in", "code")
+"""Names that ``.pgir`` text gives to a node's cost and source line; no annotation may have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetaKey(Generic[T]):
+    """The name and type of an annotation. Two keys of one name must agree on the type.
+
+    Raises ValueError for a name in ``RESERVED``, TypeError for a type that has no text: an annotation is a literal or
+    a tuple of literals.
+    """
+
+    name: str
+    type: type[T]
+
+    def __post_init__(self) -> None:
+        if self.name in RESERVED:
+            raise ValueError(f"an annotation cannot be called '{self.name}': .pgir text reserves {', '.join(RESERVED)}")
+        if not issubclass(self.type, _PRINTABLE):
+            names = ", ".join(kind.__name__ for kind in _PRINTABLE)
+            raise TypeError(f"annotation '{self.name}' cannot be a {self.type.__name__}: it must be one of {names}")
+
+
+class Meta:
+    """Annotations of one node or region: typed, printable, dropped without changing what the program means."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, entries: Mapping[str, object] | None = None) -> None:
+        self._entries: dict[str, object] = dict(entries or {})
+
+    def get(self, key: MetaKey[T]) -> T | None:
+        """The annotation under ``key``, or None."""
+        return cast("T | None", self._entries.get(key.name))
+
+    def set(self, key: MetaKey[T], value: T) -> None:
+        """Annotate. Raises TypeError when ``value`` is not of the key's type."""
+        if not isinstance(value, key.type):
+            raise TypeError(f"annotation '{key.name}' must be {key.type.__name__}, not {type(value).__name__}")
+        _check_printable(key.name, value)
+        self._entries[key.name] = value
+
+    def drop(self, key: MetaKey[T]) -> None:
+        """Remove the annotation, if it is there."""
+        self._entries.pop(key.name, None)
+
+    def items(self) -> list[tuple[str, object]]:
+        """Entries sorted by name."""
+        return sorted(self._entries.items())
+
+    def copy(self) -> Meta:
+        """An independent copy."""
+        return Meta(self._entries)
+
+    def __contains__(self, key: MetaKey[T]) -> bool:
+        return key.name in self._entries
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Meta) and self.items() == other.items()
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        return f"Meta({self._entries!r})"
+
+
+_PRINTABLE = (bool, int, float, complex, str, tuple, DType, Device, Token, GraphRef, sympy.Expr, type(None))
+
+
+def _check_printable(name: str, value: object) -> None:
+    if isinstance(value, tuple):
+        for item in value:
+            _check_printable(name, item)
+    elif not isinstance(value, _PRINTABLE):
+        raise TypeError(f"annotation '{name}' cannot hold a {type(value).__name__}: it has no text")
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """One result of a node, or one input of the graph (``producer`` is None). Users are ordered by first use.
+
+    ``role`` of an input: input, parameter, buffer, saved, tangent, scalar or constant. ``static`` promises that its
+    address does not change from call to call.
+    """
+
+    name: str
+    type: Type
+    producer: KernelNode | None = None
+    index: int = 0
+    role: str = ""
+    static: bool = False
+    users: dict[KernelNode, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+Literal: TypeAlias = int | float | complex | bool | str | sympy.Expr | DType | Device | Token | GraphRef | None
+"""What operands, attributes and annotations hold beside values and tuples."""
+
+Arg: TypeAlias = "Value | Literal | tuple[Arg, ...]"
+"""An operand or attribute: a value, a literal, or a tuple of those."""
+
+
+def values_in(arg: Arg) -> Iterator[Value]:
+    """Every value in ``arg``, in order, with repetitions."""
+    if isinstance(arg, Value):
+        yield arg
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from values_in(item)
+
+
+def map_arg(arg: Arg, change: Callable[[Value], Arg]) -> Arg:
+    """``arg`` with each value replaced by ``change(value)``."""
+    if isinstance(arg, Value):
+        return change(arg)
+    if isinstance(arg, tuple):
+        return tuple(map_arg(item, change) for item in arg)
+    return arg
+
+
+class KernelNode:
+    """One operator or launch: ``outputs = op(*args, **attrs)``, with its effects, cost and source line.
+
+    ``inputs`` are the values in ``args`` and then ``attrs``, flattened; effects count positions in it. ``after``
+    names nodes that must run before this one although no data says so.
+    """
+
+    __slots__ = ("after", "args", "attrs", "cost", "effects", "inputs", "loc", "meta", "name", "op", "outputs")
+
+    def __init__(
+        self,
+        name: str,
+        op: str,
+        args: tuple[Arg, ...],
+        attrs: Mapping[str, Arg],
+        *,
+        effects: Effects = PURE,
+        cost: Cost = UNKNOWN,
+        loc: Location | None = None,
+    ) -> None:
+        self.name = name
+        self.op = op
+        self.args = args
+        self.attrs: dict[str, Arg] = dict(attrs)
+        self.inputs: tuple[Value, ...] = tuple(values_in((*args, *self.attrs.values())))
+        self.outputs: tuple[Value, ...] = ()
+        self.effects = effects
+        self.cost = cost
+        self.loc = loc
+        self.after: dict[KernelNode, None] = {}
+        self.meta = Meta()
+
+    @property
+    def output(self) -> Value:
+        """The only output. Raises ValueError when there is not exactly one."""
+        if len(self.outputs) != 1:
+            raise ValueError(f"node {self.name} has {len(self.outputs)} outputs")
+        return self.outputs[0]
+
+    def __repr__(self) -> str:
+        return f"<{self.name} = {self.op}>"

@@ -1,0 +1,198 @@
+"""Graphs as ``.pgir`` text: the same text for the same graph, always, and one that parses back to an equal graph.
+
+The words are in ``lexical``, expressions in ``dim_text``, the grammar in ``grammar.lark``. ``docs/ir.md`` explains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import sympy
+
+from pygraph.ir.annotations import Parameter, Region
+from pygraph.ir.cost import Cost
+from pygraph.ir.dim_text import dim_text
+from pygraph.ir.effects import Effects
+from pygraph.ir.graph import Graph
+from pygraph.ir.lexical import COST_FIELDS, name_text, quote, symbol_text, word_text
+from pygraph.ir.node import GraphRef, KernelNode, Token, Value
+from pygraph.ir.types import BufferType, Device, DType, ScalarType, TensorType, Type
+
+__all__ = ["literal_text", "print_graph", "type_text", "value_text"]
+
+_INDENT = "  "
+
+
+def print_graph(graph: Graph) -> str:
+    """``graph`` as ``.pgir`` text, ending in a newline. Raises TypeError for an operand that has no text."""
+    return "\n".join(_graph_lines(graph)) + "\n"
+
+
+def value_text(value: Value) -> str:
+    """``%name``, or ``%name.index`` for one of several results."""
+    producer = value.producer
+    if producer is None or len(producer.outputs) == 1:
+        return f"%{name_text(value.name if producer is None else producer.name)}"
+    return f"%{name_text(producer.name)}.{value.index}"
+
+
+def literal_text(arg: object) -> str:
+    """An operand, attribute or annotation. Raises TypeError for what is none."""
+    if isinstance(arg, Value):
+        return value_text(arg)
+    if isinstance(arg, tuple):
+        return f"[{', '.join(map(literal_text, arg))}]"
+    if arg is None or isinstance(arg, bool):
+        return {None: "None", True: "true", False: "false"}[arg]
+    if isinstance(arg, (int, float, str, sympy.Integer)):
+        return quote(arg) if isinstance(arg, str) else str(arg) if isinstance(arg, sympy.Integer) else repr(arg)
+    if isinstance(arg, complex):
+        return f"complex({arg.real!r}, {arg.imag!r})"
+    if isinstance(arg, sympy.Expr):
+        return f"$({dim_text(arg)})"
+    return _constant_text(arg)
+
+
+@lru_cache(maxsize=4096)
+def type_text(type: Type) -> str:
+    """A type: ``f32[s0, 16]{16, 1}@cuda:0``, ``int(s0)``, ``buffer[1024]@cpu``, ``opaque<"name">``."""
+    if isinstance(type, TensorType):
+        stride = "" if type.stride is None else f"{{{_dims_text(type.stride)}}}"
+        return f"{type.dtype.value}[{_dims_text(type.shape)}]{stride}{_device_text(type.device)}"
+    if isinstance(type, BufferType):
+        return f"buffer[{dim_text(type.nbytes)}]{_device_text(type.device)}"
+    if isinstance(type, ScalarType):
+        kind = type.kind if type.kind in ("int", "float", "bool") else quote(type.kind)
+        return kind if type.expr is None else f"{kind}({dim_text(type.expr)})"
+    return f"opaque<{quote(type.name)}>"
+
+
+def _constant_text(arg: object) -> str:
+    if isinstance(arg, DType):
+        return arg.value
+    if isinstance(arg, Device):
+        return _device_text(arg)
+    if isinstance(arg, Token):
+        return f"#{word_text(arg.name)}"
+    if isinstance(arg, GraphRef):
+        return f"graph @{symbol_text(arg.name)}"
+    raise TypeError(f"a {type(arg).__name__} has no .pgir text")
+
+
+def _dims_text(dims: Iterable[int | sympy.Expr]) -> str:
+    return ", ".join(map(dim_text, dims))
+
+
+def _device_text(device: Device) -> str:
+    return f"@{symbol_text(device.kind)}" + ("" if device.index is None else f":{device.index}")
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+def _graph_lines(graph: Graph) -> Iterator[str]:
+    yield f"graph @{symbol_text(graph.name)} {_header_text(graph)} (" + ("" if graph.inputs else ") {")
+    if graph.inputs:
+        yield from (f"{_INDENT}{_input_text(value)}," for value in graph.inputs)
+        yield ") {"
+    for node in graph.nodes:
+        yield _INDENT + _node_text(node)
+    yield f"{_INDENT}return ({', '.join(map(literal_text, graph.outputs))})"
+    yield from _tail_lines(graph)
+
+
+def _tail_lines(graph: Graph) -> Iterator[str]:
+    if graph.regions:
+        yield "} regions {"
+        yield from (_INDENT + _region_text(index, region) for index, region in sorted(graph.regions.items()))
+    if graph.subgraphs:
+        yield "} subgraphs {"
+        for key, subgraph in graph.subgraphs.items():
+            lines = list(_graph_lines(subgraph))
+            lines[0] = lines[0] if key == subgraph.name else f"@{symbol_text(key)} = {lines[0]}"
+            yield from (_INDENT + line for line in lines)
+    yield "}"
+
+
+def _header_text(graph: Graph) -> str:
+    hints = ", ".join(f"{word_text(name)} = {value}" for name, value in sorted(graph.hints.items()))
+    shown = f", hints = {{{hints}}}" if hints else ""
+    return f"{{kind = {word_text(graph.kind)}, stage = {graph.stage.value}{shown}}}"
+
+
+def _input_text(value: Value) -> str:
+    static = ", static" if value.static else ""
+    return f"{value_text(value)} : {type_text(value.type)} {{role = {word_text(value.role)}{static}}}"
+
+
+def _node_text(node: KernelNode) -> str:
+    operands = [literal_text(arg) for arg in node.args]
+    operands += [f"{word_text(key)} = {literal_text(arg)}" for key, arg in node.attrs.items()]
+    parts = [f"{_target_text(node)} = {word_text(node.op)}({', '.join(operands)})"]
+    if node.after:
+        parts.append(f"after({', '.join(f'^{name_text(before.name)}' for before in node.after)})")
+    if node.outputs:
+        types = ", ".join(type_text(out.type) for out in node.outputs)
+        parts += [":", types if len(node.outputs) == 1 else f"({types})"]
+    parts += _effect_texts(node.effects)
+    annotations = ", ".join(_annotation_texts(node))
+    return " ".join([*parts, f"{{{annotations}}}"] if annotations else parts)
+
+
+def _target_text(node: KernelNode) -> str:
+    if not node.outputs:
+        return f"^{name_text(node.name)}"
+    count = "" if len(node.outputs) == 1 else f":{len(node.outputs)}"
+    return f"%{name_text(node.name)}{count}"
+
+
+def _effect_texts(effects: Effects) -> Iterator[str]:
+    if effects.reads is not None:
+        yield f"!reads[{', '.join(map(str, effects.reads))}]"
+    if effects.writes:
+        yield f"!writes[{', '.join(map(str, effects.writes))}]"
+    if effects.aliases:
+        yield f"!aliases[{', '.join(f'{output}:{operand}' for output, operand in effects.aliases)}]"
+    if effects.rng is not None:
+        yield f"!rng({quote(effects.rng)})"
+    if effects.collective is not None:
+        yield f"!collective({quote(effects.collective)})"
+    for flag in ("sync", "dynamic", "barrier"):
+        if getattr(effects, flag):
+            yield f"!{flag}"
+
+
+def _annotation_texts(node: KernelNode) -> Iterator[str]:
+    yield from _cost_texts(node.cost)
+    yield from _meta_texts(node.meta.items())
+    if node.loc is None:
+        return
+    yield f"loc = {quote(str(node.loc))}"
+    if node.loc.function:
+        yield f"in = {quote(node.loc.function)}"
+    if node.loc.code:
+        yield f"code = {quote(node.loc.code)}"
+
+
+def _cost_texts(cost: Cost) -> Iterator[str]:
+    for field in COST_FIELDS:
+        value = getattr(cost, field)
+        if value is not None:
+            yield f"{field} = {dim_text(value)}"
+
+
+def _meta_texts(entries: Iterable[tuple[str, object]]) -> Iterator[str]:
+    for key, value in entries:
+        yield f"{word_text(key)} = {literal_text(value)}"
+
+
+def _region_text(index: int, region: Region) -> str:
+    parameters = (_parameter_text(value, parameter) for value, parameter in region.parameters.items())
+    meta = ", ".join(_meta_texts(region.meta.items()))
+    return f"{index} " + (f"{{{meta}}} " if meta else "") + f"({', '.join(parameters)})"
+
+
+def _parameter_text(value: Value, parameter: Parameter) -> str:
+    cost = "" if parameter.cost_us is None else f" {parameter.cost_us!r}"
+    return f"{value_text(value)}: {word_text(parameter.decision)} {quote(parameter.reason)}{cost}"

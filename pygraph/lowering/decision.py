@@ -1,0 +1,67 @@
+"""What the passes decided, in the form that steers Inductor: per FX node, inside a region or outside and why.
+
+Taken from a graph once it is partitioned; knows nothing of Inductor itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, SELECTED, Graph, KernelNode
+
+__all__ = ["Decision", "Placed", "decide"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where one node goes. ``region`` is None outside of every region; then ``reason`` says why."""
+
+    op: str
+    region: int | None
+    reason: str | None
+    capturable: bool
+    detail: str = ""
+    loc: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The decision on a whole graph: nodes by FX name, the number of regions, and which of them are selected."""
+
+    device: str
+    nodes: dict[str, Placed]
+    regions: tuple[int, ...]
+    selected: frozenset[int]
+    pipeline: str
+
+    def digest(self) -> str:
+        """A hash of everything that decides where Inductor's program is cut, for cache keys."""
+        rows = [self.device, self.pipeline]
+        rows += [f"{name} {p.op} {p.region} {p.reason} {p.capturable}" for name, p in self.nodes.items()]
+        return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def decide(graph: Graph, device: str, pipeline: str) -> Decision:
+    """Read the decision off a partitioned ``graph``. A region that was never judged by selection counts as selected."""
+    chosen = [index for index, region in graph.regions.items() if region.meta.get(SELECTED) is not False]
+    return Decision(
+        device=device,
+        nodes={node.name: _placed(node) for node in graph.nodes},
+        regions=tuple(sorted(graph.regions)),
+        selected=frozenset(chosen),
+        pipeline=pipeline,
+    )
+
+
+def _placed(node: KernelNode) -> Placed:
+    region = node.meta.get(REGION)
+    reason = None if region is not None else node.meta.get(REASON) or "not-partitioned"
+    return Placed(
+        op=node.op,
+        region=region,
+        reason=reason,
+        capturable=bool(node.meta.get(CAPTURABLE)),
+        detail=node.meta.get(DETAIL) or "",
+        loc=str(node.loc) if node.loc else None,
+    )

@@ -1,0 +1,164 @@
+"""Inductor's scheduler as steering sees it: hooks, dependences between scheduled nodes, what they launch.
+
+Answers differ from Inductor's own only while a listener is active on the thread and for main graphs.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from pygraph import compat
+
+__all__ = [
+    "Listener",
+    "install_scheduler_hooks",
+    "is_tuple_getitem",
+    "launches",
+    "memory_allows",
+    "origins",
+    "scheduled_parts",
+    "scheduler_listener",
+    "scheduler_predecessors",
+    "uncapturable_structure",
+]
+
+MEMORY_BUDGET = 1.1
+"""How far a new order may raise Inductor's estimate of peak memory; the bound that Inductor itself uses."""
+
+
+class Listener(Protocol):
+    """What the hooks ask while a main graph is scheduled."""
+
+    def should_partition(self, snode: Any) -> str | None:
+        """The reason why a scheduled node stays outside, or None."""
+        ...
+
+    def reorder(self, snodes: list[Any]) -> list[Any]:
+        """The final order of the scheduled nodes."""
+        ...
+
+    def record(self, partitions: Sequence[Sequence[Any]], outside: Sequence[bool], maps: list[Any]) -> list[Any]:
+        """The partition maps to keep with the compiled graph."""
+        ...
+
+
+_active = threading.local()
+
+
+@contextmanager
+def scheduler_listener(listener: Listener) -> Iterator[None]:
+    """Have the hooks on this thread ask ``listener``."""
+    previous = getattr(_active, "listener", None)
+    _active.listener = listener
+    try:
+        yield
+    finally:
+        _active.listener = previous
+
+
+def _listener() -> Listener | None:
+    if isinstance(compat.inductor_virtualized.graph, compat.SubgraphLowering):
+        return None
+    return getattr(_active, "listener", None)
+
+
+@functools.cache
+def install_scheduler_hooks() -> None:
+    """Hook into Inductor's scheduler, once for the process. Without a listener nothing changes."""
+    scheduler = compat.Scheduler
+    ask, grouped, partition = scheduler.should_partition, scheduler.process_grouped_nodes, scheduler.graph_partition
+
+    def should_partition(self: Any, node: Any) -> str | None:
+        listener = _listener()
+        return ask(self, node) if listener is None else listener.should_partition(node)
+
+    def process_grouped_nodes(self: Any) -> None:
+        grouped(self)
+        listener = _listener()
+        if listener is not None and not getattr(self, "_multi_stream_nodes", False):
+            self.nodes = listener.reorder(self.nodes)
+
+    def graph_partition(self: Any) -> tuple[Any, Any]:
+        partitions, signatures = partition(self)
+        listener = _listener()
+        if listener is not None:
+            graph = compat.inductor_virtualized.graph
+            outside = [signature.skip_cudagraph for signature in signatures]
+            graph.partition_maps = listener.record(partitions, outside, graph.partition_maps)
+        return partitions, signatures
+
+    scheduler.should_partition = should_partition
+    scheduler.process_grouped_nodes = process_grouped_nodes
+    scheduler.graph_partition = graph_partition
+
+
+def scheduled_parts(snode: Any) -> list[Any]:
+    """The unfused nodes that a scheduled node consists of."""
+    parts = list(snode.get_nodes())
+    if parts == [snode]:
+        return parts
+    return [inner for part in parts for inner in scheduled_parts(part)]
+
+
+def scheduler_predecessors(snodes: Sequence[Any]) -> list[list[int]]:
+    """For each scheduled node the positions of those that it must follow, Inductor's ordering edges included."""
+    maker = {name: i for i, snode in enumerate(snodes) for name in snode.get_buffer_names()}
+    found = []
+    for i, snode in enumerate(snodes):
+        needed = {maker[dep.name] for dep in snode.unmet_dependencies if dep.name in maker}
+        found.append(sorted(needed - {i}))
+    return found
+
+
+def memory_allows(before: list[Any], after: list[Any]) -> bool:
+    """Whether Inductor's estimate of peak memory stays within its own budget for reordering."""
+    graph = compat.inductor_virtualized.graph
+    scheduler = graph.scheduler
+    outputs = type(before[0].unmet_dependencies)(graph.get_output_names())
+    inputs = type(outputs)(graph.graph_inputs.keys())
+    peak, freeable = compat.prepare_planning_info(
+        before, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs
+    )
+    reordered, _ = compat.estimate_peak_memory(after, freeable, outputs)
+    return bool(reordered <= peak * MEMORY_BUDGET)
+
+
+def origins(part: Any) -> list[Any]:
+    """The FX nodes that an unfused scheduled node computes, sorted by name."""
+    node = part.node
+    return sorted(getattr(node, "origins", None) or (), key=lambda origin: str(origin.name))
+
+
+def launches(part: Any) -> bool:
+    """Whether an unfused scheduled node runs anything at all."""
+    return not isinstance(part, compat.NopKernelSchedulerNode) and not isinstance(
+        part.node, compat.inductor_ir.MultiOutput
+    )
+
+
+def uncapturable_structure(part: Any, device: str) -> str | None:
+    """Why what Inductor made of a node cannot be captured, whatever it was made from; None when it can."""
+    ir = compat.inductor_ir
+    node = part.node
+    if isinstance(node, ir.DeviceCopy):
+        return "device-copy"
+    if isinstance(node, (ir.Conditional, ir.WhileLoop)):
+        return "control-flow"
+    if isinstance(node, ir.DynamicScalar):
+        return "host-read"
+    if getattr(node, "unbacked_bindings", None):
+        return "dynamic-shape"
+    where = part.get_device()
+    if where is not None and where.type != device:
+        return "foreign-device"
+    return None
+
+
+def is_tuple_getitem(node: Any) -> bool:
+    """Whether an FX node only takes one result out of several."""
+    return node.op == "call_function" and node.target is operator.getitem

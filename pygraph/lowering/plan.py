@@ -1,0 +1,67 @@
+"""From an FX graph to a decision: lift it, run the passes, read off where each node goes. Inductor is not asked yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph.frontend import lift
+from pygraph.ir import CAPTURABLE, H200, HOST, REASON, DeviceModel, Graph, TensorType
+from pygraph.lowering.decision import Decision, decide
+from pygraph.lowering.write_back import Fingerprint, fingerprint
+from pygraph.passes.base import PassContext
+from pygraph.passes.legality import Legality
+from pygraph.passes.manager import PassManager, PipelineResult
+
+__all__ = ["Plan", "judge_graph", "plan"]
+
+MODELS: dict[str, DeviceModel] = {"cpu": HOST, "cuda": H200}
+"""The device model that a graph is costed with, by the kind of device whose work is captured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The IR after the passes and its fingerprint from before, what the passes did, the decision, and times in ms."""
+
+    graph: Graph
+    lifted: Fingerprint
+    result: PipelineResult
+    decision: Decision
+    lift_ms: float
+    passes_ms: float
+
+
+def plan(gm: torch.fx.GraphModule, kind: str, static_inputs: tuple[int, ...], manager: PassManager) -> Plan:
+    """Decide on ``gm``. Raises PygraphError (PassError, VerifyError, …) and leaves ``gm`` as it is."""
+    start = time.perf_counter()
+    graph = lift(gm, kind=kind, static_inputs=static_inputs)
+    before = fingerprint(graph)
+    lifted = time.perf_counter()
+    ctx = _context(graph)
+    result = manager.run(graph, ctx)
+    done = time.perf_counter()
+    decision = decide(graph, ctx.device, manager.text)
+    return Plan(graph, before, result, decision, (lifted - start) * 1e3, (done - lifted) * 1e3)
+
+
+def _context(graph: Graph) -> PassContext:
+    device = captured_device(graph)
+    return PassContext(device, MODELS[device])
+
+
+def captured_device(graph: Graph) -> str:
+    """The kind of device whose work is captured: ``cuda`` when the graph touches one, else ``cpu``."""
+    kinds = {value.type.device.kind for value in graph.values() if isinstance(value.type, TensorType)}
+    return "cuda" if "cuda" in kinds else "cpu"
+
+
+def judge_graph(fx_graph: Any, device: str) -> Mapping[str, str | None]:
+    """The reason of each node of an FX graph by name, None where it is capturable: for nodes that Inductor made."""
+    gm = fx_graph.owning_module or torch.fx.GraphModule(torch.nn.Module(), fx_graph)
+    graph = lift(gm, kind="inference")
+    Legality().run(graph, PassContext(device, MODELS[device]))
+    return {n.name: None if n.meta.get(CAPTURABLE) else n.meta.get(REASON) or "unknown-node" for n in graph.nodes}

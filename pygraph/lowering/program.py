@@ -1,0 +1,97 @@
+"""The program that Inductor emitted, read back from its text: region functions, kernels called, a commented copy.
+
+The text is what runs, also when it comes from a cache; nothing is assumed that it does not show.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["EmittedProgram", "EmittedRegion", "annotate", "read_program"]
+
+_PREFIX = "partition_"
+_MAIN = "call"
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedRegion:
+    """One ``partition_i`` function: its arguments and the kernels that it calls, in order."""
+
+    index: int
+    line: int
+    arguments: tuple[str, ...]
+    kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedProgram:
+    """The region functions in order, and the kernels and operators that the main function calls itself."""
+
+    regions: tuple[EmittedRegion, ...]
+    outside: tuple[str, ...]
+
+
+def read_program(source: str) -> EmittedProgram:
+    """Read the emitted ``source``. Raises SyntaxError when it is no Python."""
+    tree = ast.parse(source)
+    functions = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
+    named = sorted((int(name[len(_PREFIX) :]), f) for name, f in functions.items() if _is_region(name))
+    regions = tuple(EmittedRegion(i, f.lineno, _arguments(f), tuple(_kernels(f))) for i, f in named)
+    main = functions.get(_MAIN)
+    return EmittedProgram(regions, tuple(_kernels(main)) if main is not None else ())
+
+
+def _is_region(name: str) -> bool:
+    return name.startswith(_PREFIX) and name[len(_PREFIX) :].isdigit()
+
+
+def _arguments(function: ast.FunctionDef) -> tuple[str, ...]:
+    for statement in function.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.value) == "args":
+            return tuple(sorted(_names(statement.targets[0]), key=_position(statement.targets[0])))
+    return ()
+
+
+def _names(target: ast.expr) -> list[str]:
+    return [n.id for n in ast.walk(target) if isinstance(n, ast.Name)]
+
+
+def _position(target: ast.expr) -> object:
+    columns = {n.id: (n.lineno, n.col_offset) for n in ast.walk(target) if isinstance(n, ast.Name)}
+    return columns.__getitem__
+
+
+def _kernels(function: ast.FunctionDef) -> Iterator[str]:
+    calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
+    for call in sorted(calls, key=lambda c: (c.lineno, c.col_offset)):
+        name = _kernel_name(ast.unparse(call.func))
+        if name:
+            yield name
+
+
+def _kernel_name(called: str) -> str | None:
+    """The kernel behind a called expression; None for allocations, views and asserts."""
+    root, _, rest = called.partition(".")
+    if root.startswith(("cpp_", "triton_")):
+        return root
+    if root == "extern_kernels":
+        return called
+    if called.startswith(("aten.", "torch.ops.", "inductor_ops.", "_quantized.")):
+        return None if rest.endswith("._alloc_from_pool") else called.removeprefix("torch.ops.")
+    if called.endswith(".item"):
+        return "item"
+    if called.endswith((".copy_", ".fill_", ".zero_")):
+        return called.rpartition(".")[2]
+    return None
+
+
+def annotate(source: str, above: Mapping[int, Sequence[str]], header: Sequence[str]) -> str:
+    """``source`` with comment lines above each region function (``above`` maps its index) and at the top."""
+    lines = source.splitlines()
+    program = read_program(source)
+    for region in sorted(program.regions, key=lambda r: -r.line):
+        notes = [f"# {note}" for note in above.get(region.index, ())]
+        lines[region.line - 1 : region.line - 1] = notes
+    return "\n".join([*(f"# {note}" for note in header), *lines, ""])

@@ -1,0 +1,51 @@
+"""What Inductor made of a decision: its program's steps, region by region, as plain picklable data.
+
+Written while Inductor schedules and kept with its compiled graph, so that a graph from its cache brings it along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["ProgramRecord", "RecordedMaps", "Step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One scheduled (fused) node: its buffers, the FX nodes that it computes, and why it is outside, if it is."""
+
+    buffers: tuple[str, ...]
+    origins: tuple[str, ...]
+    launches: bool
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRecord:
+    """The program as cut: runs of steps in order. Run ``i`` is a region when ``inside[i]``."""
+
+    runs: tuple[tuple[Step, ...], ...]
+    inside: tuple[bool, ...]
+    reordered: bool = False
+
+    @property
+    def regions(self) -> tuple[tuple[Step, ...], ...]:
+        """The steps of each region, in the order of Inductor's partition functions."""
+        return tuple(run for run, inside in zip(self.runs, self.inside, strict=True) if inside)
+
+    @property
+    def outside(self) -> tuple[Step, ...]:
+        """The steps that stay outside."""
+        return tuple(s for run, inside in zip(self.runs, self.inside, strict=True) if not inside for s in run)
+
+
+class RecordedMaps(list[object]):
+    """Inductor's list of partition maps, carrying the record through its caches."""
+
+    def __init__(self, maps: Iterable[object], record: ProgramRecord) -> None:
+        super().__init__(maps)
+        self.record = record
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RecordedMaps, (list(self), self.record))

@@ -1,0 +1,101 @@
+"""Answers Inductor's scheduler while it compiles: where to cut, in which order, and notes what it made of it.
+
+The hooks into the scheduler are in ``pygraph.compat``; they ask the steering that is active on their thread, if any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pygraph.lowering import inductor
+from pygraph.lowering.alternate import count_runs, fewest_runs
+from pygraph.lowering.decision import Decision
+from pygraph.lowering.record import ProgramRecord, RecordedMaps, Step
+
+__all__ = ["Steering"]
+
+Judge = Callable[[Any], Mapping[str, str | None]]
+"""Given the FX graph that Inductor lowers, the reason of each node by name (None: capturable)."""
+
+
+class Steering:
+    """One compilation under a decision. ``judge`` is asked about nodes that Inductor's own passes made."""
+
+    def __init__(self, decision: Decision, judge: Judge) -> None:
+        self.decision = decision
+        self._judge = judge
+        self._judged: Mapping[str, str | None] | None = None
+        self._reasons: dict[str, str | None] = {}
+        self._reordered = False
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Steer every main graph that Inductor schedules on this thread meanwhile."""
+        inductor.install_scheduler_hooks()
+        with inductor.scheduler_listener(self):
+            yield
+
+    # -- asked by the scheduler ------------------------------------------------------------------------------------
+
+    def should_partition(self, snode: Any) -> str | None:
+        """The reason why a scheduled node has to stay outside of every region, or None."""
+        for part in inductor.scheduled_parts(snode):
+            name = part.get_name()
+            if name not in self._reasons:
+                self._reasons[name] = self._reason(part)
+            if self._reasons[name] is not None:
+                return self._reasons[name]
+        return None
+
+    def reorder(self, snodes: list[Any]) -> list[Any]:
+        """An order with fewer regions, when there is one that Inductor's own memory estimate does not forbid."""
+        inside = [self.should_partition(snode) is None for snode in snodes]
+        order = fewest_runs(inside, inductor.scheduler_predecessors(snodes))
+        if count_runs([inside[i] for i in order]) >= count_runs(inside):
+            return snodes
+        chosen = [snodes[i] for i in order]
+        if not inductor.memory_allows(snodes, chosen):
+            return snodes
+        self._reordered = True
+        return chosen
+
+    def record(self, partitions: Sequence[Sequence[Any]], outside: Sequence[bool], maps: list[Any]) -> RecordedMaps:
+        """Inductor's partition maps, with what each partition holds."""
+        runs = tuple(tuple(self._step(snode) for snode in run) for run in partitions)
+        return RecordedMaps(maps, ProgramRecord(runs, tuple(not skip for skip in outside), self._reordered))
+
+    # -- reasons ---------------------------------------------------------------------------------------------------
+
+    def _reason(self, part: Any) -> str | None:
+        structural = inductor.uncapturable_structure(part, self.decision.device)
+        if structural is not None:
+            return structural
+        for origin in inductor.origins(part):
+            reason = self._origin_reason(origin)
+            if reason is not None:
+                return reason
+        return None
+
+    def _origin_reason(self, origin: Any) -> str | None:
+        if origin.op in ("placeholder", "get_attr", "output"):
+            return None
+        placed = self.decision.nodes.get(origin.name)
+        if placed is not None:
+            return placed.reason
+        if inductor.is_tuple_getitem(origin):
+            return self._origin_reason(origin.args[0])
+        if self._judged is None:
+            self._judged = self._judge(origin.graph)
+        return self._judged.get(origin.name, "unknown-node")
+
+    def _step(self, snode: Any) -> Step:
+        parts = inductor.scheduled_parts(snode)
+        names = dict.fromkeys(o.name for part in parts for o in inductor.origins(part))
+        return Step(
+            buffers=tuple(snode.get_buffer_names()),
+            origins=tuple(names),
+            launches=any(inductor.launches(part) for part in parts),
+            reason=self.should_partition(snode),
+        )

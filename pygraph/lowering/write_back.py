@@ -1,0 +1,165 @@
+"""Writes what passes changed in the IR back into the FX graph that it was lifted from: operands, new nodes, order.
+
+Nodes are matched by name. A graph that no pass changed is left exactly as it is.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node as FxNode
+
+from pygraph.frontend import resolve_op, result_paths, to_fx_arg
+from pygraph.ir import Arg, Graph, KernelNode, Value
+from pygraph.lowering.fake import refresh_values
+
+__all__ = ["Fingerprint", "fingerprint", "write_back"]
+
+Fingerprint = Mapping[str, str]
+"""What each node computes from what, by name, as text: taken before passes run, compared afterwards."""
+
+
+def fingerprint(graph: Graph) -> Fingerprint:
+    """The fingerprint of ``graph``; ``"return"`` stands for what it returns."""
+    rows = {node.name: _operands(node) for node in graph.nodes}
+    return {**rows, "return": repr(graph.outputs)}
+
+
+def _operands(node: KernelNode) -> str:
+    return f"{node.op} {node.args!r} {list(node.attrs.items())!r}"
+
+
+def write_back(gm: torch.fx.GraphModule, graph: Graph, lifted: Fingerprint) -> list[str]:
+    """Make the FX graph of ``gm`` say what ``graph`` says; ``lifted`` is its fingerprint from before the passes.
+
+    Returns notes on what was changed. Raises FrontendError for an operator or literal that torch has nothing for.
+    """
+    writer = _Writer(gm, graph, lifted)
+    notes = writer.write()
+    if notes:
+        gm.graph.lint()
+        gm.recompile()
+    return notes
+
+
+class _Writer:
+    def __init__(self, gm: torch.fx.GraphModule, graph: Graph, lifted: Fingerprint) -> None:
+        self.fx = gm.graph
+        self.graph = graph
+        self.lifted = lifted
+        self.by_name: dict[str, FxNode] = {node.name: node for node in self.fx.nodes}
+        self.items: dict[tuple[FxNode, int], FxNode] = {}
+        self.changed: list[FxNode] = []
+        for node in self.fx.nodes:
+            if node.op == "call_function" and node.target is operator.getitem:
+                self.items[node.args[0], node.args[1]] = node
+
+    def write(self) -> list[str]:
+        notes = self._write_order()
+        made = [node for node in self.graph.nodes if node.name not in self.lifted]
+        edited = [n for n in self.graph.nodes if n.name in self.lifted and self.lifted[n.name] != _operands(n)]
+        for node in made:
+            self._make(node)
+        for node in edited:
+            self._edit(self.by_name[node.name], node)
+        if self.lifted["return"] != repr(self.graph.outputs):
+            self._return()
+            notes.append("what the graph returns was rewritten")
+        gone = self._erase()
+        refresh_values(self.fx, self.changed)
+        counts = (("made", len(made)), ("rewritten", len(edited)), ("removed", gone))
+        return notes + [f"{count} operators were {verb} by passes" for verb, count in counts if count]
+
+    def _write_order(self) -> list[str]:
+        """Put kept nodes in the IR's order, each followed by the nodes that take its results apart."""
+        found = (self.by_name.get(node.name) for node in self.graph.nodes)
+        kept = [node for node in found if node is not None and node.op == "call_function"]
+        known = dict.fromkeys(kept)
+        if kept == [node for node in self.fx.nodes if node in known]:
+            return []
+        cursor = self._last_input()
+        for node in kept:
+            for moved in (node, *self._items_of(node)):
+                cursor.append(moved)
+                cursor = moved
+        return ["operators were put in the order of the regions"]
+
+    def _last_input(self) -> FxNode:
+        inputs = [node for node in self.fx.nodes if node.op in ("placeholder", "get_attr")]
+        return inputs[-1] if inputs else self.fx._root
+
+    def _items_of(self, node: FxNode) -> list[FxNode]:
+        direct = [item for (base, _), item in self.items.items() if base is node]
+        return [one for item in direct for one in (item, *self._items_of(item))]
+
+    def _make(self, node: KernelNode) -> None:
+        """Insert a new node before the first kept node that follows it in the IR."""
+        after = self.graph.nodes[self.graph.nodes.index(node) + 1 :]
+        anchor = next((self.by_name[n.name] for n in after if n.name in self.by_name), self._output())
+        with self.fx.inserting_before(anchor):
+            made = self.fx.create_node(
+                "call_function", resolve_op(node.op), self._args(node.args), self._kwargs(node), name=node.name
+            )
+        if made.name != node.name:
+            raise RuntimeError(f"FX renamed {node.name} to {made.name}")
+        self.by_name[node.name] = made
+        self.changed.append(made)
+
+    def _edit(self, fx_node: FxNode, node: KernelNode) -> None:
+        fx_node.target = resolve_op(node.op)
+        fx_node.args = self._args(node.args)
+        fx_node.kwargs = self._kwargs(node)
+        self.changed.append(fx_node)
+
+    def _return(self) -> None:
+        self._output().args = (self._args(self.graph.outputs),)
+
+    def _output(self) -> FxNode:
+        return next(node for node in reversed(self.fx.nodes) if node.op == "output")
+
+    def _erase(self) -> int:
+        kept = {node.name for node in self.graph.nodes}
+        gone = [self.by_name[name] for name in self.lifted if name != "return" and name not in kept]
+        for node in reversed(gone):
+            for item in self._items_of(node):
+                self.fx.erase_node(item)
+            self.fx.erase_node(node)
+        return len(gone)
+
+    # -- operands --------------------------------------------------------------------------------------------------
+
+    def _kwargs(self, node: KernelNode) -> dict[str, Any]:
+        return {key: to_fx_arg(arg, self._value) for key, arg in node.attrs.items()}
+
+    def _args(self, args: tuple[Arg, ...]) -> tuple[Any, ...]:
+        return tuple(to_fx_arg(arg, self._value) for arg in args)
+
+    def _value(self, value: Value) -> FxNode:
+        if value.producer is None:
+            return self.by_name[value.name]
+        node = self.by_name[value.producer.name]
+        for step in self._path(value, node):
+            node = self._item(node, step)
+        return node
+
+    def _path(self, value: Value, node: FxNode) -> tuple[int, ...]:
+        """Where ``value`` sits in what ``node`` returns; a new node's results come in a list unless there is one."""
+        if node.name in self.lifted:
+            return result_paths(node)[value.index]
+        return (value.index,) if self._returns_many(node) else ()
+
+    def _returns_many(self, node: FxNode) -> bool:
+        schema = getattr(node.target, "_schema", None)
+        returns = schema.returns if schema is not None else ()
+        return len(returns) != 1 or isinstance(returns[0].type, torch.ListType)
+
+    def _item(self, node: FxNode, index: int) -> FxNode:
+        if (node, index) not in self.items:
+            with self.fx.inserting_after(node):
+                item = self.fx.call_function(operator.getitem, (node, index))
+            self.items[node, index] = item
+            self.changed.append(item)
+        return self.items[node, index]

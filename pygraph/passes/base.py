@@ -1,0 +1,58 @@
+"""What a pass is: a frozen dataclass with a contract, run on a graph within a context, returning what it did.
+
+Running pipelines of them lives in ``manager``; names and look-up in ``registry``; option text in ``options``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pygraph.ir import HOST, DeviceModel, Graph, Stage
+
+__all__ = ["Pass", "PassContext", "PassResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What passes may know beside the graph.
+
+    device   the kind of device whose work is captured: ``cuda``, or ``cpu`` for the host driver
+    model    rates and overheads of that device
+    values   values of symbols to cost with (a graph's own hints are used where this says nothing)
+    """
+
+    device: str = "cpu"
+    model: DeviceModel = HOST
+    values: Mapping[str, int] = field(default_factory=dict)
+
+    def values_for(self, graph: Graph) -> dict[str, int]:
+        """Symbol values to evaluate costs of ``graph`` with."""
+        return {**graph.hints, **self.values}
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a pass did: whether the printed graph differs, and notes for the report (one sentence each)."""
+
+    modified: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """Base of all passes. Subclasses are frozen dataclasses whose fields are their options.
+
+    ``requires`` is the stage that a graph must have reached, checked on the input; ``ensures`` the stage that the
+    result is verified at, or None when the stage stays what it was.
+    """
+
+    name: ClassVar[str]
+    requires: ClassVar[Stage] = Stage.LIFTED
+    ensures: ClassVar[Stage | None] = None
+
+    @abstractmethod
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        """Transform or annotate ``graph`` in place."""

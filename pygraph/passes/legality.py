@@ -1,0 +1,95 @@
+"""The legality pass: every node is judged capturable or not. Data for the report, never an exception.
+
+The rules live in ``judge``; what can be done about CPU values is ``placement``'s business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import sympy
+
+from pygraph.ir import CAPTURABLE, REASON, Arg, Graph, KernelNode, ScalarType, Stage, TensorType, Value
+from pygraph.passes.base import Pass, PassContext, PassResult
+from pygraph.passes.judge import judge
+from pygraph.passes.verdict import Target, annotate, target_of
+
+__all__ = ["Legality"]
+
+
+@dataclass(frozen=True)
+class Legality(Pass):
+    """Say of each node whether it may be captured and, if not, why: a code of ``reasons`` and a sentence.
+
+    before:  mm ─ item ─ mul ─ mm
+    after:   mm✓ ─ item✗ host-read ─ mul✓ ─ mm✓
+
+    A node that computes with a number read from data is capturable: its region is keyed by the number, so it replays
+    while the number repeats. ``forbid`` names further operators that stay out: ``aten.mm``, ``mylib.op.default``.
+    """
+
+    name: ClassVar[str] = "legality"
+    requires: ClassVar[Stage] = Stage.LIFTED
+    ensures: ClassVar[Stage] = Stage.JUDGED
+
+    forbid: tuple[str, ...] = ()
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        """Annotate every node, those of subgraphs too, and set the stage."""
+        modified = graph.stage is not Stage.JUDGED
+        graph.stage = Stage.JUDGED
+        modified |= _judge_all(graph, target_of(graph, ctx.device, self.forbid))
+        return PassResult(modified, tuple(_notes(graph)))
+
+
+def _judge_all(graph: Graph, target: Target) -> bool:
+    changed = [annotate(node, judge(node, target)) for node in graph.nodes]
+    changed += [_judge_all(inner, target.within(inner)) for inner in graph.subgraphs.values()]
+    return any(changed)
+
+
+def _notes(graph: Graph) -> Iterator[str]:
+    refused = Counter(node.meta.get(REASON) for node in graph.nodes if not node.meta.get(CAPTURABLE))
+    yield f"{len(graph) - refused.total()} of {len(graph)} nodes can be captured"
+    for code, count in sorted(refused.items(), key=lambda entry: (-entry[1], str(entry[0]))):
+        yield f"{count} cannot: {code}"
+    keyed = [node for node in _keyed_by_data(graph) if node.meta.get(CAPTURABLE)]
+    if keyed:
+        first, more = keyed[0], len(keyed) - 1
+        others = f" and {more} more" if more else ""
+        yield f"{first.name}{others} can be captured, but replay only while a number read from data repeats"
+
+
+# -- numbers read from data ------------------------------------------------------------------------------------------
+
+_UNBACKED = re.compile(r"(u|zuf)\d+")
+"""Names that torch gives to symbols which only the data determines."""
+
+
+def _keyed_by_data(graph: Graph) -> Iterator[KernelNode]:
+    """Nodes whose operands or sizes hold a number that is read from data."""
+    read: dict[Value, None] = {}
+    for node in graph.nodes:
+        keyed = any(value in read for value in node.inputs) or _mentions_unbacked(node)
+        numbers = [value for value in node.outputs if isinstance(value.type, ScalarType)]
+        if keyed or node.effects.sync:
+            read.update(dict.fromkeys(numbers))
+        if keyed:
+            yield node
+
+
+def _mentions_unbacked(node: KernelNode) -> bool:
+    shapes = [value.type.shape for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)]
+    return any(_UNBACKED.fullmatch(str(symbol)) for symbol in _symbols((*node.args, *node.attrs.values(), *shapes)))
+
+
+def _symbols(arg: Arg) -> Iterator[sympy.Basic]:
+    if isinstance(arg, sympy.Expr):
+        yield from sorted(arg.free_symbols, key=str)
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from _symbols(item)

@@ -1,0 +1,128 @@
+"""When each node can run, in alternating turns of host and device: the algorithm of ``partitioning``, on positions.
+
+It knows neither graphs nor costs: nodes are positions in a topological order, dependences lists of positions.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from enum import Enum
+
+__all__ = ["Kind", "assign", "earliest", "unit_order"]
+
+Lists = Sequence[Sequence[int]]
+
+
+class Kind(Enum):
+    """What a node is to partitioning.
+
+    LAUNCHES  capturable, and launches kernels: must be in a region
+    FREE      capturable, launches nothing (a view, a size): may be in a region, but is not worth one
+    OUTSIDE   not capturable
+    """
+
+    LAUNCHES = "launches"
+    FREE = "free"
+    OUTSIDE = "outside"
+
+
+def earliest(kinds: Sequence[Kind], before: Lists) -> list[int]:
+    """The earliest time of each node, where even times are the host's turns and odd times are regions.
+
+    A node runs no earlier than what it depends on; OUTSIDE nodes run at even times, LAUNCHES at odd ones, FREE at any:
+
+        time(v) = round(max(time(p) for p in before[v]), default 0)      round: up to even, up to odd, or not at all
+
+    One sweep, linear in nodes and dependences.
+
+    **The LAUNCHES nodes cannot be covered by fewer regions than they have odd times.** Sort the quotient of any valid
+    partition topologically; give its regions the times 1, 3, 5, … in that order, and a node outside every region twice
+    the number of regions sorted before it. Along a dependence these times do not decrease; they are odd for LAUNCHES
+    nodes and even for OUTSIDE ones. So, by induction over program order, none is smaller than ``time`` above. The
+    greatest odd time above, 2K + 1, is hence reached in that partition too, which takes K + 1 regions.
+
+    **That many suffice.** A LAUNCHES node at 2K + 1 > 1 is there because of an OUTSIDE node at 2K, and that because of a
+    LAUNCHES node at 2K - 1 (FREE nodes in between only hand a time on), and so on down to 1: the odd times of LAUNCHES
+    nodes have no gaps. Nodes of equal odd time make a region, and the quotient is acyclic: every dependence leads to an
+    equal or later time, and one between equal times lies inside a region, or between nodes outside of all.
+    """
+    times: list[int] = []
+    for kind, sources in zip(kinds, before, strict=True):
+        time = max((times[p] for p in sources), default=0)
+        if kind is Kind.LAUNCHES:
+            time += 1 - time % 2
+        elif kind is Kind.OUTSIDE:
+            time += time % 2
+        times.append(time)
+    return times
+
+
+def assign(kinds: Sequence[Kind], after: Lists, early: Sequence[int], kept: Sequence[int]) -> list[int]:
+    """The final time of each node; those whose time is in ``kept`` (odd times, ascending) are in that region.
+
+    OUTSIDE nodes run at ``early``; others may run later, up to their first user. A LAUNCHES node takes the region of the
+    turn at which the program has it, or the nearest before that its slack allows: no value then lives much longer than
+    in the program's own order. A FREE node takes the region of its first user: carrying its operand there costs no
+    more than carrying its result, and a view that leaves a region would be a result that shares memory. With no region
+    in reach, a node stays at ``early``, outside. One sweep backwards, linear.
+    """
+    turns = _program_turns(kinds, early)
+    horizon = 1 + max(early, default=0)
+    times = list(early)
+    for v in reversed(range(len(kinds))):
+        if kinds[v] is Kind.OUTSIDE:
+            continue
+        limit = min((times[s] for s in after[v]), default=horizon)
+        wish = turns[v] if kinds[v] is Kind.LAUNCHES else limit if after[v] else early[v]
+        times[v] = _nearest_kept(kept, early[v], limit, wish)
+    return times
+
+
+def _program_turns(kinds: Sequence[Kind], early: Sequence[int]) -> list[int]:
+    """The region time at which program order has each node: just after the latest OUTSIDE node seen so far."""
+    turns: list[int] = []
+    latest = 0
+    for kind, time in zip(kinds, early, strict=True):
+        if kind is Kind.OUTSIDE:
+            latest = max(latest, time)
+        turns.append(latest + 1)
+    return turns
+
+
+def _nearest_kept(kept: Sequence[int], low: int, high: int, wish: int) -> int:
+    """The greatest kept time in ``low..high`` that is not past ``wish``, else the least, else ``low``."""
+    first, last = bisect_left(kept, low), bisect_right(kept, high)
+    if first >= last:
+        return low
+    chosen = bisect_right(kept, wish, first, last) - 1
+    return kept[max(chosen, first)]
+
+
+def unit_order(units: Sequence[int], before: Lists) -> list[int]:
+    """Positions, reordered so that equal ``units`` are adjacent, in program order as far as dependences allow.
+
+    Of all topological orders of the quotient, the one that is smallest in program order, where a unit counts as its
+    first member. ``units`` names the unit of each position by the position of its first member.
+    """
+    members: dict[int, list[int]] = {}
+    for v, unit in enumerate(units):
+        members.setdefault(unit, []).append(v)
+    waiting = dict.fromkeys(members, 0)
+    followers: dict[int, list[int]] = {unit: [] for unit in members}
+    for v, sources in enumerate(before):
+        for unit in {units[p]: None for p in sources if units[p] != units[v]}:
+            followers[unit].append(units[v])
+            waiting[units[v]] += 1
+    ready = [unit for unit, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        unit = heapq.heappop(ready)
+        order += members[unit]
+        for follower in followers[unit]:
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                heapq.heappush(ready, follower)
+    return order

@@ -1,0 +1,154 @@
+"""Partitioning: capturable nodes into the fewest convex regions whose quotient graph is acyclic.
+
+Which nodes are capturable is decided before, in ``legality``; the algorithm itself is in ``levels``. Which regions
+are worth a graph is decided after, in ``selection``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pygraph.analysis.dependences import dependence_lists
+from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, Graph, KernelNode, Region, Stage
+from pygraph.ir.cost import evaluate
+from pygraph.passes.base import Pass, PassContext, PassResult
+from pygraph.passes.levels import Kind, assign, earliest, unit_order
+
+__all__ = ["MAX_REGIONS", "NO_LAUNCH", "Partitioning"]
+
+NO_LAUNCH = "no-launch"
+"""REASON of a capturable node outside every region: it launches nothing, and no region is in reach."""
+MAX_REGIONS = "max-regions"
+"""REASON of a capturable node whose region was given up for the limit."""
+
+_DETAILS = {
+    NO_LAUNCH: "launches nothing itself, and no region lies between its operands and its first user",
+    MAX_REGIONS: "its region was given up: the limit on regions keeps those with the most work",
+}
+
+
+@dataclass(frozen=True)
+class Partitioning(Pass):
+    """Group capturable nodes into convex regions whose quotient graph is acyclic, and make regions adjacent.
+
+    before:  mm ─ relu ─ item* ─ mm ─ relu          (* not capturable)
+    after:  [mm ─ relu]₀ ─ item* ─ [mm ─ relu]₁
+
+    The number of regions is the least with which every capturable node that launches is in one (proof: ``levels``). A
+    region always launches something: capturable nodes that launch nothing join a region in reach, or stay outside with
+    reason ``no-launch``. Regions are numbered in program order, which is changed as little as adjacency asks.
+
+    max_regions   keep only so many regions: those with the most modelled device time (unknown time counts its
+                  launches, unknown launches count one each). Nodes of the others join a kept region where their
+                  dependences allow, else they stay outside with reason ``max-regions``.
+    """
+
+    name: ClassVar[str] = "partitioning"
+    requires: ClassVar[Stage] = Stage.PLACED
+    ensures: ClassVar[Stage] = Stage.PARTITIONED
+
+    max_regions: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_regions is not None and self.max_regions < 0:
+            raise ValueError(f"max-regions cannot be negative: {self.max_regions}")
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        """Set REGION on nodes, fill ``graph.regions``, reorder the nodes."""
+        before = _state(graph)
+        kinds = [_kind(node) for node in graph.nodes]
+        lists = dependence_lists(graph)
+        early = earliest(kinds, lists.before)
+        levels = sorted({time for time, kind in zip(early, kinds, strict=True) if kind is Kind.LAUNCHES})
+        kept = self._kept(graph, ctx, kinds, early, levels)
+        times = assign(kinds, lists.after, early, kept)
+        _apply(graph, times, frozenset(kept), kinds, lists.before)
+        return PassResult(before != _state(graph), tuple(_notes(graph, kinds, len(levels))))
+
+    def _kept(
+        self, graph: Graph, ctx: PassContext, kinds: Sequence[Kind], early: Sequence[int], levels: list[int]
+    ) -> list[int]:
+        if self.max_regions is None or len(levels) <= self.max_regions:
+            return levels
+        work = dict.fromkeys(levels, 0.0)
+        for node, kind, time in zip(graph.nodes, kinds, early, strict=True):
+            if kind is Kind.LAUNCHES:
+                work[time] += _work_us(node, ctx, graph)
+        heaviest = sorted(levels, key=lambda time: (-work[time], time))
+        return sorted(heaviest[: self.max_regions])
+
+
+def _kind(node: KernelNode) -> Kind:
+    if not node.meta.get(CAPTURABLE):
+        return Kind.OUTSIDE
+    return Kind.FREE if node.cost.launches == 0 else Kind.LAUNCHES
+
+
+def _work_us(node: KernelNode, ctx: PassContext, graph: Graph) -> float:
+    values = ctx.values_for(graph)
+    time = ctx.model.time_us(node.cost, values)
+    if time is not None:
+        return time
+    launches = evaluate(node.cost.launches, values)
+    return ctx.model.kernel_us * (1.0 if launches is None else launches)
+
+
+def _apply(
+    graph: Graph, times: Sequence[int], kept: frozenset[int], kinds: Sequence[Kind], before: Sequence[Sequence[int]]
+) -> None:
+    """Reorder so that regions are adjacent, number them in that order, and annotate every capturable node."""
+    nodes = graph.nodes
+    units: list[int] = []
+    first: dict[int, int] = {}
+    for v, kind in enumerate(kinds):
+        inside = kind is not Kind.OUTSIDE and times[v] in kept
+        units.append(first.setdefault(times[v], v) if inside else v)
+    leaders = frozenset(first.values())
+    order = unit_order(units, before)
+    graph.regions.clear()
+    index: dict[int, int] = {}
+    for v in order:
+        if units[v] not in leaders:
+            _leave_out(nodes[v], kinds[v])
+            continue
+        region = index.setdefault(units[v], len(index))
+        graph.regions.setdefault(region, Region(region))
+        _annotate(nodes[v], region, None)
+    if order != list(range(len(order))):
+        graph.reorder(nodes[v] for v in order)
+
+
+def _leave_out(node: KernelNode, kind: Kind) -> None:
+    if kind is Kind.OUTSIDE:
+        node.meta.drop(REGION)  # its reason is legality's
+        return
+    _annotate(node, None, NO_LAUNCH if kind is Kind.FREE else MAX_REGIONS)
+
+
+def _annotate(node: KernelNode, region: int | None, reason: str | None) -> None:
+    node.meta.drop(REGION)
+    node.meta.drop(REASON)
+    node.meta.drop(DETAIL)
+    if region is not None:
+        node.meta.set(REGION, region)
+    if reason is not None:
+        node.meta.set(REASON, reason)
+        node.meta.set(DETAIL, _DETAILS[reason])
+
+
+def _state(graph: Graph) -> list[object]:
+    """What this pass can change, to compare."""
+    nodes = [(node, node.meta.get(REGION), node.meta.get(REASON), node.meta.get(DETAIL)) for node in graph.nodes]
+    regions = [(index, dict(region.parameters), region.meta.copy()) for index, region in graph.regions.items()]
+    return [nodes, regions]
+
+
+def _notes(graph: Graph, kinds: Sequence[Kind], needed: int) -> list[str]:
+    capturable = sum(kind is not Kind.OUTSIDE for kind in kinds)
+    inside = sum(REGION in node.meta for node in graph.nodes)
+    notes = [f"{len(graph.regions)} regions hold {inside} of {capturable} capturable nodes"]
+    if needed > len(graph.regions):
+        notes.append(f"covering all would take {needed} regions")
+    return notes

@@ -1,0 +1,151 @@
+"""Why a node cannot be captured: the enumerated codes, each with what it means and what a user can do about it.
+
+The rules that find a reason live in ``judge``; the operators that they know by name in ``operators``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["REASONS", "Reason", "reason"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A code, as it stands in ``.pgir`` text, what it means, and what can be done about it (for the report)."""
+
+    code: str
+    explanation: str
+    advice: str
+
+
+_TABLE = (
+    Reason(
+        "forbidden",
+        "the option 'forbid' of the legality pass names the operator",
+        "take the operator off the list to have it captured",
+    ),
+    Reason(
+        "barrier",
+        "nothing may move across the node, so nothing can be captured together with it",
+        "move the call out of the compiled function",
+    ),
+    Reason(
+        "control-flow",
+        "which kernels run depends on data, and a captured region launches the same ones each time",
+        "use torch.where, or a Python branch on a value that is known when the function is compiled",
+    ),
+    Reason(
+        "host-code",
+        "the node runs code on the host that a replay would not run again",
+        "move the call out of the compiled function",
+    ),
+    Reason(
+        "host-read",
+        "the host waits for the device and reads a value: nothing has run yet while a region is being captured",
+        "keep the value in a tensor, or read it after the function has returned",
+    ),
+    Reason(
+        "host-assert",
+        "the host checks a number each time, which a replay would skip",
+        "use torch._assert_async on a tensor, or check before the call",
+    ),
+    Reason(
+        "dynamic-shape",
+        "the shape of a result depends on data, and sizes are fixed in a captured region",
+        "use a form of fixed size: torch.where for a boolean mask, nonzero_static, bounds given by the caller",
+    ),
+    Reason(
+        "cudagraph-unsafe-tag",
+        "the operator's author tagged it cudagraph_unsafe",
+        "none, unless the operator is yours and the tag is out of date",
+    ),
+    Reason(
+        "unsafe-operator",
+        "the operator is known to synchronise, to allocate outside the capture, or to keep state on the host",
+        "use an equivalent that does not, where there is one",
+    ),
+    Reason(
+        "rng-state",
+        "the random state itself is read or set, which happens on the host",
+        "let replays draw from the generator, without saving and restoring its state in between",
+    ),
+    Reason(
+        "stochastic",
+        "the node draws from the generator of another device than the captured one",
+        "draw on the captured device (this changes the random numbers)",
+    ),
+    Reason(
+        "generator-argument",
+        "the node draws from a generator of its own, whose state a replay would not advance",
+        "use the default generator of the device",
+    ),
+    Reason(
+        "opaque-operand",
+        "the node takes or returns an object that is no plain strided tensor: its addresses are not known",
+        "pass plain tensors",
+    ),
+    Reason(
+        "storage-change",
+        "the node resizes or swaps the storage of a tensor, so that addresses change within the region",
+        "copy into the tensor instead of setting its data",
+    ),
+    Reason(
+        "stream-operator",
+        "the node records or waits on streams and events of its own",
+        "leave streams to the compiled function",
+    ),
+    Reason(
+        "collective",
+        "other processes take part, and neither a comparison nor a repeated capture may run it alone",
+        "none: it runs between two regions",
+    ),
+    Reason(
+        "subgraph",
+        "a node of the subgraph that the node runs cannot be captured",
+        "see the node that is named",
+    ),
+    Reason(
+        "unknown-higher-order",
+        "the higher-order operator is not known here",
+        "none",
+    ),
+    Reason(
+        "unsupported-device",
+        "the node works on a kind of device that is not the one being captured",
+        "move the tensors to the captured device",
+    ),
+    Reason(
+        "multi-device",
+        "the node touches another device than the rest of the graph, and a region belongs to one device",
+        "compile the work of each device separately",
+    ),
+    Reason(
+        "device-copy",
+        "the node copies between the host and the device, and the host's side of the copy changes without a trace",
+        "keep the tensor on the device",
+    ),
+    Reason(
+        "cpu-scalar",
+        "a kernel takes a CPU tensor of no dimensions, whose value is read on the host and fixed in the launch",
+        "make the scalar on the device, or pass a Python number",
+    ),
+    Reason(
+        "cpu-operand",
+        "a kernel on the device takes a CPU tensor",
+        "move the tensor to the device",
+    ),
+    Reason(
+        "cpu-operator",
+        "the node runs on the CPU while work of another device is captured",
+        "make its operands on the device",
+    ),
+)
+
+REASONS: dict[str, Reason] = {entry.code: entry for entry in _TABLE}
+"""Every code that legality may put in ``REASON``, in the order in which the report lists them."""
+
+
+def reason(code: str) -> Reason:
+    """The entry of ``code``. A code of a custom pass, which is not in the table, gets an empty explanation."""
+    return REASONS.get(code) or Reason(code, "", "")

@@ -1,0 +1,94 @@
+"""Joins a compiled program's regions with the decision on them and with the runtime that replays them.
+
+What a region does once it is called is ``pygraph.runtime``'s; what is decided about it the passes'.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pygraph.errors import CaptureError
+from pygraph.lowering.decision import Decision
+from pygraph.lowering.program import EmittedProgram
+from pygraph.lowering.record import ProgramRecord
+from pygraph.lowering.wrap import RegionFunction
+from pygraph.report.model import GraphReport, RegionReport
+from pygraph.runtime.driver import Driver
+from pygraph.runtime.host import HostDriver
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.region import Region
+from pygraph.settings import Settings
+
+__all__ = ["driver_for", "region_reports", "region_wrapper"]
+
+
+def region_reports(
+    decision: Decision, record: ProgramRecord, emitted: EmittedProgram, forbidden: set[int]
+) -> list[RegionReport]:
+    """What is known of each emitted region before it ever runs, and whether it may be captured."""
+    found = []
+    for region, steps in zip(emitted.regions, record.regions, strict=True):
+        nodes = tuple(dict.fromkeys(name for step in steps for name in step.origins))
+        regions = (decision.nodes[name].region for name in nodes if name in decision.nodes)
+        planned = tuple(sorted({index for index in regions if index is not None}))
+        reason = _unwrapped_reason(decision, planned, region.index in forbidden, bool(region.kernels))
+        found.append(RegionReport(region.index, planned, nodes, region.kernels, not reason, reason))
+    return found
+
+
+def _unwrapped_reason(decision: Decision, planned: tuple[int, ...], forbidden: bool, launches: bool) -> str:
+    if forbidden:
+        return "holds an operator judged not capturable"
+    if not launches:
+        return "launches nothing"
+    if planned and not any(index in decision.selected for index in planned):
+        return "left off by selection"
+    return ""
+
+
+def region_wrapper(
+    region: RegionReport, report: GraphReport, settings: Settings
+) -> Callable[[RegionFunction], RegionFunction] | None:
+    """What makes a replayable region of a partition function, or None when it is to stay as it is."""
+    if not region.wrapped:
+        return None
+    driver = driver_for(report.device)
+    if driver is None:
+        region.wrapped, region.reason = False, f"no driver captures on {report.device}"
+        return None
+    return functools.partial(_wrap, region=region, report=report, settings=settings, driver=driver)
+
+
+def _wrap(
+    function: RegionFunction, *, region: RegionReport, report: GraphReport, settings: Settings, driver: Driver
+) -> RegionFunction:
+    options = RegionOptions(
+        capture_after=settings.capture_after,
+        max_captures=settings.max_captures,
+        verify_always=settings.verify == "always",
+    )
+    made = Region(function, driver, name=f"{report.name}.region{region.index}", options=options)
+    region.record = made.record
+    return _Strict(made) if settings.strict else made
+
+
+class _Strict:
+    """A region that raises once it turns out that it cannot be captured."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        outputs = self._region(args)
+        record = self._region.record
+        if record.state == "uncaptured":
+            raise CaptureError("strict", f"{record.name} cannot be captured: {record.reason}")
+        return outputs
+
+
+@functools.cache
+def driver_for(device: str) -> Driver | None:
+    """The driver that captures on a kind of device, or None when there is none."""
+    return HostDriver() if device == "cpu" else None

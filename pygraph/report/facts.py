@@ -1,0 +1,278 @@
+"""What the renderers share: whose region a node is in, cost by region, and numbers and texts as people read them.
+
+Computed from a ``GraphReport`` alone; nothing here knows an output format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pygraph.ir import H200, HOST, REGION, Cost, DeviceModel, Graph, KernelNode
+from pygraph.ir.cost import evaluate
+from pygraph.report.model import GraphReport, RegionReport, Uncaptured
+
+__all__ = [
+    "CostRow",
+    "Quantity",
+    "Repeated",
+    "Summary",
+    "bytes_text",
+    "clean",
+    "cost_rows",
+    "count_text",
+    "decision_text",
+    "device_model",
+    "folded",
+    "membership",
+    "percent",
+    "plural",
+    "summarize",
+    "us_text",
+    "why",
+]
+
+NO_LAUNCH = "no-launch"
+"""The reason code of nodes that run nothing: scalars and views of the host."""
+
+
+# -- regions -----------------------------------------------------------------------------------------------------------
+
+
+def membership(report: GraphReport) -> dict[str, int]:
+    """The region of each node that is in one: of the emitted program, or as planned where no program was emitted.
+
+    A node that several emitted regions compute belongs to the first of them.
+    """
+    if report.regions:
+        return {name: region.index for region in reversed(report.regions) for name in region.nodes}
+    return planned(report.graph) if report.graph is not None else {}
+
+
+def planned(graph: Graph) -> dict[str, int]:
+    """The region of each node as partitioning decided."""
+    found = ((node.name, node.meta.get(REGION)) for node in graph.nodes)
+    return {name: region for name, region in found if region is not None}
+
+
+def decision_text(region: RegionReport) -> str:
+    """What was decided on ``region``: ``capture`` or ``left off``; ``why`` says why."""
+    return "capture" if region.wrapped else "left off"
+
+
+def why(region: RegionReport) -> Iterator[str]:
+    """What is to be said of ``region``: why it is in its state, what was measured, notes, refusals of variants."""
+    if region.why:
+        yield region.why
+    record = region.record
+    if record is None:
+        return
+    if record.uncaptured_us is not None and record.replay_us is not None:
+        yield f"{record.replay_us:.1f} µs replayed, {record.uncaptured_us:.1f} µs uncaptured"
+    yield from record.notes
+    yield from (str(refusal) for refusal in record.refusals.values() if refusal.reason not in region.why)
+
+
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A sum: what is known of it, and the number of summands that nobody knows."""
+
+    known: float = 0.0
+    unknown: int = 0
+
+    @property
+    def value(self) -> float | None:
+        """The sum, or None when a summand is unknown."""
+        return None if self.unknown else self.known
+
+    def __add__(self, other: Quantity) -> Quantity:
+        return Quantity(self.known + other.known, self.unknown + other.unknown)
+
+    def share_of(self, total: Quantity) -> float | None:
+        """The share of ``total``, or None when either is unknown or the total is zero."""
+        if self.unknown or total.unknown or not total.known:
+            return None
+        return self.known / total.known
+
+
+def _quantity(value: float | None) -> Quantity:
+    return Quantity(0.0, 1) if value is None else Quantity(value)
+
+
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """Cost of one region, or of what is outside (``region`` is None): operations, bytes moved, modelled µs.
+
+    The costs are those of the operators before fusion, so bytes and time are upper bounds of what runs.
+    """
+
+    region: int | None
+    nodes: int
+    flops: Quantity
+    nbytes: Quantity
+    time_us: Quantity
+
+    @property
+    def label(self) -> str:
+        """``region 3`` or ``outside``."""
+        return "outside" if self.region is None else f"region {self.region}"
+
+    def __add__(self, other: CostRow) -> CostRow:
+        return CostRow(
+            self.region,
+            self.nodes + other.nodes,
+            self.flops + other.flops,
+            self.nbytes + other.nbytes,
+            self.time_us + other.time_us,
+        )
+
+
+def device_model(report: GraphReport) -> DeviceModel:
+    """The model that turns cost into relative time."""
+    return H200 if report.device.startswith("cuda") else HOST
+
+
+def cost_rows(report: GraphReport) -> list[CostRow]:
+    """One row per region, by index, then one for what is outside, if anything there costs; empty without a graph."""
+    if report.graph is None:
+        return []
+    inside, model, hints = membership(report), device_model(report), report.graph.hints
+    rows: dict[int | None, CostRow] = {}
+    for node in _launching(report, report.graph):
+        region = inside.get(node.name)
+        row = _node_row(region, node.cost, model, hints)
+        rows[region] = rows[region] + row if region in rows else row
+    return sorted(rows.values(), key=lambda row: (row.region is None, row.region or 0))
+
+
+def _launching(report: GraphReport, graph: Graph) -> Iterator[KernelNode]:
+    judged = report.decision.nodes if report.decision is not None else {}
+    for node in graph.nodes:
+        placed = judged.get(node.name)
+        if placed is None or placed.reason != NO_LAUNCH:
+            yield node
+
+
+def _node_row(region: int | None, cost: Cost, model: DeviceModel, hints: dict[str, int]) -> CostRow:
+    read, written = evaluate(cost.read, hints), evaluate(cost.written, hints)
+    moved = None if read is None or written is None else read + written
+    time = model.time_us(cost, hints)
+    return CostRow(region, 1, _quantity(evaluate(cost.flops, hints)), _quantity(moved), _quantity(time))
+
+
+# -- several graphs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts over several graphs. ``launches`` are those of emitted programs; ``errors`` graphs that were given up."""
+
+    graphs: int
+    launches: int
+    region_launches: int
+    captured_launches: int
+    regions: int
+    replays: int
+    captures: int
+    uncaptured: int
+    errors: int
+
+    @property
+    def coverage(self) -> float:
+        """Share of launches in regions that may be captured; 1.0 when nothing is launched."""
+        return self.region_launches / self.launches if self.launches else 1.0
+
+
+def summarize(reports: Iterable[GraphReport]) -> Summary:
+    """Add up ``reports``."""
+    chosen = list(reports)
+    records = [region.record for report in chosen for region in report.regions if region.record is not None]
+    return Summary(
+        graphs=len(chosen),
+        launches=sum(report.launches for report in chosen),
+        region_launches=sum(report.region_launches for report in chosen),
+        captured_launches=sum(report.captured_launches for report in chosen),
+        regions=sum(len(report.regions) for report in chosen),
+        replays=sum(record.replays for record in records),
+        captures=sum(record.captures for record in records),
+        uncaptured=sum(1 for report in chosen for _ in report.uncaptured()),
+        errors=sum(1 for report in chosen if report.error is not None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Operators outside that say the same of themselves (operator, reason, detail, line), folded into one row."""
+
+    first: Uncaptured
+    count: int
+
+    @property
+    def op(self) -> str:
+        """The operator, with how often it occurs if more than once."""
+        return self.first.op if self.count == 1 else f"{self.first.op} ×{self.count}"
+
+
+def folded(rows: Iterable[Uncaptured]) -> list[Repeated]:
+    """``rows`` with repetitions folded, in order of first occurrence."""
+    groups: dict[tuple[object, ...], list[Uncaptured]] = {}
+    for row in rows:
+        groups.setdefault((row.op, row.reason, row.detail, row.loc, row.code), []).append(row)
+    return [Repeated(group[0], len(group)) for group in groups.values()]
+
+
+# -- numbers and texts -------------------------------------------------------------------------------------------------
+
+
+def clean(text: str) -> str:
+    """``text`` on one line and without control characters, so that it cannot steer a terminal or break a table."""
+    return "".join(char if char.isprintable() else " " if char.isspace() else "�" for char in text).strip()
+
+
+def percent(share: float | None) -> str:
+    """``85.7 %``; ``unknown`` for None. Only a whole is 100 %, only nothing is 0 %."""
+    if share is None:
+        return "unknown"
+    shown = min(max(share * 100, 0.1), 99.9) if 0 < share < 1 else share * 100
+    return f"{shown:.0f} %" if shown in (0, 100) else f"{shown:.1f} %"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """``1 region``, ``2 regions``."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def _scaled(value: float, step: float, units: Sequence[str]) -> str:
+    power = 0
+    while abs(value) >= step * 0.9995 and power < len(units) - 1:
+        value /= step
+        power += 1
+    digits = 0 if power == 0 or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:.{digits}f} {units[power]}".rstrip()
+
+
+def _with_unknown(quantity: Quantity, text: str) -> str:
+    if not quantity.unknown:
+        return text
+    return f"≥ {text}" if quantity.known else "unknown"
+
+
+def count_text(quantity: Quantity) -> str:
+    """A number of operations: ``33.6 M``; ``≥ …`` when some summands are unknown, ``unknown`` when all are."""
+    return _with_unknown(quantity, _scaled(quantity.known, 1000, ("", "k", "M", "G", "T", "P")))
+
+
+def bytes_text(quantity: Quantity) -> str:
+    """A number of bytes: ``1.50 MiB``, as ``count_text``."""
+    return _with_unknown(quantity, _scaled(quantity.known, 1024, ("B", "KiB", "MiB", "GiB", "TiB")))
+
+
+def us_text(quantity: Quantity) -> str:
+    """A time given in µs, as ``count_text``."""
+    known = quantity.known
+    shown = f"{known:.1f} µs" if known < 100 else _scaled(known, 1000, ("µs", "ms", "s"))
+    return _with_unknown(quantity, shown if math.isfinite(known) else "unknown")

@@ -1,0 +1,129 @@
+"""What a report says of one compiled graph, as data. The backend fills it in; renderers read it.
+
+A region's runtime record is live: the report shows what has happened up to the moment that it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pygraph.ir import Graph
+from pygraph.lowering.decision import Decision
+from pygraph.lowering.program import EmittedProgram
+from pygraph.lowering.record import ProgramRecord
+from pygraph.runtime.counters import RegionRecord
+
+__all__ = ["GraphReport", "PassReport", "RegionReport", "Uncaptured"]
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """One pass as it ran: its text, time in ms, whether it changed the graph, and its notes."""
+
+    text: str
+    ms: float
+    modified: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Uncaptured:
+    """An operator that stays outside of every captured region: reason code, words, and the user's line."""
+
+    node: str
+    op: str
+    reason: str
+    detail: str
+    loc: str | None
+    code: str
+
+
+@dataclass(slots=True)
+class RegionReport:
+    """One region of the emitted program.
+
+    ``planned`` are the IR regions whose operators it holds, ``nodes`` those operators, ``kernels`` what it launches.
+    ``wrapped`` says whether it may be captured at all; if not, ``reason`` says why. ``record`` is the live account.
+    """
+
+    index: int
+    planned: tuple[int, ...]
+    nodes: tuple[str, ...]
+    kernels: tuple[str, ...]
+    wrapped: bool
+    reason: str
+    record: RegionRecord | None = None
+
+    @property
+    def state(self) -> str:
+        """``cold``, ``warm``, ``replay`` or ``uncaptured``."""
+        return self.record.state if self.record is not None else "uncaptured"
+
+    @property
+    def why(self) -> str:
+        """Why it is in that state, in words."""
+        if self.record is not None and self.record.reason:
+            return self.record.reason
+        return self.reason
+
+
+@dataclass(slots=True)
+class GraphReport:
+    """One compiled graph.
+
+    ``graph`` is the IR after the passes. ``times_ms`` has lift, passes, write-back and inductor. ``notes`` says
+    where the program differs from the decision; ``error`` why PyGraph gave the graph up to plain Inductor, if it did.
+    """
+
+    index: int
+    kind: str
+    device: str
+    graph: Graph | None = None
+    pipeline: str = ""
+    passes: tuple[PassReport, ...] = ()
+    decision: Decision | None = None
+    record: ProgramRecord | None = None
+    emitted: EmittedProgram | None = None
+    source: str = ""
+    regions: list[RegionReport] = field(default_factory=list)
+    times_ms: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        """A name unique within the process, such as ``graph0_forward``."""
+        return f"graph{self.index}_{self.kind}"
+
+    def uncaptured(self) -> Iterator[Uncaptured]:
+        """Every operator outside of all regions, in program order, scalars and views of the host left out."""
+        if self.graph is None or self.decision is None:
+            return
+        for node in self.graph.nodes:
+            placed = self.decision.nodes.get(node.name)
+            if placed is None or placed.reason in (None, "no-launch"):
+                continue
+            code = node.loc.code if node.loc else ""
+            yield Uncaptured(node.name, node.op, placed.reason or "", placed.detail, placed.loc, code)
+
+    @property
+    def launches(self) -> int:
+        """Kernels and operators that the emitted program launches."""
+        return len(self.emitted.outside) + sum(len(r.kernels) for r in self.regions) if self.emitted else 0
+
+    @property
+    def region_launches(self) -> int:
+        """How many of them lie in regions that may be captured."""
+        return sum(len(region.kernels) for region in self.regions if region.wrapped)
+
+    @property
+    def captured_launches(self) -> int:
+        """How many of them lie in regions that are replayed now."""
+        return sum(len(region.kernels) for region in self.regions if region.state == "replay")
+
+    @property
+    def coverage(self) -> float:
+        """Share of launches in regions that may be captured; 1.0 for a program that launches nothing."""
+        total = self.launches
+        return self.region_launches / total if total else 1.0

@@ -1,0 +1,78 @@
+"""From a function and its arguments to an executable: two captures (or one), slots, layout, program.
+
+Nothing executes here and no state is kept; what a region does with the result is ``region``'s subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph.runtime.digest import extent
+from pygraph.runtime.driver import Driver, Executable, Program
+from pygraph.runtime.effects import outside, written_arguments
+from pygraph.runtime.layout import plan
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.recording import Allocation, AllocationKind, Recording
+from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.slots import SlotTable, discover, resolve
+
+__all__ = ["Captured", "capture"]
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """An executable, the program that it came from, its slots, and the arguments that it may write."""
+
+    executable: Executable
+    program: Program
+    table: SlotTable
+    written: frozenset[int]
+
+
+def capture(
+    fn: Callable[[list[Any]], Sequence[Any]],
+    driver: Driver,
+    args: Sequence[Any],
+    options: RegionOptions,
+    table: SlotTable | None = None,
+) -> Captured | Refusal:
+    """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture.
+
+    Raises what the driver raises: CaptureError, or anything that ``fn`` does on stand-ins.
+    """
+    first = driver.capture(fn, list(args))
+    real = _real_memory(args)
+    found: SlotTable | Refusal | None = None if table is None else resolve(first, table, real)
+    if found is None:
+        found = discover(first, driver.capture(fn, list(args)), real)
+    if isinstance(found, Refusal):
+        return found
+    beyond = outside(first, found.slots)
+    if beyond is not None:
+        return beyond
+    program = _program(first, found, args, options)
+    return Captured(driver.instantiate(program), program, found, written_arguments(first, found.slots))
+
+
+def _program(recording: Recording, table: SlotTable, args: Sequence[Any], options: RegionOptions) -> Program:
+    """The recorded order, with intermediates placed and every tensor argument held to the same alignment."""
+    return Program(
+        recording=recording,
+        slots=table.slots,
+        layout=plan(recording, table.slots, reuse=options.reuse_workspace),
+        order=tuple(range(len(recording.launches))),
+        alignment={i: options.alignment for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)},
+    )
+
+
+def _real_memory(args: Sequence[Any]) -> list[Allocation]:
+    """The caller's own memory, which no captured word may point into."""
+    return [
+        Allocation(AllocationKind.INPUT, i, arg.data_ptr(), extent(arg))
+        for i, arg in enumerate(args)
+        if isinstance(arg, torch.Tensor) and extent(arg)
+    ]

@@ -1,0 +1,104 @@
+"""Fingerprints of tensors by their bits, and the tolerance for regions that do not repeat themselves.
+
+Bits, not values: a NaN equals itself and ``-0.0`` is not ``0.0``. What is compared with what is ``comparison``'s.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+
+import torch
+
+__all__ = ["TOLERANCE", "bits", "close", "digest", "span"]
+
+TOLERANCE = 64
+"""A non-deterministic region may differ by TOLERANCE · eps(dtype) · max|reference|, for each output by itself.
+
+Re-ordered additions of n terms differ by about sqrt(n) · eps of the largest partial sum; 64 allows some 4,000 terms.
+"""
+
+_CHUNK = 1 << 20
+_MULTIPLIERS = ((0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9), (0x14D049BB133111EB, 0x2545F4914F6CDD1D))
+
+
+def span(tensor: torch.Tensor, *, whole: bool = False) -> torch.Tensor:
+    """The bytes from the first to the last element of ``tensor`` (or of its whole storage), as a flat uint8 view."""
+    storage = tensor.untyped_storage()
+    size = tensor.element_size()
+    start, length = tensor.storage_offset() * size, extent(tensor)
+    if whole and length:
+        start, length = 0, storage.nbytes()
+    view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return view.set_(storage, start, (length,), (1,)) if length else view
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first to one past the last element; 0 when there is none."""
+    if not tensor.numel():
+        return 0
+    reach = sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return (reach + 1) * tensor.element_size()
+
+
+def digest(tensor: torch.Tensor) -> bytes:
+    """A 16-byte fingerprint of the elements' bits in logical order, whatever the strides."""
+    flat = tensor.detach().contiguous()
+    nbytes = flat.numel() * flat.element_size()
+    if not nbytes:
+        return b""
+    if flat.device.type == "cpu":
+        memory = (ctypes.c_char * nbytes).from_address(flat.data_ptr())
+        return hashlib.blake2b(memory, digest_size=16).digest()
+    return words_digest(span(flat))
+
+
+def words_digest(data: torch.Tensor) -> bytes:
+    """The same for flat uint8 ``data``, computed on its device: two sums of mixed words, modulo 2**64."""
+    tail = data.numel() % 8
+    if tail:
+        data = torch.cat((data, data.new_zeros(8 - tail)))
+    words = data.clone().view(torch.int64) if data.storage_offset() % 8 else data.view(torch.int64)
+    sums = [0, 0]
+    for start in range(0, words.numel(), _CHUNK):
+        chunk = words[start : start + _CHUNK]
+        index = torch.arange(start + 1, start + 1 + chunk.numel(), device=chunk.device)
+        for lane, (first, second) in enumerate(_MULTIPLIERS):
+            mixed = (chunk ^ (index * first)) * second
+            mixed = (mixed ^ ((mixed >> 32) & 0xFFFFFFFF)) * first
+            sums[lane] += int(mixed.sum().item())
+    return struct.pack("<2Q", *(total % (1 << 64) for total in sums))
+
+
+def bits(value: object) -> tuple[str, object]:
+    """A Python value as something that is equal only to the same type and the same bits."""
+    if isinstance(value, float):
+        return ("float", struct.pack("<d", value))
+    return (type(value).__name__, value)
+
+
+def close(reference: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether ``other`` lies within TOLERANCE of ``reference`` everywhere, with NaN and infinities at the same places.
+
+    Integers and booleans must be equal.
+    """
+    if reference.shape != other.shape or reference.dtype != other.dtype:
+        return False
+    if not (reference.is_floating_point() or reference.is_complex()):
+        return torch.equal(reference, other)
+    finite = torch.isfinite(reference)
+    if not torch.equal(finite, torch.isfinite(other)) or not _same_exceptions(reference[~finite], other[~finite]):
+        return False
+    wide = torch.complex128 if reference.is_complex() else torch.float64
+    expected, actual = reference[finite].to(wide), other[finite].to(wide)
+    if not expected.numel():
+        return True
+    bound = TOLERANCE * torch.finfo(reference.dtype).eps * expected.abs().max()
+    return bool(((expected - actual).abs() <= bound).all())
+
+
+def _same_exceptions(reference: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether values that are not finite are the same; a NaN is any NaN."""
+    both_nan = torch.isnan(reference) & torch.isnan(other)
+    return bool((both_nan | (reference == other)).all())

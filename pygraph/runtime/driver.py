@@ -1,0 +1,104 @@
+"""The contract between regions and whatever captures and replays them.
+
+Two implementations answer it with the same tests: ``host`` (kernels of an Inductor CPU region) and ``cuda``.
+Everything above a driver (keys, slots, layout, comparison, life of a region) is written against this file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pygraph.runtime.recording import AllocationKind, Recording
+
+__all__ = ["Driver", "Executable", "Layout", "Program", "Slot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A parameter word that holds an address: word ``word`` of launch ``launch`` is ``offset`` bytes into an allocation."""
+
+    launch: int
+    word: int
+    kind: AllocationKind
+    index: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where POOL allocations lie at replay: at ``offsets[index]`` bytes of one workspace of ``nbytes``, unless fresh.
+
+    ``fresh`` lists the allocations that outlive the replay (outputs): each is allocated anew for each call.
+    """
+
+    nbytes: int
+    offsets: dict[int, int]
+    fresh: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """All that a driver needs to replay: the recording, which of its words are addresses, and where memory lies.
+
+    ``order`` is the order in which launches run (a permutation of their indices; the recorded order by default).
+    ``alignment`` gives, for each tensor argument, the bytes that a replayed address must be congruent to the
+    captured one by; an address that is not is copied first when the argument is only read.
+    """
+
+    recording: Recording
+    slots: tuple[Slot, ...]
+    layout: Layout
+    order: tuple[int, ...]
+    alignment: dict[int, int]
+
+
+class Executable(Protocol):
+    """A captured region, ready to be replayed any number of times."""
+
+    def replay(self, args: list[Any]) -> list[Any] | None:
+        """Run the region on ``args`` and return fresh outputs, or None when ``args`` are not what was captured.
+
+        None is returned before anything was written: the caller then runs the region uncaptured. ``args`` is left
+        as it is. Scalars match by type and by bits (``-0.0`` is not ``0.0``, ``True`` is not ``1``); an argument that
+        is neither a plain tensor nor what was captured does not match. Raises ReplayError, or what a kernel raised,
+        when a launch failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back everything that the executable holds; replaying afterwards returns None.
+
+        While another thread replays, what that replay uses is given back when it ends.
+        """
+        ...
+
+
+class Driver(Protocol):
+    """Captures and replays regions on one kind of device."""
+
+    @property
+    def name(self) -> str:
+        """``host`` or ``cuda``."""
+        ...
+
+    def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
+        """Record ``fn`` on stand-ins for ``args``, disjoint from those of every earlier capture that is alive.
+
+        Nothing executes and ``args`` are read for their metadata only. Raises CaptureError with a reason code when
+        the region does what a captured program cannot.
+        """
+        ...
+
+    def instantiate(self, program: Program) -> Executable:
+        """Make ``program`` ready for replay. Raises CaptureError when it cannot be."""
+        ...
+
+    def snapshot_rng(self) -> object:
+        """The state of every generator that a region of this driver may draw from."""
+        ...
+
+    def restore_rng(self, state: object) -> None:
+        """Bring back what ``snapshot_rng`` returned."""
+        ...

@@ -1,0 +1,43 @@
+"""What a capture's accesses say about its arguments and allocations: which are written, and whether all stay inside.
+
+Pure questions over a Recording and its slots. Order between launches is ``ordering``'s subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pygraph.runtime.driver import Slot
+from pygraph.runtime.recording import AllocationKind, Recording
+from pygraph.runtime.refusal import Refusal
+
+__all__ = ["outside", "written_arguments"]
+
+
+def written_arguments(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
+    """Positions of the arguments that a launch may write: exact where accesses are known, else all that it is given."""
+    written: set[int] = set()
+    for slot in slots:
+        if slot.kind is not AllocationKind.INPUT or slot.index in written:
+            continue
+        accesses = recording.launches[slot.launch].accesses
+        if accesses is None or any(a.writes and a.word == slot.word for a in accesses):
+            written.add(slot.index)
+    return frozenset(written)
+
+
+def outside(recording: Recording, slots: Sequence[Slot]) -> Refusal | None:
+    """The first known access that leaves its allocation (``outside-allocation``), or None."""
+    sizes = {a.key: a.nbytes for a in recording.allocations}
+    places = {(slot.launch, slot.word): slot for slot in slots}
+    for launch in recording.launches:
+        for access in launch.accesses or ():
+            slot = places.get((launch.index, access.word))
+            if slot is None or not access.nbytes:
+                continue
+            start = slot.offset + access.start
+            if start < 0 or start + access.nbytes > sizes[(slot.kind, slot.index)]:
+                reach = f"word {access.word} reaches bytes {start} to {start + access.nbytes}"
+                where = f"{reach} of {slot.kind.value} {slot.index}"
+                return Refusal.at(launch, "outside-allocation", where)
+    return None

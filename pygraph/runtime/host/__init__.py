@@ -1,0 +1,7 @@
+"""The host driver: Inductor's CPU regions recorded and replayed with the semantics of a CUDA graph."""
+
+from __future__ import annotations
+
+from pygraph.runtime.host.driver import HostDriver, HostExecutable
+
+__all__ = ["HostDriver", "HostExecutable"]

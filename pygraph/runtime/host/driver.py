@@ -1,0 +1,73 @@
+"""The host driver: captures regions of Inductor's CPU programs and replays them in one native call each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.driver import Executable, Program
+from pygraph.runtime.host import build
+from pygraph.runtime.host.capture import capture_region
+from pygraph.runtime.host.instantiate import make_graph
+from pygraph.runtime.host.launches import HostCapture
+from pygraph.runtime.recording import Recording
+
+__all__ = ["HostDriver", "HostExecutable"]
+
+
+class HostExecutable:
+    """A region ready for replay. ``replay`` is the native graph's own method: there is no Python on the way.
+
+    A replay that finds another one of the same executable under way (of another thread, or around it) returns None.
+    """
+
+    __slots__ = ("__weakref__", "_graph", "_kept", "replay")
+
+    replay: Callable[[list[Any]], list[Any] | None]
+
+    def __init__(self, graph: Any, kept: Sequence[object]) -> None:
+        self._graph = graph
+        self._kept = tuple(kept)
+        self.replay = graph.replay
+
+    def close(self) -> None:
+        """Give back everything that the executable holds; replaying afterwards returns None."""
+        self._graph.close()
+        self._kept = ()
+
+
+class HostDriver:
+    """``Driver`` for regions on the CPU. Raises CaptureError (``native-unavailable``) where there is no compiler."""
+
+    def __init__(self) -> None:
+        self._native: ModuleType = build.load()
+
+    @property
+    def name(self) -> str:
+        """``host``."""
+        return "host"
+
+    def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
+        """Record ``fn``. The payload is a HostCapture; dropping it gives the address space back."""
+        return capture_region(self._native, fn, args)
+
+    def instantiate(self, program: Program) -> Executable:
+        """Make ``program`` ready for replay. The executable outlives the recording."""
+        payload = program.recording.payload
+        if not isinstance(payload, HostCapture):
+            raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
+        return HostExecutable(make_graph(self._native, program, payload), (*payload.constants, *payload.libraries))
+
+    def snapshot_rng(self) -> torch.Tensor:
+        """The state of the default CPU generator."""
+        return torch.get_rng_state()
+
+    def restore_rng(self, state: object) -> None:
+        """Set the default CPU generator to ``state``."""
+        if not isinstance(state, torch.Tensor):
+            raise TypeError(f"a generator's state is a tensor, not {type(state).__name__}")
+        torch.set_rng_state(state)

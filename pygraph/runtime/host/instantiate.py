@@ -1,0 +1,160 @@
+"""From a Program to the native graph that replays it, with every address accounted for."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.driver import Program, Slot
+from pygraph.runtime.host.arena import ALIGNMENT
+from pygraph.runtime.host.kernels import Kernel, Parameter
+from pygraph.runtime.host.launches import HostCapture, OperatorLaunch
+from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Output, OutputKind
+
+__all__ = ["make_graph"]
+
+_WORKSPACE = 0
+"""The native number of the workspace; arguments and fresh allocations come after it."""
+
+
+def make_graph(native: ModuleType, program: Program, capture: HostCapture) -> Any:
+    """The native graph of ``program``. Raises CaptureError when an address would not be replaced, or lie outside."""
+    _check_layout(program)
+    _check_slots(program, capture)
+    graph = native.HostGraph(program.layout.nbytes)
+    arguments = _add_arguments(graph, program, capture)
+    fresh = _add_fresh(graph, program)
+    for launch, payload in zip(program.recording.launches, capture.launches, strict=True):
+        _add_launch(graph, launch, payload)
+    for slot in program.slots:
+        source, delta = _place(program, slot, arguments, fresh)
+        word = _native_word(capture.launches[slot.launch], slot.word)
+        graph.add_patch(slot.launch, word, source, delta)
+    for position, output in enumerate(program.recording.outputs):
+        _add_output(native, graph, program, output, capture.same.get(position))
+    order = list(program.order)
+    graph.set_order(order, order != sorted(order))
+    return graph
+
+
+# -- checks -------------------------------------------------------------------------------------------------------
+
+
+def _check_layout(program: Program) -> None:
+    layout = program.layout
+    pool = {a.index: a for a in program.recording.allocations if a.kind is AllocationKind.POOL}
+    if sorted(program.order) != list(range(len(program.recording.launches))):
+        raise CaptureError("invalid-program", "the order is no permutation of the launches")
+    for index, offset in layout.offsets.items():
+        if index not in pool or offset < 0 or offset % ALIGNMENT or offset + pool[index].nbytes > layout.nbytes:
+            raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
+    outputs = {o.allocation for o in program.recording.outputs if o.kind is OutputKind.FRESH}
+    if not outputs <= set(layout.fresh) or not set(layout.fresh) <= set(pool):
+        raise CaptureError("invalid-program", "the fresh allocations are not those of the outputs")
+
+
+def _check_slots(program: Program, capture: HostCapture) -> None:
+    """Every address of the capture has to be replaced: it lies in memory that is not there at replay."""
+    patched = {(slot.launch, slot.word) for slot in program.slots}
+    for launch, payload in zip(program.recording.launches, capture.launches, strict=True):
+        for word in _addresses(launch, payload):
+            moving = _is_moving(program.recording.allocations, launch.words[word])
+            if moving and (launch.index, word) not in patched:
+                raise CaptureError("invalid-program", f"word {word} of {launch.name} is an address without a slot")
+
+
+def _addresses(launch: Launch, payload: Kernel | OperatorLaunch) -> list[int]:
+    """The words of ``launch`` that are addresses."""
+    if isinstance(payload, Kernel):
+        return [i for i, p in enumerate(payload.parameters) if p.is_pointer and launch.words[i]]
+    return [i for i, word in enumerate(launch.words) if word]
+
+
+def _is_moving(allocations: Sequence[Allocation], word: int) -> bool:
+    return any(a.kind is not AllocationKind.CONSTANT and a.covers(word) for a in allocations)
+
+
+# -- parts --------------------------------------------------------------------------------------------------------
+
+
+def _add_arguments(graph: Any, program: Program, capture: HostCapture) -> dict[int, int]:
+    """Argument ▸ native source."""
+    recording = program.recording
+    allocations = {a.index: a for a in recording.allocations if a.kind is AllocationKind.INPUT}
+    sources: dict[int, int] = {}
+    for index, argument in enumerate(capture.arguments):
+        if not isinstance(argument, torch.Tensor):
+            sources[index] = graph.add_value_argument(argument)
+            continue
+        offset = argument.storage_offset() if index in recording.offset_sensitive else -1
+        allocation = allocations[index]
+        alignment = max(1, program.alignment.get(index, 1))
+        written = index in capture.written
+        sources[index] = graph.add_tensor_argument(
+            argument, written, offset, allocation.nbytes, alignment, allocation.address
+        )
+    return sources
+
+
+def _add_fresh(graph: Any, program: Program) -> dict[int, int]:
+    """POOL allocation that outlives the replay ▸ native source."""
+    sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is AllocationKind.POOL}
+    return {index: graph.add_fresh(sizes[index]) for index in program.layout.fresh}
+
+
+def _add_launch(graph: Any, launch: Launch, payload: Kernel | OperatorLaunch) -> None:
+    if isinstance(payload, OperatorLaunch):
+        graph.add_operator(payload.call, list(payload.moves), list(payload.results), payload.below_autograd)
+        return
+    floats = [_float(w) for w, p in zip(launch.words, payload.parameters, strict=True) if p is Parameter.FLOAT]
+    words = [_signed(w) for w, p in zip(launch.words, payload.parameters, strict=True) if p is not Parameter.FLOAT]
+    graph.add_kernel(payload.entry, words, floats)
+
+
+def _place(program: Program, slot: Slot, arguments: dict[int, int], fresh: dict[int, int]) -> tuple[int, int]:
+    """The native source of a slot's address, and the bytes to add to it."""
+    if slot.kind is AllocationKind.INPUT and slot.index in arguments:
+        return arguments[slot.index], slot.offset
+    if slot.kind is AllocationKind.POOL and slot.index in fresh:
+        return fresh[slot.index], slot.offset
+    if slot.kind is AllocationKind.POOL and slot.index in program.layout.offsets:
+        return _WORKSPACE, program.layout.offsets[slot.index] + slot.offset
+    raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
+
+
+def _native_word(payload: Kernel | OperatorLaunch, word: int) -> int:
+    """The position of a word among those that the native launch holds: a kernel's floats are kept apart."""
+    if isinstance(payload, OperatorLaunch):
+        return word
+    if not payload.parameters[word].is_pointer:
+        raise CaptureError("invalid-program", f"word {word} of {payload.name} is no address")
+    return sum(p is not Parameter.FLOAT for p in payload.parameters[:word])
+
+
+def _add_output(native: ModuleType, graph: Any, program: Program, output: Output, same: int | None) -> None:
+    kinds = native.OutputKind
+    if same is not None:
+        graph.add_output(kinds.SAME, same, 0, [], [], None, None)
+    elif output.kind is OutputKind.ARGUMENT:
+        graph.add_output(kinds.ARGUMENT, output.argument, 0, [], [], None, None)
+    elif output.kind in (OutputKind.SCALAR, OutputKind.CONSTANT_TENSOR):
+        graph.add_output(kinds.OBJECT, 0, 0, [], [], None, output.value)
+    else:
+        is_view = output.kind is OutputKind.VIEW
+        kind = kinds.VIEW if is_view else kinds.FRESH
+        index = output.argument if is_view else program.layout.fresh.index(output.allocation)
+        graph.add_output(kind, index, output.offset, list(output.size), list(output.stride), output.dtype, None)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _float(word: int) -> float:
+    value: float = struct.unpack("<f", word.to_bytes(4, "little"))[0]
+    return value

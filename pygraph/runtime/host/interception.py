@@ -1,0 +1,182 @@
+"""How the calls of a region reach the recorder: a copy of its globals, and modes that watch one thread.
+
+The compiled module itself is left as it is, so that other threads go on calling it unrecorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from pygraph.compat import OpOverload, TorchDispatchMode, dynamo_guards
+from pygraph.errors import CaptureError
+from pygraph.runtime.host.kernels import Kernel, find_kernel, is_native_function
+from pygraph.runtime.host.operators import record_operator
+from pygraph.runtime.host.recorder import Recorder
+
+__all__ = ["module_constants", "recording", "rebind"]
+
+_HOST_READS = frozenset(
+    {
+        torch.Tensor.tolist,
+        torch.Tensor.item,
+        torch.Tensor.numpy,
+        torch.Tensor.data_ptr,
+        torch.Tensor.__array__,
+        torch.Tensor.__bool__,
+        torch.Tensor.__int__,
+        torch.Tensor.__float__,
+        torch.Tensor.__index__,
+        torch.Tensor.__repr__,
+    }
+)
+"""Methods that look at the memory of a CPU tensor without asking the dispatcher, or only after a first look."""
+
+_OTHER_DEVICES = ("_empty_strided_cuda", "_empty_strided_xpu", "_empty_strided_mtia")
+
+
+def module_constants(fn: types.FunctionType) -> dict[str, torch.Tensor]:
+    """The tensors among the globals of ``fn``, by name."""
+    return {name: value for name, value in fn.__globals__.items() if isinstance(value, torch.Tensor)}
+
+
+def rebind(recorder: Recorder, fn: types.FunctionType) -> Callable[..., Any]:
+    """``fn`` over a copy of its globals in which whatever runs kernels or allocates is recorded instead."""
+    original = fn.__globals__
+    copied: dict[str, Any] = {}
+    for name, value in original.items():
+        copied[name] = _substitute(recorder, fn, name, value, copied)
+    return _over(fn, copied)
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """While open, operators of this thread are recorded, and reads by the host refused."""
+    reads = _HostReads()
+    with reads, _Operators(recorder, reads):
+        yield
+
+
+# -- globals ------------------------------------------------------------------------------------------------------
+
+
+def _over(fn: types.FunctionType, module: dict[str, Any]) -> types.FunctionType:
+    copy = types.FunctionType(fn.__code__, module, fn.__name__, fn.__defaults__, fn.__closure__)
+    copy.__kwdefaults__ = fn.__kwdefaults__
+    return copy
+
+
+def _substitute(recorder: Recorder, fn: types.FunctionType, name: str, value: Any, copied: dict[str, Any]) -> Any:
+    """What stands for the global ``name`` while the region is recorded."""
+    if is_native_function(value):
+        return _kernel_stub(recorder, name, value, fn.__code__.co_filename)
+    known = _allocators(recorder)
+    if isinstance(value, types.BuiltinFunctionType) and value in known:
+        return known[value]
+    if isinstance(value, types.FunctionType) and value.__globals__ is fn.__globals__:
+        return _over(value, copied)
+    if _is_foreign_code(value):
+        return _refusal("unknown-kernel", name)
+    return value
+
+
+def _is_foreign_code(value: object) -> bool:
+    """Whether calling ``value`` could touch memory without any mode seeing it."""
+    if isinstance(value, ctypes._CFuncPtr):
+        return True
+    module = type(value).__module__
+    return callable(value) and module.startswith(("torch._inductor.codecache", "torch._inductor.runtime", "triton"))
+
+
+def _kernel_stub(recorder: Recorder, name: str, value: types.BuiltinFunctionType, source: str) -> Callable[..., None]:
+    found: list[Kernel] = []
+
+    def stub(*args: Any) -> None:
+        if not found:
+            found.append(find_kernel(name, value, source))
+        recorder.kernel(found[0], args)
+
+    return stub
+
+
+def _refusal(reason: str, detail: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise CaptureError(reason, detail)
+
+    return refuse
+
+
+def _allocators(recorder: Recorder) -> Mapping[Any, Callable[..., Any]]:
+    """Inductor's own ways around the dispatcher, and what stands for each."""
+
+    def reinterpret(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        view: torch.Tensor = dynamo_guards._reinterpret_tensor(tensor, *args, **kwargs)
+        recorder.owner(view)
+        return view
+
+    known: dict[Any, Callable[..., Any]] = {
+        dynamo_guards._empty_strided_cpu: recorder.allocate,
+        dynamo_guards._reinterpret_tensor: reinterpret,
+        dynamo_guards._empty_strided_cpu_pinned: _refusal("pinned-memory", "empty_strided_cpu_pinned"),
+    }
+    for name in _OTHER_DEVICES:
+        function = getattr(dynamo_guards, name, None)
+        if function is not None:
+            known[function] = _refusal("foreign-device", name)
+    return known
+
+
+# -- modes --------------------------------------------------------------------------------------------------------
+
+
+class _HostReads(TorchFunctionMode):
+    """Refuses the reads that no dispatcher sees. ``active`` is off while the recorder itself works."""
+
+    active = True
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self.active and func in _HOST_READS:
+            raise CaptureError("host-read", getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+class _Operators(TorchDispatchMode):
+    """Records every operator that reaches the dispatcher."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: Recorder, reads: _HostReads) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._reads = reads
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if isinstance(func, OpOverload) and _is_composite(func):
+            with self:
+                result = func.decompose(*args, **named)
+            if result is not NotImplemented:
+                return result
+        self._reads.active = False
+        try:
+            return record_operator(self._recorder, func, args, named)
+        finally:
+            self._reads.active = True
+
+
+def _is_composite(op: OpOverload) -> bool:
+    """Whether ``op`` is defined by other operators alone; it only gets here where autograd keys are switched off."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) and not torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.name(), torch._C.DispatchKey.CPU
+    )

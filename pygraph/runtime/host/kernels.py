@@ -1,0 +1,125 @@
+"""The fused C++ kernels of a compiled module: their C parameters, and the address of their entry point.
+
+Only kernels that Inductor bound with ``cpp_pybinding`` are known; the source of the module says what they take.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import functools
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from pygraph.errors import CaptureError
+
+__all__ = ["Kernel", "Parameter", "find_kernel", "is_native_function", "parameters_of"]
+
+SYMBOL = "kernel"
+"""The ``extern "C"`` function that each of Inductor's kernel libraries exports."""
+
+_BINDER = "cpp_pybinding"
+
+
+class Parameter(Enum):
+    """What a C parameter holds."""
+
+    INTEGER = "integer"
+    FLOAT = "float"
+    READ = "read"
+    """``const T*``: memory that is only read."""
+    WRITE = "write"
+    """``T*``: memory that is written, and may be read (partial stores, accumulation, results read back)."""
+
+    @property
+    def is_pointer(self) -> bool:
+        """Whether the parameter is an address."""
+        return self in (Parameter.READ, Parameter.WRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A fused kernel. ``library`` keeps its code loaded; ``entry`` is the address of its function."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    path: str
+    entry: int
+    library: ctypes.CDLL
+
+    @property
+    def identity(self) -> str:
+        """Equal for the same code: Inductor names a library by the hash of its source."""
+        return Path(self.path).name
+
+
+def is_native_function(value: object) -> bool:
+    """Whether ``value`` is a function of a shared library that Inductor compiled."""
+    module = getattr(value, "__self__", None)
+    if not isinstance(value, types.BuiltinFunctionType) or not isinstance(module, types.ModuleType):
+        return False
+    path = getattr(module, "__file__", None)
+    return isinstance(path, str) and path.endswith(".so") and value.__name__ == SYMBOL
+
+
+def find_kernel(name: str, value: types.BuiltinFunctionType, source: str) -> Kernel:
+    """The kernel bound to the global ``name`` of the module in the file ``source``.
+
+    Raises CaptureError (``unknown-kernel``) when the module does not say what it takes.
+    """
+    parameters = parameters_of(source).get(name)
+    if parameters is None:
+        raise CaptureError("unknown-kernel", f"{name}: its C parameters are not in {source}")
+    path = str(value.__self__.__file__)
+    library = ctypes.CDLL(path)
+    entry = ctypes.cast(getattr(library, SYMBOL), ctypes.c_void_p).value
+    if entry is None:
+        raise CaptureError("unknown-kernel", f"{name}: {path} has no entry point")
+    return Kernel(name, parameters, path, entry, library)
+
+
+@functools.lru_cache(maxsize=256)
+def parameters_of(source: str) -> Mapping[str, tuple[Parameter, ...]]:
+    """The C parameters of each kernel that the module in the file ``source`` binds, by the kernel's global name.
+
+    A kernel with a parameter of an unknown C type is left out. Empty when the file is not readable as Python.
+    """
+    try:
+        tree = ast.parse(Path(source).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return types.MappingProxyType({})
+    found: dict[str, tuple[Parameter, ...]] = {}
+    for statement in tree.body:
+        bound = _binding(statement)
+        if bound is not None:
+            name, argtypes = bound
+            found.pop(name, None)
+            parameters = tuple(map(_parameter, argtypes))
+            if None not in parameters:
+                found[name] = tuple(p for p in parameters if p is not None)
+    return types.MappingProxyType(found)
+
+
+def _binding(statement: ast.stmt) -> tuple[str, list[str]] | None:
+    """``name`` and ``argtypes`` of ``name = async_compile.cpp_pybinding(argtypes, source)``."""
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+        return None
+    target, call = statement.targets[0], statement.value
+    named = isinstance(target, ast.Name) and isinstance(call.func, ast.Attribute) and call.func.attr == _BINDER
+    if not named or not call.args or not isinstance(call.args[0], ast.List):
+        return None
+    argtypes = [a.value for a in call.args[0].elts if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    assert isinstance(target, ast.Name)
+    return (target.id, argtypes) if len(argtypes) == len(call.args[0].elts) else None
+
+
+def _parameter(argtype: str) -> Parameter | None:
+    """What a parameter of C type ``argtype`` holds, or None for a type that is not known."""
+    words = argtype.replace("*", " * ").split()
+    if words and words[-1] == "*" and words.count("*") == 1:
+        return Parameter.READ if words[0] == "const" else Parameter.WRITE
+    plain = " ".join(word for word in words if word != "const")
+    return {"int64_t": Parameter.INTEGER, "long": Parameter.INTEGER, "float": Parameter.FLOAT}.get(plain)

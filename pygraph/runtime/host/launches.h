@@ -1,0 +1,213 @@
+// What a replay launches: fused kernels through raw function pointers, and operators through the dispatcher.
+#pragma once
+
+#include "tensors.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+
+namespace pygraph {
+
+namespace py = pybind11;
+using torch::jit::Stack;
+
+constexpr size_t kMaxWords = 256;
+constexpr size_t kMaxFloats = 8;
+
+// Applies `f` to every defined tensor in `value`, lists included, and returns what it made of them.
+template <typename F>
+c10::IValue map_tensors(const c10::IValue& value, F&& f) {
+  if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(f(value.toTensor())) : value;
+  if (value.isTensorList()) {
+    c10::List<Tensor> mapped;
+    for (const Tensor& t : value.toTensorVector()) mapped.push_back(f(t));
+    return mapped;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> mapped;
+    for (const auto& t : value.toOptionalTensorVector()) {
+      mapped.push_back(t && t->defined() ? std::optional<Tensor>(f(*t)) : std::nullopt);
+    }
+    return mapped;
+  }
+  return value;
+}
+
+// One operator with its arguments as they were when it was recorded.
+struct OperatorCall {
+  c10::OperatorHandle op;
+  Stack stack;
+
+  OperatorCall(const std::string& name, const std::string& overload, const py::tuple& args, const py::dict& kwargs)
+      : op(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())) {
+    torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
+    auto named = py::reinterpret_borrow<py::kwargs>(kwargs);
+    stack = torch::jit::createStackForSchema(op.schema(), torch::jit::tuple_slice(args), named, std::nullopt);
+  }
+
+  // Every tensor argument, those inside lists included, in the order of the schema.
+  std::vector<Tensor> tensors() const {
+    std::vector<Tensor> found;
+    auto note = [&](const Tensor& t) {
+      found.push_back(t);
+      return t;
+    };
+    for (const auto& value : stack) map_tensors(value, note);
+    return found;
+  }
+};
+
+// Copies tensors without their memory. What shared a tensor or a storage still does: operators look at both.
+struct Cloner {
+  std::unordered_map<c10::TensorImpl*, Tensor> tensors;
+  std::unordered_map<StorageImpl*, c10::Storage> storages;
+
+  Tensor operator()(const Tensor& tensor) {
+    auto& clone = tensors[tensor.unsafeGetTensorImpl()];
+    if (clone.defined()) return clone;
+    auto* impl = storage_of(tensor).unsafeGetStorageImpl();
+    auto found = storages.find(impl);
+    if (found == storages.end()) found = storages.emplace(impl, raw_storage(nullptr, impl->nbytes())).first;
+    clone = tensor_over(
+        found->second,
+        DispatchKeySet(DispatchKey::CPU),
+        tensor.dtype(),
+        tensor.sizes(),
+        tensor.strides(),
+        tensor.storage_offset());
+    return clone;
+  }
+};
+
+// Where an address goes when it moves: a word of a kernel, or the storage behind a tensor of an operator.
+struct Patch {
+  int64_t* word;
+  StorageImpl* storage;
+  int64_t delta;
+
+  void apply(uintptr_t address) const {
+    auto value = static_cast<int64_t>(address) + delta;
+    if (word != nullptr) {
+      *word = value;
+    } else {
+      storage->set_data_ptr_noswap(at::DataPtr(reinterpret_cast<void*>(value), c10::kCPU));
+    }
+  }
+};
+
+struct Launch {
+  virtual ~Launch() = default;
+  virtual void run() = 0;
+  virtual Patch patch(size_t word, int64_t delta) = 0;
+};
+
+using Invoke = void (*)(void*, const int64_t*, const float*);
+
+// Integers and addresses travel in one register file (the rest on the stack, 8 bytes each), floats in another, on
+// x86-64 System V and on AArch64: with at most eight floats, where they stood among the integers makes no difference.
+// Arguments in excess are never looked at, so that a few numbers of them serve all.
+template <size_t... I>
+void invoke(void* kernel, const int64_t* w, const float* f, std::index_sequence<I...>) {
+  using Entry = void (*)(
+      float, float, float, float, float, float, float, float, decltype(static_cast<void>(I), int64_t())...);
+  reinterpret_cast<Entry>(kernel)(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], w[I]...);
+}
+
+template <size_t N>
+void invoke_n(void* kernel, const int64_t* words, const float* floats) {
+  invoke(kernel, words, floats, std::make_index_sequence<N>());
+}
+
+inline std::pair<size_t, Invoke> invoker(size_t count) {
+  if (count <= 6) return {6, invoke_n<6>};
+  if (count <= 16) return {16, invoke_n<16>};
+  if (count <= 32) return {32, invoke_n<32>};
+  if (count <= 64) return {64, invoke_n<64>};
+  return {kMaxWords, invoke_n<kMaxWords>};
+}
+
+struct Kernel final : Launch {
+  void* entry;
+  Invoke call;
+  std::vector<int64_t> words;
+  float floats[kMaxFloats] = {};
+
+  Kernel(uintptr_t address, std::vector<int64_t> integers, const std::vector<float>& reals)
+      : entry(reinterpret_cast<void*>(address)), words(std::move(integers)) {
+    TORCH_CHECK(words.size() <= kMaxWords && reals.size() <= kMaxFloats, "too many kernel parameters");
+    size_t passed = 0;
+    std::tie(passed, call) = invoker(words.size());
+    words.resize(passed, 0);
+    std::copy(reals.begin(), reals.end(), floats);
+  }
+
+  void run() override { call(entry, words.data(), floats); }
+  Patch patch(size_t word, int64_t delta) override { return {&words.at(word), nullptr, delta}; }
+};
+
+struct Operator final : Launch {
+  c10::OperatorHandle op;
+  Stack stack;
+  std::vector<Tensor> memory; // one per word: arguments, then results
+  std::vector<Tensor> results; // where each returned tensor is copied to; undefined where it is not
+  bool below_autograd;
+
+  // `moves[i]`: whether the memory of tensor argument i is patched; others are held as they are.
+  Operator(const OperatorCall& call, const std::vector<bool>& moves, const std::vector<std::optional<Tensor>>& outputs, bool below)
+      : op(call.op), below_autograd(below) {
+    Cloner clone;
+    auto place = [&](const Tensor& t) {
+      memory.push_back(moves.at(memory.size()) ? clone(t) : t);
+      return memory.back();
+    };
+    for (const auto& value : call.stack) stack.push_back(map_tensors(value, place));
+    for (const auto& output : outputs) {
+      results.push_back(output ? clone(*output) : Tensor());
+      if (output) memory.push_back(results.back());
+    }
+  }
+
+  Patch patch(size_t word, int64_t delta) override {
+    const auto& tensor = memory.at(word);
+    auto before = static_cast<int64_t>(tensor.storage_offset() * tensor.itemsize());
+    return {nullptr, storage_of(tensor).unsafeGetStorageImpl(), delta - before};
+  }
+
+  void run() override {
+    if (!below_autograd) return call();
+    c10::impl::ExcludeDispatchKeyGuard guard(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    call();
+  }
+
+  void call() {
+    Stack values = stack;
+    op.callBoxed(&values);
+    if (results.empty()) return;
+    size_t next = 0;
+    auto keep = [&](const Tensor& t) {
+      store(next++, t);
+      return t;
+    };
+    for (const auto& value : values) map_tensors(value, keep);
+    TORCH_CHECK(next == results.size(), op.schema().name(), " returned ", next, " tensors at replay, not ", results.size());
+  }
+
+  void store(size_t position, const Tensor& value) {
+    TORCH_CHECK(position < results.size(), op.schema().name(), " returned more tensors at replay than when captured");
+    const auto& slot = results[position];
+    if (!slot.defined()) return;
+    TORCH_CHECK(
+        slot.sizes() == value.sizes() && slot.dtype() == value.dtype(),
+        op.schema().name(),
+        " returned another size or dtype at replay than when captured");
+    slot.copy_(value);
+  }
+};
+
+} // namespace pygraph

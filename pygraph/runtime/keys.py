@@ -1,0 +1,175 @@
+"""By what captures are told apart: Python scalars (the key), then sizes, strides, dtypes and devices (the variant).
+
+Holds the bounded table of variants with their least-recently-used order; decides nothing about capture itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Sequence
+from threading import Lock
+from typing import Any
+
+import torch
+
+from pygraph.runtime.digest import bits
+from pygraph.runtime.driver import Executable
+from pygraph.runtime.refusal import Refusal
+
+__all__ = ["ScalarKey", "Variant", "VariantTable", "signature"]
+
+_SCALARS = (int, float, bool)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+class ScalarKey:
+    """Reads the key of a call: the type and bits of every int, float and bool among its arguments.
+
+    Positions are those of the first call; a compiled program passes scalars at the same positions always. ``plain``
+    says that all are ints or bools, so that equality is equality of bits.
+    """
+
+    __slots__ = ("_positions", "plain")
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        self._positions = tuple(i for i, arg in enumerate(args) if type(arg) in _SCALARS)
+        self.plain = not any(type(args[i]) is float for i in self._positions)
+
+    def of(self, args: Sequence[Any]) -> Hashable:
+        """The key of a call."""
+        return tuple([bits(args[i]) for i in self._positions])
+
+
+def signature(args: Sequence[Any], sensitive: Collection[int], alignment: int) -> Hashable | Refusal:
+    """All of a call that a capture is made for: facts of each tensor, and every other argument itself.
+
+    Storage offsets count for the ``sensitive`` arguments only. Refused with ``argument-type`` are arguments that are
+    neither plain strided tensors nor Python scalars nor None.
+    """
+    facts: list[Hashable] = []
+    for position, arg in enumerate(args):
+        kind = type(arg)
+        if kind in _TENSORS and arg.layout is torch.strided and not (arg.is_conj() or arg.is_neg()):
+            offset = arg.storage_offset() if position in sensitive else -1
+            facts.append((arg.size(), arg.stride(), arg.dtype, arg.device, arg.data_ptr() % alignment, offset))
+        elif kind in _SCALARS or arg is None:
+            facts.append(bits(arg))
+        else:
+            return Refusal("argument-type", f"argument {position} is a {kind.__name__}")
+    return tuple(facts)
+
+
+class Variant:
+    """One combination of key and signature: how often it ran uncaptured, and what became of it.
+
+    It is captured when it ran ``wanted`` times. An evicted one starts anew and has to run twice as often, so that
+    more variants in turn than there is room for do not capture on every call.
+    """
+
+    __slots__ = ("executable", "key", "ran", "refusal", "signature", "tolerant", "wanted", "written")
+
+    def __init__(self, key: Hashable, facts: Hashable, wanted: int) -> None:
+        self.key = key
+        self.signature = facts
+        self.wanted = wanted
+        self.ran = 0
+        self.executable: Executable | None = None
+        self.refusal: Refusal | None = None
+        self.tolerant = False
+        self.written: frozenset[int] = frozenset()
+
+    @property
+    def due(self) -> bool:
+        """Whether it should be captured now."""
+        return self.executable is None and self.refusal is None and self.ran >= self.wanted
+
+
+class VariantTable:
+    """Variants by key and signature, at most ``max_captures`` with an executable and ``max_tracked`` without.
+
+    ``keys`` counts the distinct keys met; one that was forgotten counts again.
+    """
+
+    def __init__(self, max_captures: int, max_tracked: int, wanted: int) -> None:
+        self._max_captures = max_captures
+        self._max_tracked = max_tracked
+        self._wanted = wanted
+        self.keys = 0
+        self._lock = Lock()
+        self._captured: OrderedDict[Hashable, Variant] = OrderedDict()
+        self._tracked: OrderedDict[Hashable, Variant] = OrderedDict()
+        self._by_key: dict[Hashable, tuple[Variant, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._captured) + len(self._tracked)
+
+    @property
+    def captured(self) -> int:
+        """Variants that have an executable."""
+        return len(self._captured)
+
+    def under(self, key: Hashable) -> tuple[Variant, ...]:
+        """All variants of a key, known from earlier calls."""
+        return self._by_key.get(key, ())
+
+    def find(self, key: Hashable, facts: Hashable) -> Variant:
+        """The variant of a call, made if it is new; the one that was longest not asked for is forgotten for it."""
+        name = (key, facts)
+        with self._lock:
+            variant = self._captured.get(name) or self._tracked.get(name)
+            if variant is None:
+                variant = self._tracked[name] = Variant(key, facts, self._wanted)
+                self.keys += key not in self._by_key
+                self._by_key[key] = (*self._by_key.get(key, ()), variant)
+                if len(self._tracked) > self._max_tracked:
+                    self._forget(self._tracked.popitem(last=False)[1])
+            elif variant.executable is None:
+                self._tracked.move_to_end(name)
+            return variant
+
+    def install(self, variant: Variant, executable: Executable) -> list[Executable]:
+        """Give ``variant`` its executable; returns those that had to go for it, to be closed by the caller."""
+        name = (variant.key, variant.signature)
+        evicted: list[Executable] = []
+        with self._lock:
+            if self._tracked.pop(name, None) is None:
+                self._by_key[variant.key] = (*self._by_key.get(variant.key, ()), variant)
+            self._captured[name] = variant
+            variant.executable = executable
+            while len(self._captured) > self._max_captures:
+                evicted += self._evict()
+        return evicted
+
+    def used(self, variant: Variant) -> None:
+        """``variant`` was replayed: it goes last."""
+        name = (variant.key, variant.signature)
+        with self._lock:
+            if name in self._captured:
+                self._captured.move_to_end(name)
+
+    def clear(self) -> list[Executable]:
+        """Forget everything; returns the executables, to be closed by the caller."""
+        with self._lock:
+            held = [v.executable for v in self._captured.values() if v.executable is not None]
+            for variant in self._captured.values():
+                variant.executable = None
+            self._captured.clear()
+            self._tracked.clear()
+            self._by_key.clear()
+        return held
+
+    def _evict(self) -> list[Executable]:
+        name, variant = self._captured.popitem(last=False)
+        executable, variant.executable = variant.executable, None
+        variant.ran, variant.wanted = 0, variant.wanted * 2
+        self._tracked[name] = variant
+        if len(self._tracked) > self._max_tracked:
+            self._forget(self._tracked.popitem(last=False)[1])
+        return [executable] if executable is not None else []
+
+    def _forget(self, variant: Variant) -> None:
+        rest = tuple(other for other in self._by_key.get(variant.key, ()) if other is not variant)
+        if rest:
+            self._by_key[variant.key] = rest
+        else:
+            self._by_key.pop(variant.key, None)

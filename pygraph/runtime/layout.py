@@ -1,0 +1,114 @@
+"""Where intermediates lie at replay: lifetimes from the slots, packed into one workspace.
+
+Pure functions. Outputs are not placed (they are allocated anew for each call), nor is what no launch touches.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pygraph.runtime.driver import Layout, Slot
+from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
+
+__all__ = ["WORKSPACE_ALIGNMENT", "Lifetime", "lifetimes", "lower_bound", "pack", "plan"]
+
+WORKSPACE_ALIGNMENT = 64
+"""Bytes that each intermediate's offset is a multiple of: a cache line, and the widest vector register."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """An intermediate of ``nbytes`` that launches ``first`` to ``last`` (both included) touch."""
+
+    index: int
+    nbytes: int
+    first: int
+    last: int
+
+    def meets(self, other: Lifetime) -> bool:
+        """Whether both are alive at some launch."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def plan(
+    recording: Recording, slots: Sequence[Slot], *, reuse: bool = True, alignment: int = WORKSPACE_ALIGNMENT
+) -> Layout:
+    """Place every intermediate. With ``reuse``, those that are never alive together may share bytes, which holds
+    for the recorded order and for every order that keeps ``ordering.dependences``; without, each has its own range.
+    """
+    fresh = tuple(sorted({o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}))
+    lives = lifetimes(recording, slots, fresh)
+    offsets = pack(lives, reuse=reuse, alignment=alignment)
+    end = max((offsets[life.index] + life.nbytes for life in lives), default=0)
+    return Layout(_aligned(end, alignment), offsets, fresh)
+
+
+def lifetimes(recording: Recording, slots: Sequence[Slot], fresh: Sequence[int]) -> tuple[Lifetime, ...]:
+    """First and last launch of each POOL allocation that a launch touches and that is not in ``fresh``."""
+    sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
+    spans: dict[int, tuple[int, int]] = {}
+    for slot in slots:
+        if slot.kind is not AllocationKind.POOL or slot.index in fresh:
+            continue
+        first, last = spans.get(slot.index, (slot.launch, slot.launch))
+        spans[slot.index] = (min(first, slot.launch), max(last, slot.launch))
+    return tuple(Lifetime(index, sizes[index], *spans[index]) for index in sorted(spans))
+
+
+def pack(lives: Sequence[Lifetime], *, reuse: bool, alignment: int = WORKSPACE_ALIGNMENT) -> dict[int, int]:
+    """Offsets in bytes, by index. The largest is placed first, each in the smallest gap among its contemporaries.
+
+    Equal sizes are placed in order of birth, for which first-fit is optimal on intervals.
+    """
+    offsets: dict[int, int] = {}
+    if not reuse:
+        cursor = 0
+        for life in lives:
+            offsets[life.index] = cursor
+            cursor = _aligned(cursor + life.nbytes, alignment)
+        return offsets
+    placed: list[tuple[int, int, Lifetime]] = []
+    for life in sorted(lives, key=lambda item: (-_aligned(item.nbytes, alignment), item.first, item.index)):
+        taken = [(low, high) for low, high, other in placed if other.meets(life)]
+        size = _aligned(life.nbytes, alignment)
+        offset = _best_gap(taken, size)
+        offsets[life.index] = offset
+        if size:
+            insort(placed, (offset, offset + size, life), key=lambda item: item[:2])
+    return offsets
+
+
+def lower_bound(lives: Sequence[Lifetime], alignment: int = WORKSPACE_ALIGNMENT) -> int:
+    """Bytes that no packing can do without: the most that is alive at one launch."""
+    change: dict[int, int] = {}
+    for life in lives:
+        size = _aligned(life.nbytes, alignment)
+        change[life.first] = change.get(life.first, 0) + size
+        change[life.last + 1] = change.get(life.last + 1, 0) - size
+    return _peak(change)
+
+
+def _peak(change: Mapping[int, int]) -> int:
+    alive = most = 0
+    for launch in sorted(change):
+        alive += change[launch]
+        most = max(most, alive)
+    return most
+
+
+def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
+    """The start of the smallest gap of at least ``size`` bytes between ``taken`` (sorted), or their end."""
+    best: tuple[int, int] | None = None
+    cursor = 0
+    for low, high in taken:
+        gap = low - cursor
+        if gap >= size and (best is None or gap < best[0]):
+            best = (gap, cursor)
+        cursor = max(cursor, high)
+    return cursor if best is None else best[1]
+
+
+def _aligned(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment

@@ -1,0 +1,120 @@
+"""What one run of a region did, without keeping its tensors: structure and fingerprints of outputs and arguments.
+
+Two outcomes are compared here; how the runs are made and in which order is ``comparison``'s subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph.runtime.digest import bits, close, digest, extent, span
+
+__all__ = ["Outcome", "difference", "distance", "observe", "same_state"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``structure`` and ``contents`` of each output, fingerprints of some arguments afterwards, and the random state.
+
+    The structure of an output tensor is its type, sizes, strides, dtype, device and whose memory it is: a byte of
+    which argument, or which fresh storage and offset.
+    """
+
+    structure: tuple[Hashable, ...]
+    contents: tuple[bytes, ...]
+    arguments: dict[int, bytes]
+    rng: object
+
+
+def observe(outputs: Sequence[Any], args: Sequence[Any], watched: Collection[int], rng: object) -> Outcome:
+    """The outcome of a run that returned ``outputs`` and left ``args``; ``watched`` arguments are fingerprinted."""
+    contents = tuple(digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs)
+    arguments = {position: digest(span(args[position])) for position in sorted(watched)}
+    return Outcome(_structure(outputs, args), contents, arguments, rng)
+
+
+def difference(reference: Outcome, other: Outcome) -> str | None:
+    """The first thing in which two runs differ, or None."""
+    if len(reference.structure) != len(other.structure):
+        return f"{len(other.structure)} outputs instead of {len(reference.structure)}"
+    for index, (expected, actual) in enumerate(zip(reference.structure, other.structure, strict=True)):
+        if expected != actual:
+            return f"output {index} is {actual} instead of {expected}"
+        if reference.contents[index] != other.contents[index]:
+            return f"output {index} has other values"
+    for position, fingerprint in reference.arguments.items():
+        if other.arguments[position] != fingerprint:
+            return f"argument {position} has other values afterwards"
+    return None if same_state(reference.rng, other.rng) else "the random state afterwards is another one"
+
+
+def distance(
+    reference: Sequence[Any],
+    other: Sequence[Any],
+    arguments: tuple[Sequence[Any], Sequence[Any]],
+    watched: Collection[int],
+) -> str | None:
+    """The first output or watched argument of ``other`` that is not ``close`` to the reference's, or None."""
+    expected_args, actual_args = arguments
+    if _structure(reference, expected_args) != _structure(other, actual_args):
+        return "the structure of the outputs"
+    for index, (expected, actual) in enumerate(zip(reference, other, strict=True)):
+        if isinstance(expected, torch.Tensor) and not close(expected, actual):
+            return f"output {index}"
+    for position in sorted(watched):
+        if not close(expected_args[position], actual_args[position]):
+            return f"argument {position}"
+    return None
+
+
+def same_state(a: object, b: object) -> bool:
+    """Whether two random states are equal: tensors by value, containers by their parts."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(same_state, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def _structure(outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Hashable, ...]:
+    objects: dict[int, str] = {}
+    for position, arg in enumerate(args):
+        objects.setdefault(id(arg), f"argument {position} itself")
+    extents = [(p, a.device, a.data_ptr(), a.data_ptr() + extent(a)) for p, a in enumerate(args) if _is_tensor(a)]
+    storages: dict[int, int] = {}
+    found: list[Hashable] = []
+    for index, out in enumerate(outputs):
+        if not _is_tensor(out):
+            found.append(bits(out))
+        elif id(out) in objects:
+            found.append(objects[id(out)])
+        else:
+            objects[id(out)] = f"output {index} itself"
+            found.append(_describe(index, out, extents, storages))
+    return tuple(found)
+
+
+def _describe(
+    index: int, out: torch.Tensor, extents: list[tuple[int, torch.device, int, int]], storages: dict[int, int]
+) -> Hashable:
+    """Facts of a tensor that no argument and no earlier output is, and whose memory it lies in."""
+    facts = (type(out).__name__, tuple(out.size()), out.stride(), str(out.dtype), str(out.device), out.is_inference())
+    low = out.data_ptr()
+    high = low + extent(out)
+    for position, device, start, end in extents:
+        if device == out.device and max(low, start) < min(high, end):
+            return (*facts, f"a view of argument {position} at byte {low - start}")
+    if low == high:
+        return (*facts, "empty")
+    owner = storages.setdefault(out.untyped_storage().data_ptr(), index)
+    return (*facts, f"memory of output {owner} from element {out.storage_offset()}")
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)

@@ -1,0 +1,136 @@
+"""What one capture says, as plain data: launches with their raw parameter words, allocations and outputs.
+
+Drivers produce it; ``slots`` compares two of them; ``layout`` places their intermediates. No torch, no driver calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Access", "Allocation", "AllocationKind", "Launch", "LaunchKind", "Output", "OutputKind", "Recording"]
+
+WORD = 8
+"""Bytes in a parameter word: an address is always one aligned word."""
+
+
+class AllocationKind(Enum):
+    """Who owns the memory behind an address."""
+
+    INPUT = "input"
+    """A stand-in for one tensor argument of the region; replaced by the caller's address at each replay."""
+    POOL = "pool"
+    """Allocated by the region while it was captured: an output or an intermediate."""
+    CONSTANT = "constant"
+    """Memory that outlives the region and never moves: a constant of the compiled module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One range of addresses. ``(kind, index)`` names it across captures; addresses are never reused in a capture.
+
+    ``index`` is the argument's position (INPUT), the order of allocation (POOL) or the order of the constants
+    (CONSTANT). Allocations never touch: at least a byte lies between any two of them, so that an address one past
+    the end is nobody else's. ``address`` is where the tensor's data begins (for an INPUT, its first element,
+    whatever its storage offset); ``nbytes`` how far it reaches. ``born`` is the number of launches recorded before it.
+    """
+
+    kind: AllocationKind
+    index: int
+    address: int
+    nbytes: int
+    born: int = 0
+
+    @property
+    def key(self) -> tuple[AllocationKind, int]:
+        """The name that this allocation has in every capture of the same region."""
+        return (self.kind, self.index)
+
+    def covers(self, address: int) -> bool:
+        """Whether ``address`` lies inside (an empty allocation covers its own start)."""
+        return self.address <= address < self.address + max(self.nbytes, 1)
+
+
+class LaunchKind(Enum):
+    """What a launch is."""
+
+    KERNEL = "kernel"
+    OPERATOR = "operator"
+    MEMCPY = "memcpy"
+    MEMSET = "memset"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Bytes that one word's memory is accessed at: from ``start`` (relative to the word's address), ``nbytes`` long."""
+
+    word: int
+    start: int
+    nbytes: int
+    reads: bool
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel, operator, copy or fill in the order of capture.
+
+    ``words`` are the parameter's raw 8-byte words; ``signature`` is everything else that decides what the launch
+    does (sizes, strides, dtypes, flags) and must be equal in two captures. ``accesses`` is exact where the driver
+    knows it, else None (unknown). ``loc`` is the user's line, if known.
+    """
+
+    index: int
+    kind: LaunchKind
+    name: str
+    words: tuple[int, ...]
+    signature: Hashable
+    accesses: tuple[Access, ...] | None = None
+    loc: str | None = None
+    random: bool = False
+    """Draws from a generator: such launches keep their order among themselves."""
+
+
+class OutputKind(Enum):
+    """Where a value that the region returns comes from."""
+
+    ARGUMENT = "argument"
+    """The very object passed at position ``argument``."""
+    VIEW = "view"
+    """A fresh view of the tensor argument ``argument``."""
+    FRESH = "fresh"
+    """Memory of the POOL allocation ``allocation``; outputs that name the same one share a storage."""
+    CONSTANT_TENSOR = "constant-tensor"
+    """A tensor of the compiled module, returned as it is (``value``)."""
+    SCALAR = "scalar"
+    """A Python value fixed by the key (``value``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One value returned by the region. ``offset`` is in elements from the start of the allocation or argument.
+
+    ``dtype`` is a torch.dtype (kept opaque here). Sizes and strides are in elements.
+    """
+
+    kind: OutputKind
+    argument: int = -1
+    allocation: int = -1
+    offset: int = 0
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dtype: object = None
+    value: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One capture. ``payload`` is the driver's own handle on it (not compared, freed with the recording)."""
+
+    launches: tuple[Launch, ...]
+    allocations: tuple[Allocation, ...]
+    outputs: tuple[Output, ...]
+    payload: object = None
+    offset_sensitive: frozenset[int] = frozenset()
+    """Arguments whose storage offset was baked into the capture, so that it has to stay the same."""

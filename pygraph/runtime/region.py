@@ -1,0 +1,247 @@
+"""The life of one region: cold, warm, captured and compared, then replayed, or left uncaptured with a reason.
+
+A Region stands in for a compiled region's function. How captures are made, compared and told apart lives in
+``capturing``, ``comparison`` and ``keys``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from threading import Lock, get_ident
+from typing import Any
+
+from pygraph.compat import dispatch_mode_depth, functorch_level
+from pygraph.errors import ReplayError
+from pygraph.runtime import counters
+from pygraph.runtime.capturing import Captured, capture
+from pygraph.runtime.comparison import Scope, Verdict, compare, rewind, verify
+from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.driver import Driver, Executable
+from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.slots import SlotTable
+
+__all__ = ["Region"]
+
+_ONE_CALLS_FAULT = ("argument-misaligned", "comparison-budget", "replay-declined")
+"""Refusals that say nothing about calls with other arguments."""
+
+_capturing: list[int] = []
+"""The threads that capture now: a region called while its own thread captures is on stand-ins, and runs uncaptured."""
+
+
+class Region:
+    """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
+
+    ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated. Nothing of a call
+    is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a replay broke its
+    contract; a capture that fails never shows but in ``record``.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[list[Any]], Sequence[Any]],
+        driver: Driver,
+        *,
+        name: str,
+        options: RegionOptions | None = None,
+        written_hint: Iterable[int] = (),
+    ) -> None:
+        self.record = RegionRecord(name)
+        self._fn = fn
+        self._driver = driver
+        self._options = options or RegionOptions()
+        self._hint = frozenset(written_hint)
+        self._variants = VariantTable(
+            self._options.max_captures, self._options.max_tracked, self._options.capture_after - 1
+        )
+        self._lock = Lock()
+        self._last: Executable | None = None
+        self._key: ScalarKey | None = None
+        self._slots: SlotTable | None = None
+        self._sensitive: frozenset[int] = frozenset()
+        self._off = False
+        self._failures = 0
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        last = self._last
+        if last is None or _capturing or dispatch_mode_depth() or functorch_level() is not None:
+            return self._choose(args)
+        try:
+            outputs = last.replay(args)
+        except BaseException as error:
+            self._raised(args, error)
+            raise
+        if outputs is None:
+            return self._choose(args)
+        args.clear()
+        counters.count_replay(self.record)
+        return outputs
+
+    def close(self) -> None:
+        """Free everything that was captured; later calls run uncaptured."""
+        self._retire(Refusal("closed"))
+
+    def _choose(self, args: list[Any]) -> Sequence[Any]:
+        """Replay another variant than the last one, or run uncaptured, or capture."""
+        if self._off or get_ident() in _capturing or dispatch_mode_depth() or functorch_level() is not None:
+            return self._uncaptured(args)
+        if self._key is None:
+            self._key = ScalarKey(args)
+        key = self._key.of(args)
+        for variant in self._variants.under(key):
+            outputs = self._replay(variant, args)
+            if outputs is not None:
+                return outputs
+        return self._miss(key, args)
+
+    def _replay(self, variant: Variant, args: list[Any]) -> Sequence[Any] | None:
+        """Replay ``variant`` if it is captured and fits."""
+        executable = variant.executable
+        if executable is None:
+            return None
+        try:
+            outputs = self._verified(variant, executable, args)
+        except BaseException as error:
+            self._raised(args, error)
+            raise
+        if outputs is None:
+            return None
+        args.clear()
+        self._prefer(variant, executable)
+        counters.count_replay(self.record)
+        return outputs
+
+    def _verified(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
+        if not self._options.verify_always:
+            return executable.replay(args)
+        return verify(self._fn, self._driver, executable, args, self._scope(variant), self.record.name)
+
+    def _prefer(self, variant: Variant, executable: Executable) -> None:
+        """Try ``executable`` first from now on, unless calls have to be told apart by the bits of a float."""
+        self._variants.used(variant)
+        plain = self._key is not None and self._key.plain
+        if plain and not self._options.verify_always and variant.executable is executable and not self._off:
+            self._last = executable
+
+    def _miss(self, key: Hashable, args: list[Any]) -> Sequence[Any]:
+        """No capture fits: count the call, and capture if the variant ran often enough and nobody else captures."""
+        facts = signature(args, self._sensitive, self._options.alignment)
+        if isinstance(facts, Refusal):
+            if facts.reason not in self.record.refusals:
+                self._note(facts)
+            return self._uncaptured(args)
+        variant = self._variants.find(key, facts)
+        self.record.keys = self._variants.keys
+        if not variant.due or not self._lock.acquire(blocking=False):
+            outputs = self._uncaptured(args)
+            variant.ran += 1
+            return outputs
+        try:
+            return self._capture(variant, args)
+        finally:
+            self._lock.release()
+
+    def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
+        outputs = self._fn(args)
+        counters.count_uncaptured(self.record)
+        if self.record.state == "cold":
+            self.record.state = "warm"
+        return outputs
+
+    def _capture(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
+        """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
+        made = self._try_capture(args)
+        if isinstance(made, Refusal):
+            self._refuse(variant, made)
+            return self._uncaptured(args)
+        variant.written = made.written | self._hint
+        self._sensitive |= made.program.recording.offset_sensitive
+        try:
+            verdict = compare(self._fn, self._driver, made.executable, args, self._scope(variant))
+        except BaseException as error:
+            made.executable.close()
+            variant.ran = 0
+            self._raised(args, error)
+            raise
+        args.clear()
+        counters.count_uncaptured(self.record)
+        self._settle(variant, made, verdict)
+        return verdict.outputs
+
+    def _try_capture(self, args: list[Any]) -> Captured | Refusal:
+        state = None
+        _capturing.append(get_ident())
+        try:
+            state = self._driver.snapshot_rng()
+            return capture(self._fn, self._driver, args, self._options, self._slots)
+        except Exception as error:  # noqa: BLE001 - operators raise anything on stand-ins; the call must be answered
+            return Refusal.of(error)
+        finally:
+            _capturing.remove(get_ident())
+            if state is not None:
+                rewind(self._driver, state)
+
+    def _settle(self, variant: Variant, made: Captured, verdict: Verdict) -> None:
+        """Use the executable from now on, or close it."""
+        if verdict.refusal is not None or self._off:
+            made.executable.close()
+            self._refuse(variant, verdict.refusal or Refusal("closed"))
+            return
+        variant.tolerant = verdict.tolerant
+        for executable in self._variants.install(variant, made.executable):
+            self._last = None if self._last is executable else self._last
+            executable.close()
+        self._slots = made.table
+        self._describe(made, verdict)
+        self._prefer(variant, made.executable)
+
+    def _scope(self, variant: Variant) -> Scope:
+        return Scope(variant.written, self._sensitive, self._options.comparison_budget, variant.tolerant)
+
+    def _refuse(self, variant: Variant, refusal: Refusal) -> None:
+        """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""
+        variant.refusal = refusal
+        self._failures += refusal.reason not in _ONE_CALLS_FAULT
+        self._note(refusal)
+        if refusal.reason == "comparison-failed":
+            self._retire(refusal)
+        elif not self._variants.captured:
+            self.record.state, self.record.reason = "uncaptured", str(refusal)
+            if self._failures >= (self._options.max_refusals if variant.key else 1):
+                self._retire(refusal)
+
+    def _raised(self, args: list[Any], error: BaseException) -> None:
+        """A call raised: ``args`` is emptied as ever, and a replay that broke its contract is the region's last."""
+        args.clear()
+        if isinstance(error, ReplayError):
+            refusal = Refusal("replay-failed", str(error))
+            self._note(refusal)
+            self._retire(refusal)
+
+    def _retire(self, refusal: Refusal) -> None:
+        self._off = True
+        self._last = None
+        self._slots = None
+        self.record.state, self.record.reason = "uncaptured", str(refusal)
+        for executable in self._variants.clear():
+            executable.close()
+
+    def _note(self, refusal: Refusal) -> None:
+        """Count a refusal; the first of each reason is kept for reports."""
+        counters.add("refused")
+        counters.add(f"refused.{refusal.reason}")
+        self.record.refusals.setdefault(refusal.reason, refusal)
+
+    def _describe(self, made: Captured, verdict: Verdict) -> None:
+        """Put a successful capture into the record."""
+        counters.add("captures")
+        record, program = self.record, made.program
+        record.state, record.reason, record.captures = "replay", None, record.captures + 1
+        record.slots, record.launches = len(program.slots), len(program.recording.launches)
+        record.workspace_bytes = program.layout.nbytes
+        notes = list(made.table.notes)
+        if verdict.tolerant:
+            notes.append("non-deterministic: compared within a tolerance")
+        record.notes.extend(note for note in notes if note not in record.notes)

@@ -1,0 +1,206 @@
+"""Slot discovery: which parameter words of a capture are addresses, and into what they point.
+
+Pure functions over two Recordings made with disjoint memory (or one, and the slots of another size). A doubt is a
+Refusal: a word taken for a number that is an address would read or write what the caller no longer owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pygraph.runtime.addresses import AddressMap, moving
+from pygraph.runtime.driver import Slot
+from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording
+from pygraph.runtime.refusal import Refusal
+
+__all__ = ["SlotTable", "discover", "resolve"]
+
+_Shape = tuple[tuple[LaunchKind, str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """The slots of a region, and the launch sequence (kinds, names, numbers of words) that they hold for.
+
+    ``padding`` lists (launch, word) of words that differ between captures and are no address on either side.
+    """
+
+    slots: tuple[Slot, ...]
+    padding: tuple[tuple[int, int], ...]
+    sequence: _Shape
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a report should say about this table."""
+        return tuple(
+            f"{self.sequence[i][1]}: word {w} differs between captures and is no address" for i, w in self.padding
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two captures looked at together. ``moves`` holds by how many bytes each allocation moved between them."""
+
+    left: AddressMap
+    right: AddressMap
+    known: AddressMap
+    moves: frozenset[int]
+
+
+def discover(first: Recording, second: Recording, known: Sequence[Allocation] = ()) -> SlotTable | Refusal:
+    """Compare two captures of one region word by word.
+
+    ``known`` is memory that no word may point into although no capture allocated it, such as the caller's real
+    tensors. A word that differs is a slot if it lies, in both, at the same offset of corresponding allocations that
+    were live at its launch. One past the end counts as an offset, but only where no allocation begins there in both
+    captures (captures leave gaps, so that this does not happen; where it does, it is refused as ambiguous).
+
+    Reasons of refusal: ``unstable-launches``, ``unstable-allocations``, ``unstable-outputs``, ``captures-overlap``,
+    ``half-address`` (an address in one capture only), ``unpaired-address`` (into different allocations),
+    ``ambiguous-address``, ``stray-address`` (moves with an allocation that it lies outside of, or that was not born
+    yet), ``unmoved-address`` (equal in both, and inside memory that a replay replaces).
+    """
+    doubt = _unstable(first, second) or _overlapping(first, second)
+    if doubt is not None:
+        return doubt
+    pair = _Pair(
+        AddressMap(first.allocations), AddressMap(second.allocations), AddressMap(known), _moves(first, second)
+    )
+    slots: list[Slot] = []
+    padding: list[tuple[int, int]] = []
+    for a, b in zip(first.launches, second.launches, strict=True):
+        for position, (x, y) in enumerate(zip(a.words, b.words, strict=True)):
+            verdict = _unmoved(pair, a, position, x) if x == y else _moved(pair, a, position, x, y)
+            if isinstance(verdict, Refusal):
+                return verdict
+            if isinstance(verdict, Slot):
+                slots.append(verdict)
+            elif x != y:
+                padding.append((a.index, position))
+    return SlotTable(tuple(slots), tuple(padding), _sequence(first))
+
+
+def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] = ()) -> SlotTable | None:
+    """The slots of ``recording``, the only capture at its sizes, found at the positions known from another size.
+
+    None when the launch sequence is another one, when a slot's word is not an address into the same allocation, or
+    when any other word could be an address (``known`` as in ``discover``): then the region is captured twice. One
+    capture cannot show what a second would, so that comparison with an uncaptured run remains necessary.
+    """
+    addresses, real = AddressMap(recording.allocations), AddressMap(known)
+    if _sequence(recording) != table.sequence or addresses.overlap is not None:
+        return None
+    expected = {(slot.launch, slot.word): slot for slot in table.slots}
+    slots: list[Slot] = []
+    for launch in recording.launches:
+        for position, word in enumerate(launch.words):
+            slot = expected.get((launch.index, position))
+            places = addresses.places(word, launch.index)
+            if slot is None and (places or addresses.inside(word) or real.inside(word)):
+                return None
+            if slot is None:
+                continue
+            if len(places) != 1 or places[0].key != (slot.kind, slot.index):
+                return None
+            slots.append(Slot(launch.index, position, slot.kind, slot.index, places[0].offset))
+    return SlotTable(tuple(slots), table.padding, table.sequence)
+
+
+def _sequence(recording: Recording) -> _Shape:
+    return tuple((launch.kind, launch.name, len(launch.words)) for launch in recording.launches)
+
+
+def _moves(first: Recording, second: Recording) -> frozenset[int]:
+    there = {a.key: a.address for a in moving(second.allocations)}
+    return frozenset(there[a.key] - a.address for a in moving(first.allocations) if a.key in there)
+
+
+def _moved(pair: _Pair, launch: Launch, position: int, x: int, y: int) -> Slot | Refusal | None:
+    """What a word that differs is: a slot, a doubt, or (None) padding."""
+    left, right = pair.left.places(x, launch.index), pair.right.places(y, launch.index)
+    common = [place for place in left if place in right]
+    if len(common) > 1 and common[1].rank == 1:
+        return Refusal.at(
+            launch, "ambiguous-address", f"word {position} is the end of one allocation and the start of another"
+        )
+    if common:
+        (kind, index), offset = common[0].key, common[0].offset
+        return Slot(launch.index, position, kind, index, offset)
+    if left and right:
+        return Refusal.at(
+            launch, "unpaired-address", f"word {position} points into {_name(left[0].key)}, then {_name(right[0].key)}"
+        )
+    if left or right:
+        owner = _name((left or right)[0].key)
+        return Refusal.at(launch, "half-address", f"word {position} points into {owner} in one capture only")
+    if y - x in pair.moves:
+        return Refusal.at(launch, "stray-address", f"word {position} moves with an allocation that it lies outside of")
+    return None
+
+
+def _unmoved(pair: _Pair, launch: Launch, position: int, word: int) -> Refusal | None:
+    """A doubt about a word that is equal in both captures, or None: a number, or the address of a constant."""
+    for addresses in (pair.left, pair.right, pair.known):
+        found = addresses.inside(word)
+        if found is not None:
+            return Refusal.at(
+                launch,
+                "unmoved-address",
+                f"word {position} is the same in both captures and lies in {_name(found.key)}",
+            )
+    return None
+
+
+def _unstable(first: Recording, second: Recording) -> Refusal | None:
+    """Whether the two captures did different things."""
+    if len(first.launches) != len(second.launches):
+        return Refusal("unstable-launches", f"{len(first.launches)} launches, then {len(second.launches)}")
+    for a, b in zip(first.launches, second.launches, strict=True):
+        if (a.kind, a.name, len(a.words)) != (b.kind, b.name, len(b.words)):
+            return Refusal.at(a, "unstable-launches", f"launch {a.index} was {a.name}, then {b.name}")
+        if a.signature != b.signature or a.accesses != b.accesses or a.random != b.random:
+            return Refusal.at(a, "unstable-launches", f"launch {a.index} did not do the same twice")
+    if _facts(first) != _facts(second):
+        return Refusal("unstable-allocations", "the captures did not allocate the same")
+    same = len(first.outputs) == len(second.outputs) and all(map(_same_output, first.outputs, second.outputs))
+    return None if same else Refusal("unstable-outputs", "the captures did not return the same")
+
+
+def _facts(recording: Recording) -> tuple[object, ...]:
+    """All of the allocations that must not change; a constant's address is part of it, a null pointer too."""
+    fixed = AllocationKind.CONSTANT
+    facts = (
+        (a.key, a.nbytes, a.born, a.address if a.kind is fixed else bool(a.address)) for a in recording.allocations
+    )
+    return (recording.offset_sensitive, *facts)
+
+
+def _same_output(a: Output, b: Output) -> bool:
+    shape = (a.kind, a.argument, a.allocation, a.offset, a.size, a.stride, a.dtype)
+    if shape != (b.kind, b.argument, b.allocation, b.offset, b.size, b.stride, b.dtype):
+        return False
+    if a.value is b.value:
+        return True
+    scalars = (bool, int, float, complex, str)
+    return type(a.value) is type(b.value) and isinstance(a.value, scalars) and repr(a.value) == repr(b.value)
+
+
+def _overlapping(first: Recording, second: Recording) -> Refusal | None:
+    """Whether the captures share memory, with each other or among their own allocations."""
+    for recording in (first, second):
+        shared = AddressMap(recording.allocations).overlap
+        if shared is not None:
+            return Refusal(
+                "ambiguous-address", f"{_name(shared[0].key)} and {_name(shared[1].key)} overlap in one capture"
+            )
+    shared = AddressMap((*first.allocations, *second.allocations)).overlap
+    if shared is not None:
+        return Refusal(
+            "captures-overlap", f"{_name(shared[0].key)} and {_name(shared[1].key)} of two captures share memory"
+        )
+    return None
+
+
+def _name(key: tuple[AllocationKind, int]) -> str:
+    return f"{key[0].value} {key[1]}"

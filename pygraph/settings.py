@@ -1,0 +1,148 @@
+"""What a user may set: the ``options`` of ``torch.compile`` and environment variables of the same names.
+
+An option given in code wins over its variable. Names and types are checked here; meaning lives where it is used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from pygraph.errors import OptionError
+from pygraph.passes.manager import DEFAULT_PIPELINE
+
+__all__ = ["Settings"]
+
+_PREFIX = "PYGRAPH_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of the backend.
+
+    passes         pipeline text, or a sequence of passes and pipeline texts
+    dump_dir       where IR, programs and reports are written; nothing is written when None
+    strict         raise when anything was left uncaptured or PyGraph failed
+    disable        compile with plain Inductor
+    verify         ``first``: a replay is compared once before it counts; ``always``: at every call
+    capture_after  the occurrence of a set of sizes at which it is captured (2 or more)
+    max_captures   captures that one region keeps
+    inductor       patches to Inductor's configuration for this compilation
+    """
+
+    passes: Any = DEFAULT_PIPELINE
+    dump_dir: str | None = None
+    strict: bool = False
+    disable: bool = False
+    verify: str = "first"
+    capture_after: int = 2
+    max_captures: int = 16
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def make(options: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+        """Settings from ``options`` over the environment. Raises OptionError for an unknown name or a wrong value."""
+        chosen = _from_environment(os.environ if environ is None else environ)
+        for name, value in (options or {}).items():
+            key = name.replace("-", "_")
+            if key not in _CHECKS:
+                raise OptionError(f"unknown option '{name}'{_nearest(key)}")
+            chosen[key] = _CHECKS[key](name, value)
+        return Settings(**chosen)
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, list(_CHECKS), n=1, cutoff=0.4)
+    known = ", ".join(_CHECKS)
+    return f"; did you mean '{near[0]}'?" if near else f"; known options are {known}"
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    for field_ in fields(Settings):
+        text = environ.get(_PREFIX + field_.name.upper())
+        if text is None or field_.name == "inductor":
+            continue
+        chosen[field_.name] = _CHECKS[field_.name](_PREFIX + field_.name.upper(), _PARSERS[field_.name](text))
+    return chosen
+
+
+def _parse_bool(text: str) -> object:
+    return {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}.get(
+        text.lower(), text
+    )
+
+
+def _parse_int(text: str) -> object:
+    return int(text) if text.strip().lstrip("-").isdigit() else text
+
+
+def _parse_text(text: str) -> object:
+    return text
+
+
+def _parse_optional(text: str) -> object:
+    return text or None
+
+
+def _bool(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} must be true or false, not {value!r}")
+    return value
+
+
+def _positive(least: int) -> Callable[[str, object], int]:
+    def check(name: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise OptionError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        return value
+
+    return check
+
+
+def _path(name: str, value: object) -> str | None:
+    if value is not None and not isinstance(value, (str, os.PathLike)):
+        raise OptionError(f"{name} must be a path, not {value!r}")
+    return None if value is None else os.fspath(value)
+
+
+def _verify(name: str, value: object) -> str:
+    if value not in ("first", "always"):
+        raise OptionError(f"{name} must be 'first' or 'always', not {value!r}")
+    return str(value)
+
+
+def _passes(name: str, value: object) -> object:
+    if not isinstance(value, (str, list, tuple)):
+        raise OptionError(f"{name} must be pipeline text or a sequence of passes, not {value!r}")
+    return value if isinstance(value, str) else tuple(value)
+
+
+def _mapping(name: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} must be a mapping of Inductor's options, not {value!r}")
+    return dict(value)
+
+
+_CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "passes": _passes,
+    "dump_dir": _path,
+    "strict": _bool,
+    "disable": _bool,
+    "verify": _verify,
+    "capture_after": _positive(2),
+    "max_captures": _positive(1),
+    "inductor": _mapping,
+}
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "passes": _parse_text,
+    "dump_dir": _parse_optional,
+    "strict": _parse_bool,
+    "disable": _parse_bool,
+    "verify": _parse_text,
+    "capture_after": _parse_int,
+    "max_captures": _parse_int,
+}

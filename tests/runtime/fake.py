@@ -1,0 +1,104 @@
+"""A driver in plain Python: it records one launch for whatever the region is, and replays by calling a function.
+
+Tests script it: what a capture says or raises, what a replay computes, when it declines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+import torch
+
+from pygraph.runtime.digest import bits, extent
+from pygraph.runtime.driver import Program
+from pygraph.runtime.recording import Access, Recording
+from tests.runtime.captures import Capture
+
+__all__ = ["FakeDriver", "FakeExecutable", "Function"]
+
+Function = Callable[[list[Any]], Sequence[Any]]
+
+
+def facts(args: Sequence[Any], sensitive: frozenset[int]) -> list[object]:
+    """What has to match for a replay; storage offsets of ``sensitive`` arguments only."""
+    return [
+        (a.shape, a.stride(), a.dtype, a.device, a.storage_offset() if i in sensitive else 0)
+        if isinstance(a, torch.Tensor)
+        else bits(a)
+        for i, a in enumerate(args)
+    ]
+
+
+class FakeExecutable:
+    """Replays by calling a function on a copy of the list of arguments, if they have the facts captured."""
+
+    def __init__(self, driver: FakeDriver, fn: Function, expected: list[object]) -> None:
+        self.driver = driver
+        self.fn = fn
+        self.expected = expected
+        self.replays = 0
+        self.closed = False
+        self._busy = Lock()
+
+    def replay(self, args: list[Any]) -> list[Any] | None:
+        if self.closed or facts(args, self.driver.sensitive) != self.expected or not self._busy.acquire(blocking=False):
+            return None
+        try:
+            if self.driver.declines(args):
+                return None
+            self.replays += 1
+            return list((self.driver.kernel or self.fn)(list(args)))
+        finally:
+            self._busy.release()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeDriver:
+    """``written``: arguments that the recorded launch writes (None: unknown). ``edits``, one per capture to come,
+    change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region."""
+
+    name = "fake"
+
+    def __init__(self, kernel: Function | None = None, written: Sequence[int] | None = ()) -> None:
+        self.kernel = kernel
+        self.written = written
+        self.sensitive: frozenset[int] = frozenset()
+        self.edits: list[Callable[[Capture], None]] = []
+        self.declines: Callable[[list[Any]], bool] = lambda args: False
+        self.refuses: Exception | None = None
+        self.captures = 0
+        self.executables: list[FakeExecutable] = []
+        self.programs: list[Program] = []
+
+    def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
+        self.captures += 1
+        capture = Capture(0x7000_0000_0000 + (self.captures << 32), gap=4096 + 64 * self.captures)
+        sizes = {i: extent(a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
+        words = [capture.input(nbytes, index=i) for i, nbytes in sizes.items()]
+        pool = capture.pool(64)
+        accesses = None
+        if self.written is not None:
+            accesses = [Access(w, 0, n, True, i in self.written) for w, (i, n) in enumerate(sizes.items())]
+        capture.launch(*words, pool, name="toy", accesses=accesses, loc="toy.py:1")
+        if self.edits:
+            self.edits.pop(0)(capture)
+        return capture.recording(payload=(fn, facts(args, self.sensitive)), offset_sensitive=self.sensitive)
+
+    def instantiate(self, program: Program) -> FakeExecutable:
+        if self.refuses is not None:
+            raise self.refuses
+        fn, expected = program.recording.payload  # type: ignore[misc]
+        self.programs.append(program)
+        self.executables.append(FakeExecutable(self, fn, expected))
+        return self.executables[-1]
+
+    def snapshot_rng(self) -> object:
+        return torch.get_rng_state()
+
+    def restore_rng(self, state: object) -> None:
+        assert isinstance(state, torch.Tensor)
+        torch.set_rng_state(state)

@@ -1,0 +1,59 @@
+"""From a region call to an executable, without the region layer: capture twice, find slots, lay out, instantiate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pygraph.runtime.driver import Executable, Program
+from pygraph.runtime.host import HostDriver
+from pygraph.runtime.layout import plan
+from pygraph.runtime.recording import Recording
+from pygraph.runtime.slots import SlotTable, discover
+from tests.runtime.regions import RegionCall, copy_arguments, same_bits
+
+__all__ = ["assert_replays", "make_executable", "make_program", "replay_and_compare"]
+
+
+def make_program(driver: HostDriver, fn: Any, args: Sequence[Any], *, alignment: int = 16, **changes: Any) -> Program:
+    """A program for ``fn`` on ``args``, from two captures; ``changes`` replace its fields."""
+    first, second = driver.capture(fn, args), driver.capture(fn, args)
+    table = discover(first, second)
+    assert isinstance(table, SlotTable), table
+    aligned = {i: alignment for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
+    layout = plan(first, table.slots)
+    program = Program(first, table.slots, layout, tuple(range(len(first.launches))), aligned)
+    return replace(program, **changes)
+
+
+def make_executable(driver: HostDriver, call: RegionCall, **options: Any) -> tuple[Executable, Recording]:
+    """An executable for one region call, and its recording."""
+    program = make_program(driver, call.fn, call.args, **options)
+    return driver.instantiate(program), program.recording
+
+
+def replay_and_compare(driver: HostDriver, call: RegionCall, executable: Executable, args: Sequence[Any]) -> list[Any]:
+    """Replay on copies of ``args``: outputs, mutated arguments and generator state are those of the uncaptured run."""
+    theirs, ours = copy_arguments(args), copy_arguments(args)
+    start = driver.snapshot_rng()
+    expected = call.run(theirs)
+    after = driver.snapshot_rng()
+    driver.restore_rng(start)
+    outputs = executable.replay(ours)
+    assert outputs is not None, "the replay turned its arguments away"
+    assert same_bits(outputs, expected)
+    assert same_bits(ours, theirs)
+    assert torch.equal(driver.snapshot_rng(), after)
+    return outputs
+
+
+def assert_replays(driver: HostDriver, call: RegionCall, **options: Any) -> Recording:
+    """Capture ``call`` and replay it on its own arguments, twice, and on new values at new addresses."""
+    executable, recording = make_executable(driver, call, **options)
+    for args in (call.args, call.args, call.fresh(seed=1), call.fresh(seed=2)):
+        replay_and_compare(driver, call, executable, args)
+    executable.close()
+    return recording

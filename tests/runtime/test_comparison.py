@@ -1,0 +1,358 @@
+"""Comparison before the first replay: every wrong replay is found out, and no caller's tensor notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.errors import ReplayError
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.region import Region
+from tests.runtime.fake import FakeDriver
+
+Function = Callable[[list[Any]], Sequence[Any]]
+
+
+def mixed(args: list[Any]) -> Sequence[Any]:
+    """Fresh outputs (two in one storage), a view, an argument, a scalar; the second argument is mutated."""
+    x, state, n = args
+    args.clear()
+    state.mul_(2).add_(x)
+    both = torch.stack((x + n, state))
+    return [both[0], both[1], state[1:], state, n, None]
+
+
+class Case:
+    """A region about to be captured; replays compute ``kernel``."""
+
+    def __init__(self, kernel: Function | None, fn: Function = mixed, written: Sequence[int] | None = (1,), **options: Any) -> None:
+        self.driver = FakeDriver(kernel, written)
+        self.fn = fn
+        self.region = Region(fn, self.driver, name="toy", options=RegionOptions(**options))
+        self.state = torch.arange(4.0)
+        self.reference = torch.arange(4.0)
+        self.call()
+
+    def call(self) -> None:
+        """One call, whose results, mutation and random state must be those of one uncaptured run."""
+        x = torch.full((4,), 0.5)
+        before = torch.get_rng_state()
+        expected = list(self.fn([x.clone(), self.reference, 3]))
+        after = torch.get_rng_state()
+        torch.set_rng_state(before)
+        outputs = list(self.region([x, self.state, 3]))
+        assert torch.equal(torch.get_rng_state(), after)
+        assert x.tolist() == [0.5] * 4
+        for out, want in zip([self.state, *outputs], [self.reference, *expected], strict=True):
+            assert torch.equal(out, want) if isinstance(want, torch.Tensor) else out == want
+
+    @property
+    def reason(self) -> str | None:
+        return self.region.record.reason
+
+
+def test_a_right_replay_is_accepted() -> None:
+    case = Case(None)
+    for _ in range(4):
+        case.call()
+    assert (case.reason, case.region.record.replays) == (None, 3)
+
+
+def test_the_replay_ran_on_other_addresses_with_the_same_layout() -> None:
+    seen: list[Any] = []
+
+    def look(args: list[Any]) -> Sequence[Any]:
+        seen.append([(a.data_ptr(), a.stride(), a.data_ptr() % 64, float(a.sum())) for a in args])
+        base, view, same = args
+        return [base + view.sum(), same]
+
+    base = torch.arange(32.0)
+    case = Region(look, FakeDriver(None, (0,)), name="toy")
+    for _ in range(2):
+        case([base[4:], base[6:14:2], base[4:]])
+    _, replayed, real = seen
+    assert [r[1:] for r in replayed] == [r[1:] for r in real]
+    assert {r[0] for r in replayed}.isdisjoint(r[0] for r in real)
+    assert replayed[1][0] - replayed[0][0] == real[1][0] - real[0][0]
+    assert case.record.captures == 1
+
+
+def _wrong_byte(args: list[Any]) -> Sequence[Any]:
+    outputs = list(mixed(args))
+    outputs[1].view(torch.uint8)[9] ^= 1
+    return outputs
+
+
+def _wrong_mutation(args: list[Any]) -> Sequence[Any]:
+    state = args[1]
+    outputs = list(mixed(args))
+    outputs[1] = outputs[1]
+    state[3] += 1
+    return outputs
+
+
+def _no_mutation(args: list[Any]) -> Sequence[Any]:
+    x, state, n = args
+    return mixed([x, state.clone(), n])
+
+
+def _writes_what_it_reads(args: list[Any]) -> Sequence[Any]:
+    x = args[0]
+    outputs = mixed(args)
+    x[0] = 9
+    return outputs
+
+
+def _draws(args: list[Any]) -> Sequence[Any]:
+    torch.rand(1)
+    return mixed(args)
+
+
+def _raises(args: list[Any]) -> Sequence[Any]:
+    args[1].zero_()
+    torch.rand(1)
+    raise RuntimeError("launch failed")
+
+
+def _fewer(args: list[Any]) -> Sequence[Any]:
+    return list(mixed(args))[:-1]
+
+
+def _other_stride(args: list[Any]) -> Sequence[Any]:
+    outputs = list(mixed(args))
+    outputs[0] = torch.stack((outputs[0], outputs[0]), 1)[:, 0]
+    return outputs
+
+
+def _unshared(args: list[Any]) -> Sequence[Any]:
+    outputs = list(mixed(args))
+    outputs[1] = outputs[1].clone()
+    return outputs
+
+
+def _copy_for_a_view(args: list[Any]) -> Sequence[Any]:
+    outputs = list(mixed(args))
+    outputs[2] = outputs[2].clone()
+    return outputs
+
+
+def _view_for_the_argument(args: list[Any]) -> Sequence[Any]:
+    outputs = list(mixed(args))
+    outputs[3] = outputs[3].view(4)
+    return outputs
+
+
+def _other_dtype(args: list[Any]) -> Sequence[Any]:
+    outputs = list(mixed(args))
+    outputs[0] = outputs[0].to(torch.float64)
+    return outputs
+
+
+def _other_scalar(args: list[Any]) -> Sequence[Any]:
+    outputs = list(mixed(args))
+    outputs[4] = True
+    return outputs
+
+
+def _overruns(args: list[Any]) -> Sequence[Any]:
+    state = args[1]
+    outputs = mixed(args)
+    torch.as_strided(state, (1,), (1,), state.storage_offset() + 5).fill_(7)
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (_wrong_byte, "output 1 has other values"),
+        (_wrong_mutation, "output 2 has other values"),
+        (_no_mutation, "output 2"),
+        (_writes_what_it_reads, "an argument is written though no launch says so"),
+        (_draws, "the random state afterwards"),
+        (_fewer, "5 outputs instead of 6"),
+        (_other_stride, "output 0 is"),
+        (_unshared, "output 1 is"),
+        (_copy_for_a_view, "output 2 is"),
+        (_view_for_the_argument, "output 3 is"),
+        (_other_dtype, "output 0 is"),
+        (_other_scalar, "output 4 is"),
+        (_overruns, "bytes beside an argument were written"),
+    ],
+)
+def test_a_wrong_replay_is_refused_and_named(kernel: Function, words: str) -> None:
+    case = Case(kernel)
+    case.call()
+    assert case.reason is not None
+    assert case.reason.startswith("comparison-failed: replayed: ")
+    assert words in case.reason
+    assert case.driver.executables[0].closed
+    case.call()
+    assert case.region.record.replays == 0
+
+
+def test_a_replay_that_raises_is_refused() -> None:
+    case = Case(_raises)
+    case.call()
+    assert case.reason == "replay-raised: RuntimeError: launch failed"
+
+
+def test_a_replay_that_declines_is_refused() -> None:
+    case = Case(None)
+    case.driver.declines = lambda args: True
+    case.call()
+    assert case.reason is not None
+    assert case.reason.startswith("replay-declined")
+
+
+def test_a_nan_equals_itself() -> None:
+    def nan(args: list[Any]) -> Sequence[Any]:
+        return [args[0] / 0 * 0, args[1]]
+
+    region = Region(nan, FakeDriver(), name="toy")
+    for _ in range(3):
+        region([torch.ones(2), torch.ones(2)])
+    assert region.record.replays == 1
+
+
+def test_unknown_accesses_may_write_every_argument() -> None:
+    case = Case(None, written=None)
+    for _ in range(3):
+        case.call()
+    assert case.region.record.replays == 2
+
+
+def test_a_write_that_no_launch_admits_is_refused() -> None:
+    case = Case(None, written=())
+    case.call()
+    assert case.reason is not None
+    assert "an argument is written though no launch says so" in case.reason
+
+
+def test_a_hint_makes_such_a_write_known() -> None:
+    driver = FakeDriver(None, written=())
+    region = Region(mixed, driver, name="toy", written_hint=[1])
+    state = torch.zeros(4)
+    for _ in range(3):
+        region([torch.ones(4), state, 3])
+    assert region.record.replays == 1
+    assert state.tolist() == [7.0] * 4
+
+
+def _jitter(scale: float) -> Function:
+    """A region that never repeats itself exactly, by about ``scale``; it draws no random numbers."""
+    calls = iter(range(10**6))
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        x, state, _ = args
+        args.clear()
+        state.add_(x)
+        return [x.repeat(100) * 3 + scale * next(calls)]
+
+    return fn
+
+
+def test_a_region_that_does_not_repeat_itself_is_held_to_a_tolerance() -> None:
+    region = Region(_jitter(1e-6), FakeDriver(written=(1,)), name="toy")
+    state = torch.zeros(4)
+    for _ in range(3):
+        region([torch.ones(4), state, 3])
+    assert region.record.replays == 1
+    assert region.record.notes == ["non-deterministic: compared within a tolerance"]
+    assert state.tolist() == [3.0] * 4
+
+
+def test_a_replay_far_from_a_non_deterministic_region_is_refused() -> None:
+    region = Region(_jitter(0.1), FakeDriver(written=(1,)), name="toy")
+    state = torch.zeros(4)
+    for _ in range(3):
+        region([torch.ones(4), state, 3])
+    assert region.record.reason is not None
+    assert "non-deterministic" in region.record.reason
+    assert "output 0" in region.record.reason
+    assert state.tolist() == [3.0] * 4
+
+
+def test_over_budget_only_written_arguments_are_copied() -> None:
+    addresses: list[tuple[int, int]] = []
+
+    def look(args: list[Any]) -> Sequence[Any]:
+        addresses.append((args[0].data_ptr(), args[1].data_ptr()))
+        args[1].add_(1)
+        return [args[0].sum()]
+
+    big, small = torch.ones(1000), torch.zeros(4)
+    region = Region(look, FakeDriver(written=(1,)), name="toy", options=RegionOptions(comparison_budget=100))
+    for _ in range(2):
+        region([big, small])
+    replayed, real = addresses[1:]
+    assert replayed[0] == real[0]
+    assert replayed[1] != real[1]
+    assert region.record.captures == 1
+
+
+def test_over_budget_even_so_is_refused() -> None:
+    case = Case(None, comparison_budget=31)
+    case.call()
+    assert case.reason is not None
+    assert case.reason.startswith("comparison-budget")
+    assert case.driver.executables[0].replays == 0
+
+
+def test_damage_to_an_argument_read_in_place_is_said() -> None:
+    def kernel(args: list[Any]) -> Sequence[Any]:
+        args[0][5] = 0
+        return [args[0].sum()]
+
+    region = Region(lambda args: [args[0].sum()], FakeDriver(kernel), name="toy", options=RegionOptions(comparison_budget=100))
+    region([torch.ones(1000)])
+    with pytest.raises(ReplayError, match="only reads"):
+        region([torch.ones(1000)])
+    assert region.record.state == "uncaptured"
+
+
+def test_verify_always_compares_each_call() -> None:
+    case = Case(None, verify_always=True)
+    for _ in range(4):
+        case.call()
+    assert case.region.record.replays == 3
+    case.driver.kernel = _wrong_byte
+    with pytest.raises(ReplayError, match=r"region toy: a replay differs from an uncaptured run: output 1 has other values"):
+        case.region([torch.ones(4), torch.ones(4), 3])
+    assert case.region.record.state == "uncaptured"
+
+
+def test_verify_always_lets_the_functions_own_error_through() -> None:
+    def fragile(args: list[Any]) -> Sequence[Any]:
+        x = args[0]
+        args.clear()
+        if float(x[0]) < 0:
+            raise ValueError("negative")
+        return [x + torch.rand(2)]
+
+    region = Region(fragile, FakeDriver(), name="toy", options=RegionOptions(verify_always=True))
+    for _ in range(3):
+        region([torch.ones(2)])
+    with pytest.raises(ValueError, match="negative"):
+        region([-torch.ones(2)])
+    assert region.record.replays == 1
+
+
+def test_verify_always_without_room_runs_uncaptured() -> None:
+    case = Case(None, verify_always=True)
+    case.call()
+    case.region._options = RegionOptions(verify_always=True, comparison_budget=0)
+    case.call()
+    assert case.region.record.replays == 0
+
+
+def test_verify_always_holds_non_deterministic_regions_to_the_tolerance() -> None:
+    options = RegionOptions(verify_always=True)
+    region = Region(_jitter(1e-6), FakeDriver(written=(1,)), name="toy", options=options)
+    state = torch.zeros(4)
+    for _ in range(4):
+        region([torch.ones(4), state, 3])
+    assert region.record.replays == 2
+    assert state.tolist() == [4.0] * 4

@@ -1,0 +1,131 @@
+"""Lifetimes and the workspace: nothing alive together overlaps, nothing takes space that needs none."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pygraph.runtime.driver import Slot
+from pygraph.runtime.layout import Lifetime, lifetimes, lower_bound, pack, plan
+from pygraph.runtime.recording import AllocationKind, Output, OutputKind
+from tests.runtime.captures import Capture
+
+POOL = AllocationKind.POOL
+
+
+@st.composite
+def lives(draw: st.DrawFn, max_size: int = 12, sizes: st.SearchStrategy[int] | None = None) -> list[Lifetime]:
+    """Intermediates of a program of ten launches."""
+    chosen = st.integers(0, 1000) if sizes is None else sizes
+    spans = draw(st.lists(st.tuples(chosen, st.integers(0, 9), st.integers(0, 4)), max_size=max_size))
+    return [Lifetime(index, nbytes, first, min(first + more, 9)) for index, (nbytes, first, more) in enumerate(spans)]
+
+
+def end(items: list[Lifetime], offsets: dict[int, int]) -> int:
+    return max((-(-(offsets[item.index] + item.nbytes) // 64) * 64 for item in items), default=0)
+
+
+def assert_sound(items: list[Lifetime], offsets: dict[int, int], *, reuse: bool) -> None:
+    assert sorted(offsets) == sorted(item.index for item in items)
+    assert all(offset >= 0 and offset % 64 == 0 for offset in offsets.values())
+    for a, b in itertools.combinations(items, 2):
+        if reuse and not a.meets(b):
+            continue
+        apart = offsets[a.index] + a.nbytes <= offsets[b.index] or offsets[b.index] + b.nbytes <= offsets[a.index]
+        assert apart or not a.nbytes or not b.nbytes
+
+
+@settings(deadline=None, max_examples=200)
+@given(lives())
+def test_what_is_alive_together_never_overlaps(items: list[Lifetime]) -> None:
+    offsets = pack(items, reuse=True)
+    assert_sound(items, offsets, reuse=True)
+    total = sum(-(-item.nbytes // 64) * 64 for item in items)
+    assert lower_bound(items) <= end(items, offsets) <= total
+
+
+@settings(deadline=None, max_examples=100)
+@given(lives())
+def test_without_reuse_each_has_its_own_range(items: list[Lifetime]) -> None:
+    offsets = pack(items, reuse=False)
+    assert_sound(items, offsets, reuse=False)
+    assert end(items, offsets) == sum(-(-item.nbytes // 64) * 64 for item in items)
+
+
+@settings(deadline=None, max_examples=200)
+@given(lives(sizes=st.just(100)))
+def test_equal_sizes_are_packed_exactly(items: list[Lifetime]) -> None:
+    assert end(items, pack(items, reuse=True)) == lower_bound(items)
+
+
+@settings(deadline=None, max_examples=60)
+@given(lives(max_size=5, sizes=st.integers(1, 4).map(lambda n: n * 64)))
+def test_small_cases_are_never_far_from_the_optimum(items: list[Lifetime]) -> None:
+    best = _optimum(items)
+    assert lower_bound(items) <= best <= end(items, pack(items, reuse=True)) <= 2 * best
+
+
+def _optimum(items: list[Lifetime]) -> int:
+    """By trying every order: in some order, placing each as low as it can be is optimal."""
+    best = sum(item.nbytes for item in items)
+    for order in itertools.permutations(items):
+        offsets: dict[int, int] = {}
+        for item in order:
+            taken = sorted((offsets[o.index], offsets[o.index] + o.nbytes) for o in order if o.index in offsets and o.meets(item))
+            cursor = 0
+            for low, high in taken:
+                if low - cursor >= item.nbytes:
+                    break
+                cursor = max(cursor, high)
+            offsets[item.index] = cursor
+        best = min(best, end(items, offsets))
+    return best
+
+
+def test_a_chain_needs_room_for_two() -> None:
+    chain = [Lifetime(i, 64, i, i + 1) for i in range(50)]
+    assert end(chain, pack(chain, reuse=True)) == 128
+
+
+def _recorded() -> tuple[Capture, list[Slot]]:
+    capture = Capture()
+    for nbytes in (100, 64, 0, 640, 8):
+        capture.pool(nbytes)
+    for _ in range(4):
+        capture.launch()
+    slots = [Slot(0, 0, POOL, 0, 0), Slot(1, 0, POOL, 0, 0), Slot(1, 1, POOL, 1, 0), Slot(3, 0, POOL, 1, 8), Slot(2, 0, POOL, 2, 0)]
+    return capture, slots
+
+
+def test_lifetimes_are_from_the_first_to_the_last_launch() -> None:
+    capture, slots = _recorded()
+    assert lifetimes(capture.recording(), slots, ()) == (
+        Lifetime(0, 100, 0, 1),
+        Lifetime(1, 64, 1, 3),
+        Lifetime(2, 0, 2, 2),
+    )
+
+
+def test_outputs_and_untouched_allocations_take_no_workspace() -> None:
+    capture, slots = _recorded()
+    capture.fresh(1)
+    capture.fresh(1)
+    capture.fresh(4)
+    capture.outputs.append(Output(OutputKind.VIEW, argument=0))
+    layout = plan(capture.recording(), slots)
+    assert layout.fresh == (1, 4)
+    assert sorted(layout.offsets) == [0, 2]
+    assert layout.nbytes == 128
+
+
+def test_a_dead_intermediate_makes_room_only_with_reuse() -> None:
+    capture = Capture()
+    for _ in range(2):
+        capture.pool(64)
+        capture.launch()
+    slots = [Slot(0, 0, POOL, 0, 0), Slot(1, 0, POOL, 1, 0)]
+    assert plan(capture.recording(), slots).nbytes == 64
+    assert plan(capture.recording(), slots, reuse=False).nbytes == 128
+    assert plan(capture.recording(), slots, alignment=256).nbytes == 256

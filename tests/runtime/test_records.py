@@ -1,0 +1,108 @@
+"""Counts, options, refusals, effects and the manager of regions."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.errors import CaptureError, OptionError
+from pygraph.runtime import counters
+from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.driver import Slot
+from pygraph.runtime.effects import outside, written_arguments
+from pygraph.runtime.manager import RegionManager
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.recording import AllocationKind
+from pygraph.runtime.refusal import Refusal
+from tests.runtime.captures import Capture, reads, writes
+from tests.runtime.fake import FakeDriver
+
+INPUT = AllocationKind.INPUT
+
+
+def test_counts_from_many_threads_add_up() -> None:
+    counters.reset()
+    record = RegionRecord("toy")
+
+    def work() -> None:
+        for _ in range(500):
+            counters.count_replay(record)
+            counters.count_uncaptured(record)
+            counters.add("patched", 2)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counters.counters() == {"patched": 4000, "replays": 2000, "uncaptured": 2000}
+    assert (record.replays, record.uncaptured) == (2000, 2000)
+    counters.reset()
+    assert counters.counters() == {}
+
+
+@pytest.mark.parametrize(
+    "values", [{"capture_after": 1}, {"max_captures": 0}, {"alignment": 24}, {"comparison_budget": -1}]
+)
+def test_options_out_of_range(values: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match=next(iter(values))):
+        RegionOptions(**values)  # type: ignore[arg-type]
+
+
+def test_refusals_keep_text_only() -> None:
+    assert str(Refusal.of(CaptureError("host-read", "item"))) == "host-read: item"
+    assert Refusal.of(ValueError("x")) == Refusal("capture-raised", "ValueError: x")
+    assert str(Refusal("a", "b", "mm", "m.py:3")) == "a: b [mm at m.py:3]"
+    assert str(Refusal("a")) == "a"
+
+
+def test_written_arguments_are_exact_where_accesses_are_known() -> None:
+    capture = Capture()
+    capture.launch(1, 2, 3, accesses=[reads(0, 8), writes(1, 8)])
+    capture.launch(1, accesses=[reads(0, 8)])
+    slots = [Slot(0, 0, INPUT, 0, 0), Slot(0, 1, INPUT, 1, 0), Slot(0, 2, INPUT, 2, 0), Slot(1, 0, INPUT, 3, 0)]
+    assert written_arguments(capture.recording(), slots) == {1}
+    capture.launch(1)
+    assert written_arguments(capture.recording(), [*slots, Slot(2, 0, INPUT, 4, 0)]) == {1, 4}
+    pool = Slot(2, 0, AllocationKind.POOL, 0, 0)
+    assert written_arguments(capture.recording(), [pool]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("offset", "start", "nbytes", "inside"),
+    [(0, 0, 64, True), (8, 0, 56, True), (8, 0, 57, False), (8, -8, 8, True), (0, -1, 1, False), (64, 0, 0, True)],
+)
+def test_accesses_outside_of_their_allocation(offset: int, start: int, nbytes: int, inside: bool) -> None:
+    capture = Capture()
+    capture.input(64)
+    capture.launch(0, name="mm", accesses=[reads(0, nbytes, start)])
+    refusal = outside(capture.recording(), [Slot(0, 0, INPUT, 0, offset)])
+    assert (refusal is None) is inside
+    assert refusal is None or (refusal.reason, refusal.launch) == ("outside-allocation", "mm")
+
+
+def identity(args: list[Any]) -> Sequence[Any]:
+    (x,) = args
+    args.clear()
+    return [x + 0]
+
+
+def test_a_manager_reports_and_closes_its_living_regions() -> None:
+    driver = FakeDriver()
+    manager = RegionManager(driver, RegionOptions(capture_after=3))
+    first, second = manager.make(identity), manager.make(identity, "named")
+    for _ in range(4):
+        first([torch.ones(2)])
+        second([torch.ones(2)])
+    assert [(r.name, r.captures, r.replays) for r in manager.records()] == [("named", 1, 1), ("region0", 1, 1)]
+    manager.close()
+    assert all(executable.closed for executable in driver.executables)
+    assert first([torch.ones(2)])[0].tolist() == [1, 1]
+    del first
+    gc.collect()
+    assert [r.name for r in manager.records()] == ["named"]

@@ -1,0 +1,527 @@
+"""The life of a region, with a driver that is scripted: when it captures, what it replays, what makes it give up."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pygraph.errors import CaptureError, ReplayError
+from pygraph.runtime import counters
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.region import Region
+from tests.runtime.captures import Capture
+from tests.runtime.fake import FakeDriver
+
+
+def double(args: list[Any]) -> Sequence[Any]:
+    """Twice the first argument, plus the scalars."""
+    x, *rest = args
+    args.clear()
+    return [x * 2 + sum(rest)]
+
+
+def accumulate(args: list[Any]) -> Sequence[Any]:
+    """Adds the first argument to the second; returns a fresh tensor, and the second itself."""
+    x, total = args
+    args.clear()
+    total.add_(x)
+    return [total * 3, total]
+
+
+def noisy(args: list[Any]) -> Sequence[Any]:
+    (x,) = args
+    args.clear()
+    return [x + torch.rand(4)]
+
+
+def make(fn: Any = double, driver: FakeDriver | None = None, **options: Any) -> tuple[Region, FakeDriver]:
+    chosen = driver or FakeDriver()
+    return Region(fn, chosen, name="toy", options=RegionOptions(**options)), chosen
+
+
+@pytest.fixture(autouse=True)
+def _clean_counters() -> None:
+    counters.reset()
+
+
+def test_cold_then_warm_then_captured_then_replayed() -> None:
+    region, driver = make()
+    assert region.record.state == "cold"
+    seen = []
+    for call in range(5):
+        args = [torch.full((4,), float(call))]
+        outputs = region(args)
+        assert args == []
+        assert torch.equal(outputs[0], torch.full((4,), 2.0 * call))
+        seen.append((region.record.state, driver.captures))
+    assert seen == [("warm", 0), ("replay", 2), ("replay", 2), ("replay", 2), ("replay", 2)]
+    assert driver.executables[0].replays == 4  # one compared, three that answered
+    assert (region.record.uncaptured, region.record.replays, region.record.captures) == (2, 3, 1)
+    assert counters.counters() == {"captures": 1, "replays": 3, "uncaptured": 2}
+
+
+def test_the_record_says_what_was_captured() -> None:
+    region, _ = make()
+    for _ in range(2):
+        region([torch.ones(4)])
+    record = region.record
+    assert (record.name, record.keys, record.launches, record.slots, record.workspace_bytes) == ("toy", 1, 1, 2, 64)
+    assert record.reason is None
+    assert record.refusals == {}
+
+
+def test_captured_at_the_nth_occurrence() -> None:
+    region, driver = make(capture_after=4)
+    captures = []
+    for _ in range(5):
+        region([torch.ones(4)])
+        captures.append(driver.captures)
+    assert captures == [0, 0, 0, 2, 2]
+
+
+def test_a_call_that_raised_does_not_count_as_warm() -> None:
+    region, driver = make()
+    with pytest.raises(TypeError):
+        region([torch.ones(4), None])
+    region([torch.ones(4), 1])
+    assert driver.captures == 0
+
+
+def test_scalars_are_keys_and_strides_are_variants() -> None:
+    region, driver = make()
+    square = torch.arange(16.0).view(4, 4)
+    calls: list[list[Any]] = [[square, 1], [square, 2], [square.t(), 1], [square.double(), 1]]
+    for _ in range(3):
+        for args in calls:
+            x, n = args
+            assert torch.equal(region(list(args))[0], x * 2 + n)
+    assert region.record.captures == 4
+    assert region.record.keys == 2
+    assert region.record.replays == 4
+    assert [e.replays for e in driver.executables] == [2, 2, 2, 2]
+
+
+def test_bits_of_floats_tell_calls_apart() -> None:
+    def sign(args: list[Any]) -> Sequence[Any]:
+        x, value = args
+        args.clear()
+        return [torch.copysign(x, torch.tensor(value))]
+
+    region, _ = make(sign)
+    x = torch.ones(2)
+    for _ in range(3):
+        assert region([x, 0.0])[0].tolist() == [1, 1]
+        assert region([x, -0.0])[0].tolist() == [-1, -1]
+    assert region.record.captures == 2
+
+
+def test_slots_are_reused_across_sizes() -> None:
+    region, driver = make()
+    for n in (4, 5, 6):
+        for _ in range(3):
+            assert torch.equal(region([torch.ones(n), n])[0], torch.full((n,), 2.0 + n))
+    assert region.record.captures == 3
+    assert driver.captures == 2 + 1 + 1
+
+
+def test_floats_that_change_on_each_call_cost_bounded_memory() -> None:
+    region, driver = make(max_tracked=10)
+    for call in range(200):
+        region([torch.ones(2), call / 7])
+    assert driver.captures == 0
+    assert len(region._variants) == 10
+    assert len(region._variants._by_key) == 10
+    assert region.record.keys == 200
+
+
+def test_the_least_recently_used_capture_goes() -> None:
+    region, driver = make(max_captures=2)
+
+    def call(n: int) -> None:
+        assert torch.equal(region([torch.ones(n), n])[0], torch.full((n,), 2.0 + n))
+
+    for n in (1, 1, 2, 2, 1):
+        call(n)
+    assert [e.closed for e in driver.executables] == [False, False]
+    call(3)
+    call(3)
+    assert [e.closed for e in driver.executables] == [False, True, False]
+    call(2)
+    call(2)
+    assert region.record.captures == 3, "an evicted variant has to run twice as often"
+    call(2)
+    assert region.record.captures == 4
+    assert [e.closed for e in driver.executables] == [True, True, False, False]
+
+
+def test_one_more_variant_than_there_is_room_for_does_not_capture_each_time() -> None:
+    region, _ = make(max_captures=2)
+    for _ in range(40):
+        for n in (1, 2, 3):
+            assert torch.equal(region([torch.ones(n), n])[0], torch.full((n,), 2.0 + n))
+    assert region.record.captures <= 20
+
+
+@pytest.mark.parametrize("error", [CaptureError("host-read", "item"), RuntimeError("boom"), ZeroDivisionError()])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_capture_that_raises_half_way_leaves_the_call_answered(error: Exception, at: int) -> None:
+    def fail(capture: Capture) -> None:
+        torch.rand(3)
+        raise error
+
+    region, driver = make(accumulate, FakeDriver(written=[1]))
+    driver.edits = [lambda capture: None] * at + [fail]
+    x, total = torch.ones(4), torch.zeros(4)
+    region([x, total])
+    before = torch.get_rng_state()
+    outputs = region([x, total])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert total.tolist() == [2.0] * 4
+    assert outputs[0].tolist() == [6.0] * 4
+    assert region.record.state == "uncaptured"
+    reason = error.reason if isinstance(error, CaptureError) else "capture-raised"
+    assert list(region.record.refusals) == [reason]
+    assert counters.counters()[f"refused.{reason}"] == 1
+    captures = driver.captures
+    region([x, total])
+    assert driver.captures == captures
+
+
+def test_an_instantiation_that_raises_is_a_refusal() -> None:
+    region, driver = make()
+    driver.refuses = CaptureError("no-module", "kernel not found")
+    for _ in range(3):
+        assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.reason == "no-module: kernel not found"
+
+
+def test_a_second_capture_that_differs_is_refused() -> None:
+    region, driver = make()
+    driver.edits = [lambda capture: None, lambda capture: capture.launch(7)]
+    for _ in range(3):
+        assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.reason is not None
+    assert region.record.reason.startswith("unstable-launches")
+
+
+def test_an_access_outside_of_its_allocation_is_refused() -> None:
+    def widen(capture: Capture) -> None:
+        launch = capture.launches[0]
+        assert launch.accesses is not None
+        capture.launches[0] = replace(launch, accesses=(replace(launch.accesses[0], nbytes=9),))
+
+    region, driver = make()
+    driver.edits = [widen, widen]
+    for _ in range(2):
+        region([torch.ones(2)])
+    assert list(region.record.refusals) == ["outside-allocation"]
+
+
+def test_a_word_that_points_to_the_callers_tensor_is_refused() -> None:
+    x = torch.ones(4)
+    region, driver = make()
+    driver.edits = [lambda capture: capture.launch(x.data_ptr() + 4, name="baked")] * 2
+    for _ in range(2):
+        region([x])
+    assert region.record.refusals["unmoved-address"].launch == "baked"
+
+
+def test_refusals_at_several_keys_end_the_region() -> None:
+    region, driver = make(max_refusals=2)
+    driver.refuses = CaptureError("no")
+    for n in (1, 2, 3):
+        for _ in range(2):
+            assert torch.equal(region([torch.ones(n), n])[0], torch.full((n,), 2.0 + n))
+    assert driver.captures == 4
+    assert region.record.state == "uncaptured"
+
+
+def test_a_refusal_at_one_key_leaves_the_others() -> None:
+    region, driver = make()
+    driver.refuses = CaptureError("no")
+    for _ in range(2):
+        region([torch.ones(1), 1])
+    assert region.record.state == "uncaptured"
+    driver.refuses = None
+    for _ in range(3):
+        region([torch.ones(2), 2])
+    assert (region.record.state, region.record.reason, region.record.replays) == ("replay", None, 1)
+
+
+def test_what_the_uncaptured_function_raises_propagates_and_nothing_is_captured() -> None:
+    failing = [False]
+
+    def fragile(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        if failing[0]:
+            raise ValueError("bad input")
+        return [x + 1]
+
+    region, driver = make(fragile)
+    region([torch.ones(2)])
+    failing[0] = True
+    args = [torch.ones(2)]
+    with pytest.raises(ValueError, match="bad input"):
+        region(args)
+    assert args == []
+    assert region.record.captures == 0
+    assert [e.closed for e in driver.executables] == [True]
+    failing[0] = False
+    for _ in range(3):
+        region([torch.ones(2)])
+    assert (region.record.captures, region.record.replays) == (1, 1)
+
+
+def test_what_a_replayed_kernel_raises_propagates() -> None:
+    region, driver = make()
+    for _ in range(2):
+        region([torch.ones(2)])
+
+    def fail(args: list[Any]) -> Sequence[Any]:
+        raise IndexError("index out of bounds")
+
+    for _ in range(2):
+        driver.kernel = fail
+        args = [torch.ones(2)]
+        with pytest.raises(IndexError, match="out of bounds"):
+            region(args)
+        assert args == []
+    driver.kernel = None
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.replays == 1
+
+
+def test_a_replay_that_broke_its_contract_is_the_last() -> None:
+    region, driver = make()
+    for _ in range(2):
+        region([torch.ones(2)])
+
+    def fail(args: list[Any]) -> Sequence[Any]:
+        raise ReplayError("launch failed")
+
+    driver.kernel = fail
+    with pytest.raises(ReplayError, match="launch failed"):
+        region([torch.ones(2)])
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.state == "uncaptured"
+    assert driver.executables[0].closed
+
+
+def test_an_executable_that_declines_runs_uncaptured() -> None:
+    region, driver = make()
+    for _ in range(2):
+        region([torch.ones(2)])
+    driver.declines = lambda args: True
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert (region.record.replays, region.record.uncaptured, driver.captures) == (0, 3, 2)
+    driver.declines = lambda args: False
+    region([torch.ones(2)])
+    assert region.record.replays == 1
+
+
+@pytest.mark.parametrize(("sensitive", "captures"), [(frozenset(), 1), (frozenset({0}), 2)])
+def test_storage_offsets_are_variants_only_where_they_were_baked(sensitive: frozenset[int], captures: int) -> None:
+    data = torch.arange(64.0)
+    driver = FakeDriver()
+    driver.sensitive = sensitive
+    region, _ = make(driver=driver)
+    for offset in (0, 0, 0, 16, 16, 16, 0, 16):
+        x = data[offset : offset + 8]
+        assert torch.equal(region([x])[0], x * 2)
+    assert region.record.captures == captures
+    assert region.record.replays == 8 - 2 * captures
+
+
+@pytest.mark.parametrize(
+    "odd", [torch.ones(2, 2).to_sparse(), torch.Generator(), "text", torch.ones(2, dtype=torch.complex64).conj()]
+)
+def test_arguments_that_are_no_plain_tensors_are_never_captured(odd: object) -> None:
+    def ignore(args: list[Any]) -> Sequence[Any]:
+        x = args[0]
+        args.clear()
+        return [x + 1]
+
+    region, driver = make(ignore)
+    for _ in range(4):
+        assert region([torch.ones(2), odd])[0].tolist() == [2, 2]
+    assert driver.captures == 0
+    assert counters.counters()["refused.argument-type"] == 1
+
+
+class _Counting(TorchDispatchMode):
+    """Counts the operators that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_under_a_dispatch_mode_operators_are_seen() -> None:
+    region, driver = make()
+    for _ in range(3):
+        with _Counting() as mode:
+            region([torch.ones(2)])
+        assert mode.operators > 1
+    assert driver.captures == 0
+    for _ in range(3):
+        region([torch.ones(2)])
+    with _Counting() as mode:
+        region([torch.ones(2)])
+    assert mode.operators > 1
+    assert region.record.replays == 1
+
+
+def test_under_a_function_transform_nothing_is_captured_or_replayed() -> None:
+    region, driver = make()
+    xs = torch.arange(6.0).view(3, 2)
+    for _ in range(3):
+        assert torch.equal(torch.vmap(lambda x: region([x])[0])(xs), xs * 2)
+    assert driver.captures == 0
+    for _ in range(3):
+        region([torch.ones(2)])
+    assert torch.equal(torch.vmap(lambda x: region([x])[0])(xs), xs * 2)
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_grad_modes_do_not_matter(context: Any) -> None:
+    region, _ = make(accumulate, FakeDriver(written=[1]))
+    with context():
+        total = torch.zeros(2)
+        for call in range(5):
+            outputs = region([torch.ones(2), total])
+            assert outputs[1] is total
+            assert total.tolist() == [call + 1.0] * 2
+    assert (region.record.captures, region.record.replays) == (1, 3)
+
+
+def test_random_state_advances_once_a_call() -> None:
+    region, _ = make(noisy)
+    torch.manual_seed(7)
+    expected = [noisy([torch.zeros(4)])[0] for _ in range(6)]
+    torch.manual_seed(7)
+    for each in expected:
+        assert torch.equal(region([torch.zeros(4)])[0], each)
+    assert region.record.replays == 4
+
+
+def test_nothing_of_a_call_is_kept() -> None:
+    region, _ = make(accumulate, FakeDriver(written=[1]))
+    for _ in range(4):
+        tensors = [torch.ones(4), torch.zeros(4)]
+        known = [weakref.ref(tensor) for tensor in tensors]
+        outputs = list(region(tensors))
+        known += [weakref.ref(out) for out in outputs]
+        del outputs, tensors
+        assert [ref() for ref in known] == [None] * 4
+
+
+def test_nothing_of_a_refused_call_is_kept() -> None:
+    def fail(capture: Capture) -> None:
+        raise RuntimeError("boom")
+
+    region, driver = make()
+    driver.edits = [fail]
+    for _ in range(2):
+        x = torch.ones(4)
+        known = weakref.ref(x)
+        args = [x]
+        del x
+        region(args)
+        gc.collect()
+        assert known() is None
+
+
+def test_close_frees_everything_and_leaves_the_region_usable() -> None:
+    region, driver = make()
+    for n in (2, 3):
+        for _ in range(3):
+            region([torch.ones(n)])
+    region.close()
+    assert all(executable.closed for executable in driver.executables)
+    assert len(region._variants) == 0
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert (region.record.state, region.record.reason) == ("uncaptured", "closed")
+
+
+def test_while_one_thread_captures_the_others_run_uncaptured() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(capture: Capture) -> None:
+        inside.set()
+        assert go_on.wait(10)
+
+    region, driver = make()
+    region([torch.ones(2)])
+    driver.edits = [wait]
+    results: list[Any] = []
+    capturing = threading.Thread(target=lambda: results.append(region([torch.ones(2)])))
+    capturing.start()
+    assert inside.wait(10)
+    for _ in range(3):
+        assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.captures == 0
+    go_on.set()
+    capturing.join()
+    assert results[0][0].tolist() == [2, 2]
+    assert (region.record.captures, driver.captures) == (1, 2)
+    region([torch.ones(2)])
+    assert region.record.replays == 1
+
+
+def test_a_region_closed_while_it_captures_keeps_nothing() -> None:
+    region, driver = make()
+    region([torch.ones(2)])
+    driver.edits = [lambda capture: region.close()]
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert all(executable.closed for executable in driver.executables)
+    assert len(region._variants) == 0
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.replays == 0
+
+
+def test_a_region_called_while_its_thread_captures_runs_uncaptured() -> None:
+    inner, inner_driver = make()
+    for _ in range(3):
+        inner([torch.ones(2)])
+    outer, outer_driver = make()
+    outer([torch.ones(2)])
+    outer_driver.edits = [lambda capture: inner([torch.ones(2)])]  # type: ignore[list-item,return-value]
+    before = inner_driver.executables[0].replays
+    outer([torch.ones(2)])
+    assert inner_driver.executables[0].replays == before
+    assert outer.record.captures == 1
+
+
+def test_many_threads_get_their_own_results() -> None:
+    region, _ = make(max_captures=3)
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        for call in range(60):
+            n = 1 + (seed + call) % 5
+            out = region([torch.full((n,), float(seed)), n])[0]
+            if not torch.equal(out, torch.full((n,), 2.0 * seed + n)):
+                wrong.append((seed, call))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    record = region.record
+    assert record.replays + record.uncaptured == 360
+    assert counters.counters()["replays"] == record.replays

@@ -1,0 +1,62 @@
+"""Options of the backend: names, types, environment variables, precedence."""
+
+from __future__ import annotations
+
+import pytest
+
+from pygraph.errors import OptionError
+from pygraph.settings import Settings
+
+
+def test_defaults() -> None:
+    settings = Settings.make({}, {})
+    assert settings.passes.startswith("legality,")
+    assert (settings.strict, settings.disable, settings.verify) == (False, False, "first")
+
+
+def test_an_option_wins_over_its_variable() -> None:
+    environ = {"PYGRAPH_STRICT": "1", "PYGRAPH_CAPTURE_AFTER": "5", "PYGRAPH_DUMP_DIR": "out"}
+    settings = Settings.make({"capture-after": 3}, environ)
+    assert settings.strict is True
+    assert settings.capture_after == 3
+    assert settings.dump_dir == "out"
+
+
+@pytest.mark.parametrize("text", ["", "0", "false", "No"])
+def test_a_false_variable(text: str) -> None:
+    assert Settings.make({}, {"PYGRAPH_DISABLE": text}).disable is False
+
+
+def test_an_unknown_name_is_rejected_with_the_nearest_one() -> None:
+    with pytest.raises(OptionError, match="unknown option 'dump_dirs'; did you mean 'dump_dir'"):
+        Settings.make({"dump_dirs": "x"}, {})
+
+
+def test_a_name_like_nothing_lists_the_known_ones() -> None:
+    with pytest.raises(OptionError, match="known options are passes, dump_dir"):
+        Settings.make({"zzz": 1}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("strict", 1),
+        ("disable", "yes"),
+        ("verify", "sometimes"),
+        ("capture_after", 1),
+        ("capture_after", True),
+        ("max_captures", 0),
+        ("passes", 3),
+        ("dump_dir", 4),
+        ("inductor", "max_autotune"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_rejected(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=name):
+        Settings.make({name: value}, {})
+
+
+@pytest.mark.parametrize(("name", "text"), [("PYGRAPH_STRICT", "maybe"), ("PYGRAPH_CAPTURE_AFTER", "two")])
+def test_a_malformed_variable_names_itself(name: str, text: str) -> None:
+    with pytest.raises(OptionError, match=name):
+        Settings.make({}, {name: text})
