@@ -85,7 +85,7 @@ class _Compiler:
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Boxed:
         report = open_report(_kind(kwargs))
-        spare = copy.deepcopy(gm.graph)
+        spare = copy.deepcopy(gm.graph)  # Inductor rewrites the graph that it is given
         try:
             compiled = self._compile(gm, example_inputs, kwargs, report)
         except Exception as error:  # noqa: BLE001 - whatever failed in here, the user's program must run
@@ -101,7 +101,9 @@ class _Compiler:
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any], report: GraphReport
     ) -> Any:
         planned = self._plan(gm, kwargs, report)
+        start = time.perf_counter()
         report.notes += write_back(gm, planned.graph, planned.lifted)
+        report.times_ms["write_back"] = (time.perf_counter() - start) * 1e3
         start = time.perf_counter()
         judge = functools.partial(judge_graph, device=planned.decision.device)
         compiled = compile_steered(gm, example_inputs, kwargs, planned.decision, judge)

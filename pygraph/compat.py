@@ -56,8 +56,8 @@ __all__ = [
 ]
 
 # -- Host driver: capture (2.11, 2.13) -----------------------------------------------------------------------------
+from torch._C import DispatchKey
 from torch._C._dynamo import guards as dynamo_guards
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -68,10 +68,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ += [
     "DataDependentOutputException",
+    "DispatchKey",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
-    "OpOverload",
     "TorchDispatchMode",
     "dynamo_guards",
 ]

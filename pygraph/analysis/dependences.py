@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pygraph.ir import Graph
@@ -17,8 +18,8 @@ __all__ = ["Dependences", "dependence_lists"]
 class Dependences:
     """For the node at each position, the positions that it must follow, and those that must follow it."""
 
-    before: tuple[tuple[int, ...], ...]
-    after: tuple[tuple[int, ...], ...]
+    before: Sequence[Sequence[int]]
+    after: Sequence[Sequence[int]]
 
 
 def dependence_lists(graph: Graph) -> Dependences:
@@ -33,4 +34,4 @@ def _compute(graph: Graph) -> Dependences:
     for first, then in dependences(graph):
         before[place[then]].append(place[first])
         after[place[first]].append(place[then])
-    return Dependences(tuple(map(tuple, before)), tuple(map(tuple, after)))
+    return Dependences(before, after)

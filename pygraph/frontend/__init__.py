@@ -3,6 +3,7 @@
 from pygraph.frontend.args import to_fx_arg
 from pygraph.frontend.costs import cost_of
 from pygraph.frontend.fx import CONSTANT, lift, result_paths
+from pygraph.frontend.launches import lift_launches
 from pygraph.frontend.names import FrontendError, op_name, resolve_op
 from pygraph.frontend.roles import backward_static_inputs
 
@@ -12,6 +13,7 @@ __all__ = [
     "backward_static_inputs",
     "cost_of",
     "lift",
+    "lift_launches",
     "op_name",
     "resolve_op",
     "result_paths",

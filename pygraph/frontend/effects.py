@@ -66,7 +66,8 @@ _WAITING = frozenset(
 )
 """Operators whose accelerator kernels read a device value on the host, though their shapes do not depend on it."""
 
-_COPIES_TO_HOST = frozenset({"aten._to_copy", "aten.to", "aten.copy_", "aten.copy", "prims.device_put", "prims.copy_to"})
+_COPIES = frozenset({"aten._to_copy", "aten.to", "aten.copy_", "aten.copy", "prims.device_put", "prims.copy_to"})
+"""Copies that may go from an accelerator to the host."""
 
 _CHECKS = frozenset(
     {
@@ -178,7 +179,7 @@ def _sync(call: Call) -> bool:
         return True
     if all(device.is_host for device in call.operand_devices):
         return False
-    if call.base in _COPIES_TO_HOST:
+    if call.base in _COPIES:
         return _copies_to_host(call)
     if call.base in _MASKABLE:
         return _reads_mask_positions(call)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import fx
 
@@ -90,7 +90,8 @@ class _Lifter:
             self.env[node] = GraphRef(self._subgraph(target, found))
             return
         type = self.types.type_of(node.meta.get("val", found))
-        self.env[node] = self.graph.add(CONSTANT, (), (type,), attrs={"target": target}, name=node.name, cost=FREE).output
+        constant = self.graph.add(CONSTANT, (), (type,), attrs={"target": target}, name=node.name, cost=FREE)
+        self.env[node] = constant.output
 
     def call_function(self, node: fx.Node) -> None:
         if node.target is operator.getitem and self._index(node):
@@ -136,8 +137,8 @@ class _Lifter:
 
     def _index(self, node: fx.Node) -> bool:
         """Resolve a getitem on a structure; False when what it indexes is one opaque value, so that it stays a node."""
-        source, index = node.args
-        held = self.env[source] if isinstance(source, fx.Node) else None
+        source, index = cast("tuple[fx.Node, Any]", node.args)
+        held = self.env[source]
         if not isinstance(held, (tuple, dict)):
             return False
         self.env[node] = held[index]

@@ -22,9 +22,13 @@ from pygraph.ir.order import memory_roots
 
 __all__ = ["higher_order_effects", "wrapped_operator"]
 
-_PURE = frozenset({"flex_attention", "flex_attention_backward", "inline_asm_elementwise", "triton_kernel_wrapper_functional"})
+_PURE = frozenset(
+    {"flex_attention", "flex_attention_backward", "inline_asm_elementwise", "triton_kernel_wrapper_functional"}
+)
 _WRAPPERS = frozenset({"auto_functionalized", "auto_functionalized_v2"})
-_RANDOM = frozenset({"graphsafe_run_with_rng_state", "run_and_save_rng_state", "run_dtensor_rng_op", "run_with_rng_state"})
+_RANDOM = frozenset(
+    {"graphsafe_run_with_rng_state", "run_and_save_rng_state", "run_dtensor_rng_op", "run_with_rng_state"}
+)
 _HOST_CONTROLLED = frozenset({"cond", "while_loop", "while_loop_stack_output"})
 
 

@@ -17,7 +17,9 @@ from pygraph.ir import Location
 
 __all__ = ["location_of", "parse_stack_trace"]
 
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>[^\n]*)\n?(?P<code>[^\n]*)', re.M)
+_FRAME = re.compile(
+    r'^\s*File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>[^\n]*)\n?(?P<code>[^\n]*)', re.MULTILINE
+)
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 

@@ -23,6 +23,7 @@ __all__ = ["FrontendError", "is_symbolic", "op_name", "resolve_op"]
 HOP = "hop."
 SYM = "sym."
 PYTHON = "py."
+_SIZES = ("aten.sym_numel.", "aten.sym_size.", "aten.sym_storage_offset.", "aten.sym_stride.")
 
 
 class FrontendError(PygraphError):
@@ -63,7 +64,7 @@ def _sym_names() -> dict[Callable[..., Any], str]:
 
 def is_symbolic(op: str) -> bool:
     """Whether ``op`` computes on sizes alone and never touches a device."""
-    return op.startswith(SYM) or op.startswith("aten.sym_")
+    return op.startswith((SYM, *_SIZES))
 
 
 @cache
@@ -72,7 +73,7 @@ def op_name(target: Any) -> str:
     if isinstance(target, (compat.OpOverload, compat.OpOverloadPacket)):
         return str(target)
     if isinstance(target, compat.HigherOrderOperator):
-        return HOP + str(target.name())
+        return HOP + str(target.__name__)
     short = _sym_names().get(target) if callable(target) else None
     if short is not None:
         return SYM + short

@@ -1,6 +1,6 @@
 """Torch's symbolic numbers to sizes of the IR, and the example values of their symbols.
 
-Which functions the IR keeps, and what torch's own (FloorDiv, ModularIndexing, …) become, is ``pygraph.ir.dims``' to say.
+Which functions the IR keeps, and what torch's own (FloorDiv, ModularIndexing, …) become, ``pygraph.ir.dims`` says.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class SymbolReader:
         if not expr.args:
             return sympy.sympify(dims.canonical(expr))
         args = [self.translate(arg) for arg in expr.args]
-        if isinstance(expr, tuple(dims.OPERATORS.values())):
-            return expr.func(*args)
+        for operator in dims.OPERATORS.values():
+            if isinstance(expr, operator):
+                return operator(*args)
         return dims.apply(type(expr).__name__, args)
 
     def _note(self, expr: sympy.Basic, shape_env: Any) -> None:

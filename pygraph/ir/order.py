@@ -53,7 +53,7 @@ def dependences(graph: Graph) -> list[Edge]:
     is linear in nodes and operands (in overlapping pieces of ranges, for launches). Nodes are taken in program order,
     which decides between two conflicting ones. Effects must name existing operands (the verifier's rule ``effects``).
     """
-    tracker = _Tracker(memory_roots(graph))
+    tracker = _Tracker(graph)
     edges: list[Edge] = []
     for node in graph.nodes:
         # only this node's visit yields edges into it, so repetitions are found among few
@@ -132,8 +132,10 @@ class _Memory:
 class _Tracker:
     """Walks nodes in program order and yields, for each, the earlier nodes that it must follow."""
 
-    def __init__(self, roots: dict[Value, Value]) -> None:
-        self.roots = roots
+    def __init__(self, graph: Graph) -> None:
+        self.roots = memory_roots(graph)
+        # reads of memory that nobody writes order nothing: most graphs write little
+        self.written = {self.roots[n.inputs[position]] for n in graph.nodes for position in n.effects.writes}
         self.memory: dict[Value, _Memory] = {}
         self.chains: dict[tuple[str, str], KernelNode] = {}
         self.barrier: KernelNode | None = None
@@ -149,6 +151,8 @@ class _Tracker:
         yield from self._barriers(node)
 
     def _accesses(self, node: KernelNode) -> Iterator[KernelNode]:
+        if not self.written:
+            return
         effects = node.effects
         written = dict.fromkeys(effects.writes)
         reads = range(len(node.inputs)) if effects.reads is None else effects.reads
@@ -158,10 +162,11 @@ class _Tracker:
             yield from self._access(node, position, write=True)
 
     def _access(self, node: KernelNode, position: int, *, write: bool) -> Iterator[KernelNode]:
+        root = self.roots[node.inputs[position]]
         start, end = operand_range(node, position)
-        if start >= end:
+        if root not in self.written or start >= end:
             return
-        memory = self.memory.setdefault(self.roots[node.inputs[position]], _Memory())
+        memory = self.memory.setdefault(root, _Memory())
         yield from memory.write(node, start, end) if write else memory.read(node, start, end)
 
     def _links(self, node: KernelNode) -> Iterator[KernelNode]:

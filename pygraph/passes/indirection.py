@@ -92,7 +92,7 @@ class _Chooser:
         copy_us = self._copy_us(value)
         if patch_us is None or copy_us is None:
             return Parameter("patched", "launches or bytes are unknown", patch_us)
-        figures = f"patching {patch_us:.2f} µs for {uses:g} launches, copying {copy_us:.2f} µs"
+        figures = f"patching {uses:g} × {self.ctx.model.patch_us:g} µs, copying {copy_us:.2f} µs"
         return Parameter("patched", figures, patch_us) if patch_us <= copy_us else Parameter("copied", figures, copy_us)
 
     def _copy_us(self, value: Value) -> float | None:

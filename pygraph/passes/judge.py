@@ -218,7 +218,7 @@ _RULES: tuple[Rule, ...] = (
     _by_arguments,
     _affected,
     _opaque,
-    device_operands,
     device_random,
+    device_operands,
 )
 """In order. Devices come last: who objects to a CPU operand has no other objection, once placement has moved that."""

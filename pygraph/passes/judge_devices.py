@@ -9,38 +9,53 @@ from pygraph.ir import Device, KernelNode, TensorType, Value
 from pygraph.passes.operators import base_name
 from pygraph.passes.verdict import Target, Verdict, devices_of
 
-__all__ = ["COPIES", "UPLOAD", "device_copies", "device_operands", "device_random"]
+__all__ = ["CONSTANT", "UPLOAD", "copy_source", "device_copies", "device_operands", "device_random", "is_on_host"]
 
 UPLOAD = "pygraph.upload.default"
 """``upload(Tensor[] xs, Device device) -> Tensor[]``: copies of CPU tensors on a device, each in storage of its own."""
 
-COPIES = frozenset(
-    {
-        "aten._copy_from",
-        "aten._to_copy",
-        "aten.copy",
-        "aten.copy_",
-        "aten.to",
-        "prims.copy_to",
-        "prims.device_put",
-        "pygraph.upload",
-    }
-)
-"""Operators that copy from one device to another when their operands or results say so."""
+CONSTANT = "pygraph.constant"
+"""A tensor that the program holds, as the frontend lifts it."""
+
+_COPIES = {
+    "aten._copy_from": 0,
+    "aten._to_copy": 0,
+    "aten.copy": 1,
+    "aten.copy_": 1,
+    "aten.to": 0,
+    "prims.copy_to": 1,
+    "prims.device_put": 0,
+    "pygraph.upload": 0,
+}
+"""Operators that copy between devices when their operands or results say so, with the place of the source."""
 
 
-def device_copies(node: KernelNode, target: Target) -> Verdict | None:
+def copy_source(node: KernelNode) -> Value | None:
+    """What a copying operator copies (the first of several), or None for any other operator."""
+    place = _COPIES.get(base_name(node.op))
+    return None if place is None or place >= len(node.inputs) else node.inputs[place]
+
+
+def device_copies(node: KernelNode, _: Target) -> Verdict | None:
     """A copy between the host and another device."""
-    if base_name(node.op) not in COPIES:
+    source = copy_source(node)
+    if source is None or _is_folded(node):
         return None
-    operands, results = list(devices_of(node.inputs)), list(devices_of(node.outputs))
-    kinds = {device.kind for device in (*operands, *results)}
-    if "cpu" not in kinds or len(kinds) == 1:
+    touched = list(dict.fromkeys((*devices_of((source,)), *devices_of(node.inputs), *devices_of(node.outputs))))
+    if len({device.is_host for device in touched}) < 2:
         return None
-    source = node.inputs[-1] if base_name(node.op) in ("aten.copy_", "aten.copy", "prims.copy_to") else node.inputs[0]
-    origin = next(devices_of((source,)), target.device)
-    goal = next((device for device in (*results, *operands) if device != origin), target.device)
+    origin = touched[0]
+    goal = next(device for device in touched if device.is_host != origin.is_host)
     return Verdict(False, "device-copy", f"{node.op} copies %{source.name} from {origin} to {goal}")
+
+
+def _is_folded(node: KernelNode) -> bool:
+    """A constant put on a device: Inductor (``DeviceCopy.create``) makes it a constant there, and nothing is copied."""
+    source = node.inputs[0] if base_name(node.op) == "prims.device_put" else None
+    if source is None or source.producer is None or source.producer.op != CONSTANT:
+        return False
+    touching = (user for user in source.users if user.effects.writes or user.effects.aliases)
+    return not any(source in user.inputs for user in touching)
 
 
 def device_operands(node: KernelNode, target: Target) -> Verdict | None:
@@ -53,18 +68,18 @@ def device_operands(node: KernelNode, target: Target) -> Verdict | None:
     if elsewhere is not None:
         text = f"{node.op} has %{elsewhere.name} on {_device(elsewhere)}, and the graph computes on {target.device}"
         return Verdict(False, "multi-device", text)
-    if target.device.is_host:
+    if target.device.is_host or _is_folded(node):
         return None
     return _host_operands(node)
 
 
 def _host_operands(node: KernelNode) -> Verdict | None:
-    on_host = [v for v in dict.fromkeys((*node.inputs, *node.outputs)) if _is_on_host(v)]
+    on_host = [value for value in dict.fromkeys((*node.inputs, *node.outputs)) if is_on_host(value)]
     if not on_host:
         return None
     if all(device.is_host for device in devices_of((*node.inputs, *node.outputs))):
         return Verdict(False, "cpu-operator", f"{node.op} runs on the CPU: %{on_host[0].name} is there")
-    returned = next((v for v in on_host if v in node.outputs), None)
+    returned = next((value for value in on_host if value in node.outputs), None)
     if returned is not None:
         return Verdict(False, "device-copy", f"{node.op} returns %{returned.name} on the CPU")
     array = next((v for v in on_host if isinstance(v.type, TensorType) and v.type.shape), None)
@@ -74,11 +89,19 @@ def _host_operands(node: KernelNode) -> Verdict | None:
 
 
 def device_random(node: KernelNode, target: Target) -> Verdict | None:
-    """A draw from another device's generator."""
+    """A draw from another device's generator, in a node that works on the captured device."""
     rng = node.effects.rng
     if rng is None or target.includes(Device.parse(rng)):
         return None
+    if not any(target.includes(device) for device in devices_of((*node.inputs, *node.outputs))):
+        return None
     return Verdict(False, "stochastic", f"{node.op} draws from the generator of {rng}")
+
+
+def is_on_host(value: Value) -> bool:
+    """Whether ``value`` is memory that the CPU reads without a copy."""
+    device = _device(value)
+    return device is not None and device.is_host
 
 
 def _device(value: Value) -> Device | None:
@@ -93,8 +116,3 @@ def _on_other_kind(value: Value, target: Target) -> bool:
 def _on_other_index(value: Value, target: Target) -> bool:
     device = _device(value)
     return device is not None and not device.is_host and not target.includes(device)
-
-
-def _is_on_host(value: Value) -> bool:
-    device = _device(value)
-    return device is not None and device.is_host

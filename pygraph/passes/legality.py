@@ -39,10 +39,8 @@ class Legality(Pass):
     forbid: tuple[str, ...] = ()
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
-        """Annotate every node, those of subgraphs too, and set the stage."""
-        modified = graph.stage is not Stage.JUDGED
-        graph.stage = Stage.JUDGED
-        modified |= _judge_all(graph, target_of(graph, ctx.device, self.forbid))
+        """Annotate every node, those of subgraphs too."""
+        modified = _judge_all(graph, target_of(graph, ctx.device, self.forbid))
         return PassResult(modified, tuple(_notes(graph)))
 
 
@@ -54,9 +52,9 @@ def _judge_all(graph: Graph, target: Target) -> bool:
 
 def _notes(graph: Graph) -> Iterator[str]:
     refused = Counter(node.meta.get(REASON) for node in graph.nodes if not node.meta.get(CAPTURABLE))
-    yield f"{len(graph) - refused.total()} of {len(graph)} nodes can be captured"
+    yield f"nodes that can be captured: {len(graph) - refused.total()} of {len(graph)}"
     for code, count in sorted(refused.items(), key=lambda entry: (-entry[1], str(entry[0]))):
-        yield f"{count} cannot: {code}"
+        yield f"nodes that cannot, for {code}: {count}"
     keyed = [node for node in _keyed_by_data(graph) if node.meta.get(CAPTURABLE)]
     if keyed:
         first, more = keyed[0], len(keyed) - 1

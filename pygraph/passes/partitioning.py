@@ -148,7 +148,7 @@ def _state(graph: Graph) -> list[object]:
 def _notes(graph: Graph, kinds: Sequence[Kind], needed: int) -> list[str]:
     capturable = sum(kind is not Kind.OUTSIDE for kind in kinds)
     inside = sum(REGION in node.meta for node in graph.nodes)
-    notes = [f"{len(graph.regions)} regions hold {inside} of {capturable} capturable nodes"]
+    notes = [f"regions: {len(graph.regions)}, with {inside} of {capturable} capturable nodes"]
     if needed > len(graph.regions):
-        notes.append(f"covering all would take {needed} regions")
+        notes.append(f"regions to cover all that launch: {needed}")
     return notes

@@ -55,7 +55,7 @@ class Selection(Pass):
             self._decide(region, view, ctx, values)
             modified |= before != region.meta
         selected = sum(bool(region.meta.get(SELECTED)) for region in graph.regions.values())
-        return PassResult(modified, (f"{selected} of {len(graph.regions)} regions are selected",))
+        return PassResult(modified, (f"regions selected: {selected} of {len(graph.regions)}",))
 
     def _decide(self, region: Region, view: RegionView, ctx: PassContext, values: Mapping[str, int]) -> None:
         launches = _launches(view, values)
@@ -67,7 +67,7 @@ class Selection(Pass):
         model = ctx.model
         plain = launches * model.launch_us
         replay = model.replay_us + launches * model.node_us + patches
-        detail = f"{launches:g} launches: {plain:.2f} µs uncaptured, {replay:.2f} µs replayed"
+        detail = f"launches: {launches:g}, uncaptured {plain:.2f} µs, replayed {replay:.2f} µs"
         pays = plain - replay > self.min_gain_us
         _mark(region, pays, GAIN if pays else TOO_SMALL, detail)
 

@@ -40,7 +40,7 @@ class ScalarKey:
         return tuple([bits(args[i]) for i in self._positions])
 
 
-def signature(args: Sequence[Any], sensitive: Collection[int], alignment: int) -> Hashable | Refusal:
+def signature(args: Sequence[Any], sensitive: Collection[int]) -> Hashable | Refusal:
     """All of a call that a capture is made for: facts of each tensor, and every other argument itself.
 
     Storage offsets count for the ``sensitive`` arguments only. Refused with ``argument-type`` are arguments that are
@@ -51,7 +51,7 @@ def signature(args: Sequence[Any], sensitive: Collection[int], alignment: int) -
         kind = type(arg)
         if kind in _TENSORS and arg.layout is torch.strided and not (arg.is_conj() or arg.is_neg()):
             offset = arg.storage_offset() if position in sensitive else -1
-            facts.append((arg.size(), arg.stride(), arg.dtype, arg.device, arg.data_ptr() % alignment, offset))
+            facts.append((arg.size(), arg.stride(), arg.dtype, arg.device, offset))
         elif kind in _SCALARS or arg is None:
             facts.append(bits(arg))
         else:
@@ -62,8 +62,7 @@ def signature(args: Sequence[Any], sensitive: Collection[int], alignment: int) -
 class Variant:
     """One combination of key and signature: how often it ran uncaptured, and what became of it.
 
-    It is captured when it ran ``wanted`` times. An evicted one starts anew and has to run twice as often, so that
-    more variants in turn than there is room for do not capture on every call.
+    It is captured when it ran ``wanted`` times.
     """
 
     __slots__ = ("executable", "key", "ran", "refusal", "signature", "tolerant", "wanted", "written")
@@ -82,6 +81,14 @@ class Variant:
     def due(self) -> bool:
         """Whether it should be captured now."""
         return self.executable is None and self.refusal is None and self.ran >= self.wanted
+
+    def postpone(self) -> None:
+        """Start anew, and run twice as often until the next capture: what goes wrong each time costs ever less.
+
+        So it is when a capture was evicted (with more variants in turn than there is room for, each call would
+        capture), and when one failed for a reason that another call may not have.
+        """
+        self.ran, self.wanted = 0, self.wanted * 2
 
 
 class VariantTable:
@@ -161,7 +168,7 @@ class VariantTable:
     def _evict(self) -> list[Executable]:
         name, variant = self._captured.popitem(last=False)
         executable, variant.executable = variant.executable, None
-        variant.ran, variant.wanted = 0, variant.wanted * 2
+        variant.postpone()
         self._tracked[name] = variant
         if len(self._tracked) > self._max_tracked:
             self._forget(self._tracked.popitem(last=False)[1])

@@ -49,6 +49,8 @@ class Region:
         written_hint: Iterable[int] = (),
     ) -> None:
         self.record = RegionRecord(name)
+        self._count_replay = self.record.tally("replays").hit
+        self._count_uncaptured = self.record.tally("uncaptured").hit
         self._fn = fn
         self._driver = driver
         self._options = options or RegionOptions()
@@ -76,7 +78,8 @@ class Region:
         if outputs is None:
             return self._choose(args)
         args.clear()
-        counters.count_replay(self.record)
+        self._count_replay()
+        counters.REPLAYS.hit()
         return outputs
 
     def close(self) -> None:
@@ -85,11 +88,13 @@ class Region:
 
     def _choose(self, args: list[Any]) -> Sequence[Any]:
         """Replay another variant than the last one, or run uncaptured, or capture."""
-        if self._off or get_ident() in _capturing or dispatch_mode_depth() or functorch_level() is not None:
+        if self._off or get_ident() in _capturing or functorch_level() is not None:
             return self._uncaptured(args)
         if self._key is None:
             self._key = ScalarKey(args)
         key = self._key.of(args)
+        if dispatch_mode_depth():  # a mode has to see each operator, as AOTAutograd's does in the very first call
+            return self._miss(key, args, watched=True)
         for variant in self._variants.under(key):
             outputs = self._replay(variant, args)
             if outputs is not None:
@@ -110,7 +115,8 @@ class Region:
             return None
         args.clear()
         self._prefer(variant, executable)
-        counters.count_replay(self.record)
+        self._count_replay()
+        counters.REPLAYS.hit()
         return outputs
 
     def _verified(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
@@ -125,16 +131,19 @@ class Region:
         if plain and not self._options.verify_always and variant.executable is executable and not self._off:
             self._last = executable
 
-    def _miss(self, key: Hashable, args: list[Any]) -> Sequence[Any]:
-        """No capture fits: count the call, and capture if the variant ran often enough and nobody else captures."""
-        facts = signature(args, self._sensitive, self._options.alignment)
+    def _miss(self, key: Hashable, args: list[Any], *, watched: bool = False) -> Sequence[Any]:
+        """No capture fits: count the call, and capture if the variant ran often enough and nobody else captures.
+
+        A call that is ``watched`` by a dispatch mode counts, but is never captured.
+        """
+        facts = signature(args, self._sensitive)
         if isinstance(facts, Refusal):
             if facts.reason not in self.record.refusals:
                 self._note(facts)
             return self._uncaptured(args)
         variant = self._variants.find(key, facts)
         self.record.keys = self._variants.keys
-        if not variant.due or not self._lock.acquire(blocking=False):
+        if watched or not variant.due or not self._lock.acquire(blocking=False):
             outputs = self._uncaptured(args)
             variant.ran += 1
             return outputs
@@ -145,7 +154,8 @@ class Region:
 
     def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
         outputs = self._fn(args)
-        counters.count_uncaptured(self.record)
+        self._count_uncaptured()
+        counters.UNCAPTURED.hit()
         if self.record.state == "cold":
             self.record.state = "warm"
         return outputs
@@ -166,7 +176,8 @@ class Region:
             self._raised(args, error)
             raise
         args.clear()
-        counters.count_uncaptured(self.record)
+        self._count_uncaptured()
+        counters.UNCAPTURED.hit()
         self._settle(variant, made, verdict)
         return verdict.outputs
 
@@ -202,9 +213,12 @@ class Region:
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""
-        variant.refusal = refusal
-        self._failures += refusal.reason not in _ONE_CALLS_FAULT
         self._note(refusal)
+        if refusal.reason in _ONE_CALLS_FAULT:
+            variant.postpone()
+        else:
+            variant.refusal = refusal
+            self._failures += 1
         if refusal.reason == "comparison-failed":
             self._retire(refusal)
         elif not self._variants.captured:

@@ -1,11 +1,11 @@
-"""Captures the FX graphs that AOTAutograd hands to Inductor, without compiling them: what the frontend lifts.
+"""Captures the FX graphs that AOTAutograd hands to Inductor, without compiling them, and builds FX graphs by hand.
 
-The graphs run as they are, so that a backward graph comes out of a real backward call.
+The captured graphs run as they are, so that a backward graph comes out of a real backward call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,42 +13,66 @@ import torch
 import torch._functorch.config
 from torch import fx
 from torch._inductor.compile_fx import compile_fx
+from torch._subclasses import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph.frontend import lift
 from pygraph.ir import Graph
+from pygraph.ir.parser import parse
+from pygraph.ir.verify import verify
 
 
 @dataclass
 class Captured:
-    """One graph as ``inner_compile`` gets it."""
+    """One graph as ``inner_compile`` gets it; ``flops`` of its last run, when they were counted."""
 
     gm: fx.GraphModule
     kind: str
     static_inputs: Sequence[int]
+    flops: int = 0
 
     def lift(self, **options: Any) -> Graph:
-        return lift(self.gm, kind=self.kind, static_inputs=self.static_inputs, **options)
+        return checked(lift(self.gm, kind=self.kind, static_inputs=self.static_inputs, **options))
 
 
-def kind_of(options: dict[str, Any]) -> str:
+def checked(graph: Graph) -> Graph:
+    """``graph``, once it verifies and its text parses back to an equal one."""
+    verify(graph)
+    assert parse(str(graph)) == graph
+    return graph
+
+
+def kind_of(options: Mapping[str, Any]) -> str:
     if options.get("is_inference"):
         return "inference"
     return "backward" if options.get("is_backward") else "forward"
 
 
-def compile_and_run(fn: Callable[..., Any], *args: Any, backward: bool = False, dynamic: bool | None = None) -> list[Captured]:
+def capture(
+    fn: Callable[..., Any],
+    *args: Any,
+    backward: bool = False,
+    dynamic: bool | None = None,
+    count_flops: bool = False,
+) -> list[Captured]:
     """Run ``fn`` compiled, then its backward when asked to; the graphs met, in order."""
     found: list[Captured] = []
 
     def inner(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[[list[Any]], Any]:
-        found.append(Captured(gm, kind_of(options), options.get("static_input_idxs", ())))
+        captured = Captured(gm, kind_of(options), options.get("static_input_idxs", ()))
+        found.append(captured)
 
         def run(values: list[Any]) -> Any:
-            results = gm(*values)
+            arguments = list(values)
             values.clear()
+            if not count_flops:
+                return gm(*arguments)
+            with FlopCounterMode(display=False) as counter:
+                results = gm(*arguments)
+            captured.flops = counter.get_total_flops()
             return results
 
-        run._boxed_call = True  # type: ignore[attr-defined]
+        run._boxed_call = True
         return run
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -58,12 +82,59 @@ def compile_and_run(fn: Callable[..., Any], *args: Any, backward: bool = False, 
     with torch._functorch.config.patch(enable_autograd_cache=False):
         results = torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
         if backward:
-            _first_tensor(results).float().sum().backward()
+            first_tensor(results).float().sum().backward()
     return found
 
 
-def _first_tensor(results: Any) -> torch.Tensor:
+def capture_inference(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Captured:
+    """The only graph of ``fn`` without gradients."""
+    with torch.no_grad():
+        (captured,) = capture(fn, *args, dynamic=dynamic)
+    return captured
+
+
+def lift_inference(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Graph:
+    """The IR of the only graph of ``fn`` without gradients."""
+    return capture_inference(fn, *args, dynamic=dynamic).lift()
+
+
+def first_tensor(results: Any) -> torch.Tensor:
+    """The first tensor in a structure of results."""
     if isinstance(results, torch.Tensor):
         return results
     items = results.values() if isinstance(results, dict) else results
-    return next(_first_tensor(item) for item in items if item is not None)
+    return next(first_tensor(item) for item in items if item is not None)
+
+
+class Builder:
+    """An FX graph written node by node, with fake tensors for results, for what Dynamo cannot be made to trace here."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.attributes: dict[str, Any] = {}
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(self, *size: int, **options: Any) -> torch.Tensor:
+        with self.mode:
+            return torch.empty(size, **options)
+
+    def input(self, name: str, value: Any) -> fx.Node:
+        node = self.graph.placeholder(name)
+        node.meta["val"] = value
+        return node
+
+    def call(self, target: Any, args: tuple[Any, ...], value: Any, **kwargs: Any) -> fx.Node:
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = value
+        return node
+
+    def attribute(self, name: str, value: Any) -> fx.Node:
+        self.attributes[name] = value
+        return self.graph.get_attr(name)
+
+    def module(self, *outputs: Any) -> fx.GraphModule:
+        self.graph.output(outputs)
+        return fx.GraphModule(self.attributes, self.graph)
+
+    def lift(self, *outputs: Any, **options: Any) -> Graph:
+        return checked(lift(self.module(*outputs), kind="inference", **options))

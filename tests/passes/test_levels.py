@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.passes.levels import Kind, assign, earliest, unit_order
+from tests.passes.brute_force import Lists, acyclic, fewer_regions, inverse
 
 L, F, O = Kind.LAUNCHES, Kind.FREE, Kind.OUTSIDE  # noqa: E741 - read side by side in the cases below
-Lists = list[list[int]]
 
 
 @st.composite
@@ -20,35 +17,6 @@ def dags(draw: st.DrawFn, most: int) -> tuple[list[Kind], Lists]:
     kinds = draw(st.lists(st.sampled_from([L, L, F, O]), min_size=1, max_size=most))
     before = [sorted(draw(st.sets(st.integers(0, v - 1), max_size=3))) if v else [] for v in range(len(kinds))]
     return kinds, before
-
-
-def inverse(before: Lists) -> Lists:
-    after: Lists = [[] for _ in before]
-    for v, sources in enumerate(before):
-        for p in sources:
-            after[p].append(v)
-    return after
-
-
-def acyclic(units: Sequence[int], before: Lists) -> bool:
-    edges = ((units[p], units[v]) for v, sources in enumerate(before) for p in sources if units[p] != units[v])
-    return nx.is_directed_acyclic_graph(nx.DiGraph(edges))
-
-
-def partitions(kinds: Sequence[Kind], most: int) -> Iterator[list[int]]:
-    """Every choice of at most ``most`` regions (0, 1, …) for LAUNCHES and FREE nodes; others get negative numbers."""
-
-    def extend(chosen: list[int], used: int) -> Iterator[list[int]]:
-        v = len(chosen)
-        if v == len(kinds):
-            yield chosen
-            return
-        choices = [] if kinds[v] is O else list(range(min(used + 1, most)))
-        choices += [] if kinds[v] is L else [-1 - v]
-        for choice in choices:
-            yield from extend([*chosen, choice], max(used, choice + 1))
-
-    return extend([], 0)
 
 
 def solve(kinds: list[Kind], before: Lists, limit: int | None = None) -> tuple[list[int], list[int], list[int]]:
@@ -108,8 +76,7 @@ def test_fewest_regions_of_all_partitions(dag: tuple[list[Kind], Lists]) -> None
     kinds, before = dag
     _, kept, units = solve(kinds, before)
     assert acyclic(units, before)
-    fewer = partitions(kinds, len(kept) - 1) if kept else iter(())
-    better = next((p for p in fewer if acyclic(p, before)), None)
+    better = fewer_regions(kinds, before, len(kept))
     assert better is None, f"{kinds} {before}: {better} has fewer regions than {units}"
 
 

@@ -1,6 +1,6 @@
 """Regions for tests: functions compiled by Inductor as a user's would be, with the calls their partitions receive.
 
-Nothing here knows of drivers: a :class:`RegionCall` is a plain Inductor partition function and the arguments of one call.
+Nothing here knows of drivers: a RegionCall is a plain Inductor partition function and the arguments of one call.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def compile_regions(
 
     def inner(graph: Any, inputs: Any, **options: Any) -> Any:
         settings = {"graph_partition": True, "fx_graph_cache": False, **config}
-        with mock.patch.object(scheduler.Scheduler, "should_partition", _answer(cut)):
-            with torch._inductor.config.patch(settings):
-                output = compile_fx_inner(graph, inputs, **options)
+        cuts = mock.patch.object(scheduler.Scheduler, "should_partition", _answer(cut))
+        with cuts, torch._inductor.config.patch(settings):
+            output = compile_fx_inner(graph, inputs, **options)
         compiled.sources.append(output.source_code)
         output.recursively_apply_fns([_observer(compiled)] * len(output.partition_maps))
         return output

@@ -31,8 +31,8 @@ def test_counts_from_many_threads_add_up() -> None:
 
     def work() -> None:
         for _ in range(500):
-            counters.count_replay(record)
-            counters.count_uncaptured(record)
+            record.tally("replays").hit()
+            counters.REPLAYS.hit()
             counters.add("patched", 2)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -40,10 +40,21 @@ def test_counts_from_many_threads_add_up() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert counters.counters() == {"patched": 4000, "replays": 2000, "uncaptured": 2000}
-    assert (record.replays, record.uncaptured) == (2000, 2000)
+    assert counters.counters() == {"patched": 4000, "replays": 2000}
+    assert (record.replays, record.uncaptured) == (2000, 0)
     counters.reset()
     assert counters.counters() == {}
+    assert record.replays == 2000
+
+
+def test_records_are_plain_data() -> None:
+    record = RegionRecord("toy", replays=7)
+    assert record.replays == 7
+    record.tally("replays").hit()
+    record.uncaptured = 3
+    assert (record.replays, record.uncaptured) == (8, 3)
+    assert "replays=8, uncaptured=3" in repr(record)
+    assert RegionRecord("toy") == RegionRecord("toy") != record
 
 
 @pytest.mark.parametrize(

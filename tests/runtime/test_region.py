@@ -381,7 +381,7 @@ def test_under_a_dispatch_mode_operators_are_seen() -> None:
     with _Counting() as mode:
         region([torch.ones(2)])
     assert mode.operators > 1
-    assert region.record.replays == 1
+    assert region.record.replays == 2  # a watched call counts as one that ran uncaptured
 
 
 def test_under_a_function_transform_nothing_is_captured_or_replayed() -> None:

@@ -5,6 +5,8 @@ Causal masks are not discounted, as in torch.utils.flop_counter. Layouts: (batch
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from pygraph.frontend.costs.registry import flops
 from pygraph.frontend.costs.traffic import product, shape_of
 from pygraph.ir import Dim, KernelNode
@@ -13,7 +15,10 @@ from pygraph.ir.types import as_dim
 __all__: list[str] = []
 
 
-def _products(query: tuple[Dim, ...], key: tuple[Dim, ...], value: tuple[Dim, ...], counts: tuple[int, int]) -> Dim | None:
+_Shape: TypeAlias = "tuple[Dim, ...]"
+
+
+def _products(query: _Shape, key: _Shape, value: _Shape, counts: tuple[int, int]) -> Dim | None:
     """``counts`` products of length × length × width, over the width of the queries and over that of the values."""
     if len(query) != 4 or len(key) != 4 or len(value) != 4:
         return None

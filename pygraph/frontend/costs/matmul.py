@@ -1,4 +1,7 @@
-"""Flops of matrix products: two for each multiply-add; a bias or a scale is left out, as in torch.utils.flop_counter."""
+"""Flops of matrix products: two for each multiply-add.
+
+A bias or a scale is left out, as in torch.utils.flop_counter.
+"""
 
 from __future__ import annotations
 

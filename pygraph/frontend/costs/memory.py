@@ -11,7 +11,6 @@ from pygraph.frontend.costs.traffic import (
     moved,
     numel,
     operand,
-    plain,
     product,
     read_bytes,
     result_numel,
@@ -50,7 +49,7 @@ __all__: list[str] = []
     "prims.device_put",
     "prims.rev",
 )
-def _copy(node: KernelNode) -> Dim | None:
+def _copy(_node: KernelNode) -> Dim | None:
     """Elements moved unchanged (or converted)."""
     return 0
 
@@ -69,9 +68,11 @@ def _copy_into(node: KernelNode) -> Cost:
 def _copy_if_needed(node: KernelNode) -> Cost:
     """Whether these copy depends on strides; they do when the result is not laid out as the operand is."""
     source, result = operand(node, 0), node.outputs[0].type if node.outputs else None
-    if source is not None and isinstance(result, TensorType) and source.stride is None and source.dtype is result.dtype:
+    if source is None or not isinstance(result, TensorType):
+        return UNKNOWN
+    if source.stride is None and source.dtype is result.dtype:
         return FREE
-    return plain(node, 0)
+    return Cost(0, bytes_of(source), bytes_of(result), 1, 0)
 
 
 # -- fresh memory ------------------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def _copy_if_needed(node: KernelNode) -> Cost:
     "aten.sym_constrain_range",
     "aten.sym_constrain_range_for_size",
 )
-def _nothing(node: KernelNode) -> Cost:
+def _nothing(_node: KernelNode) -> Cost:
     """Allocates, or checks on the host: nothing runs on the device."""
     return FREE
 
@@ -189,7 +190,14 @@ def _scatter_more(node: KernelNode) -> Cost:
     return _scattered(node, copies=True)
 
 
-@costs("aten.index_put_", "aten.scatter_", "aten.scatter_add_", "aten.scatter_reduce_", "aten.index_add_", "aten.index_copy_")
+@costs(
+    "aten.index_add_",
+    "aten.index_copy_",
+    "aten.index_put_",
+    "aten.scatter_",
+    "aten.scatter_add_",
+    "aten.scatter_reduce_",
+)
 def _scatter_in_place(node: KernelNode) -> Cost:
     """Only the picked places of the target are touched."""
     return _scattered(node, copies=False)

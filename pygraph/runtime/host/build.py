@@ -30,7 +30,7 @@ import torch
 
 from pygraph.errors import CaptureError
 
-__all__ = ["build", "load", "library_path"]
+__all__ = ["build", "library_path", "load"]
 
 MODULE = "_pygraph_host"
 SOURCES = ("native.cpp", "launches.h", "tensors.h")

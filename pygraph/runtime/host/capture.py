@@ -54,7 +54,7 @@ def _argument(recorder: Recorder, index: int, value: Any) -> Any:
 def _run(recorder: Recorder, fn: types.FunctionType, arguments: Sequence[Any]) -> Sequence[Any]:
     rebound = rebind(recorder, fn)
     try:
-        with recording(recorder):
+        with torch.inference_mode(False), torch.no_grad(), recording(recorder):
             returned = rebound(list(arguments))
     except CaptureError:
         raise
@@ -84,7 +84,9 @@ def _finish(recorder: Recorder, arguments: tuple[Any, ...], returned: Sequence[A
 def _repeated(returned: Sequence[Any]) -> dict[int, int]:
     """Position of each tensor returned before ▸ where it was returned first."""
     first: dict[int, int] = {}
-    positions = [(i, first.setdefault(id(value), i)) for i, value in enumerate(returned) if isinstance(value, torch.Tensor)]
+    positions = [
+        (i, first.setdefault(id(value), i)) for i, value in enumerate(returned) if isinstance(value, torch.Tensor)
+    ]
     return {i: earlier for i, earlier in positions if i != earlier}
 
 

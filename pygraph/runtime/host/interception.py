@@ -6,7 +6,6 @@ The compiled module itself is left as it is, so that other threads go on calling
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,13 +13,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pygraph.compat import OpOverload, TorchDispatchMode, dynamo_guards
+from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, dynamo_guards
 from pygraph.errors import CaptureError
 from pygraph.runtime.host.kernels import Kernel, find_kernel, is_native_function
 from pygraph.runtime.host.operators import record_operator
 from pygraph.runtime.host.recorder import Recorder
 
-__all__ = ["module_constants", "recording", "rebind"]
+__all__ = ["module_constants", "rebind", "recording"]
+
+_guards: Any = dynamo_guards
 
 _HOST_READS = frozenset(
     {
@@ -38,6 +39,9 @@ _HOST_READS = frozenset(
 )
 """Methods that look at the memory of a CPU tensor without asking the dispatcher, or only after a first look."""
 
+_FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._inductor.runtime", "triton")
+"""Modules whose callables run compiled code that is not bound as the known kernels are."""
+
 _OTHER_DEVICES = ("_empty_strided_cuda", "_empty_strided_xpu", "_empty_strided_mtia")
 
 
@@ -48,10 +52,15 @@ def module_constants(fn: types.FunctionType) -> dict[str, torch.Tensor]:
 
 def rebind(recorder: Recorder, fn: types.FunctionType) -> Callable[..., Any]:
     """``fn`` over a copy of its globals in which whatever runs kernels or allocates is recorded instead."""
-    original = fn.__globals__
+    known = _allocators(recorder)
     copied: dict[str, Any] = {}
-    for name, value in original.items():
-        copied[name] = _substitute(recorder, fn, name, value, copied)
+    for name, value in fn.__globals__.items():
+        if isinstance(value, types.FunctionType) and value.__globals__ is fn.__globals__:
+            copied[name] = _over(value, copied)
+        elif isinstance(value, types.BuiltinFunctionType):
+            copied[name] = _builtin(recorder, fn, name, value, known)
+        else:
+            copied[name] = _refusal("unknown-kernel", name) if _is_foreign_code(value) else value
     return _over(fn, copied)
 
 
@@ -72,26 +81,22 @@ def _over(fn: types.FunctionType, module: dict[str, Any]) -> types.FunctionType:
     return copy
 
 
-def _substitute(recorder: Recorder, fn: types.FunctionType, name: str, value: Any, copied: dict[str, Any]) -> Any:
-    """What stands for the global ``name`` while the region is recorded."""
+def _builtin(
+    recorder: Recorder,
+    fn: types.FunctionType,
+    name: str,
+    value: types.BuiltinFunctionType,
+    known: Mapping[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """What stands for a function written in C."""
     if is_native_function(value):
         return _kernel_stub(recorder, name, value, fn.__code__.co_filename)
-    known = _allocators(recorder)
-    if isinstance(value, types.BuiltinFunctionType) and value in known:
-        return known[value]
-    if isinstance(value, types.FunctionType) and value.__globals__ is fn.__globals__:
-        return _over(value, copied)
-    if _is_foreign_code(value):
-        return _refusal("unknown-kernel", name)
-    return value
+    return known.get(value, value)
 
 
 def _is_foreign_code(value: object) -> bool:
     """Whether calling ``value`` could touch memory without any mode seeing it."""
-    if isinstance(value, ctypes._CFuncPtr):
-        return True
-    module = type(value).__module__
-    return callable(value) and module.startswith(("torch._inductor.codecache", "torch._inductor.runtime", "triton"))
+    return callable(value) and type(value).__module__.startswith(_FOREIGN_CODE)
 
 
 def _kernel_stub(recorder: Recorder, name: str, value: types.BuiltinFunctionType, source: str) -> Callable[..., None]:
@@ -106,7 +111,7 @@ def _kernel_stub(recorder: Recorder, name: str, value: types.BuiltinFunctionType
 
 
 def _refusal(reason: str, detail: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+    def refuse(*_args: Any, **_kwargs: Any) -> Any:
         raise CaptureError(reason, detail)
 
     return refuse
@@ -116,17 +121,17 @@ def _allocators(recorder: Recorder) -> Mapping[Any, Callable[..., Any]]:
     """Inductor's own ways around the dispatcher, and what stands for each."""
 
     def reinterpret(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        view: torch.Tensor = dynamo_guards._reinterpret_tensor(tensor, *args, **kwargs)
+        view: torch.Tensor = _guards._reinterpret_tensor(tensor, *args, **kwargs)
         recorder.owner(view)
         return view
 
     known: dict[Any, Callable[..., Any]] = {
-        dynamo_guards._empty_strided_cpu: recorder.allocate,
-        dynamo_guards._reinterpret_tensor: reinterpret,
-        dynamo_guards._empty_strided_cpu_pinned: _refusal("pinned-memory", "empty_strided_cpu_pinned"),
+        _guards._empty_strided_cpu: recorder.allocate,
+        _guards._reinterpret_tensor: reinterpret,
+        _guards._empty_strided_cpu_pinned: _refusal("pinned-memory", "empty_strided_cpu_pinned"),
     }
     for name in _OTHER_DEVICES:
-        function = getattr(dynamo_guards, name, None)
+        function = getattr(_guards, name, None)
         if function is not None:
             known[function] = _refusal("foreign-device", name)
     return known
@@ -135,7 +140,7 @@ def _allocators(recorder: Recorder) -> Mapping[Any, Callable[..., Any]]:
 # -- modes --------------------------------------------------------------------------------------------------------
 
 
-class _HostReads(TorchFunctionMode):
+class _HostReads(TorchFunctionMode):  # type: ignore[no-untyped-call]
     """Refuses the reads that no dispatcher sees. ``active`` is off while the recorder itself works."""
 
     active = True
@@ -154,7 +159,7 @@ class _Operators(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, recorder: Recorder, reads: _HostReads) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
         self._reads = reads
 
@@ -176,7 +181,5 @@ class _Operators(TorchDispatchMode):
 
 def _is_composite(op: OpOverload) -> bool:
     """Whether ``op`` is defined by other operators alone; it only gets here where autograd keys are switched off."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) and not torch._C._dispatch_has_kernel_for_dispatch_key(
-        op.name(), torch._C.DispatchKey.CPU
-    )
+    defined = op.has_kernel_for_dispatch_key
+    return defined(DispatchKey.CompositeImplicitAutograd) and not defined(DispatchKey.CPU)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import cast
 
 from pygraph.errors import CaptureError
 
@@ -73,7 +74,7 @@ def find_kernel(name: str, value: types.BuiltinFunctionType, source: str) -> Ker
     parameters = parameters_of(source).get(name)
     if parameters is None:
         raise CaptureError("unknown-kernel", f"{name}: its C parameters are not in {source}")
-    path = str(value.__self__.__file__)
+    path = str(cast(types.ModuleType, value.__self__).__file__)
     library = ctypes.CDLL(path)
     entry = ctypes.cast(getattr(library, SYMBOL), ctypes.c_void_p).value
     if entry is None:

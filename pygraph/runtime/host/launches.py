@@ -30,7 +30,7 @@ class OperatorLaunch:
     below_autograd: bool
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True)
 class HostCapture:
     """``launches`` match those of the recording; ``arguments`` are the stand-ins, or the Python values themselves.
 

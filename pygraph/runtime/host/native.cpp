@@ -3,6 +3,7 @@
 #include "launches.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -122,6 +123,7 @@ class HostGraph {
 
   void add_operator(
       const OperatorCall& call, const std::vector<bool>& moves, const std::vector<std::optional<Tensor>>& outputs, bool below) {
+    c10::InferenceMode ordinary(false); // its tensors serve replays inside and outside of inference mode
     launches_.push_back(std::make_unique<Operator>(call, moves, outputs, below));
   }
 

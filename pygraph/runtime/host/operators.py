@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 
-from pygraph.compat import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode, OpOverload
+from pygraph.compat import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+)
 from pygraph.errors import CaptureError
 from pygraph.runtime.host.launches import OperatorLaunch
 from pygraph.runtime.host.recorder import Recorder, Use
@@ -178,6 +184,8 @@ def _refuse_aliases(call: _Call, results: Sequence[Any], storages: Sequence[int]
             raise CaptureError("host-read", f"{call.name} returns {type(tensor).__name__}")
         if not _is_fake(tensor):
             continue
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise CaptureError("unsupported-tensor", f"{call.name} returns layout {tensor.layout}")
         storage = tensor.untyped_storage()._cdata
         if storage in known:
             raise CaptureError("aliasing-operator", f"{call.name} returns a view of an argument or of another result")
@@ -211,8 +219,6 @@ def _layout(call: _Call, fake: torch.Tensor) -> tuple[tuple[int, ...], tuple[int
     """Sizes, strides and dtype of a result that gets memory of the region."""
     if fake.device.type != "cpu":
         raise CaptureError("foreign-device", call.name)
-    if fake.layout is not torch.strided or fake.is_quantized:
-        raise CaptureError("unsupported-tensor", f"{call.name} returns layout {fake.layout}")
     size, stride = tuple(fake.size()), tuple(fake.stride())
     if any(type(n) is not int for n in (*size, *stride)):
         raise CaptureError("dynamic-output", call.name)

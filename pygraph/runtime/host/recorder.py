@@ -59,7 +59,7 @@ class Recorder:
     def stand_in(self, index: int, argument: torch.Tensor) -> torch.Tensor:
         """A tensor that takes the place of argument ``index``: its layout, over addresses of its own."""
         key = (AllocationKind.INPUT, index)
-        offset = argument.storage_offset()
+        offset = int(argument.storage_offset())
         return self.arena.tensor(key, argument.size(), argument.stride(), argument.dtype, offset=offset)
 
     def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -107,7 +107,7 @@ class Recorder:
     def _constant_owner(self, base: int, address: int) -> Allocation:
         candidates = self._constant_bases.get(base)
         if not candidates:
-            raise CaptureError("unknown-memory", "a tensor that is neither an argument, nor allocated here, nor a constant")
+            raise CaptureError("unknown-memory", "a tensor that is no argument, no constant, and not allocated here")
         return next((a for a in candidates if a.covers(address)), candidates[0])
 
     # -- launches ---------------------------------------------------------------------------------------------------
@@ -121,7 +121,10 @@ class Recorder:
         if floats > self.native.MAX_FLOATS or len(parameters) - floats > self.native.MAX_WORDS:
             raise CaptureError("too-many-parameters", f"{kernel.name} has {len(parameters)}")
         uses = [_kernel_use(kernel, p, a) for p, a in zip(parameters, args, strict=True)]
-        words = [self.word(u) if u.tensor is not None else _value(p, a) for u, p, a in zip(uses, parameters, args, strict=True)]
+        words = [
+            self.word(u) if u.tensor is not None else _value(p, a)
+            for u, p, a in zip(uses, parameters, args, strict=True)
+        ]
         shapes = tuple(_layout(use.tensor) for use in uses)
         self._launch(LaunchKind.KERNEL, kernel.name, words, (kernel.identity, parameters, shapes), uses)
         self.payloads.append(kernel)

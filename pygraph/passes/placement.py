@@ -1,0 +1,86 @@
+"""The placement pass: CPU values that block capture are made on the device, uploaded in batches, or fetched at the end.
+
+The steps live in ``placement_moves``, ``placement_uploads`` and ``placement_order``; this file runs them and judges
+again what they changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pygraph.ir import CAPTURABLE, REASON, Graph, KernelNode, Stage
+from pygraph.passes.base import Pass, PassContext, PassResult
+from pygraph.passes.judge import judge
+from pygraph.passes.placement_moves import Moves, move_factories
+from pygraph.passes.placement_order import sink_copies
+from pygraph.passes.placement_uploads import Uploads, batch_uploads
+from pygraph.passes.verdict import Target, annotate, target_of
+
+__all__ = ["Placement"]
+
+_DEVICE_REASONS = frozenset({"cpu-operator", "cpu-operand", "cpu-scalar", "device-copy"})
+"""What placement can change. A node with any other reason is not judged again: legality may have been told more."""
+
+
+@dataclass(frozen=True)
+class Placement(Pass):
+    """Bring CPU values to the device in ways that a region can follow. What the caller can observe stays as it is.
+
+    before:  arange@cpu ─ _to_copy✗ ─ add ─ mul✗ (%s@cpu) ─ _to_copy@cpu ─ gelu
+                          %w@cpu ─ _to_copy✗ ─ mm
+    after:   upload0✗ (%s, %w) ─ arange@cuda ─ add ─ mul ─ mm ─ gelu ─ _to_copy@cpu
+
+    Factories and exact operators on them are made on the device; scalars, parameters and inputs are uploaded for each
+    call in one batch; copies to the host that are only returned come last. Random factories never move. ``floating``
+    also moves arithmetic on floats, whose last bit may then differ. When the CPU is captured, there is nothing to do.
+    """
+
+    name: ClassVar[str] = "placement"
+    requires: ClassVar[Stage] = Stage.JUDGED
+    ensures: ClassVar[Stage] = Stage.PLACED
+
+    floating: bool = False
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        """Rewrite ``graph`` and judge again what was changed."""
+        target = target_of(graph, ctx.device)
+        if target.device.is_host:
+            return PassResult(False)
+        before = _captured(graph)
+        moves = move_factories(graph, target, floating=self.floating)
+        changed = _judge_again(graph, target)
+        uploads = batch_uploads(graph, target)
+        changed |= _judge_again(graph, target)
+        sunk = sink_copies(graph)
+        modified = changed or bool(moves.moved or moves.made or uploads.values or sunk)
+        return PassResult(modified, tuple(_notes(moves, uploads, sunk, _captured(graph) - before)))
+
+
+def _captured(graph: Graph) -> int:
+    return sum(1 for node in graph.nodes if node.meta.get(CAPTURABLE))
+
+
+def _judge_again(graph: Graph, target: Target) -> bool:
+    changed = [annotate(node, judge(node, target)) for node in graph.nodes if _may_have_changed(node)]
+    return any(changed)
+
+
+def _may_have_changed(node: KernelNode) -> bool:
+    reason = node.meta.get(REASON)
+    return CAPTURABLE not in node.meta or (reason is not None and reason in _DEVICE_REASONS)
+
+
+def _notes(moves: Moves, uploads: Uploads, sunk: int, gained: int) -> Iterator[str]:
+    if moves.moved or moves.made:
+        yield f"CPU nodes moved to the device: {moves.moved}, made there beside the CPU's own: {moves.made}"
+    if uploads.values:
+        yield f"CPU tensors uploaded for each call: {uploads.values}, in batches: {uploads.batches}"
+    copies = moves.copies + uploads.copies
+    if copies:
+        yield f"single copies to the device that fell away: {copies}"
+    if sunk:
+        yield f"copies to the host, and work on them, moved to the end: {sunk}"
+    if gained:
+        yield f"nodes that can be captured now: {gained} more"

@@ -1,0 +1,173 @@
+"""Uploading CPU values that the device uses, for each call, in one batch per turn of the device.
+
+What can be made on the device instead is moved by ``placement_moves`` before; turns are defined in ``placement_order``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pygraph.ir import PLACEMENT, Cost, Graph, KernelNode, TensorType, Value, map_arg
+from pygraph.ir.cost import total
+from pygraph.passes.judge_devices import UPLOAD
+from pygraph.passes.placement_facts import facts_of, free_name, host_operands, is_copy_in
+from pygraph.passes.placement_order import ranks
+from pygraph.passes.verdict import Target
+
+__all__ = ["Uploads", "batch_uploads"]
+
+
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """How many CPU values are uploaded, in how many batches, and how many single copies fell away."""
+
+    values: int = 0
+    batches: int = 0
+    copies: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A node of the device that uses a CPU value, which has been what it is since ``since`` (None: since the start).
+
+    ``copy`` is the node itself where it is a copy whose result must stay memory of its own.
+    """
+
+    user: KernelNode
+    value: Value
+    since: KernelNode | None
+    copy: KernelNode | None = None
+
+
+def batch_uploads(graph: Graph, target: Target) -> Uploads:
+    """Upload what the device's nodes use from the CPU, batched, as early as the dependences allow.
+
+    before:  %w@cpu ─ _to_copy ─ mm@cuda      %s@cpu ─ mul@cuda
+    after:   %w, %s ─ upload0 ─┬─ mm@cuda
+                               └─ mul@cuda
+
+    Parameters are uploaded for each call: nothing tells whether the caller has written them in between.
+    """
+    requests = list(_requests(graph, target))
+    if not requests:
+        return Uploads()
+    singles, copies = _upload_singly(graph, target, requests)
+    batches = _merge(graph, singles)
+    return Uploads(len(singles), batches, copies)
+
+
+def _requests(graph: Graph, target: Target) -> Iterator[_Request]:
+    facts = facts_of(graph)
+    barrier: KernelNode | None = None
+    written: dict[Value, KernelNode] = {}
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        copied = is_copy_in(node, target)
+        for value in [node.inputs[0]] if copied else host_operands(node, target):
+            events = [e for e in (value.producer, barrier, written.get(facts.roots[value])) if e is not None]
+            since = max(events, key=place.__getitem__, default=None)
+            own = copied and (node in facts.pinned or facts.is_observed(node.output))
+            yield _Request(node, value, since, node if own else None)
+        barrier = node if node.effects.barrier else barrier
+        written.update({facts.roots[node.inputs[position]]: node for position in node.effects.writes})
+
+
+def _upload_singly(graph: Graph, target: Target, requests: list[_Request]) -> tuple[list[KernelNode], int]:
+    """One upload per value (per copy, where a copy must be memory of its own), right after the value has come to be."""
+    made: dict[tuple[Value, KernelNode | None, KernelNode | None], KernelNode] = {}
+    pinned = facts_of(graph).pinned
+    copies = 0
+    for request in requests:
+        key = (request.value, request.since, request.copy)
+        if key not in made:
+            made[key] = _upload(graph, target, request)
+        copies += _serve(graph, target, request, made[key].output, pinned)
+    return list(made.values()), copies
+
+
+def _upload(graph: Graph, target: Target, request: _Request) -> KernelNode:
+    nodes = graph.nodes
+    first = 0 if request.since is None else nodes.index(request.since) + 1
+    names = [*(value.name for value in graph.inputs), *(node.name for node in nodes)]
+    return graph.add(
+        UPLOAD,
+        ((request.value,), target.device),
+        (_uploaded_type(request.value, target),),
+        name=free_name(names, "single_upload"),
+        loc=request.user.loc,
+        before=nodes[first],
+    )
+
+
+def _uploaded_type(value: Value, target: Target) -> TensorType:
+    """Strides as ``torch.empty_like`` gives them: those of a dense tensor, else row-major."""
+    type = value.type
+    if not isinstance(type, TensorType):
+        raise TypeError(f"only tensors are uploaded, and %{value.name} is none")
+    return replace(type, device=target.device, stride=type.stride if _is_dense(type) else None)
+
+
+def _is_dense(type: TensorType) -> bool:
+    """Whether the elements fill their memory without gaps or overlaps; symbolic sizes are taken to."""
+    steps = [(stride, size) for stride, size in zip(type.strides, type.shape, strict=True) if size != 1]
+    known = [(stride, size) for stride, size in steps if isinstance(stride, int) and isinstance(size, int)]
+    expected = 1
+    for stride, size in sorted(known) if len(known) == len(steps) else ():
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _serve(graph: Graph, target: Target, request: _Request, uploaded: Value, pinned: frozenset[KernelNode]) -> int:
+    """Give the user what was uploaded for it; return 1 when it was a copy that has nothing left to do."""
+    user, value = request.user, request.value
+    if is_copy_in(user, target) and user.output.type == uploaded.type and user not in pinned:
+        graph.replace_uses(user.output, uploaded)
+        graph.erase(user)
+        return 1
+
+    def change(operand: Value) -> Value:
+        return uploaded if operand is value else operand
+
+    attrs = {key: map_arg(arg, change) for key, arg in user.attrs.items()}
+    graph.set_args(user, tuple(map_arg(arg, change) for arg in user.args), attrs)
+    return 0
+
+
+def _merge(graph: Graph, singles: list[KernelNode]) -> int:
+    """One upload for all that belong to the same turn of the device, and the nodes in the order of turns."""
+    turn = ranks(graph)
+    groups: dict[int, list[KernelNode]] = {}
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    for single in singles:
+        groups.setdefault(turn[single], []).append(single)
+    order = sorted(graph.nodes, key=lambda node: (turn[node], node.op != UPLOAD, place[node]))
+    merged: dict[KernelNode, KernelNode] = {}
+    for _, group in sorted(groups.items()):
+        merged[group[0]] = _merge_group(graph, group)
+    gone = frozenset(singles)
+    graph.erase(*singles)
+    graph.reorder([merged.get(node, node) for node in order if node in merged or node not in gone])
+    return len(merged)
+
+
+def _merge_group(graph: Graph, group: list[KernelNode]) -> KernelNode:
+    names = [*(value.name for value in graph.inputs), *(node.name for node in graph.nodes)]
+    types = [single.output.type for single in group]
+    nbytes = [type.nbytes for type in types if isinstance(type, TensorType)]
+    upload = graph.add(
+        UPLOAD,
+        (tuple(single.inputs[0] for single in group), group[0].args[1]),
+        types,
+        name=free_name(names, "upload"),
+        cost=total([Cost(0, size, size, 0, None) for size in nbytes]),
+        loc=group[0].loc,
+    )
+    graph.set_cost(upload, replace(upload.cost, launches=1))
+    for single, uploaded in zip(group, upload.outputs, strict=True):
+        graph.replace_uses(single.output, uploaded)
+    tensors = "1 CPU tensor" if len(group) == 1 else f"{len(group)} CPU tensors in one batch"
+    upload.meta.set(PLACEMENT, f"uploads {tensors} to {group[0].args[1]}")
+    return upload

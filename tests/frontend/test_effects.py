@@ -1,0 +1,329 @@
+"""Effects of operators: memory, generators, the host, shapes, order; from schemas, tags and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from pygraph.frontend import lift
+from pygraph.ir import PURE, TAGS, Effects, Graph, KernelNode
+from pygraph.ir.order import dependences
+from tests.frontend.capture import Builder, checked, lift_inference
+
+aten = torch.ops.aten
+
+
+def only(graph: Graph, op: str) -> KernelNode:
+    """The only node of ``graph`` with that operator."""
+    (node,) = [node for node in graph.nodes if node.op == op]
+    return node
+
+
+def trace(fn: Callable[..., Any], *args: Tensor) -> Graph:
+    """``fn`` traced on fake tensors, those of the meta device standing in for an accelerator."""
+    env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True) as mode:
+        fakes = [mode.from_tensor(arg, static_shapes=True) for arg in args]
+    gm = make_fx(fn, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
+    return checked(lift(gm, kind="inference", device_map={"meta": "cuda:0"}))
+
+
+def effects_of_call(target: Any, *args: Any, value: Any = None, **kwargs: Any) -> Effects:
+    """Effects of one call on fresh inputs; fake tensors among the arguments become inputs."""
+    builder = Builder()
+    nodes = [builder.input(f"x{i}", a) if isinstance(a, Tensor) else a for i, a in enumerate(args)]
+    call = builder.call(target, tuple(nodes), builder.fake(4) if value is None else value, **kwargs)
+    return builder.lift(call).nodes[0].effects
+
+
+def cpu(*size: int) -> Tensor:
+    return Builder().fake(*size)
+
+
+def gpu(*size: int, **options: Any) -> Tensor:
+    return torch.empty(size, device="meta", **options)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_pointwise_operators_are_pure() -> None:
+    assert effects_of_call(aten.add.Tensor, cpu(4), cpu(4)) == PURE
+
+
+def test_in_place_operators_write_and_return_their_operand() -> None:
+    assert effects_of_call(aten.add_.Tensor, cpu(4), cpu(4)) == Effects(writes=(0,), aliases=((0, 0),))
+
+
+def test_a_copy_reads_its_source_alone() -> None:
+    found = effects_of_call(aten.copy_.default, cpu(4), cpu(4))
+    assert found == Effects(writes=(0,), aliases=((0, 0),), reads=(1,))
+
+
+def test_an_out_argument_is_written() -> None:
+    builder = Builder()
+    a, b, out = (builder.input(name, builder.fake(2, 2)) for name in ("a", "b", "out"))
+    call = builder.call(aten.mm.out, (a, b), builder.fake(2, 2), out=out)
+    found = builder.lift(call).nodes[0].effects
+    assert (found.writes, found.aliases) == ((2,), ((0, 2),))
+
+
+def test_every_tensor_of_a_written_list_is_written() -> None:
+    builder = Builder()
+    xs = [builder.input(f"x{i}", builder.fake(4)) for i in range(3)]
+    builder.call(aten._foreach_add_.List, (xs[:2], [xs[2], xs[2]]), None)
+    found = builder.lift().nodes[0].effects
+    assert found == Effects(writes=(0, 1))
+
+
+@pytest.mark.parametrize("op", [aten.split.Tensor, aten.unsafe_split.Tensor, aten.chunk.default, aten.unbind.int])
+def test_each_part_of_a_tensor_is_a_view_of_it(op: Any) -> None:
+    count = 2 if op is not aten.unbind.int else 0
+    found = effects_of_call(op, cpu(4, 4), count, value=[cpu(2, 4), cpu(2, 4)])
+    assert found == Effects(aliases=((0, 0), (1, 0)), reads=())
+
+
+@pytest.mark.parametrize("op", [aten.view.default, aten._unsafe_view.default])
+def test_views_share_memory_and_read_nothing(op: Any) -> None:
+    assert effects_of_call(op, cpu(4), [2, 2], value=cpu(2, 2)) == Effects(aliases=((0, 0),), reads=())
+
+
+def test_what_may_be_a_view_is_taken_for_one_that_reads() -> None:
+    assert effects_of_call(aten.reshape.default, cpu(4), [2, 2]) == Effects(aliases=((0, 0),))
+
+
+def test_an_epilogue_comes_after_all_uses_of_what_it_overwrites() -> None:
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        z = x.view(-1)[2:] * 2
+        x.copy_(y)
+        return z
+
+    graph = lift_inference(step, torch.randn(4, 4), torch.randn(4, 4))
+    copy = only(graph, "aten.copy_.default")
+    before = {edge[0].op for edge in dependences(graph) if edge[1] is copy}
+    assert "aten.mul.Tensor" in before
+
+
+def test_giving_a_tensor_other_memory_is_a_barrier() -> None:
+    assert effects_of_call(aten.set_.source_Tensor, cpu(4), cpu(4)).barrier
+
+
+def test_results_of_several_alias_by_their_place() -> None:
+    found = effects_of_call(aten.sort.values, cpu(4), value=(cpu(4), cpu(4)), values=None, indices=None)
+    assert found.writes == ()
+    builder = Builder()
+    x, values, indices = (builder.input(name, builder.fake(4)) for name in ("x", "values", "indices"))
+    call = builder.call(aten.sort.values, (x,), (builder.fake(4), builder.fake(4)), values=values, indices=indices)
+    found = builder.lift(call).nodes[0].effects
+    assert (found.writes, found.aliases) == ((1, 2), ((0, 1), (1, 2)))
+
+
+# -- generators --------------------------------------------------------------------------------------------------------
+
+
+def test_dropout_draws_a_seed_and_computes_from_it() -> None:
+    graph = lift_inference(lambda x: torch.nn.functional.dropout(x, 0.5), torch.randn(4, 4))
+    assert only(graph, "prims.inductor_seeds.default").effects == Effects(rng="cpu")
+    assert only(graph, "prims.inductor_random.default").effects == PURE
+    assert only(graph, "prims.inductor_lookup_seed.default").effects == PURE
+
+
+def test_draws_name_the_device_of_their_generator() -> None:
+    graph = trace(lambda x: torch.rand(4, device=x.device) + torch.bernoulli(x), gpu(4))
+    assert only(graph, "aten.rand.default").effects == Effects(rng="cuda:0")
+    assert only(graph, "aten.bernoulli.default").effects == Effects(rng="cuda:0")
+
+
+def test_in_place_draws_write_too() -> None:
+    found = effects_of_call(aten.uniform_.default, cpu(4))
+    assert found == Effects(writes=(0,), aliases=((0, 0),), rng="cpu")
+
+
+@pytest.mark.parametrize(("dropout", "expected"), [(0.0, None), (0.1, "cpu")])
+def test_attention_draws_only_with_dropout(dropout: float, expected: str | None) -> None:
+    op = aten._scaled_dot_product_flash_attention_for_cpu.default
+    q = cpu(1, 2, 4, 8)
+    assert effects_of_call(op, q, q, q, dropout, value=(q, cpu(1, 2, 4))).rng == expected
+
+
+# -- the host ----------------------------------------------------------------------------------------------------------
+
+
+def test_reading_a_value_waits_for_it() -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        graph = lift_inference(lambda x: x * x.sum().int().item(), torch.ones(4))
+    item = only(graph, "aten._local_scalar_dense.default")
+    assert item.effects == Effects(sync=True)
+    assert item.meta.get(TAGS) == "data_dependent_output"
+
+
+def test_copies_from_an_accelerator_wait_unless_told_not_to() -> None:
+    def step(x: Tensor, c: Tensor) -> list[Tensor]:
+        return [x.cpu(), x.to("cpu", non_blocking=True), c.to(x.device), x.to(torch.float64)]
+
+    graph = trace(step, gpu(4), torch.randn(4))
+    assert [node.effects.sync for node in graph.nodes] == [True, False, False, False]
+
+
+def test_copying_into_a_host_tensor_waits() -> None:
+    assert effects_of_call(aten.copy_.default, cpu(4), gpu(4)).sync
+    assert not effects_of_call(aten.copy_.default, cpu(4), gpu(4), True).sync
+    assert not effects_of_call(aten.copy_.default, gpu(4), cpu(4), value=gpu(4)).sync
+
+
+def test_moving_by_prims_waits() -> None:
+    assert effects_of_call(torch.ops.prims.device_put.default, gpu(4), torch.device("cpu")).sync
+
+
+def test_comparing_tensors_waits() -> None:
+    assert effects_of_call(aten.equal.default, gpu(4), gpu(4), value=True).sync
+
+
+@pytest.mark.parametrize(("where", "waits"), [(gpu, True), (cpu, False)])
+def test_counting_results_waits_on_an_accelerator(where: Callable[..., Tensor], waits: bool) -> None:
+    found = effects_of_call(aten.nonzero.default, where(4), value=where(2, 1))
+    assert found == Effects(sync=waits, dynamic=True)
+
+
+def test_masks_as_indices_are_searched() -> None:
+    mask, places = gpu(4, dtype=torch.bool), gpu(2, dtype=torch.int64)
+    assert _index(aten.index.Tensor, [mask]) == Effects(sync=True, dynamic=True)
+    assert _index(aten.index.Tensor, [places]) == PURE
+    assert _index(aten.index_put.default, [mask], gpu(3)) == Effects(sync=True)
+    assert _index(aten.index_put.default, [mask], gpu()) == PURE
+    assert _index(aten.index_put.default, [None, places], gpu(2)) == PURE
+
+
+def _index(op: Any, indices: list[Tensor | None], *values: Tensor) -> Effects:
+    builder = Builder()
+    x = builder.input("x", gpu(4, 4))
+    picked = [None if t is None else builder.input(f"i{n}", t) for n, t in enumerate(indices)]
+    rest = [builder.input(f"v{n}", t) for n, t in enumerate(values)]
+    return builder.lift(builder.call(op, (x, picked, *rest), gpu(4))).nodes[0].effects
+
+
+def test_repeats_of_known_size_need_no_count() -> None:
+    repeats = gpu(4, dtype=torch.int64)
+    assert effects_of_call(aten.repeat_interleave.Tensor, repeats, value=gpu(9)).sync
+    assert effects_of_call(aten.repeat_interleave.Tensor, repeats, value=gpu(9), output_size=9) == PURE
+
+
+# -- checks, barriers, tags --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (aten._assert_async.msg, (cpu(1), "message")),
+        (aten._assert_scalar.default, (True, "message")),
+        (aten._assert_tensor_metadata.default, (cpu(1),)),
+        (aten.sym_constrain_range.default, (3,)),
+    ],
+)
+def test_checks_are_kept_but_order_nothing(op: Any, args: tuple[Any, ...]) -> None:
+    builder = Builder()
+    nodes = [builder.input(f"x{i}", a) if isinstance(a, Tensor) else a for i, a in enumerate(args)]
+    builder.call(op, tuple(nodes), None)
+    found = builder.lift().nodes[0].effects
+    assert not found.is_pure
+    assert (found.barrier, found.sync, found.writes) == (False, False, ())
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[torch.library.Library]:
+    """Custom operators of every kind of effect."""
+    with torch.library._scoped_library("frontend_test", "DEF") as lib:
+        lib.define("plain(Tensor x) -> Tensor")
+        lib.define("unsafe(Tensor x) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,))
+        lib.define("noise(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+        lib.define("bump(Tensor x, Tensor(a!) y, *, Tensor(b!)? z=None) -> ()")
+        lib.define("log(Tensor x) -> ()")
+        lib.define("view(Tensor(a) x) -> Tensor(a)")
+        yield lib
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "tags"),
+    [
+        ("plain", PURE, None),
+        ("unsafe", PURE, "cudagraph_unsafe"),
+        ("noise", Effects(rng="cpu"), "nondeterministic_seeded"),
+        ("log", Effects(barrier=True), None),
+        ("view", Effects(aliases=((0, 0),)), None),
+    ],
+)
+def test_custom_operators(library: torch.library.Library, name: str, expected: Effects, tags: str | None) -> None:
+    op = getattr(torch.ops.frontend_test, name).default
+    builder = Builder()
+    x = builder.input("x", builder.fake(4))
+    returns = len(op._schema.returns)
+    call = builder.call(op, (x,), builder.fake(4) if returns else None)
+    node = builder.lift(call if returns else None).nodes[0]
+    assert (node.op, node.effects, node.meta.get(TAGS)) == (f"frontend_test.{name}.default", expected, tags)
+    assert node.cost.flops is None
+    assert node.cost.launches is None
+
+
+def test_a_custom_operator_writes_what_its_schema_says(library: torch.library.Library) -> None:
+    builder = Builder()
+    x, y, z = (builder.input(name, builder.fake(4)) for name in "xyz")
+    builder.call(torch.ops.frontend_test.bump.default, (x, y), None, z=z)
+    assert builder.lift().nodes[0].effects == Effects(writes=(1, 2))
+
+
+def test_a_python_function_may_do_anything() -> None:
+    builder = Builder()
+    x = builder.input("x", builder.fake(4))
+    call = builder.call(torch.nn.functional.relu, (x,), builder.fake(4))
+    assert builder.lift(call).nodes[0].effects == Effects(barrier=True)
+
+
+# -- collectives -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process_group() -> Iterator[Any]:
+    """A process group of two whose operators do nothing."""
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()
+
+
+def test_collectives_keep_their_order_in_the_group(process_group: Any) -> None:
+    import torch.distributed._functional_collectives as functional
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = functional.all_reduce(x * 2, "sum", process_group)
+        return y.relu(), functional.all_gather_tensor(x, 0, process_group)
+
+    graph = lift_inference(step, torch.randn(4, 4))
+    calls = [node for node in graph.nodes if node.op.startswith("_c10d_functional.")]
+    assert [node.effects.collective for node in calls] == [process_group.group_name] * 4
+    assert not any(node.effects.barrier for node in calls)
+    order = {(a.name, b.name) for a, b in dependences(graph)}
+    assert all((a.name, b.name) in order for a, b in pairwise(calls))
+
+
+def test_waiting_completes_the_memory_that_it_waits_for(process_group: Any) -> None:
+    import torch.distributed._functional_collectives as functional
+
+    graph = lift_inference(lambda x: functional.all_reduce(x, "sum", process_group) + 1, torch.randn(4))
+    wait = only(graph, "_c10d_functional.wait_tensor.default")
+    assert (wait.effects.writes, wait.effects.aliases) == ((0,), ((0, 0),))
+
+
+def test_a_collective_of_an_unknown_group_is_a_barrier() -> None:
+    found = effects_of_call(torch.ops._c10d_functional.wait_tensor.default, cpu(4))
+    assert found.barrier
+    assert found.collective == "unknown"

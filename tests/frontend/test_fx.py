@@ -1,0 +1,319 @@
+"""Lifting FX graphs: names, results, types, shapes, roles, subgraphs, constants, source of a whole model."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pygraph.frontend import CONSTANT, FrontendError, backward_static_inputs, lift, resolve_op, result_paths
+from pygraph.ir import Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Value, symbol
+from pygraph.ir.node import values_in
+from tests.frontend.capture import Builder, capture, capture_inference, lift_inference
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.down = nn.Linear(32, 16)
+        self.register_buffer("seen", torch.zeros(8, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.down(torch.relu(self.norm(self.up(x))))
+        self.seen.copy_(y.detach())
+        return y
+
+
+def test_each_operator_becomes_a_node_of_its_name() -> None:
+    captured = capture_inference(Block(), torch.randn(8, 16))
+    graph = captured.lift()
+    calls = [n for n in captured.gm.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+    assert [node.name for node in graph.nodes] == [n.name for n in calls]
+    assert [resolve_op(node.op) for node in graph.nodes] == [n.target for n in calls]
+    assert [value.name for value in graph.inputs] == [n.name for n in captured.gm.graph.find_nodes(op="placeholder")]
+
+
+def test_operands_are_those_of_fx() -> None:
+    captured = capture_inference(Block(), torch.randn(8, 16))
+    graph = captured.lift()
+    for node in captured.gm.graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem:
+            expected = [_operand_name(n) for n in node.all_input_nodes]
+            assert list(dict.fromkeys(v.name for v in graph.node(node.name).inputs)) == expected
+
+
+def _operand_name(node: Any) -> str:
+    if node.target is operator.getitem:
+        return f"{node.args[0].name}.{node.args[1]}"
+    return str(node.name)
+
+
+def test_results_of_several_are_numbered_and_getitems_vanish() -> None:
+    graph = lift_inference(lambda x: torch.var_mean(x, 1), torch.randn(4, 5))
+    node = graph.node("var_mean")
+    assert [value.name for value in node.outputs] == ["var_mean.0", "var_mean.1"]
+    assert graph.output_values == node.outputs
+    assert not any(n.op.endswith("getitem") for n in graph.nodes)
+
+
+def test_unused_results_are_kept() -> None:
+    graph = lift_inference(lambda x: torch.topk(x, 2)[1] + 1, torch.randn(4, 5))
+    assert [type(v.type) for v in graph.node("topk").outputs] == [TensorType, TensorType]
+    assert [len(v.users) for v in graph.node("topk").outputs] == [0, 1]
+
+
+def test_absent_results_are_none() -> None:
+    builder = Builder()
+    x, w = builder.input("x", builder.fake(1, 2, 5)), builder.input("w", builder.fake(3, 2, 2))
+    grad = builder.input("grad", builder.fake(1, 3, 4))
+    backward = builder.call(
+        torch.ops.aten.convolution_backward.default,
+        (grad, x, w, [3], [1], [0], [1], False, [0], 1, [True, False, True]),
+        (builder.fake(1, 2, 5), None, builder.fake(3)),
+    )
+    parts = [builder.call(operator.getitem, (backward, i), None) for i in range(3)]
+    graph = builder.lift(*parts)
+    first, bias = graph.nodes[0].outputs
+    assert graph.outputs == (first, None, bias)
+    assert result_paths(backward) == [(0,), (2,)]
+
+
+def test_a_list_of_one_result_is_still_indexed() -> None:
+    builder = Builder()
+    x = builder.input("x", builder.fake(4))
+    split = builder.call(torch.ops.aten.split.Tensor, (x, 4), [builder.fake(4)])
+    part = builder.call(operator.getitem, (split, 0), builder.fake(4))
+    graph = builder.lift(part)
+    assert graph.nodes[0].output.name == split.name
+    assert graph.outputs == (graph.nodes[0].output,)
+    assert result_paths(split) == [(0,)]
+
+
+def test_a_single_result_has_the_empty_path() -> None:
+    builder = Builder()
+    x = builder.input("x", builder.fake(4))
+    relu = builder.call(torch.ops.aten.relu.default, (x,), builder.fake(4))
+    builder.lift(relu)
+    assert result_paths(relu) == [()]
+
+
+def test_an_item_of_an_opaque_result_stays_a_node() -> None:
+    builder = Builder()
+    x = builder.input("x", builder.fake(4))
+    whole = builder.graph.call_function(torch.ops.aten.split.Tensor, (x, 2))
+    item = builder.call(operator.getitem, (whole, 1), builder.fake(2))
+    graph = builder.lift(item)
+    assert graph.node("split_tensor").output.type == OpaqueType("unknown")
+    assert graph.node("getitem").op == "sym.getitem"
+    assert graph.node("getitem").args == (graph.node("split_tensor").output, 1)
+
+
+def test_types_carry_dtype_shape_stride_and_device() -> None:
+    graph = lift_inference(lambda x: x.t().to(torch.bfloat16), torch.randn(4, 6))
+    assert graph.inputs[0].type == TensorType(DType.F32, (4, 6), Device("cpu"))
+    assert graph.node("permute").output.type == TensorType(DType.F32, (6, 4), Device("cpu"), (1, 6))
+
+
+@pytest.mark.parametrize("size", [(0, 3), (1, 3), (3, 1), (3, 0, 2), ()])
+def test_contiguous_tensors_have_no_stride(size: tuple[int, ...]) -> None:
+    builder = Builder()
+    builder.input("x", builder.fake(*size))
+    type = builder.lift().inputs[0].type
+    assert isinstance(type, TensorType)
+    assert type.stride is None
+    assert type.shape == size
+
+
+def test_types_that_the_ir_lacks_are_opaque() -> None:
+    builder = Builder()
+    indices = torch.tensor([[0, 1], [1, 0]])
+    builder.input("sparse", torch.sparse_coo_tensor(indices, torch.ones(2), (2, 2), check_invariants=False))
+    builder.input("packed", torch.empty(2, dtype=torch.float4_e2m1fn_x2))
+    builder.input("generator", torch.Generator())
+    builder.input("nothing", None)
+    names = [value.type for value in builder.lift().inputs]
+    assert names == [
+        OpaqueType("tensor.sparse_coo.float32"),
+        OpaqueType("tensor.strided.float4_e2m1fn_x2"),
+        OpaqueType("Generator"),
+        OpaqueType("NoneType"),
+    ]
+
+
+# -- dynamic shapes ----------------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_symbols_with_hints() -> None:
+    graph = lift_inference(lambda x: torch.cat([x, x]).reshape(-1), torch.randn(6, 4), dynamic=True)
+    scalars = [value for value in graph.inputs if isinstance(value.type, ScalarType)]
+    assert all(value.role == "scalar" for value in scalars)
+    assert sorted(graph.hints.values()) == [4, 6]
+    tensor = next(value.type for value in graph.inputs if isinstance(value.type, TensorType))
+    rows, columns = tensor.shape
+    assert {rows, columns} == {symbol(name) for name in graph.hints}
+    result = graph.output_values[0].type
+    assert isinstance(result, TensorType)
+    assert result.shape == (2 * rows * columns,)
+
+
+def test_arithmetic_on_sizes_stays_as_nodes() -> None:
+    graph = lift_inference(lambda x: x[: x.shape[0] // 2] * x.shape[0], torch.randn(6, 4), dynamic=True)
+    floordiv = next(node for node in graph.nodes if node.op == "sym.floordiv")
+    assert isinstance(floordiv.output.type, ScalarType)
+    rows = graph.inputs[0].type
+    assert isinstance(rows, ScalarType)
+    assert str(floordiv.output.type.expr) == f"floor({rows.expr}/2)"
+    assert floordiv.effects.is_pure
+
+
+def test_unbacked_sizes_have_no_hint() -> None:
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        graph = lift_inference(lambda x: x.nonzero() * 2, torch.randn(4))
+    assert graph.hints == {}
+    nonzero = graph.node("nonzero").output.type
+    assert isinstance(nonzero, TensorType)
+    assert str(nonzero.shape[0]).startswith("u")
+
+
+def test_a_python_float_that_changes_is_an_input() -> None:
+    builder = Builder()
+    x = builder.input("x", builder.fake(3))
+    scale = builder.input("scale", 0.5)
+    builder.input("flag", True)
+    mul = builder.call(torch.ops.aten.mul.Tensor, (x, scale), builder.fake(3))
+    graph = builder.lift(mul)
+    assert [v.type for v in graph.inputs[1:]] == [ScalarType("float"), ScalarType("bool")]
+    assert [v.role for v in graph.inputs] == ["input", "scalar", "scalar"]
+
+
+# -- roles -------------------------------------------------------------------------------------------------------------
+
+
+def test_roles_of_inference() -> None:
+    graph = lift_inference(Block(), torch.randn(8, 16))
+    roles = [value.role for value in graph.inputs]
+    assert roles.count("input") == 1
+    assert roles.count("parameter") == 6
+    assert roles.count("buffer") == 1
+    assert [value.static for value in graph.inputs] == [role != "input" for role in roles]
+
+
+def test_roles_of_training() -> None:
+    model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
+    forward, backward = capture(model, torch.randn(3, 16, requires_grad=True), backward=True)
+    up, down = forward.lift(), backward.lift()
+    assert (up.kind, down.kind) == ("forward", "backward")
+    assert sum(value.role == "parameter" for value in up.inputs) == 4
+    assert down.inputs[-1].role == "tangent"
+    assert not any(value.static for value in down.inputs if value.role in ("saved", "tangent"))
+
+
+def test_only_what_was_static_before_is_static_in_backward() -> None:
+    model = nn.Linear(16, 8)
+    forward, backward = capture(model, torch.randn(3, 16, requires_grad=True), backward=True)
+    static = backward_static_inputs(backward.gm, forward.lift())
+    backward.static_inputs = static
+    names = {value.name for value in backward.lift().inputs if value.static}
+    assert names == {value.name for value in forward.lift().inputs if value.static} & {
+        n.name for n in backward.gm.graph.find_nodes(op="placeholder")
+    }
+    assert "primals_3" not in names
+    assert names
+
+
+# -- attributes and subgraphs ------------------------------------------------------------------------------------------
+
+
+def test_tensor_constants_become_nodes() -> None:
+    graph = lift_inference(lambda x: x + torch.tensor([1.0, 2.0, 3.0]), torch.randn(2, 3))
+    constant = next(node for node in graph.nodes if node.op == CONSTANT)
+    assert constant.attrs == {"target": constant.name}
+    assert constant.output.type == TensorType(DType.F32, (3,), Device("cpu"))
+    assert constant.cost.launches == 0
+
+
+def test_subgraphs_are_lifted_once_and_referred_to() -> None:
+    inner = Builder()
+    x = inner.input("x", inner.fake(4))
+    module = inner.module(inner.call(torch.ops.aten.sin.default, (x,), inner.fake(4)))
+    outer = Builder()
+    value = outer.input("a", outer.fake(4))
+    body = outer.attribute("body", module)
+    again = outer.graph.get_attr("body")
+    hop = torch.ops.higher_order.invoke_subgraph
+    first = outer.call(hop, (body, "id", value), (outer.fake(4),))
+    item = outer.call(operator.getitem, (first, 0), outer.fake(4))
+    second = outer.call(hop, (again, "id", item), (outer.fake(4),))
+    graph = outer.lift(outer.call(operator.getitem, (second, 0), outer.fake(4)))
+    assert list(graph.subgraphs) == ["body"]
+    assert graph.subgraphs["body"].kind == "subgraph"
+    assert [node.args[0] for node in graph.nodes] == [GraphRef("body"), GraphRef("body")]
+    assert graph.nodes[1].inputs == (graph.nodes[0].output,)
+
+
+def test_one_name_never_means_two_subgraphs() -> None:
+    def body(op: Any) -> Any:
+        builder = Builder()
+        x = builder.input("x", builder.fake(4))
+        return builder.module(builder.call(op, (x,), builder.fake(4)))
+
+    outer = Builder()
+    x = outer.input("a", outer.fake(4))
+    holder = nn.Module()
+    holder.b = body(torch.ops.aten.sin.default)
+    outer.attributes["a.b"], outer.attributes["a_b"] = holder.b, body(torch.ops.aten.cos.default)
+    for target in ("a.b", "a_b"):
+        ref = outer.graph.get_attr(target)
+        outer.call(torch.ops.higher_order.invoke_subgraph, (ref, "id", x), (outer.fake(4),))
+    graph = outer.lift()
+    assert [sub.nodes[0].op for sub in graph.subgraphs.values()] == ["aten.sin.default", "aten.cos.default"]
+    assert [node.args[0] for node in graph.nodes] == [GraphRef(name) for name in graph.subgraphs]
+
+
+# -- the whole, and what is refused ------------------------------------------------------------------------------------
+
+
+def test_literals_of_fx_become_literals_of_the_ir() -> None:
+    graph = lift_inference(lambda x: x.masked_fill(x > 0, float("-inf")) + torch.zeros(3), torch.randn(3))
+    full = next(node for node in graph.nodes if node.op == "aten.full.default")
+    assert full.args[1] == float("-inf")
+    assert full.attrs["dtype"] is DType.F32
+    assert full.attrs["device"] == Device("cpu")
+
+
+def test_lifting_does_not_change_the_module() -> None:
+    captured = capture_inference(Block(), torch.randn(8, 16))
+    before = (captured.gm.code, [sorted(n.meta) for n in captured.gm.graph.nodes])
+    captured.lift()
+    assert (captured.gm.code, [sorted(n.meta) for n in captured.gm.graph.nodes]) == before
+
+
+def test_lifting_twice_gives_equal_graphs() -> None:
+    captured = capture_inference(Block(), torch.randn(8, 16))
+    assert captured.lift() == captured.lift()
+
+
+def test_a_module_call_is_refused() -> None:
+    gm = torch.fx.symbolic_trace(nn.Sequential(nn.ReLU()))
+    with pytest.raises(FrontendError, match="call_module"):
+        lift(gm, kind="inference")
+
+
+def test_a_nameless_target_is_refused() -> None:
+    builder = Builder()
+    x = builder.input("x", builder.fake(3))
+    builder.call(lambda value: value, (x,), builder.fake(3))
+    with pytest.raises(FrontendError, match="no importable name"):
+        builder.lift()
+
+
+def test_every_operand_of_a_container_counts() -> None:
+    graph = lift_inference(lambda x, y: torch.cat([x, y, x]), torch.randn(2), torch.randn(2))
+    cat = graph.node("cat")
+    assert [value.name for value in values_in(cat.args)] == ["arg0_1", "arg1_1", "arg0_1"]
+    assert all(isinstance(value, Value) for value in cat.inputs)

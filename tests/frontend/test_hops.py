@@ -1,0 +1,223 @@
+"""Effects of higher-order operators: control flow, subgraphs, wrapped operators, Triton kernels."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._higher_order_ops.effects
+from torch import Tensor, fx
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
+from torch._ops import HigherOrderOperator
+
+from pygraph.frontend import hops
+from pygraph.ir import PURE, TAGS, Effects, Graph, GraphRef, KernelNode
+from tests.frontend.capture import Builder, lift_inference
+
+aten = torch.ops.aten
+higher_order = torch.ops.higher_order
+
+
+def only(graph: Graph, op: str) -> KernelNode:
+    """The only node of ``graph`` with that operator."""
+    (node,) = [node for node in graph.nodes if node.op == op]
+    return node
+
+
+def body(build: Callable[[Builder, fx.Node, fx.Node], Any]) -> fx.GraphModule:
+    """A subgraph of two tensors."""
+    builder = Builder()
+    x, y = builder.input("x", builder.fake(4)), builder.input("y", builder.fake(4))
+    return builder.module(build(builder, x, y))
+
+
+def invoke(module: fx.GraphModule, hop: Any = None) -> KernelNode:
+    """The node that calls ``module`` on two tensors."""
+    builder = Builder()
+    a, b = builder.input("a", builder.fake(4)), builder.input("b", builder.fake(4))
+    ref = builder.attribute("body", module)
+    call = builder.call(hop or higher_order.invoke_subgraph, (ref, "id", a, b), (builder.fake(4),))
+    return builder.lift(builder.call(operator.getitem, (call, 0), builder.fake(4))).nodes[-1]
+
+
+# -- control flow ------------------------------------------------------------------------------------------------------
+
+
+def test_a_branch_on_a_tensor_is_decided_by_the_host() -> None:
+    def step(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda v: v.sin() + 1, lambda v: v.cos(), (x,))
+
+    graph = lift_inference(step, torch.randn(4))
+    cond = only(graph, "hop.cond")
+    assert cond.effects == Effects(sync=True)
+    assert [arg for arg in cond.args if isinstance(arg, GraphRef)] == [GraphRef(name) for name in graph.subgraphs]
+    assert [len(sub) for sub in graph.subgraphs.values()] == [2, 1]
+
+
+def test_a_branch_on_a_size_needs_no_device_value() -> None:
+    builder = Builder()
+    x = builder.input("x", builder.fake(4))
+    flag = builder.input("flag", True)
+    identity = body(lambda b, x, y: b.call(aten.sin.default, (x,), b.fake(4)))
+    then, otherwise = builder.attribute("then", identity), builder.attribute("otherwise", identity)
+    call = builder.call(higher_order.cond, (flag, then, otherwise, (x, x)), (builder.fake(4),))
+    assert builder.lift(call).nodes[0].effects == PURE
+
+
+def test_a_loop_may_return_what_it_was_given() -> None:
+    def step(x: Tensor, i: Tensor) -> Any:
+        return torch._higher_order_ops.while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x * 2), (i, x))
+
+    loop = only(lift_inference(step, torch.randn(4), torch.tensor(0)), "hop.while_loop")
+    assert loop.effects == Effects(aliases=((0, 0), (1, 1)), sync=True)
+
+
+# -- subgraphs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_pure_subgraph_is_pure_and_costs_what_its_nodes_cost() -> None:
+    node = invoke(body(lambda b, x, y: b.call(aten.add.Tensor, (x, y), b.fake(4))))
+    assert node.effects == PURE
+    assert (node.cost.flops, node.cost.read, node.cost.written, node.cost.launches) == (4, 32, 16, 1)
+
+
+def test_writes_of_a_subgraph_are_writes_of_its_caller() -> None:
+    def build(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
+        view = b.call(aten.view.default, (y, [2, 2]), b.fake(2, 2))
+        b.call(aten.mul_.Scalar, (view, 2), b.fake(2, 2))
+        return b.call(aten.sin.default, (x,), b.fake(4))
+
+    assert invoke(body(build)).effects == Effects(writes=(1,))
+
+
+def test_views_that_a_subgraph_returns_share_memory() -> None:
+    node = invoke(body(lambda b, x, y: b.call(aten.view.default, (y, [4]), b.fake(4))))
+    assert node.effects.aliases == ((0, 1),)
+
+
+def test_draws_and_reads_of_a_subgraph_are_its_callers() -> None:
+    def build(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
+        b.call(aten._local_scalar_dense.default, (y,), 1)
+        return b.call(aten.bernoulli.default, (x,), b.fake(4))
+
+    assert invoke(body(build)).effects == Effects(rng="cpu", sync=True)
+
+
+def test_a_barrier_inside_is_a_barrier_outside() -> None:
+    node = invoke(body(lambda b, x, y: b.call(torch.nn.functional.relu, (x,), b.fake(4))))
+    assert node.effects.barrier
+
+
+def test_operands_that_cannot_be_matched_are_all_written() -> None:
+    def build(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
+        return b.call(aten.mul_.Scalar, (x, 2), b.fake(4))
+
+    builder = Builder()
+    a, b, c = (builder.input(name, builder.fake(4)) for name in "abc")
+    ref = builder.attribute("body", body(build))
+    call = builder.call(higher_order.invoke_subgraph, (ref, "id", a, b, c), (builder.fake(4),))
+    assert builder.lift(call).nodes[0].effects.writes == (0, 1, 2)
+
+
+# -- wrapped operators -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[torch.library.Library]:
+    with torch.library._scoped_library("hops_test", "DEF") as lib:
+        lib.define("bump(Tensor(a!) x, Tensor y) -> ()", tags=(torch.Tag.cudagraph_unsafe,))
+        lib.define("log(Tensor x) -> Tensor")
+        yield lib
+
+
+@pytest.mark.parametrize("wrapper", ["auto_functionalized", "auto_functionalized_v2"])
+def test_functionalized_operators_write_nothing_but_keep_their_tags(
+    library: torch.library.Library, wrapper: str
+) -> None:
+    builder = Builder()
+    x, y = builder.input("x", builder.fake(4)), builder.input("y", builder.fake(4))
+    named = {"y": y, "_x_base_index": 0, "_all_bases": [x]} if wrapper.endswith("v2") else {"y": y, "x": x}
+    hop = getattr(higher_order, wrapper)
+    call = builder.call(hop, (torch.ops.hops_test.bump.default,), (None, builder.fake(4)), **named)
+    node = builder.lift(call).nodes[0]
+    assert node.effects == PURE
+    assert node.meta.get(TAGS) == "cudagraph_unsafe"
+
+
+def test_operators_with_effects_keep_their_place(library: torch.library.Library) -> None:
+    with_effects = torch._higher_order_ops.effects.with_effects
+    builder = Builder()
+    token, x = builder.input("token", builder.fake(0)), builder.input("x", builder.fake(4))
+    call = builder.call(with_effects, (token, torch.ops.hops_test.log.default, x), (builder.fake(0), builder.fake(4)))
+    assert builder.lift(call).nodes[0].effects == Effects(barrier=True)
+
+
+@pytest.mark.parametrize("name", ["run_and_save_rng_state", "graphsafe_run_with_rng_state"])
+def test_wrapped_draws_are_draws(name: str) -> None:
+    builder = Builder()
+    x = builder.input("x", builder.fake(4))
+    call = builder.call(getattr(higher_order, name), (aten.bernoulli.default, x), builder.fake(4))
+    node = builder.lift(call).nodes[0]
+    assert node.op == f"hop.{name}"
+    assert node.effects == Effects(rng="cpu")
+
+
+def test_an_unknown_higher_order_operator_is_a_barrier() -> None:
+    class Unknown(HigherOrderOperator):
+        def __init__(self) -> None:
+            super().__init__("frontend_test_unknown")
+
+        def __call__(self, *args: Any) -> Any:
+            return super().__call__(*args)
+
+    builder = Builder()
+    x = builder.input("x", builder.fake(4))
+    call = builder.call(Unknown(), (x,), builder.fake(4))
+    node = builder.lift(call).nodes[0]
+    assert node.op == "hop.frontend_test_unknown"
+    assert node.effects == Effects(barrier=True)
+    assert node.cost.flops is None
+
+
+# -- Triton ------------------------------------------------------------------------------------------------------------
+
+
+def triton_call(builder: Builder, **extra: Any) -> dict[str, Any]:
+    x, y = builder.input("x", builder.fake(4)), builder.input("y", builder.fake(4))
+    options = {"kernel_idx": 10**6, "constant_args_idx": 10**6, "grid": [(1, 1, 1)], "tma_descriptor_metadata": {}}
+    return {**options, "kwargs": {"x": x, "y": y, "n": 4}, **extra}
+
+
+def test_a_triton_kernel_that_nobody_knows_writes_every_tensor() -> None:
+    builder = Builder()
+    builder.call(triton_kernel_wrapper_mutation, (), None, **triton_call(builder))
+    node = builder.lift().nodes[0]
+    assert node.op == "hop.triton_kernel_wrapper_mutation"
+    assert node.effects == Effects(writes=(0, 1))
+
+
+def test_a_triton_kernel_writes_what_torch_finds_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def analysed(kernel: int, constants: int, kwargs: dict[str, Any], tma: Any) -> list[str]:
+        asked.append((kernel, constants, {k: isinstance(v, Tensor) for k, v in kwargs.items()}, tma))
+        return ["y"]
+
+    monkeypatch.setattr(hops.compat, "get_mutated_tensors", analysed)
+    builder = Builder()
+    builder.call(triton_kernel_wrapper_mutation, (), None, **triton_call(builder))
+    assert builder.lift().nodes[0].effects == Effects(writes=(1,))
+    assert asked == [(10**6, 10**6, {"x": True, "y": True, "n": False}, {})]
+
+
+def test_a_functional_triton_kernel_is_pure_and_returns_by_name() -> None:
+    builder = Builder()
+    options = triton_call(builder, tensors_to_clone=["y"])
+    call = builder.call(triton_kernel_wrapper_functional, (), {"y": builder.fake(4)}, **options)
+    item = builder.call(operator.getitem, (call, "y"), builder.fake(4))
+    graph = builder.lift(item)
+    assert graph.nodes[0].effects == PURE
+    assert graph.outputs == (graph.nodes[0].output,)

@@ -1,0 +1,82 @@
+"""Symbolic expressions: canonical forms, their text, and what torch's own functions become."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+
+from pygraph.ir.dim_text import dim_text
+from pygraph.ir.dims import apply, canonical, power
+from pygraph.ir.types import symbol
+
+A, B = symbol("s0"), symbol("u1")
+F = sympy.Function
+
+
+class FloorDiv(sympy.Function):
+    """Stands for torch's function of that name."""
+
+    nargs = (2,)
+
+
+class Unheard(sympy.Function):
+    """A function that the IR does not know."""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (A + 1, "s0 + 1"),
+        (1 - A, "1 - s0"),
+        (-A, "-s0"),
+        (3 * A / (4 * B**2), "3*s0/4/u1**2"),
+        (sympy.Rational(-1, 3), "-1/3"),
+        (sympy.Rational(1, 3) * (A + B), "s0/3 + u1/3"),
+        (2**A, "2**s0"),
+        ((-A) ** B, "(-s0)**u1"),
+        (A ** (B + 1), "s0**(u1 + 1)"),
+        (sympy.sqrt(A), "s0**(1/2)"),
+        (sympy.floor(A / 2) + sympy.Max(1, A), "Max(1, s0) + floor(s0/2)"),
+        (sympy.Float(1.5) * A, "1.5*s0"),
+        (sympy.oo, "oo"),
+        (symbol("oo"), '"oo"'),
+        (symbol("a b") * 2, '2*"a b"'),
+        (F("Max")(A), '"Max"(s0)'),
+        (F("my op")(A, B), '"my op"(s0, u1)'),
+        (sympy.Add(A, 2, evaluate=False), "Add!(s0, 2)"),
+        (sympy.Mul(2, A + B, evaluate=False), "Mul!(2, Add!(s0, u1))"),
+    ],
+)
+def test_text(value: sympy.Expr, text: str) -> None:
+    assert dim_text(value) == text
+
+
+def test_canonical_translates_functions_and_symbols() -> None:
+    foreign = sympy.Symbol("s0", positive=True)
+    assert canonical(foreign * 2) == 2 * A
+    assert canonical(FloorDiv(foreign, 2)) == sympy.floor(A / 2)
+    assert canonical(Unheard(foreign, FloorDiv(4, 2))) == F("Unheard")(A, 2)
+    assert canonical(sympy.pi * foreign) == F("Pi")() * A
+    assert canonical(sympy.Piecewise((foreign, foreign > 1), (0, True))).free_symbols == {A}
+    assert canonical(sympy.Integer(3)) == 3
+    assert type(canonical(sympy.Integer(3))) is int
+    assert canonical(sympy.Float(0.1, 40)) == sympy.Float(0.1)
+    assert canonical(0.5) == sympy.Float(0.5)
+    with pytest.raises(TypeError):
+        canonical("s0")
+
+
+def test_torch_functions_by_name() -> None:
+    assert apply("CeilDiv", [A, sympy.Integer(4)]) == sympy.ceiling(A / 4)
+    assert apply("ModularIndexing", [A, sympy.Integer(2), B]) == sympy.Mod(sympy.floor(A / 2), B)
+    assert apply("FloorDiv", [A, B], opaque=True) == F("FloorDiv")(A, B)
+    with pytest.raises(TypeError):
+        apply("FloorDiv", [A])
+
+
+def test_numbers_stay_small() -> None:
+    assert power(sympy.Integer(2), sympy.Integer(1000)) == 2**1000
+    assert power(A, sympy.Integer(10**9)) == A ** (10**9)
+    for base in (sympy.Integer(2), 3 * A, sympy.Float(1e300), sympy.Rational(1, 3)):
+        with pytest.raises(ValueError, match="too many digits"):
+            power(base, sympy.Integer(10**9))

@@ -1,0 +1,163 @@
+"""The graph: names, links and order stay consistent through every mutation; equality sees everything that has text."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pygraph.ir import (
+    REGION,
+    Device,
+    DType,
+    Graph,
+    GraphError,
+    KernelNode,
+    Meta,
+    MetaKey,
+    Parameter,
+    Region,
+    TensorType,
+    parse,
+    verify,
+)
+from pygraph.ir.node import RESERVED
+
+T = TensorType(DType.F32, (4,), Device("cpu"))
+
+
+def chain(length: int = 3) -> tuple[Graph, list[KernelNode]]:
+    graph = Graph()
+    value = graph.add_input(T, "x")
+    nodes = []
+    for _ in range(length):
+        nodes.append(graph.add("aten.relu.default", [value], [T]))
+        value = nodes[-1].output
+    graph.set_outputs([value])
+    return graph, nodes
+
+
+def test_names_are_unique_and_generated_around_taken_ones() -> None:
+    graph = Graph()
+    graph.add_input(T, "n0")
+    assert graph.add("f").name == "n1"
+    with pytest.raises(GraphError, match="taken"):
+        graph.add("f", name="n0")
+
+
+def test_values_are_found_by_their_printed_name() -> None:
+    graph = Graph()
+    x = graph.add_input(T, "a.0")
+    two = graph.add("f", [], [T, T], name="a")
+    one = graph.add("f", [], [T], name="b.c")
+    assert graph.value("a.0") is x
+    assert graph.value("a.1") is two.outputs[1]
+    assert graph.value("b.c") is one.output
+    assert graph.value("b.c.0") is one.output
+    for name in ("a", "a.2", "a.x", "z", "a.0.0"):
+        with pytest.raises(KeyError):
+            graph.value(name)
+
+
+def test_foreign_operands_and_orders_are_refused() -> None:
+    graph, nodes = chain()
+    other, others = chain()
+    with pytest.raises(GraphError, match="does not belong"):
+        graph.add("f", [others[0].output])
+    with pytest.raises(GraphError, match="does not belong"):
+        graph.add_order(others[0], nodes[1])
+    with pytest.raises(GraphError, match="before itself"):
+        graph.add_order(nodes[0], nodes[0])
+    assert other == graph
+
+
+def test_replacing_uses_and_erasing() -> None:
+    graph, nodes = chain()
+    region = graph.regions[0] = Region(0, {nodes[1].output: Parameter("static", "")})
+    graph.add_order(nodes[1], nodes[2])
+    with pytest.raises(GraphError, match="still used by n2"):
+        graph.erase(nodes[1])
+    graph.replace_uses(nodes[1].output, nodes[0].output)
+    graph.erase(nodes[1])
+    assert nodes[2].inputs == (nodes[0].output,)
+    assert not nodes[2].after
+    assert not region.parameters
+    verify(graph)
+    with pytest.raises(GraphError, match="the outputs"):
+        graph.erase(nodes[2])
+
+
+def test_reorder_keeps_data_and_explicit_order() -> None:
+    graph = Graph()
+    a, b = graph.add("f", name="a"), graph.add("f", name="b")
+    graph.reorder([b, a])
+    assert [node.name for node in graph.nodes] == ["b", "a"]
+    graph.add_order(b, a)
+    with pytest.raises(GraphError, match="b, which it needs"):
+        graph.reorder([a, b])
+    with pytest.raises(GraphError, match="exactly once"):
+        graph.reorder([a, a])
+
+
+def test_clones_are_independent_even_while_operands_come_later() -> None:
+    graph, nodes = chain()
+    late = graph.add("late", [], [T])
+    graph.set_args(nodes[0], [late.output])
+    copy = graph.clone()
+    assert copy == graph
+    copy.node("n0").meta.set(REGION, 1)
+    assert copy != graph
+    assert parse(str(graph)) == graph
+
+
+def test_cached_results_live_until_the_next_mutation() -> None:
+    graph, _ = chain()
+    calls: list[int] = []
+
+    def count(of: Graph) -> int:
+        calls.append(len(of))
+        return len(of)
+
+    assert graph.cached(count) == graph.cached(count) == 3
+    graph.add("f")
+    assert graph.cached(count) == 4
+    assert calls == [3, 4]
+
+
+def test_equality_tells_literals_apart() -> None:
+    def graph_of(value: object, meta: object) -> Graph:
+        graph = Graph()
+        graph.add("f", [value]).meta = Meta({"k": meta})
+        return graph
+
+    assert graph_of(1, 1) != graph_of(True, 1)
+    assert graph_of(1, 1) != graph_of(1, True)
+    assert graph_of(0.0, 1) != graph_of(-0.0, 1)
+    assert graph_of(math.nan, float("nan")) == graph_of(float("nan"), math.nan)
+
+
+def test_annotations_are_typed_and_have_text() -> None:
+    meta = Meta()
+    with pytest.raises(TypeError, match="must be int"):
+        meta.set(REGION, "0")
+    with pytest.raises(TypeError, match="cannot be a dict"):
+        MetaKey("table", dict)
+    with pytest.raises(TypeError, match="cannot hold a list"):
+        meta.set(MetaKey("pairs", tuple), (1, [2]))
+    for name in RESERVED:
+        with pytest.raises(ValueError, match="reserves"):
+            MetaKey(name, str)
+
+
+def test_contiguous_strides_are_normalised() -> None:
+    cpu = Device("cpu")
+    assert TensorType(DType.F32, (2, 3), cpu, (3, 1)) == TensorType(DType.F32, (2, 3), cpu)
+    assert TensorType(DType.F32, (2, 3), cpu, (1, 2)).strides == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("f64", 8), ("bf16", 2), ("f8e4m3fn", 1), ("c64", 8), ("c128", 16), ("b8", 1), ("i16", 2), ("u64", 8)],
+)
+def test_itemsize(dtype: str, size: int) -> None:
+    assert DType(dtype).itemsize == size

@@ -1,0 +1,109 @@
+"""What passes change in the IR arrives in the FX graph: operands, new and removed nodes, order, fake results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pygraph.frontend import FrontendError, lift
+from pygraph.ir import Device, Graph, TensorType
+from pygraph.lowering.write_back import fingerprint, write_back
+
+
+def lifted(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[torch.fx.GraphModule, Graph]:
+    gm = make_fx(function, tracing_mode="fake")(*inputs)
+    return gm, lift(gm, kind="inference")
+
+
+def operators(gm: torch.fx.GraphModule) -> list[str]:
+    return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
+
+
+def test_an_unchanged_graph_is_left_alone() -> None:
+    gm, graph = lifted(lambda x: torch.relu(x) + 1, torch.randn(4))
+    code = gm.code
+    assert write_back(gm, graph, fingerprint(graph)) == []
+    assert gm.code == code
+
+
+def test_a_new_operator_takes_the_place_of_an_old_one() -> None:
+    gm, graph = lifted(lambda x: torch.relu(x) + 1, torch.randn(4))
+    before = fingerprint(graph)
+    relu = graph.nodes[0]
+    tanh = graph.add("aten.tanh.default", relu.args, (relu.output.type,), name="bent", before=relu)
+    graph.replace_uses(relu.output, tanh.output)
+    graph.erase(relu)
+    notes = write_back(gm, graph, before)
+    assert notes == [
+        "1 operators were made by passes",
+        "1 operators were rewritten by passes",
+        "1 operators were removed by passes",
+    ]
+    assert operators(gm) == ["aten.tanh.default", "aten.add.Tensor"]
+    x = torch.randn(4)
+    assert torch.equal(gm(x), torch.tanh(x) + 1)
+
+
+def test_results_of_a_new_operator_with_several_are_taken_apart() -> None:
+    gm, graph = lifted(lambda x: x.amax(1) + 1, torch.randn(4, 3))
+    before = fingerprint(graph)
+    amax = graph.nodes[0]
+    index = TensorType(amax.output.type.dtype, (4,), Device("cpu"))
+    pair = graph.add(
+        "aten.max.dim", (graph.inputs[0], 1), (amax.output.type, index), name="pair", before=amax
+    )
+    graph.replace_uses(amax.output, pair.outputs[0])
+    graph.erase(amax)
+    write_back(gm, graph, before)
+    x = torch.randn(4, 3)
+    assert torch.equal(gm(x), x.amax(1) + 1)
+    assert "getitem" in gm.code
+
+
+def test_order_is_imposed_and_results_stay_with_their_operator() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, indices = torch.max(x, 1)
+        return torch.sin(x), values, indices
+
+    gm, graph = lifted(function, torch.randn(4, 3))
+    before = fingerprint(graph)
+    assert [n.op for n in graph.nodes] == ["aten.max.dim", "aten.sin.default"]
+    graph.reorder(list(reversed(graph.nodes)))
+    assert write_back(gm, graph, before) == ["operators were put in the order of the regions"]
+    assert operators(gm)[0] == "aten.sin.default"
+    x = torch.randn(4, 3)
+    assert all(torch.equal(a, b) for a, b in zip(gm(x), function(x), strict=True))
+
+
+def test_a_changed_device_reaches_the_fake_results_of_all_that_follows() -> None:
+    gm, graph = lifted(lambda x: torch.arange(4, device="cpu") * 2, torch.randn(4))
+    before = fingerprint(graph)
+    arange = next(n for n in graph.nodes if "arange" in n.op)
+    graph.set_args(arange, arange.args, {**arange.attrs, "device": Device("meta")})
+    write_back(gm, graph, before)
+    devices = [n.meta["val"].device.type for n in gm.graph.nodes if n.op == "call_function"]
+    assert devices == ["meta", "meta"]
+
+
+def test_a_changed_return_is_written() -> None:
+    gm, graph = lifted(lambda x: (torch.sin(x), torch.cos(x)), torch.randn(4))
+    before = fingerprint(graph)
+    graph.set_outputs(tuple(reversed(graph.outputs)))
+    assert write_back(gm, graph, before) == ["what the graph returns was rewritten"]
+    x = torch.randn(4)
+    first, second = gm(x)
+    assert torch.equal(first, torch.cos(x))
+    assert torch.equal(second, torch.sin(x))
+
+
+def test_an_operator_that_torch_does_not_have_is_refused() -> None:
+    gm, graph = lifted(lambda x: torch.relu(x), torch.randn(4))
+    before = fingerprint(graph)
+    relu = graph.nodes[0]
+    graph.add("aten.no_such_operator.default", relu.args, (relu.output.type,), before=relu)
+    with pytest.raises(FrontendError, match="no_such_operator"):
+        write_back(gm, graph, before)

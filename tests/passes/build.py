@@ -1,0 +1,86 @@
+"""Small placed graphs from rows such as ``a: launch x``, to test passes that only look at kinds and operands."""
+
+from __future__ import annotations
+
+from pygraph.ir import (
+    CAPTURABLE,
+    FREE,
+    REASON,
+    REGION,
+    UNKNOWN,
+    Cost,
+    Device,
+    DType,
+    Effects,
+    Graph,
+    KernelNode,
+    ScalarType,
+    Stage,
+    TensorType,
+    Value,
+)
+
+__all__ = ["TENSOR", "build", "order", "regions"]
+
+TENSOR = TensorType(DType.F32, (256,), Device("cpu"))
+"""The type of every tensor: 1024 bytes."""
+
+_COSTS = {
+    "launch": Cost(256, 1024, 1024, 1, 0),
+    "heavy": Cost(256_000_000, 1024, 1024, 1, 0),
+    "many": Cost(256, 1024, 1024, 40, 0),
+    "unknown": UNKNOWN,
+    "view": FREE,
+    "write": Cost(256, 1024, 1024, 1, 0),
+    "size": FREE,
+    "host": Cost(0, 4, 0, 0, 5),
+}
+_EFFECTS = {
+    "view": Effects(aliases=((0, 0),)),
+    "write": Effects(writes=(0,), aliases=((0, 0),)),
+    "host": Effects(sync=True),
+}
+
+
+def build(*rows: str, returns: str = "", stage: Stage = Stage.PLACED) -> Graph:
+    """A graph of ``rows``, each ``name: kind operand …``; operands that no row makes are inputs.
+
+    Kinds: launch, heavy (much work), many (40 launches), unknown (cost), view, write (in place), size (a number) and
+    host (not capturable). An input called ``w…`` is static, one called ``s…`` a number.
+    """
+    graph = Graph(stage=stage)
+    values: dict[str, Value] = {}
+    parsed = [(row.partition(":")[0], row.partition(":")[2].split()) for row in rows]
+    made = {name for name, _ in parsed}
+    for name in dict.fromkeys(word for _, words in parsed for word in words[1:] if word not in made):
+        type = ScalarType("int") if name.startswith("s") else TENSOR
+        values[name] = graph.add_input(type, name, static=name.startswith("w"))
+    for name, (kind, *operands) in parsed:
+        values[name] = _add(graph, name, kind, [values[word] for word in operands]).output
+    graph.set_outputs(values[word] for word in returns.split())
+    return graph
+
+
+def _add(graph: Graph, name: str, kind: str, operands: list[Value]) -> KernelNode:
+    type = ScalarType("int") if kind == "size" else TENSOR
+    effects = _EFFECTS.get(kind, Effects())
+    node = graph.add(f"test.{kind}", operands, [type], name=name, cost=_COSTS[kind], effects=effects)
+    node.meta.set(CAPTURABLE, kind != "host")
+    if kind == "host":
+        node.meta.set(REASON, "host-read")
+    return node
+
+
+def order(graph: Graph) -> str:
+    """The names of the nodes in program order, as one text."""
+    return " ".join(node.name for node in graph.nodes)
+
+
+def regions(graph: Graph) -> str:
+    """The members of each region in order of index: ``a b | d e``."""
+    members: dict[int, list[str]] = {index: [] for index in sorted(graph.regions)}
+    for node in graph.nodes:
+        index = node.meta.get(REGION)
+        if index is not None:
+            members[index].append(node.name)
+    return " | ".join(" ".join(names) for names in members.values())

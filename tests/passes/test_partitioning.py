@@ -1,0 +1,153 @@
+"""Partitioning by example: what is in which region, what stays outside and why, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from pygraph.errors import PassError
+from pygraph.ir import DETAIL, REASON, REGION, Stage, symbol
+from pygraph.ir.cost import Cost
+from pygraph.ir.verify import verify
+from pygraph.passes.base import PassContext
+from pygraph.passes.manager import PassManager
+from pygraph.passes.partitioning import Partitioning
+from tests.passes.build import build, order, regions
+
+CTX = PassContext()
+
+
+def test_no_cut_is_one_region_in_unchanged_order() -> None:
+    graph = build("b: launch x", "a: launch x", "c: view a", "d: launch b c")
+    result = Partitioning().run(graph, CTX)
+    assert (regions(graph), order(graph)) == ("b a c d", "b a c d")
+    assert result.modified
+    assert result.notes == ("regions: 1, with 4 of 4 capturable nodes",)
+
+
+def test_a_host_node_cuts_in_two() -> None:
+    graph = build("a: launch x", "b: launch a", "u: host b", "c: launch u b", "d: launch c")
+    Partitioning().run(graph, CTX)
+    assert regions(graph) == "a b | c d"
+
+
+def test_independent_work_on_both_sides_of_a_cut_needs_no_second_region() -> None:
+    graph = build("a: launch x", "u: host y", "b: launch a", returns="b u")
+    Partitioning().run(graph, CTX)
+    assert (regions(graph), order(graph)) == ("a b", "a b u")
+
+
+def test_pairwise_convex_regions_with_a_cyclic_quotient_are_not_made() -> None:
+    # {a, d} and {b, c} would each be convex, yet each would wait for the other
+    graph = build("a: launch x", "u: host a", "b: launch u", "c: launch y", "v: host c", "d: launch v")
+    Partitioning().run(graph, CTX)
+    assert regions(graph) == "a c | b d"
+    verify(graph, Stage.PARTITIONED)
+
+
+def test_a_launch_stays_on_its_side_of_the_cut() -> None:
+    # c needs nothing of u, but its result is only used after it
+    graph = build("a: launch x", "u: host a", "c: launch y", "d: launch c u")
+    Partitioning().run(graph, CTX)
+    assert regions(graph) == "a | c d"
+
+
+def test_a_mutation_keeps_its_place_between_reads() -> None:
+    graph = build("a: launch x", "u: host x", "m: write x", "b: launch x", returns="a b")
+    Partitioning().run(graph, CTX)
+    assert (regions(graph), order(graph)) == ("a m b", "u a m b")  # u reads what m writes later
+
+
+def test_a_view_goes_with_its_first_user() -> None:
+    graph = build("a: launch x", "v: view a", "u: host a", "b: launch v u")
+    Partitioning().run(graph, CTX)
+    assert (regions(graph), order(graph)) == ("a | v b", "a u v b")
+
+
+def test_a_view_for_the_host_stays_with_its_producer() -> None:
+    graph = build("a: launch x", "v: view a", "u: host v")
+    Partitioning().run(graph, CTX)
+    assert regions(graph) == "a v"
+
+
+@pytest.mark.parametrize("kind", ["view", "size"])
+def test_what_launches_nothing_makes_no_region(kind: str) -> None:
+    graph = build("a: launch x", "u: host a", f"v: {kind} u", "w1: host v", "b: launch w1", returns="b")
+    Partitioning().run(graph, CTX)
+    assert regions(graph) == "a | b"
+    left = graph.node("v").meta
+    assert (left.get(REGION), left.get(REASON)) == (None, "no-launch")
+    assert "launches nothing" in (left.get(DETAIL) or "")
+
+
+def test_a_graph_of_views_has_no_region() -> None:
+    graph = build("v: view x", "n: size s0", returns="v n")
+    Partitioning().run(graph, CTX)
+    assert not graph.regions
+    assert [node.meta.get(REASON) for node in graph.nodes] == ["no-launch", "no-launch"]
+
+
+def test_unknown_launches_count_as_launches() -> None:
+    graph = build("a: unknown x", returns="a")
+    Partitioning().run(graph, CTX)
+    assert regions(graph) == "a"
+
+
+def test_the_limit_keeps_the_most_work() -> None:
+    rows = ("a: launch x", "u: host a", "b: heavy u", "v: host b", "c: launch v", "d: launch c")
+    graph = build(*rows, returns="d")
+    notes = Partitioning(max_regions=2).run(graph, CTX).notes
+    assert regions(graph) == "b | c d"
+    assert graph.node("a").meta.get(REASON) == "max-regions"
+    assert notes == ("regions: 2, with 3 of 4 capturable nodes", "regions to cover all that launch: 3")
+    Partitioning(max_regions=1).run(graph, CTX)
+    assert regions(graph) == "b"
+    verify(graph, Stage.PARTITIONED)
+
+
+def test_nodes_of_a_region_given_up_join_a_kept_one_where_they_can() -> None:
+    graph = build("a: launch x", "e: launch x", "u: host a", "b: heavy u e", returns="b")
+    Partitioning().run(graph, CTX)
+    assert regions(graph) == "a e | b"
+    Partitioning(max_regions=1).run(graph, CTX)
+    assert regions(graph) == "e b"
+
+
+def test_a_limit_of_none_or_more_than_needed_changes_nothing() -> None:
+    rows = ("a: launch x", "u: host a", "b: launch u")
+    plain, limited = build(*rows), build(*rows)
+    Partitioning().run(plain, CTX)
+    Partitioning(max_regions=2).run(limited, CTX)
+    assert str(plain) == str(limited)
+
+
+def test_a_limit_of_zero_leaves_everything_outside() -> None:
+    graph = build("a: launch x", "v: view a")
+    Partitioning(max_regions=0).run(graph, CTX)
+    assert not graph.regions
+    assert [node.meta.get(REASON) for node in graph.nodes] == ["max-regions", "no-launch"]
+
+
+def test_work_of_unknown_time_counts_its_launches() -> None:
+    graph = build("a: unknown x", "u: host a", "b: unknown u")
+    graph.set_cost(graph.node("b"), Cost(None, None, None, symbol("s0"), 0))
+    graph.hints["s0"] = 3
+    Partitioning(max_regions=1).run(graph, CTX)
+    assert regions(graph) == "b"
+
+
+def test_running_again_says_so_only_when_something_changes() -> None:
+    graph = build("a: launch x", "u: host a", "v: view u", "b: launch v")
+    assert Partitioning().run(graph, CTX).modified
+    assert not Partitioning().run(graph, CTX).modified
+    assert Partitioning(max_regions=1).run(graph, CTX).modified
+
+
+def test_a_negative_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match="max-regions cannot be negative"):
+        Partitioning(max_regions=-1)
+
+
+def test_an_unplaced_graph_is_refused() -> None:
+    graph = build("a: launch x", stage=Stage.JUDGED)
+    with pytest.raises(PassError, match="requires a graph at stage placed, and this one is at judged"):
+        PassManager("partitioning").run(graph)

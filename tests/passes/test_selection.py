@@ -1,0 +1,97 @@
+"""Selection: which regions the model holds worth a graph, and what it says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pygraph.errors import PassError
+from pygraph.ir import DETAIL, H200, HOST, REASON, SELECTED, Graph, Parameter
+from pygraph.passes import PassContext, PassManager
+from pygraph.passes.selection import Selection
+from tests.passes.build import build
+
+CTX = PassContext("cuda", H200)
+
+
+def select(graph: Graph, ctx: PassContext = CTX, options: str = "") -> list[tuple[bool | None, str | None]]:
+    """(selected, reason) of each region."""
+    PassManager(f"partitioning,indirection,selection{options}", check="full").run(graph, ctx)
+    return [(region.meta.get(SELECTED), region.meta.get(REASON)) for region in graph.regions.values()]
+
+
+def chain(launches: int) -> Graph:
+    """One region of so many launches, one input, one result."""
+    rows = [f"n{i}: launch {f'n{i - 1}' if i else 'x'}" for i in range(launches)]
+    return build(*rows, returns=f"n{launches - 1}")
+
+
+def test_many_launches_pay() -> None:
+    graph = chain(40)
+    assert select(graph) == [(True, "gain")]
+    patches = 2 * H200.patch_us  # the input's only user, and the result's only writer
+    replay = H200.replay_us + 40 * H200.node_us + patches
+    detail = f"launches: 40, uncaptured {40 * H200.launch_us:.2f} µs, replayed {replay:.2f} µs"
+    assert graph.regions[0].meta.get(DETAIL) == detail
+
+
+def test_a_single_launch_does_not_pay_on_the_host() -> None:
+    assert select(chain(1), PassContext("cpu", HOST)) == [(False, "too-small")]
+    assert select(chain(40), PassContext("cpu", HOST)) == [(True, "gain")]
+
+
+def test_each_region_is_decided_by_itself() -> None:
+    graph = build("a: launch x", "u: host a", "b: many u", "c: launch b", returns="c")
+    assert select(graph, PassContext("cpu", HOST)) == [(False, "too-small"), (True, "gain")]
+
+
+def test_patches_count() -> None:
+    launches = [f"n{i}: launch {' '.join(f'x{i}_{j}' for j in range(12))}" for i in range(2)]
+    graph = build(*launches, returns="n0 n1")
+    assert select(graph) == [(False, "too-small")]
+    assert select(build("n0: launch x", "n1: launch x", returns="n0 n1")) == [(True, "gain")]
+
+
+def test_fresh_results_count_and_those_in_callers_memory_do_not_twice() -> None:
+    graph = build("m: write x", "a: launch m", returns="m")
+    select(graph)
+    parameter = graph.regions[0].parameters[graph.value("x")]
+    replay = H200.replay_us + 2 * H200.node_us + (parameter.cost_us or 0.0)
+    assert f"replayed {replay:.2f} µs" in (graph.regions[0].meta.get(DETAIL) or "")
+
+
+def test_a_margin_can_be_asked_for() -> None:
+    assert select(chain(3), options="{min-gain-us=5.0}") == [(True, "gain")]
+    assert select(chain(3), options="{min-gain-us=50.0}") == [(False, "too-small")]
+
+
+@pytest.mark.parametrize("rows", [("a: unknown x",), ("a: launch x", "b: unknown a")])
+def test_unknown_cost_is_left_to_measurement(rows: tuple[str, ...]) -> None:
+    graph = build(*rows)
+    assert select(graph) == [(True, "unknown-cost")]
+    assert graph.regions[0].meta.get(DETAIL) == "the number of launches is unknown: decided by measurement"
+
+
+def test_an_unknown_cost_of_a_parameter_is_left_to_measurement() -> None:
+    graph = chain(3)
+    select(graph)
+    graph.regions[0].parameters[graph.value("x")] = Parameter("patched", "another pass said so", None)
+    Selection().run(graph, CTX)
+    assert graph.regions[0].meta.get(DETAIL) == "the cost of patching is unknown: decided by measurement"
+
+
+def test_running_again_says_so_only_when_something_changes() -> None:
+    graph = chain(3)
+    select(graph)
+    assert not Selection().run(graph, CTX).modified
+    result = Selection(min_gain_us=100.0).run(graph, CTX)
+    assert result.modified
+    assert result.notes == ("regions selected: 0 of 1",)
+
+
+def test_a_graph_without_regions_is_left_alone() -> None:
+    assert select(build("u: host x")) == []
+
+
+def test_a_graph_without_parameters_is_refused() -> None:
+    with pytest.raises(PassError, match="requires a graph at stage indirected"):
+        PassManager("partitioning,selection").run(chain(1))

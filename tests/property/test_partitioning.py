@@ -1,0 +1,146 @@
+"""Properties of partitioning on random graphs with views, mutation, random numbers, collectives, syncs and barriers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import networkx as nx
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from pygraph.analysis import dependence_graph, dependence_lists, quotient_graph
+from pygraph.ir import CAPTURABLE, REASON, REGION, Graph, KernelNode, Stage
+from pygraph.passes import PassContext, PassManager
+from pygraph.passes.levels import Kind
+from pygraph.passes.partitioning import Partitioning
+from tests.passes.brute_force import fewer_regions
+from tests.passes.build import build
+from tests.strategies import operator_graphs
+
+CTX = PassContext()
+LIMITS = st.none() | st.integers(0, 3)
+
+
+def placed(most: int) -> st.SearchStrategy[Graph]:
+    """Judged graphs, as placement would leave them."""
+    return operator_graphs(max_nodes=most, judged=True).map(_at_placed)
+
+
+def _at_placed(graph: Graph) -> Graph:
+    graph.stage = Stage.PLACED
+    return graph
+
+
+def partition(graph: Graph, limit: int | None = None) -> Graph:
+    """A partitioned copy; the verifier and ``modified`` are checked, and the input printed when a property fails."""
+    note(f"// pygraph opt FILE -p '{PassManager([Partitioning(limit)]).text}'\n{graph}")
+    copy = graph.clone()
+    PassManager([Partitioning(limit)], check="full").run(copy, CTX)
+    return copy
+
+
+def kind_of(node: KernelNode) -> Kind:
+    if not node.meta.get(CAPTURABLE):
+        return Kind.OUTSIDE
+    return Kind.FREE if node.cost.launches == 0 else Kind.LAUNCHES
+
+
+@settings(deadline=None, max_examples=200)
+@given(placed(14))
+def test_each_capturable_node_is_in_one_region_and_no_other_is(graph: Graph) -> None:
+    for node in partition(graph).nodes:
+        if kind_of(node) is Kind.LAUNCHES:
+            assert REGION in node.meta
+        elif kind_of(node) is Kind.OUTSIDE:
+            assert REGION not in node.meta
+        else:
+            assert (REGION in node.meta) is (node.meta.get(REASON) is None)
+
+
+@settings(deadline=None, max_examples=200)
+@given(placed(14), LIMITS)
+def test_regions_are_adjacent_launch_something_and_have_an_acyclic_quotient(graph: Graph, limit: int | None) -> None:
+    done = partition(graph, limit)
+    assert nx.is_directed_acyclic_graph(quotient_graph(done))
+    found = [node.meta.get(REGION) for node in done.nodes]
+    runs = [index for i, index in enumerate(found) if index is not None and (i == 0 or found[i - 1] != index)]
+    assert runs == list(range(len(done.regions)))
+    launching = {node.meta.get(REGION) for node in done.nodes if kind_of(node) is Kind.LAUNCHES}
+    assert launching >= set(runs)
+    assert limit is None or len(runs) <= limit
+
+
+@settings(deadline=None, max_examples=200)
+@given(placed(14), LIMITS)
+def test_the_order_of_effects_is_kept(graph: Graph, limit: int | None) -> None:
+    done = partition(graph, limit)
+    assert ordered_pairs(done) == ordered_pairs(graph)
+
+
+def ordered_pairs(graph: Graph) -> set[tuple[str, str]]:
+    return {(a.name, b.name) for a, b in nx.transitive_closure_dag(dependence_graph(graph)).edges}
+
+
+@settings(deadline=None, max_examples=250)
+@given(placed(7))
+def test_no_partition_has_fewer_regions(graph: Graph) -> None:
+    kinds = [kind_of(node) for node in graph.nodes]
+    better = fewer_regions(kinds, dependence_lists(graph).before, len(partition(graph).regions))
+    assert better is None
+
+
+@settings(deadline=None, max_examples=200)
+@given(placed(14), LIMITS)
+def test_partitioning_twice_is_partitioning_once(graph: Graph, limit: int | None) -> None:
+    once = partition(graph, limit)
+    twice = partition(once, limit)
+    assert str(twice) == str(once)
+
+
+@settings(deadline=None, max_examples=100)
+@given(placed(14), LIMITS)
+def test_the_rest_of_the_pipeline_changes_no_membership(graph: Graph, limit: int | None) -> None:
+    done = partition(graph, limit)
+    members = [(node.name, node.meta.get(REGION)) for node in done.nodes]
+    PassManager("indirection,selection", check="full").run(done, CTX)
+    assert [(node.name, node.meta.get(REGION)) for node in done.nodes] == members
+    before = str(done)
+    PassManager("indirection,selection", check="full").run(done, CTX)
+    assert str(done) == before
+
+
+_PRINT_MANY = """
+import random
+from pygraph.passes import PassManager
+from tests.property.test_partitioning import layered
+for seed in range(20):
+    graph = layered(random.Random(seed), 60)
+    PassManager(f"partitioning{{max-regions={seed}}},indirection,selection").run(graph)
+    print(graph)
+"""
+
+
+def layered(random: Random, nodes: int) -> Graph:
+    """A graph of ``nodes`` rows: mostly launches, some views, some host nodes, on recent values."""
+    rows = []
+    for i in range(nodes):
+        kind = random.choices(["launch", "heavy", "view", "write", "host"], [8, 2, 3, 1, 1])[0]
+        operands = [f"n{random.randrange(max(0, i - 12), i)}" if i and random.random() < 0.9 else "x" for _ in range(2)]
+        rows.append(f"n{i}: {kind} {' '.join(operands[: 2 if kind == 'launch' else 1])}")
+    return build(*rows, returns=f"n{nodes - 1}")
+
+
+def test_hash_seeds_do_not_matter() -> None:
+    texts = set()
+    for seed in ("0", "1", "4242"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        root = Path(__file__).parents[2]
+        done = subprocess.run([sys.executable, "-c", _PRINT_MANY], env=env, cwd=root, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        texts.add(done.stdout)
+    assert len(texts) == 1
+    assert texts.pop().count("graph @") == 20

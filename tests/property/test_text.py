@@ -1,0 +1,145 @@
+"""Text: every graph prints to text that parses back to an equal graph; every other text is a ParseError or a graph."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pygraph.errors import ParseError
+from pygraph.ir import Graph, canonical, parse
+from pygraph.ir.dim_text import dim_text
+from pygraph.ir.types import Dim
+from tests.strategies import dims, launch_graphs, operator_graphs, text_graphs
+
+SEED = """graph @main {kind = inference, stage = partitioned, hints = {s0 = 8}} (
+  %x : f32[s0, 16]@cpu {role = input},
+  %w : f32[16, 4]{1, 16}@cuda:0 {role = parameter, static}
+) {
+  %0 = aten.mm.default(%x, %w) : f32[s0, 4]@cpu {flops = 128*s0, read = floor(s0/2) + 1, loc = "model.py:12"}
+  %vm:2 = aten.var_mean.correction(%0, [1], correction = 0, k = true) : (f32[s0, 1]@cpu, int(Max(s0, 2)))
+  ^n7 = aten._assert_async(%vm.0, None, -1.5e3, #token, $(s0 + 1), graph @sub, complex(1.0, nan)) !barrier
+  %c = aten.copy_.default(%x, %0) after(^n7) : f32[s0, 4]@cpu !writes[0] !aliases[0:0] !rng("cuda:0") {region = 0}
+  return (%0, None, [%x])
+} regions {
+  0 {selected = true, reason = "big"} (%x: patched "moves" 0.2, %w: static "guarded")
+} subgraphs {
+  graph @sub {kind = subgraph, stage = lifted} (%g : opaque<"Generator"> {role = input}) { return () }
+}
+"""
+PIECES = [
+    "(",
+    ")",
+    "{",
+    "}",
+    "[",
+    "]",
+    "%x",
+    "^n7",
+    "@cpu",
+    "#t",
+    '"',
+    "\\",
+    "\n",
+    "//",
+    "**",
+    "9" * 40,
+    "e9",
+    "!",
+    "-",
+]
+PIECES += ["$(", "s0", "=", ",", ":", "\0", "\ud800", "é", "f32[", "after(", "None", "/0", "%", "floor(", "Max!(", "oo"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text_graphs())
+def test_print_parse_round_trip(graph: Graph) -> None:
+    text = str(graph)
+    again = parse(text)
+    assert again == graph
+    assert str(again) == text
+
+
+@settings(max_examples=50, deadline=None)
+@given(operator_graphs(judged=True) | launch_graphs())
+def test_meaningful_graphs_round_trip(graph: Graph) -> None:
+    assert parse(str(graph)) == graph
+
+
+@settings(max_examples=50, deadline=None)
+@given(text_graphs())
+def test_clone_is_equal_and_prints_the_same(graph: Graph) -> None:
+    copy = graph.clone()
+    assert copy == graph
+    assert str(copy) == str(graph)
+
+
+@settings(max_examples=300, deadline=None)
+@given(dims)
+def test_expressions_round_trip(value: Dim) -> None:
+    text = f"graph @g () {{ %x = f() : int({dim_text(value)}) return () }}"
+    assert parse(text).nodes[0].output.type.expr == value
+    assert canonical(value) == value
+
+
+def attempt(text: str) -> Graph | ParseError:
+    try:
+        return parse(text)
+    except ParseError as error:
+        return error
+
+
+def parses_or_says_why(text: str) -> None:
+    result = attempt(text)
+    if isinstance(result, Graph):
+        assert parse(str(result)) == result
+        return
+    lines = text.split("\n")
+    assert result.reason
+    assert 1 <= result.span.line <= len(lines)
+    assert 1 <= result.span.column <= len(lines[result.span.line - 1]) + 1
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_mutated_text_is_a_graph_or_a_parse_error(data: st.DataObject) -> None:
+    text = SEED
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 30)))
+        piece = data.draw(st.sampled_from(PIECES) | st.text(max_size=3) | st.just(""))
+        text = text[:start] + piece + text[end:]
+    parses_or_says_why(text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, SEED.index("} regions")))
+def test_truncated_text_is_a_parse_error(length: int) -> None:
+    with pytest.raises(ParseError):
+        parse(SEED[:length])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.characters(), max_size=40) | st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_random_text_is_a_parse_error(text: str) -> None:
+    with pytest.raises(ParseError):
+        parse(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from([*PIECES, "+", "*", "/", "1", "2.5", "u0", "Mod(", "a", "1e308", "FloorDiv("]), max_size=9)
+)
+def test_random_expressions_are_expressions_or_parse_errors(pieces: list[str]) -> None:
+    parses_or_says_why(f"graph @g () {{ %x = f($({' '.join(pieces)})) : int return () }}")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(["(", "[", "$(", "f(", "-", "2**", "floor(", "{", "Add!("]), st.integers(50, 3000), st.booleans()
+)
+def test_deep_nesting_never_exhausts_the_stack(opener: str, count: int, closed: bool) -> None:
+    closer = {"[": "]", "{": "}"}.get(opener[-1], ")" if opener.endswith("(") else "")
+    inner = opener * count + "x" + (closer * count if closed else "")
+    for text in (f"$({inner})", inner):
+        parses_or_says_why(f"graph @g () {{ %x = f({text}) : int return () }}")

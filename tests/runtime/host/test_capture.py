@@ -1,0 +1,255 @@
+"""What a capture says, and what it leaves alone: nothing runs, nothing is touched, nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.host import HostDriver
+from pygraph.runtime.host.launches import HostCapture
+from pygraph.runtime.recording import AllocationKind, LaunchKind, Recording
+from tests.runtime.host.replays import make_executable
+from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
+
+
+def perceptron(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    seen.add_(1)
+    return torch.nn.functional.dropout(torch.relu(torch.addmm(b, x, w)), 0.5)
+
+
+@pytest.fixture(scope="module")
+def call() -> RegionCall:
+    with torch.no_grad():
+        compiled = compile_regions(perceptron)
+        compiled.call(torch.randn(8, 16), torch.randn(16, 4), torch.randn(4), torch.zeros(1))
+    return compiled.regions[0]
+
+
+def payload(recording: Recording) -> HostCapture:
+    assert isinstance(recording.payload, HostCapture)
+    return recording.payload
+
+
+def mapped(address: int) -> bool:
+    """Whether any mapping of this process holds ``address``."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(part, 16) for part in line.split()[0].split("-"))
+        if low <= address < high:
+            return True
+    return False
+
+
+def resident(address: int) -> int:
+    """Bytes of real memory behind the mapping that holds ``address``."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(part, 16) for part in first.split("-"))
+            inside = low <= address < high
+        elif inside and first == "Rss:":
+            return int(line.split()[1]) * 1024
+    raise AssertionError("not mapped")
+
+
+def test_capturing_runs_nothing(driver: HostDriver, call: RegionCall) -> None:
+    args = call.fresh()
+    before, state = copy_arguments(args), torch.get_rng_state()
+    recording = driver.capture(call.fn, args)
+    assert same_bits(args, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(args) == len(call.args)
+    for address, _ in payload(recording).arena.ranges:
+        assert resident(address) == 0
+
+
+def test_every_word_of_a_tensor_is_its_address(driver: HostDriver, call: RegionCall) -> None:
+    recording = driver.capture(call.fn, call.args)
+    starts = {a.address: a for a in recording.allocations}
+    addmm = next(launch for launch in recording.launches if launch.name == "aten.addmm.out")
+    owners = [starts[word].kind for word in addmm.words]
+    assert owners == [AllocationKind.INPUT] * 3 + [AllocationKind.POOL]
+    assert addmm.accesses is not None
+    assert [(a.reads, a.writes) for a in addmm.accesses] == [(True, False)] * 3 + [(False, True)]
+    assert [a.nbytes for a in addmm.accesses] == [starts[word].nbytes for word in addmm.words]
+    randint = next(launch for launch in recording.launches if "randint" in launch.name)
+    assert randint.random
+    assert not addmm.random
+
+
+def test_kernels_say_what_they_read_and_write(driver: HostDriver, call: RegionCall) -> None:
+    recording = driver.capture(call.fn, call.args)
+    kernels = [launch for launch in recording.launches if launch.kind is LaunchKind.KERNEL]
+    assert kernels
+    written = payload(recording).written
+    seen = next(i for i, a in enumerate(call.args) if a.numel() == 1)
+    assert written == {seen}
+    address = recording.allocations[seen].address
+    accesses = [a for k in kernels for a in k.accesses or () if k.words[a.word] == address]
+    assert any(a.writes for a in accesses)
+
+
+def test_allocations_are_disjoint_and_aligned(driver: HostDriver, call: RegionCall) -> None:
+    recordings = [driver.capture(call.fn, call.args) for _ in range(3)]
+    ranges = sorted((a.address, a.address + a.nbytes) for r in recordings for a in r.allocations)
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(ranges))
+    assert all(start % 64 == 0 for start, _ in ranges)
+
+
+def test_two_captures_differ_in_addresses_alone(driver: HostDriver, call: RegionCall) -> None:
+    first, second = driver.capture(call.fn, call.args), driver.capture(call.fn, call.fresh(seed=3))
+    assert [launch.signature for launch in first.launches] == [launch.signature for launch in second.launches]
+    assert [launch.accesses for launch in first.launches] == [launch.accesses for launch in second.launches]
+    assert first.outputs == second.outputs
+    assert [a.key for a in first.allocations] == [a.key for a in second.allocations]
+    assert {w for launch in first.launches for w in launch.words}.isdisjoint(
+        w for launch in second.launches for w in launch.words
+    )
+
+
+def test_born_counts_the_launches_before(driver: HostDriver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        a = torch.empty(3)
+        torch.add(args[0], 1, out=a)
+        b = torch.empty(3)
+        torch.add(a, 1, out=b)
+        return (b,)
+
+    recording = driver.capture(region, [torch.randn(3)])
+    assert [a.born for a in recording.allocations] == [0, 0, 1]
+    assert len(recording.launches) == 2
+
+
+def test_addresses_are_given_back_with_the_recording(driver: HostDriver, call: RegionCall) -> None:
+    recording = driver.capture(call.fn, call.args)
+    address = payload(recording).arena.ranges[0][0]
+    assert mapped(address)
+    del recording
+    gc.collect()
+    assert not mapped(address)
+
+
+def test_an_executable_outlives_its_recording_and_lets_go_when_closed(driver: HostDriver, call: RegionCall) -> None:
+    executable, recording = make_executable(driver, call)
+    address = payload(recording).arena.ranges[0][0]
+    holder = weakref.ref(payload(recording))
+    del recording
+    gc.collect()
+    assert holder() is None
+    assert not mapped(address)
+    args = call.fresh()
+    watched = [weakref.ref(a) for a in args]
+    outputs = executable.replay(args)
+    assert outputs is not None
+    watched += [weakref.ref(o) for o in outputs]
+    del args, outputs
+    gc.collect()
+    assert all(ref() is None for ref in watched)
+    graph = weakref.ref(executable._graph)  # type: ignore[attr-defined]
+    executable.close()
+    assert executable.replay(call.fresh()) is None
+    del executable
+    gc.collect()
+    assert graph() is None
+
+
+def test_a_failed_capture_leaves_nothing(driver: HostDriver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        y = args[0] * 2
+        raise ValueError("not today")
+        return (y,)
+
+    def reserved() -> int:
+        return Path("/proc/self/maps").read_text().count("---p 00000000 00:00 0")
+
+    before = reserved()
+    with pytest.raises(CaptureError) as caught:
+        driver.capture(region, [torch.randn(3)])
+    assert caught.value.reason == "capture-failed"
+    assert "not today" in caught.value.detail
+    assert reserved() <= before
+    assert torch.equal(torch.ones(2) + 1, torch.full((2,), 2.0))
+
+
+def test_other_threads_are_not_recorded(driver: HostDriver, call: RegionCall) -> None:
+    done, go = threading.Event(), threading.Event()
+    results: list[Any] = []
+
+    def other() -> None:
+        go.wait()
+        with torch.no_grad():
+            results.extend(call.run(call.fresh()))
+        done.set()
+
+    worker = threading.Thread(target=other)
+    worker.start()
+
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        go.set()
+        done.wait()
+        return (args[0] + 1,)
+
+    recording = driver.capture(region, [torch.randn(3)])
+    worker.join()
+    assert len(recording.launches) == 1
+    assert len(results) == len(call.run(call.fresh()))
+
+
+def test_storage_offsets_do_not_show(driver: HostDriver, call: RegionCall) -> None:
+    def shifted(tensor: torch.Tensor) -> torch.Tensor:
+        storage = torch.zeros(tensor.numel() + 5, dtype=tensor.dtype)
+        view = torch.as_strided(storage, tensor.size(), tensor.stride(), 5)
+        return view.copy_(tensor)
+
+    plain = driver.capture(call.fn, call.args)
+    moved = driver.capture(call.fn, [shifted(a) for a in call.args])
+    assert [launch.signature for launch in plain.launches] == [launch.signature for launch in moved.launches]
+    assert not plain.offset_sensitive
+    assert all(a.address % 64 == 0 for a in moved.allocations)
+
+
+def test_absolute_offsets_make_an_argument_sensitive(driver: HostDriver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        (x,) = args
+        return (torch.ops.aten.as_strided.default(x, [2], [1], 6) * 2,)
+
+    def argument(offset: int) -> torch.Tensor:
+        return torch.arange(20.0)[offset : offset + 8]
+
+    recording = driver.capture(region, [argument(4)])
+    assert recording.offset_sensitive == {0}
+    assert recording.launches[0].words[0] == recording.allocations[0].address + 2 * 4
+    executable, _ = make_executable(driver, RegionCall(region, [argument(4)]))
+    outputs = executable.replay([argument(4)])
+    assert outputs is not None
+    assert outputs[0].tolist() == [12.0, 14.0]
+    assert executable.replay([argument(3)]) is None
+
+
+def test_helpers_of_the_module_are_recorded_too(driver: HostDriver) -> None:
+    scope: dict[str, Any] = {"torch": torch}
+    source = "def helper(x):\n    return torch.relu(x)\ndef region(args):\n    return (helper(args[0]) + 1,)\n"
+    exec(compile(source, "helpers.py", "exec"), scope)
+    recording = driver.capture(scope["region"], [torch.randn(3)])
+    assert [launch.name for launch in recording.launches] == ["aten.relu.default", "aten.add.Tensor"]
+
+
+def test_capture_inside_inference_mode(driver: HostDriver, call: RegionCall) -> None:
+    with torch.inference_mode():
+        executable, _ = make_executable(driver, call)
+        state = torch.get_rng_state()
+        ours = executable.replay(call.fresh())
+        torch.set_rng_state(state)
+    with torch.no_grad():
+        theirs = call.run(call.fresh())
+    assert ours is not None
+    assert all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert ours[0].is_inference()

@@ -1,0 +1,380 @@
+"""What a replay accepts, what it turns away before anything is written, and how it fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.driver import Executable
+from pygraph.runtime.host import HostDriver
+from tests.runtime.host.replays import make_executable, make_program, replay_and_compare
+from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
+
+
+def scaled(args: list[Any]) -> tuple[Any, ...]:
+    """Writes its first argument, reads the second."""
+    x, y, factor = args
+    x.add_(y)
+    return (torch.mul(x, factor),)
+
+
+def scaled_call(factor: Any = 2.5) -> RegionCall:
+    return RegionCall(scaled, [torch.randn(4, 3), torch.randn(4, 3), factor])
+
+
+@pytest.fixture
+def executable(driver: HostDriver) -> Executable:
+    return make_executable(driver, scaled_call())[0]
+
+
+def misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose address is 4 bytes past a multiple of 16."""
+    storage = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
+    first = next(i for i in range(8) if (storage.data_ptr() + i * 4) % 16 == 4)
+    return torch.as_strided(storage, tensor.size(), tensor.stride(), first).copy_(tensor)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def other_arguments() -> Iterator[list[Any]]:
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    yield [x, y]
+    yield [x, y, 2.5, None]
+    yield [x, y, 2]
+    yield [x, y, True]
+    yield [x, y, None]
+    yield [x, y, 2.5000000000000004]
+    yield [x, None, 2.5]
+    yield [x, 2.5, 2.5]
+    yield [x, torch.randn(4, 4), 2.5]
+    yield [x, torch.randn(3, 4).t(), 2.5]
+    yield [x, torch.randn(12), 2.5]
+    yield [x, y.double(), 2.5]
+    yield [x, y.as_subclass(Subclass), 2.5]
+    yield [x, torch.empty(4, 3, device="meta"), 2.5]
+    yield [x, torch.randn(4, 3).to_sparse(), 2.5]
+    yield [x, torch._neg_view(y), 2.5]
+    yield [x, torch._efficientzerotensor((4, 3)), 2.5]
+    gone = torch.randn(4, 3)
+    gone.untyped_storage().resize_(0)
+    yield [x, gone, 2.5]
+
+
+def test_other_arguments_are_turned_away_untouched(executable: Executable) -> None:
+    for position, args in enumerate(other_arguments()):
+        before = args[0].clone()
+        assert executable.replay(args) is None, position
+        assert torch.equal(args[0], before)
+
+
+def test_values_are_compared_exactly(driver: HostDriver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        return (args[0] + 1, *args[1:])
+
+    def replays(captured: Any, given: Any) -> bool:
+        executable, _ = make_executable(driver, RegionCall(region, [torch.ones(2), captured]))
+        return executable.replay([torch.ones(2), given]) is not None
+
+    nan = float("nan")
+    equal = [
+        (7, int("7")),
+        (10**30, int("1" + "0" * 30)),
+        (nan, float("nan")),
+        (True, True),
+        (None, None),
+        (-0.0, -0.0),
+    ]
+    assert all(replays(a, b) for a, b in equal)
+    different = [(7, 8), (1, True), (True, 1), (0, False), (1, 1.0), (0.0, -0.0), (nan, 1.0), (None, 0), (10**30, 1)]
+    assert not any(replays(a, b) for a, b in different)
+
+
+def test_parameters_and_tensors_that_require_gradients(driver: HostDriver, executable: Executable) -> None:
+    call = scaled_call()
+    args = [torch.nn.Parameter(call.args[0].clone()), call.args[1].clone().requires_grad_(), 2.5]
+    outputs = executable.replay(args)
+    assert outputs is not None
+    assert not outputs[0].requires_grad
+    assert torch.equal(outputs[0], (call.args[0] + call.args[1]) * 2.5)
+
+
+def test_a_misaligned_argument_that_is_read_is_copied(driver: HostDriver, executable: Executable) -> None:
+    x, y, factor = scaled_call().args
+    expected = (x + y) * factor
+    outputs = executable.replay([x, misaligned(y), factor])
+    assert outputs is not None
+    assert torch.equal(outputs[0], expected)
+
+
+def test_a_misaligned_argument_that_is_written_is_turned_away(executable: Executable) -> None:
+    x, y, factor = scaled_call().args
+    assert executable.replay([misaligned(x), y, factor]) is None
+
+
+def test_a_misaligned_argument_that_overlaps_a_written_one_is_turned_away(executable: Executable) -> None:
+    storage = torch.zeros(40)
+    first = next(i for i in range(8) if (storage.data_ptr() + i * 4) % 16 == 0)
+    x = storage[first : first + 12].view(4, 3)
+    y = storage[first + 13 : first + 25].view(4, 3)
+    assert y.data_ptr() % 16 == 4
+    assert executable.replay([x, y, 2.5]) is None
+
+
+def test_without_alignment_nothing_is_copied(driver: HostDriver) -> None:
+    executable, _ = make_executable(driver, scaled_call(), alignment=1)
+    x, y, factor = scaled_call().args
+    expected = (x + y) * factor
+    ours = misaligned(x)
+    outputs = executable.replay([ours, misaligned(y), factor])
+    assert outputs is not None
+    assert torch.equal(outputs[0], expected)
+    assert torch.equal(ours, x + y)
+
+
+@pytest.mark.parametrize("alignment", [16, 64, 256])
+def test_copies_have_the_alignment_asked_for(driver: HostDriver, alignment: int) -> None:
+    call = scaled_call()
+    executable, _ = make_executable(driver, call, alignment=alignment)
+    for shift in range(0, 20, 3):
+        storage = torch.randn(200)
+        y = storage[shift : shift + 12].view(4, 3)
+        x = torch.empty(4096, dtype=torch.uint8)
+        begin = -x.data_ptr() % 256 + captured_residue(driver, call, alignment)
+        x = x[begin : begin + 48].view(torch.float32).view(4, 3)
+        x.zero_()
+        outputs = executable.replay([x, y, 2.5])
+        assert outputs is None or torch.equal(outputs[0], y * 2.5)
+        assert alignment > 64 or outputs is not None
+
+
+def captured_residue(driver: HostDriver, call: RegionCall, alignment: int) -> int:
+    return make_program(driver, call.fn, call.args).recording.allocations[0].address % alignment
+
+
+def test_overlapping_arguments_in_captured_order(driver: HostDriver, executable: Executable) -> None:
+    def overlapping() -> list[Any]:
+        storage = torch.arange(24.0)
+        first = next(i for i in range(8) if (storage.data_ptr() + i * 4) % 16 == 0)
+        return [storage[first : first + 12].view(4, 3), storage[first + 4 : first + 16].view(4, 3), 2.5]
+
+    theirs, ours = overlapping(), overlapping()
+    expected = theirs[0] + theirs[1]
+    assert executable.replay(ours) is not None
+    assert torch.equal(ours[0], expected)
+
+
+def test_overlapping_arguments_in_another_order_are_turned_away(driver: HostDriver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        x, y = args
+        a = torch.mul(y, 2)
+        x.add_(1)
+        return (a,)
+
+    call = RegionCall(region, [torch.randn(8), torch.randn(8)])
+    executable, _ = make_executable(driver, call, order=(1, 0))
+    replay_and_compare(driver, call, executable, call.args)
+    storage = torch.randn(16)
+    assert executable.replay([storage[:8], storage[8:]]) is None
+    same = torch.randn(8)
+    assert executable.replay([same, same]) is None
+
+
+def test_nothing_is_replayed_under_a_mode(executable: Executable) -> None:
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    args = scaled_call().args
+    with Watch():
+        assert executable.replay(args) is None
+    assert executable.replay(args) is not None
+
+
+def test_the_list_of_arguments_is_left_as_it_is(executable: Executable) -> None:
+    args = scaled_call().args
+    before = list(args)
+    executable.replay(args)
+    assert len(args) == len(before)
+    assert all(a is b for a, b in zip(args, before, strict=True))
+    assert executable.replay(tuple(args)) is None  # type: ignore[arg-type]
+
+
+def divided(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x // y) + 1
+
+
+def test_a_kernel_that_throws_raises_and_leaves_the_executable_usable(driver: HostDriver) -> None:
+    compiled = compile_regions(divided)
+    x, y = torch.randint(1, 9, (64,)), torch.randint(1, 9, (64,))
+    compiled.call(x, y)
+    (call,) = compiled.regions
+    if "integer_div_error" not in compiled.sources[0]:
+        pytest.skip("kernels of this Inductor do not check their divisors")
+    executable, _ = make_executable(driver, call)
+    zeros = [torch.zeros_like(a) for a in call.args]
+    with pytest.raises(RuntimeError) as theirs:
+        call.run(zeros)
+    with pytest.raises(RuntimeError) as ours:
+        executable.replay(zeros)
+    assert str(ours.value) == str(theirs.value)
+    replay_and_compare(driver, call, executable, call.args)
+
+
+def test_an_operator_that_throws_raises_as_it_does_uncaptured(driver: HostDriver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        return (torch.index_select(args[0], 0, args[1]),)
+
+    call = RegionCall(region, [torch.randn(4, 3), torch.tensor([0, 3])])
+    executable, _ = make_executable(driver, call)
+    wrong = [torch.randn(4, 3), torch.tensor([0, 9])]
+    with pytest.raises(IndexError):
+        region(list(wrong))
+    with pytest.raises(IndexError):
+        executable.replay(wrong)
+    replay_and_compare(driver, call, executable, call.args)
+
+
+@torch.library.custom_op("pygraph_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return _twice(x)
+
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("pygraph_tests::bump", mutates_args=("x",))
+def bump(x: torch.Tensor, by: list[int]) -> None:
+    x.add_(sum(by))
+
+
+def _plain_twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+_twice = _plain_twice
+
+
+def python_operators(args: list[Any]) -> tuple[Any, ...]:
+    x = args[0]
+    torch.ops.pygraph_tests.bump(x, [1, 2])
+    return (torch.ops.pygraph_tests.twice(x),)
+
+
+def test_operators_written_in_python(driver: HostDriver) -> None:
+    call = RegionCall(python_operators, [torch.randn(5)])
+    executable, recording = make_executable(driver, call)
+    assert [launch.accesses for launch in recording.launches] == [None, None]
+    for _ in range(3):
+        replay_and_compare(driver, call, executable, call.fresh(seed=4))
+
+
+def test_a_python_operator_that_raises(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = RegionCall(python_operators, [torch.randn(5)])
+    executable, _ = make_executable(driver, call)
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise LookupError("no such thing")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "_twice", broken)
+        with pytest.raises(LookupError, match="no such thing"):
+            executable.replay(call.fresh())
+    replay_and_compare(driver, call, executable, call.args)
+
+
+def test_a_replay_inside_a_replay_is_turned_away(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = RegionCall(python_operators, [torch.randn(5)])
+    executable, _ = make_executable(driver, call)
+    inner: list[Any] = []
+
+    def reenter(x: torch.Tensor) -> torch.Tensor:
+        inner.append(executable.replay(call.fresh()))
+        return x * 2
+
+    monkeypatch.setitem(globals(), "_twice", reenter)
+    assert executable.replay(call.fresh()) is not None
+    assert inner == [None]
+
+
+def test_closing_during_a_replay(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = RegionCall(python_operators, [torch.randn(5)])
+    executable, _ = make_executable(driver, call)
+
+    def close(x: torch.Tensor) -> torch.Tensor:
+        executable.close()
+        return x * 2
+
+    monkeypatch.setitem(globals(), "_twice", close)
+    args = call.fresh()
+    outputs = executable.replay(args)
+    assert outputs is not None
+    assert torch.equal(outputs[0], args[0] * 2)
+    assert executable.replay(call.fresh()) is None
+
+
+def test_threads_share_an_executable(driver: HostDriver) -> None:
+    call = RegionCall(scaled, [torch.randn(300, 300), torch.randn(300, 300), 2.5])
+    executable, _ = make_executable(driver, call)
+    answered: list[bool] = []
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        with torch.no_grad():
+            for turn in range(50):
+                args = call.fresh(seed=seed * 100 + turn)
+                theirs = copy_arguments(args)
+                outputs = executable.replay(args)
+                answered.append(outputs is not None)
+                if outputs is not None and not same_bits(outputs, call.run(theirs)):
+                    wrong.append(f"{seed}/{turn}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(answered) == 200
+    assert any(answered)
+
+
+def test_programs_that_leave_an_address_behind_are_refused(driver: HostDriver) -> None:
+    call = scaled_call()
+    program = make_program(driver, call.fn, call.args)
+    for broken in (
+        replace(program, slots=program.slots[1:]),
+        replace(program, order=(0,)),
+        replace(program, order=(0, 0)),
+        replace(program, layout=replace(program.layout, fresh=())),
+    ):
+        with pytest.raises(CaptureError) as caught:
+            driver.instantiate(broken)
+        assert caught.value.reason == "invalid-program"
+
+
+def test_packed_weights_are_constants_of_the_module(driver: HostDriver) -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("oneDNN is not part of this build")
+
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        return (torch.ops.mkldnn._linear_pointwise(args[0], PACKED, None, "relu", [], ""),)
+
+    call = RegionCall(region, [torch.randn(8, 16)])
+    executable, recording = make_executable(driver, call)
+    assert recording.launches[0].words[1] == 0
+    replay_and_compare(driver, call, executable, call.args)
+    replay_and_compare(driver, call, executable, call.fresh(seed=5))
+
+
+PACKED = torch.randn(4, 16).to_mkldnn() if torch.backends.mkldnn.is_available() else None

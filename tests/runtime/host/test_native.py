@@ -1,0 +1,178 @@
+"""The calling convention of fused kernels, and the library that holds the native half."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.host import HostDriver, build
+from pygraph.runtime.host.kernels import Parameter, parameters_of
+
+_C_TYPES = {"i": "int64_t", "f": "float", "r": "const float*"}
+
+
+def compile_kernel(directory: Path, kinds: str) -> int:
+    """The address of a C function that stores each of its parameters, as a double, in what its last one points to."""
+    declared = "".join(f"{_C_TYPES[kind]} p{i}, " for i, kind in enumerate(kinds))
+    stores = "".join(f"out[{i}] = {'*' if kind == 'r' else ''}p{i};\n" for i, kind in enumerate(kinds))
+    source = directory / f"{kinds[:40]}{len(kinds)}.cpp"
+    source.write_text(f'#include <cstdint>\nextern "C" void kernel({declared}double* out) {{\n{stores}}}\n')
+    return load_kernel(source)
+
+
+def load_kernel(source: Path) -> int:
+    """The address of the function ``kernel`` in a C++ file."""
+    library = source.with_suffix(".so")
+    subprocess.run(["c++", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    loaded = ctypes.CDLL(str(library))
+    _loaded.append(loaded)
+    address = ctypes.cast(loaded.kernel, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+_loaded: list[ctypes.CDLL] = []
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        "",
+        "i",
+        "f",
+        "fi",
+        "if",
+        "ififififififif",
+        "ffffffff",
+        "i" * 20 + "f" * 8,
+        "f" * 8 + "i" * 20,
+        "fri" * 8,
+        "ri" * 100 + "f",
+    ],
+    ids=lambda kinds: f"{kinds[:14]}{len(kinds)}",
+)
+def test_integers_floats_and_addresses_in_any_order(driver: HostDriver, tmp_path: Path, kinds: str) -> None:
+    native = build.load()
+    values = [float(17 * (i + 1)) + (0.25 if kind == "f" else 0) for i, kind in enumerate(kinds)]
+    held = [torch.tensor([value], dtype=torch.float32) for value in values]
+    words = [t.data_ptr() if k == "r" else int(v) for t, k, v in zip(held, kinds, values, strict=True) if k != "f"]
+    floats = [v for k, v in zip(kinds, values, strict=True) if k == "f"]
+    graph = native.HostGraph(0)
+    graph.add_kernel(compile_kernel(tmp_path, kinds), [*words, 0], floats)
+    source = graph.add_fresh(8 * max(len(kinds), 1))
+    graph.add_patch(0, len(words), source, 0)
+    graph.add_output(native.OutputKind.FRESH, 0, 0, [len(kinds)], [1], torch.float64, None)
+    graph.set_order([0], False)
+    (out,) = graph.replay([])
+    assert out.tolist() == values
+
+
+def test_an_exception_of_a_kernel_is_a_runtime_error(driver: HostDriver, tmp_path: Path) -> None:
+    source = tmp_path / "throws.cpp"
+    source.write_text(
+        "#include <cstdint>\n#include <stdexcept>\n"
+        'extern "C" void kernel(int64_t p) { if (p == 3) throw std::runtime_error("three"); }\n'
+    )
+    native = build.load()
+    graph = native.HostGraph(0)
+    graph.add_kernel(load_kernel(source), [3], [])
+    graph.set_order([0], False)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="three"):
+            graph.replay([])
+
+
+def test_too_many_parameters(driver: HostDriver) -> None:
+    native = build.load()
+    with pytest.raises(RuntimeError, match="too many kernel parameters"):
+        native.HostGraph(0).add_kernel(1, list(range(native.MAX_WORDS + 1)), [])
+    with pytest.raises(RuntimeError, match="too many kernel parameters"):
+        native.HostGraph(0).add_kernel(1, [], [0.0] * (native.MAX_FLOATS + 1))
+
+
+def test_parameters_are_read_from_the_source_of_the_module(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        "first = async_compile.cpp_pybinding(['const float*', 'float*', 'const int64_t', 'const float'], r'''x''')\n"
+        "odd = async_compile.cpp_pybinding(['const float*', 'double'], r'''x''')\n"
+        "other = async_compile.cpp(r'''x''')\n"
+        "computed = async_compile.cpp_pybinding(types, r'''x''')\n"
+        "plain = 3\n"
+    )
+    read, write, integer, real = Parameter.READ, Parameter.WRITE, Parameter.INTEGER, Parameter.FLOAT
+    assert parameters_of(str(module)) == {"first": (read, write, integer, real)}
+    assert parameters_of(str(tmp_path / "absent.py")) == {}
+
+
+def test_the_library_is_named_by_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = {build.library_path(tmp_path)}
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    paths.add(build.library_path(tmp_path))
+    monkeypatch.undo()
+    monkeypatch.setattr(build, "SOURCES", build.SOURCES[:1])
+    paths.add(build.library_path(tmp_path))
+    monkeypatch.undo()
+    monkeypatch.setattr(build, "_compiler_version", lambda: "another")
+    paths.add(build.library_path(tmp_path))
+    monkeypatch.undo()
+    assert len(paths) == 4
+    assert build.library_path(tmp_path) in paths
+
+
+def test_a_compiler_that_fails_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(CaptureError) as caught:
+        build.build(tmp_path)
+    assert caught.value.reason == "native-unavailable"
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(CaptureError) as caught:
+        build.build(tmp_path)
+    assert caught.value.reason == "native-unavailable"
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_processes_that_arrive_together_build_once(tmp_path: Path) -> None:
+    """A stand-in for the compiler counts its calls and takes its time."""
+    log = tmp_path / "calls"
+    compiler = tmp_path / "cxx"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo fake; exit 0; fi\n'
+        f'echo call >> {log}\nsleep 1\nwhile [ "$1" != -o ]; do shift; done\necho library > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    code = "import sys, pathlib; from pygraph.runtime.host import build; print(build.build(pathlib.Path(sys.argv[1])))"
+    environment = {**os.environ, "CXX": str(compiler)}
+    command = [sys.executable, "-c", code, str(tmp_path / "cache")]
+    processes: list[Any] = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert len({out for out, _ in outputs}) == 1
+    assert log.read_text().splitlines() == ["call"]
+
+
+def test_tensors_over_addresses_touch_nothing(driver: HostDriver) -> None:
+    native = build.load()
+    start = native.reserve(1 << 20)
+    try:
+        for size, stride, offset in itertools.product([[], [4], [3, 0]], [1], [0, 5]):
+            strides = [stride] * len(size)
+            tensor = native.tensor_at(start + 4096, 4096, size, strides, torch.float32, offset)
+            assert native.element_address(tensor) == start + 4096
+            assert tensor.storage_offset() == offset
+            assert tensor.view(tensor.shape).shape == tensor.shape
+            del tensor
+    finally:
+        native.unreserve(start, 1 << 20)
