@@ -1,7 +1,7 @@
 """A pass of one's own: keep what chosen functions of the model compute out of every captured region.
 
-Run it with ``python examples/custom_pass.py``. The pass registers itself, is named in the pipeline of one ``torch.compile``
-call, and the report then gives its reason for the operators that stayed outside.
+Run it with ``python examples/custom_pass.py``. The pass registers itself and is named in a pipeline; the report then
+gives its reason for the operators that stayed outside.
 """
 
 from __future__ import annotations

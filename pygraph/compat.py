@@ -75,3 +75,10 @@ __all__ += [
     "TorchDispatchMode",
     "dynamo_guards",
 ]
+
+# -- CUDA driver: capture (2.11) -----------------------------------------------------------------------------------
+# A torch built without CUDA has neither; the driver is not made there.
+storage_from_address = getattr(torch._C, "_construct_storage_from_data_pointer", None)
+clear_cublas_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+
+__all__ += ["clear_cublas_workspaces", "storage_from_address"]

@@ -25,22 +25,24 @@ Path = tuple[int | str, ...]
 class SchemaFacts:
     """What a schema says: argument names, those written, and which results alias which arguments.
 
-    ``aliases`` pairs a result's index with an argument's name; ``single`` says that there is one result (or one list).
+    ``aliases`` pairs a result's index with an argument's name; ``single`` says that there is one result (or one list);
+    ``composite`` that other operators do the work, which may return views that the schema does not tell of.
     """
 
     names: tuple[str, ...]
-    positional: int
     written: frozenset[str]
     aliases: tuple[tuple[int, str], ...]
     single: bool
-    returns: int
+    composite: bool
+
+
+def schema_facts(target: Any) -> SchemaFacts | None:
+    """The facts of an operator's schema, or None when it has none."""
+    return _facts_of(target) if isinstance(target, compat.OpOverload) else None
 
 
 @cache
-def schema_facts(target: Any) -> SchemaFacts | None:
-    """The facts of an operator's schema, or None when it has none."""
-    if not isinstance(target, compat.OpOverload):
-        return None
+def _facts_of(target: Any) -> SchemaFacts:
     schema = target._schema
     arguments = schema.arguments
     aliases = tuple(
@@ -51,12 +53,19 @@ def schema_facts(target: Any) -> SchemaFacts | None:
     )
     return SchemaFacts(
         names=tuple(argument.name for argument in arguments),
-        positional=sum(1 for argument in arguments if not argument.kwarg_only),
         written=frozenset(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
         aliases=aliases,
         single=len(schema.returns) == 1,
-        returns=len(schema.returns),
+        composite=_is_composite(target),
     )
+
+
+def _is_composite(target: Any) -> bool:
+    try:
+        return bool(target.has_kernel_for_dispatch_key(compat.DispatchKey.CompositeImplicitAutograd))
+    except RuntimeError:
+        # An operator of TorchScript alone, which the dispatcher does not know: nothing is known of its kernel.
+        return True
 
 
 def _share(one: Any, other: Any) -> bool:
@@ -66,10 +75,14 @@ def _share(one: Any, other: Any) -> bool:
     return not one.before_set or not other.before_set or bool(one.before_set & other.before_set)
 
 
-@cache
 def tags_of(target: Any) -> frozenset[str]:
-    """The names of an operator's tags."""
-    return frozenset(str(tag.name) for tag in getattr(target, "tags", ()))
+    """The names of an operator's tags; none for what is no operator."""
+    return _tags_of(target) if isinstance(target, compat.OpOverload) else frozenset()
+
+
+@cache
+def _tags_of(target: Any) -> frozenset[str]:
+    return frozenset(str(tag.name) for tag in target.tags)
 
 
 @dataclass(frozen=True)

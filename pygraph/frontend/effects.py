@@ -10,7 +10,7 @@ from dataclasses import replace
 from pygraph.frontend.call import Call, tags_of
 from pygraph.frontend.names import HOP, is_symbolic
 from pygraph.frontend.views import HIDDEN_VIEWS, VIEWS
-from pygraph.ir import PURE, Arg, DType, Effects, TensorType, Value
+from pygraph.ir import PURE, Arg, DType, Effects, TensorType, Type, Value
 
 __all__ = ["effects_of", "tags_text"]
 
@@ -88,6 +88,9 @@ _CHECKS = frozenset(
 _STORAGE = frozenset({"aten.resize_", "aten.resize_as_", "aten.set_", "inductor.resize_storage_bytes_"})
 """Operators that change which memory a tensor has, which neither writes nor aliases can say."""
 
+_LOWERINGS = "py.torch._inductor."
+"""Functions that Inductor's patterns put in place of operators: they build what Inductor makes of them, no more."""
+
 _COLLECTIVES = ("_c10d_functional.", "_c10d_functional_autograd.", "_dtensor.", "symm_mem.", "c10d.")
 
 
@@ -96,7 +99,7 @@ def effects_of(call: Call) -> Effects:
     if is_symbolic(call.op):
         return PURE
     if call.facts is None:
-        return replace(PURE, barrier=True)
+        return replace(PURE, barrier=not call.op.startswith(_LOWERINGS))
     effects = Effects(
         writes=_writes(call),
         aliases=_aliases(call),
@@ -129,9 +132,23 @@ def _aliases(call: Call) -> tuple[tuple[int, int], ...]:
     pairs: list[tuple[int, int]] = []
     for result, name in call.facts.aliases:
         pairs += _pairs(_outputs_of(call, result), list(call.tensors(name)))
-    if call.base in HIDDEN_VIEWS:
-        pairs += [(output, position) for output in _outputs_of(call, 0) for position in list(call.tensors())[:1]]
+    if not pairs and (call.facts.composite or call.base in HIDDEN_VIEWS):
+        pairs += _possible_views(call)
     return tuple(sorted(dict.fromkeys(pairs)))
+
+
+def _possible_views(call: Call) -> list[tuple[int, int]]:
+    """Pairs of a result and an operand that could share memory, as far as device and dtype allow."""
+    return [
+        (output, position)
+        for output, result in enumerate(call.results)
+        for position in call.tensors()
+        if isinstance(result, TensorType) and _alike(result, call.operands[position].type)
+    ]
+
+
+def _alike(result: TensorType, operand: Type) -> bool:
+    return isinstance(operand, TensorType) and (result.device, result.dtype) == (operand.device, operand.dtype)
 
 
 def _outputs_of(call: Call, result: int) -> list[int]:

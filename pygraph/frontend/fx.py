@@ -85,7 +85,7 @@ class _Lifter:
 
     def get_attr(self, node: fx.Node) -> None:
         target = str(node.target)
-        found = operator.attrgetter(target)(self.gm)
+        found = self._attribute(node, target)
         if isinstance(found, fx.GraphModule):
             self.env[node] = GraphRef(self._subgraph(target, found))
             return
@@ -143,6 +143,12 @@ class _Lifter:
             return False
         self.env[node] = held[index]
         return True
+
+    def _attribute(self, node: fx.Node, target: str) -> Any:
+        try:
+            return operator.attrgetter(target)(self.gm)
+        except AttributeError:
+            raise FrontendError(f"node {node.name} takes the attribute {target}, which the module lacks") from None
 
     def _arg(self, arg: Any) -> Arg:
         return literal(arg, self.types, self._operand)

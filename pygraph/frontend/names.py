@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ _SIZES = ("aten.sym_numel.", "aten.sym_size.", "aten.sym_storage_offset.", "aten
 
 
 class FrontendError(PygraphError):
-    """An FX graph that cannot be lifted, or an IR name or literal that torch has nothing for."""
+    """An FX graph that is not in the form that AOTAutograd leaves, or an IR name that torch has nothing for."""
 
 
 def _functions_on_sizes() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -67,21 +66,20 @@ def is_symbolic(op: str) -> bool:
     return op.startswith((SYM, *_SIZES))
 
 
-@cache
 def op_name(target: Any) -> str:
-    """The IR's name of a call target. Raises FrontendError for what has no name, such as a lambda."""
-    if isinstance(target, (compat.OpOverload, compat.OpOverloadPacket)):
-        return str(target)
-    if isinstance(target, compat.HigherOrderOperator):
-        return HOP + str(target.__name__)
-    short = _sym_names().get(target) if callable(target) else None
+    """The IR's name of a call target. A Python function is named by its module; it may not resolve (a lambda)."""
+    if isinstance(target, (compat.OpOverload, compat.OpOverloadPacket, compat.HigherOrderOperator)):
+        return _registered_name(target)
+    short = _sym_names().get(target)
     if short is not None:
         return SYM + short
-    module = inspect.getmodule(target)
-    qualified = getattr(target, "__qualname__", "")
-    if module is None or not qualified.replace(".", "").replace("_", "").isalnum():
-        raise FrontendError(f"the call target {target!r} has no importable name")
-    return f"{PYTHON}{module.__name__}.{qualified}"
+    module = getattr(target, "__module__", None) or type(target).__module__
+    return f"{PYTHON}{module}.{getattr(target, '__qualname__', type(target).__qualname__)}"
+
+
+@cache
+def _registered_name(target: Any) -> str:
+    return HOP + str(target.__name__) if isinstance(target, compat.HigherOrderOperator) else str(target)
 
 
 @cache

@@ -21,6 +21,16 @@ VIEWS: frozenset[str] = frozenset(
 """Operators that always return a view and never read memory."""
 
 HIDDEN_VIEWS: frozenset[str] = frozenset(
-    {"aten._unsafe_view", "aten.unsafe_chunk", "aten.unsafe_split", "aten.unsafe_split_with_sizes"}
+    {
+        "aten._unsafe_view",
+        "aten.dequantize",
+        "aten.lift",
+        "aten.set",
+        "aten.unsafe_chunk",
+        "aten.unsafe_split",
+        "aten.unsafe_split_with_sizes",
+        "inductor._reinterpret_tensor",
+        "prims.inductor_force_stride_order",
+    }
 )
-"""Operators that share memory with their first tensor although their schema says that they do not."""
+"""Operators that share memory with an operand, or may, although their schema says that they do not."""

@@ -32,7 +32,7 @@ class RangedMemory:
 
     def read(self, start: float, end: float) -> tuple[object, ...]:
         """What lies between ``start`` and ``end``: (distance from start, length, origin, content) of each piece."""
-        found = _joined(_within(self._pieces, start, end))
+        found = _joined(_within(self._pieces, start, end)) if start < end else []
         return tuple((piece.start - start, piece.end - piece.start, piece.origin, piece.content) for piece in found)
 
     def write(self, start: float, end: float, content: object) -> None:

@@ -141,7 +141,7 @@ class Value:
     users: dict[KernelNode, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"%{self.name}"
+        return f"%{self.name}" if self.name.isprintable() else f"%{self.name!r}"
 
 
 Literal: TypeAlias = int | float | complex | bool | str | sympy.Expr | DType | Device | Token | GraphRef | None
@@ -209,4 +209,5 @@ class KernelNode:
         return self.outputs[0]
 
     def __repr__(self) -> str:
-        return f"<{self.name} = {self.op}>"
+        text = f"<{self.name} = {self.op}>"
+        return text if text.isprintable() else ascii(text)

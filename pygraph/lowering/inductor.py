@@ -129,9 +129,22 @@ def memory_allows(before: list[Any], after: list[Any]) -> bool:
 
 
 def origins(part: Any) -> list[Any]:
-    """The FX nodes that an unfused scheduled node computes, sorted by name."""
-    node = part.node
-    return sorted(getattr(node, "origins", None) or (), key=lambda origin: str(origin.name))
+    """The FX nodes that an unfused scheduled node computes, sorted by name.
+
+    Inductor's origins of an external kernel are its own FX node and those of operands that were not realized when it
+    was lowered; the buffers realized for it, which are nodes of their own, carry the latter. A buffer that was made on
+    behalf of the kernel itself (a copy into other strides) carries all of them: then nothing is taken away.
+    """
+    found = getattr(part.node, "origins", None) or ()
+    if isinstance(part.node, compat.inductor_ir.ExternKernel):
+        operands = {origin for name in part.read_writes.reads for origin in _buffer_origins(name.name)}
+        found = [origin for origin in found if origin not in operands] or found
+    return sorted(found, key=lambda origin: str(origin.name))
+
+
+def _buffer_origins(name: str) -> Sequence[Any]:
+    buffer = compat.inductor_virtualized.graph.try_get_buffer(name)
+    return getattr(buffer, "origins", None) or ()
 
 
 def launches(part: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from pygraph.errors import OptionError
 from pygraph.ir import Graph
-from pygraph.passes.base import Pass, PassResult
+from pygraph.passes.base import Pass
 from pygraph.passes.options import nearest, print_pass
 
 __all__ = ["ALL", "Dump", "Instrument", "Print", "Step"]
@@ -47,8 +47,8 @@ class Instrument:
     def before(self, step: Step, graph: Graph) -> None:
         """Called before each pass."""
 
-    def after(self, step: Step, graph: Graph, result: PassResult) -> None:
-        """Called after each pass, once its result has been checked."""
+    def after(self, step: Step, graph: Graph) -> None:
+        """Called after each pass, once the graph that it left has been checked."""
 
 
 class Dump(Instrument):
@@ -64,7 +64,7 @@ class Dump(Instrument):
     def start(self, graph: Graph) -> None:
         self._write(f"00-{graph.stage.value}.pgir", str(graph))
 
-    def after(self, step: Step, graph: Graph, result: PassResult) -> None:
+    def after(self, step: Step, graph: Graph) -> None:
         self._write(f"{step.number:02}-{step.name}.pgir", str(graph))
 
     def _write(self, name: str, text: str) -> None:
@@ -96,7 +96,7 @@ class Print(Instrument):
     def before(self, step: Step, graph: Graph) -> None:
         self._print("before", self._before, step, graph)
 
-    def after(self, step: Step, graph: Graph, result: PassResult) -> None:
+    def after(self, step: Step, graph: Graph) -> None:
         self._print("after", self._after, step, graph)
 
     def _print(self, when: str, names: frozenset[str], step: Step, graph: Graph) -> None:

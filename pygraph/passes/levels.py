@@ -43,10 +43,10 @@ def earliest(kinds: Sequence[Kind], before: Lists) -> list[int]:
     nodes and even for OUTSIDE ones. So, by induction over program order, none is smaller than ``time`` above. The
     greatest odd time above, 2K + 1, is hence reached in that partition too, which takes K + 1 regions.
 
-    **That many suffice.** A LAUNCHES node at 2K + 1 > 1 is there because of an OUTSIDE node at 2K, and that because of a
-    LAUNCHES node at 2K - 1 (FREE nodes in between only hand a time on), and so on down to 1: the odd times of LAUNCHES
-    nodes have no gaps. Nodes of equal odd time make a region, and the quotient is acyclic: every dependence leads to an
-    equal or later time, and one between equal times lies inside a region, or between nodes outside of all.
+    **That many suffice.** A LAUNCHES node at 2K + 1 > 1 is there because of an OUTSIDE node at 2K, that because of a
+    LAUNCHES node at 2K - 1 (FREE nodes in between only hand a time on), and so on down to 1: the odd times of
+    LAUNCHES nodes have no gaps. Nodes of equal odd time make a region, and the quotient is acyclic: a dependence leads
+    to an equal or later time, and one between equal times lies inside a region, or between nodes outside of all.
     """
     times: list[int] = []
     for kind, sources in zip(kinds, before, strict=True):
@@ -62,11 +62,11 @@ def earliest(kinds: Sequence[Kind], before: Lists) -> list[int]:
 def assign(kinds: Sequence[Kind], after: Lists, early: Sequence[int], kept: Sequence[int]) -> list[int]:
     """The final time of each node; those whose time is in ``kept`` (odd times, ascending) are in that region.
 
-    OUTSIDE nodes run at ``early``; others may run later, up to their first user. A LAUNCHES node takes the region of the
-    turn at which the program has it, or the nearest before that its slack allows: no value then lives much longer than
-    in the program's own order. A FREE node takes the region of its first user: carrying its operand there costs no
-    more than carrying its result, and a view that leaves a region would be a result that shares memory. With no region
-    in reach, a node stays at ``early``, outside. One sweep backwards, linear.
+    OUTSIDE nodes run at ``early``; others may run later, up to their first user. A LAUNCHES node takes the region of
+    the turn at which the program has it, or the nearest that its slack allows: no value then lives much longer than in
+    the program's own order. A FREE node takes the region of its first user: carrying its operand there costs no more
+    than carrying its result, and a view that leaves a region would be a result that shares memory. With no region in
+    reach, a node stays at ``early``, outside. One sweep backwards, linear.
     """
     turns = _program_turns(kinds, early)
     horizon = 1 + max(early, default=0)

@@ -146,8 +146,10 @@ class PassManager:
         run = _Execution(step, graph, ctx, ran, self.check, self.dump_dir)
         result, time_ms = run.execute()
         for instrument in self._instruments:
-            instrument.after(step, graph, result)
-        return PassRecord(step.name, print_pass(step.item), graph.stage, time_ms, result.modified, result.notes)
+            instrument.after(step, graph)
+        record = PassRecord(step.name, print_pass(step.item), graph.stage, time_ms, result.modified, result.notes)
+        _log.debug("%s: %s took %.2f ms; %s", graph.name, record.text, time_ms, "; ".join(record.notes) or "no notes")
+        return record
 
 
 @dataclass(frozen=True)

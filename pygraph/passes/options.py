@@ -173,7 +173,7 @@ def _coerce_number(text: str, wanted: object) -> object:
 
 
 def print_pipeline(passes: Iterable[Pass]) -> str:
-    """The canonical text of ``passes``, which ``parse_pipeline`` reads back. Raises OptionError for a value without text."""
+    """The canonical text of ``passes``, which parses back to them. Raises OptionError for a value without text."""
     return ",".join(print_pass(item) for item in passes)
 
 

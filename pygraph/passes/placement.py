@@ -51,11 +51,13 @@ class Placement(Pass):
         before = _captured(graph)
         moves = move_factories(graph, target, floating=self.floating)
         changed = _judge_again(graph, target)
+        sunk = sink_copies(graph)
         uploads = batch_uploads(graph, target)
         changed |= _judge_again(graph, target)
-        sunk = sink_copies(graph)
+        sunk += sink_copies(graph)  # uploads bring the nodes into an order of turns, where copies come early
         modified = changed or bool(moves.moved or moves.made or uploads.values or sunk)
-        return PassResult(modified, tuple(_notes(moves, uploads, sunk, _captured(graph) - before)))
+        notes = _notes(moves, uploads, len(set(sunk)), _captured(graph) - before)
+        return PassResult(modified, tuple(notes))
 
 
 def _captured(graph: Graph) -> int:

@@ -47,8 +47,8 @@ def _runs_on_host(node: KernelNode) -> bool:
     return all(device.is_host for device in devices_of(node.inputs)) and not any(devices_of(node.outputs))
 
 
-def sink_copies(graph: Graph) -> int:
-    """Put copies to the host that are only returned, and pure CPU work on them, at the end; return how many moved.
+def sink_copies(graph: Graph) -> list[KernelNode]:
+    """Put copies to the host that are only returned, and pure CPU work on them, at the end; return those that moved.
 
     before:  mm ─ _to_copy@cpu ─ relu ─ _to_copy@cpu ─ add
     after:   mm ─ relu ─ add ─ _to_copy@cpu ─ _to_copy@cpu
@@ -58,13 +58,13 @@ def sink_copies(graph: Graph) -> int:
     sunk = _sinkable(graph, dependence_lists(graph))
     order = [*(node for node in graph.nodes if node not in sunk), *(node for node in graph.nodes if node in sunk)]
     if not sunk or order == list(graph.nodes):
-        return 0
+        return []
     tail = graph.nodes[-len(sunk) :]
     moved = [node for node in sunk if node not in tail]
     graph.reorder(order)
     for node in moved:
         node.meta.set(PLACEMENT, "moved to the end")
-    return len(moved)
+    return moved
 
 
 def _sinkable(graph: Graph, dependences: Dependences) -> dict[KernelNode, None]:

@@ -54,7 +54,7 @@ class Selection(Pass):
             before = region.meta.copy()
             self._decide(region, view, ctx, values)
             modified |= before != region.meta
-        selected = sum(bool(region.meta.get(SELECTED)) for region in graph.regions.values())
+        selected = sum(1 for region in graph.regions.values() if region.meta.get(SELECTED))
         return PassResult(modified, (f"regions selected: {selected} of {len(graph.regions)}",))
 
     def _decide(self, region: Region, view: RegionView, ctx: PassContext, values: Mapping[str, int]) -> None:

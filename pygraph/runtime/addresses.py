@@ -61,6 +61,10 @@ class AddressMap:
         found = self._solid[position]
         return found if word < found.address + found.nbytes else None
 
+    def empty(self, word: int) -> Allocation | None:
+        """The allocation without bytes that begins at ``word``."""
+        return self._empty.get(word)
+
     def places(self, word: int, launch: int) -> tuple[Place, ...]:
         """All readings of ``word`` as an address into what was live at ``launch``, the surest first."""
         readings = (self.inside(word), self._ends.get(word), self._empty.get(word))

@@ -63,7 +63,7 @@ def _program(recording: Recording, table: SlotTable, args: Sequence[Any], option
     return Program(
         recording=recording,
         slots=table.slots,
-        layout=plan(recording, table.slots, reuse=options.reuse_workspace),
+        layout=plan(recording, table.slots, reuse=options.reuse_workspace, alignment=recording.alignment),
         order=tuple(range(len(recording.launches))),
         alignment={i: options.alignment for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)},
     )

@@ -75,8 +75,8 @@ class RegionRecord:
     reason: str | None = None
     keys: int = 0
     captures: int = 0
-    replays: Tallied = Tallied()  # noqa: RUF009 - a descriptor: the state is each instance's own
-    uncaptured: Tallied = Tallied()  # noqa: RUF009 - the same
+    replays: Tallied = Tallied()
+    uncaptured: Tallied = Tallied()
     slots: int = 0
     launches: int = 0
     workspace_bytes: int = 0

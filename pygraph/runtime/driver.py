@@ -17,7 +17,7 @@ __all__ = ["Driver", "Executable", "Layout", "Program", "Slot"]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A parameter word that holds an address: word ``word`` of launch ``launch`` is ``offset`` bytes into an allocation."""
+    """A word that holds an address: word ``word`` of launch ``launch`` is ``offset`` bytes into an allocation."""
 
     launch: int
     word: int

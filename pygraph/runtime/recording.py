@@ -134,3 +134,5 @@ class Recording:
     payload: object = None
     offset_sensitive: frozenset[int] = frozenset()
     """Arguments whose storage offset was baked into the capture, so that it has to stay the same."""
+    alignment: int = 64
+    """Bytes that every POOL address was a multiple of, so that it has to be one at replay."""

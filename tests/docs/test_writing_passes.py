@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from types import ModuleType
 
@@ -17,13 +16,13 @@ PAGE = DOCS / "writing_passes.md"
 
 
 @pytest.fixture
-def page_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def page_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module that the page calls ``my_package.passes``; what it registers is forgotten afterwards."""
     module = ModuleType("my_package.passes")
     monkeypatch.setitem(sys.modules, "my_package", ModuleType("my_package"))
     monkeypatch.setitem(sys.modules, "my_package.passes", module)
     monkeypatch.setattr(default_registry, "_classes", dict(default_registry._classes))
-    yield module
+    return module
 
 
 def test_every_block_prints_what_is_shown(page_module: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pygraph.frontend import lift
+from pygraph.frontend.call import schema_facts
+from pygraph.frontend.views import HIDDEN_VIEWS, VIEWS
 from pygraph.ir import PURE, TAGS, Effects, Graph, KernelNode
 from pygraph.ir.order import dependences
 from tests.frontend.capture import Builder, checked, lift_inference
@@ -277,6 +280,30 @@ def test_a_custom_operator_writes_what_its_schema_says(library: torch.library.Li
     x, y, z = (builder.input(name, builder.fake(4)) for name in "xyz")
     builder.call(torch.ops.frontend_test.bump.default, (x, y), None, z=z)
     assert builder.lift().nodes[0].effects == Effects(writes=(1, 2))
+
+
+@pytest.mark.parametrize("name", sorted(VIEWS | HIDDEN_VIEWS))
+def test_each_view_is_known_to_share_memory(name: str) -> None:
+    namespace, operator = name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), operator)
+    facts = [schema_facts(getattr(packet, overload)) for overload in packet.overloads()]
+    functional = [f for f in facts if f is not None and not f.written]
+    assert functional
+    assert all(f.aliases or f.composite or name in HIDDEN_VIEWS for f in functional)
+
+
+def test_what_other_operators_do_may_be_a_view() -> None:
+    assert effects_of_call(aten.dropout.default, cpu(4), 0.5, False).aliases == ((0, 0),)
+    assert effects_of_call(aten.atleast_1d.default, cpu(4)).aliases == ((0, 0),)
+    assert effects_of_call(aten.add.Tensor, cpu(4), cpu(4)).aliases == ()
+
+
+def test_a_lowering_of_inductor_only_computes() -> None:
+    def mm_plus_mm(*args: Any) -> None: ...
+
+    mm_plus_mm.__module__, mm_plus_mm.__qualname__ = "torch._inductor.fx_passes.post_grad", "mm_plus_mm"
+    handler = functools.wraps(mm_plus_mm)(functools.partial(mm_plus_mm, "match"))
+    assert effects_of_call(handler, cpu(4)) == PURE
 
 
 def test_a_python_function_may_do_anything() -> None:

@@ -304,12 +304,24 @@ def test_a_module_call_is_refused() -> None:
         lift(gm, kind="inference")
 
 
-def test_a_nameless_target_is_refused() -> None:
+def test_a_missing_attribute_is_refused() -> None:
+    builder = Builder()
+    constant = builder.attribute("weight", torch.ones(3))
+    gm = builder.module(constant)
+    del gm.weight
+    with pytest.raises(FrontendError, match="weight, which the module lacks"):
+        lift(gm, kind="inference")
+
+
+def test_a_function_without_a_name_is_lifted_but_does_not_resolve() -> None:
     builder = Builder()
     x = builder.input("x", builder.fake(3))
     builder.call(lambda value: value, (x,), builder.fake(3))
-    with pytest.raises(FrontendError, match="no importable name"):
-        builder.lift()
+    node = builder.lift().nodes[0]
+    assert node.op.startswith("py.tests.frontend")
+    assert node.op.endswith("<lambda>")
+    with pytest.raises(FrontendError):
+        resolve_op(node.op)
 
 
 def test_every_operand_of_a_container_counts() -> None:

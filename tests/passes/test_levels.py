@@ -26,7 +26,10 @@ def solve(kinds: list[Kind], before: Lists, limit: int | None = None) -> tuple[l
     kept = levels[:limit]
     times = assign(kinds, inverse(before), early, kept)
     first: dict[int, int] = {}
-    units = [first.setdefault(t, v) if k is not O and t in kept else v for v, (t, k) in enumerate(zip(times, kinds, strict=True))]
+    units = [
+        first.setdefault(t, v) if k is not O and t in kept else v
+        for v, (t, k) in enumerate(zip(times, kinds, strict=True))
+    ]
     return times, kept, units
 
 

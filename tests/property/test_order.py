@@ -1,203 +1,103 @@
-"""Order and meaning agree: what the dependences leave open changes nothing, what they demand would be seen.
-
-The dependences are also held against an all-pairs definition of conflict, and against a linear bound.
-"""
+"""Any order of launches that keeps the dependences recorded from reads and writes computes the same, bit for bit."""
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
-from hypothesis import assume, given, note, settings
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.ir import Effects, Graph, GraphError, KernelNode, Value, dependences, parse, verify
-from pygraph.ir.interp import Call, interpret
-from pygraph.ir.order import memory_roots, operand_range
-from pygraph.ir.terms import SymbolicDomain
-from tests.strategies import launch_graphs, operator_graphs
-
-graphs = operator_graphs() | launch_graphs()
-
-
-def closure(nodes: tuple[KernelNode, ...], edges: list[tuple[KernelNode, KernelNode]]) -> dict[KernelNode, set[str]]:
-    """For each node, the names of all nodes that must run before it."""
-    before: dict[KernelNode, set[str]] = {node: set() for node in nodes}
-    direct: dict[KernelNode, list[KernelNode]] = {node: [] for node in nodes}
-    for first, then in edges:
-        direct[then].append(first)
-    for node in nodes:
-        for first in direct[node]:
-            before[node] |= {first.name} | before[first]
-    return before
+from pygraph.runtime.driver import Program
+from pygraph.runtime.host import HostDriver
+from pygraph.runtime.layout import plan
+from pygraph.runtime.ordering import dependences, keeps
+from pygraph.runtime.outcome import difference, observe
+from pygraph.runtime.recording import Recording
+from pygraph.runtime.slots import SlotTable, discover
+from tests.runtime.programs import PROGRAMS, region_calls
+from tests.runtime.regions import RegionCall, copy_arguments
 
 
-def conflicts(one: KernelNode, other: KernelNode, roots: dict[Value, Value]) -> bool:
-    """The definition: whether ``other``, later in program order, must stay after ``one``."""
-    a, b = one.effects, other.effects
-    if one in {value.producer for value in other.inputs} or one in other.after or a.barrier or b.barrier:
-        return True
-    if (a.rng is not None and a.rng == b.rng) or (a.collective is not None and a.collective == b.collective):
-        return True
-    for i, position_writes in accesses(one):
-        for j, other_writes in accesses(other):
-            (low, high), (start, end) = operand_range(one, i), operand_range(other, j)
-            overlap = max(low, start) < min(high, end)
-            if overlap and (position_writes or other_writes) and roots[one.inputs[i]] is roots[other.inputs[j]]:
-                return True
-    return False
+@functools.cache
+def _recorded(program: str, index: int) -> tuple[HostDriver, Recording, SlotTable]:
+    driver = HostDriver()
+    call = region_calls(program)[index][0]
+    first, second = driver.capture(call.fn, call.args), driver.capture(call.fn, call.args)
+    table = discover(first, second)
+    assert isinstance(table, SlotTable)
+    return driver, first, table
 
 
-def accesses(node: KernelNode) -> list[tuple[int, bool]]:
-    reads = range(len(node.inputs)) if node.effects.reads is None else node.effects.reads
-    return [*((i, False) for i in reads), *((i, True) for i in node.effects.writes)]
-
-
-class Recorder(SymbolicDomain):
-    """Terms, and beside them what each call was, in order."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def event(self, call: Call) -> str:
-        self.events.append(super().event(call))
-        return self.events[-1]
-
-
-def observe(graph: Graph) -> tuple[object, dict[str, str]]:
-    """The outcome with every value returned, and what each node did."""
-    graph = graph.clone()
-    graph.set_outputs(sorted(graph.values(), key=lambda value: value.name))
-    recorder = Recorder()
-    outcome = interpret(graph, domain=recorder)
-    return outcome, dict(zip((node.name for node in graph.nodes), recorder.events, strict=True))
-
-
-@settings(max_examples=200, deadline=None)
-@given(graphs)
-def test_strategies_keep_the_rules(graph: Graph) -> None:
-    note(str(graph))
-    verify(graph)
-
-
-@settings(max_examples=200, deadline=None)
-@given(graphs)
-def test_dependences_are_the_closure_of_conflicts(graph: Graph) -> None:
-    note(str(graph))
-    roots = memory_roots(graph)
-    nodes = graph.nodes
-    pairs = [(a, b) for j, b in enumerate(nodes) for a in nodes[:j] if conflicts(a, b, roots)]
-    assert closure(nodes, dependences(graph)) == closure(nodes, pairs)
-
-
-@settings(max_examples=100, deadline=None)
-@given(operator_graphs(max_nodes=30))
-def test_dependences_are_linear_in_number(graph: Graph) -> None:
-    note(str(graph))
-    edges = dependences(graph)
-    operands = sum(len(node.inputs) + len(node.effects.writes) + len(node.after) for node in graph.nodes)
-    assert len(edges) <= 3 * operands + 4 * len(graph)
-    assert len(edges) == len(set(edges))
-
-
-@settings(max_examples=200, deadline=None)
-@given(graphs, st.data())
-def test_any_topological_order_means_the_same(graph: Graph, data: st.DataObject) -> None:
-    note(str(graph))
-    edges = dependences(graph)
-    shuffled = graph.clone()
-    waiting = {node.name: {a.name for a, b in edges if b is node} for node in graph.nodes}
-    order: list[str] = []
+def _draw_order(data: st.DataObject, count: int, edges: list[tuple[int, int]]) -> tuple[int, ...]:
+    waiting = {i: sum(later == i for _, later in edges) for i in range(count)}
+    order: list[int] = []
     while waiting:
-        ready = [name for name, needed in waiting.items() if needed <= set(order)]
+        ready = [i for i, left in waiting.items() if not left]
         order.append(data.draw(st.sampled_from(ready)))
         del waiting[order[-1]]
-    shuffled.reorder(shuffled.node(name) for name in order)
-    verify(shuffled)
-    assert observe(shuffled) == observe(graph)
-    assert interpret(shuffled) == interpret(graph)
+        for earlier, later in edges:
+            if earlier == order[-1]:
+                waiting[later] -= 1
+    return tuple(order)
 
 
-def same_deed(graph: Graph, first: KernelNode, then: KernelNode, events: dict[str, str]) -> bool:
-    """Whether nobody could tell the two nodes apart, so that swapping them means nothing."""
-    if first.effects.barrier or then.effects.barrier:
-        other = then if first.effects.barrier else first
-        return list(events.values()).count(events[other.name]) > 1
-    return events[first.name] == events[then.name]
+def _assert_equal(call: RegionCall, driver: HostDriver, program: Program, seed: int) -> None:
+    executable = driver.instantiate(program)
+    theirs = call.fresh(seed)
+    ours: list[Any] = copy_arguments(theirs)
+    tensors = [i for i, arg in enumerate(theirs) if isinstance(arg, torch.Tensor)]
+    state = torch.get_rng_state()
+    expected = observe(call.run(theirs), theirs, tensors, torch.get_rng_state())
+    torch.set_rng_state(state)
+    outputs = executable.replay(ours)
+    assert outputs is not None
+    assert difference(expected, observe(outputs, ours, tensors, torch.get_rng_state())) is None
+    executable.close()
 
 
-@settings(max_examples=300, deadline=None)
-@given(operator_graphs() | launch_graphs(), st.data())
-def test_swapping_conflicting_neighbours_is_seen(graph: Graph, data: st.DataObject) -> None:
-    note(str(graph))
-    edges = set(dependences(graph))
-    pairs = [pair for pair in zip(graph.nodes, graph.nodes[1:], strict=False) if pair in edges]
-    assume(pairs)
-    first, then = data.draw(st.sampled_from(pairs))
-    prefix = graph.clone()
-    prefix.set_outputs([])
-    prefix.erase(*prefix.nodes[graph.nodes.index(then) + 1 :])
-    before = observe(prefix)
-    assume(not same_deed(prefix, prefix.node(first.name), prefix.node(then.name), before[1]))
-    swapped = [*prefix.nodes[:-2], prefix.nodes[-1], prefix.nodes[-2]]
-    try:
-        prefix.reorder(swapped)
-    except GraphError:
-        return  # data or an explicit edge: the graph itself refuses
-    assert observe(prefix) != before
+@pytest.mark.parametrize("name", PROGRAMS)
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(data=st.data())
+def test_any_order_that_keeps_the_dependences_computes_the_same(name: str, data: st.DataObject) -> None:
+    for index, calls in enumerate(region_calls(name)):
+        driver, recording, table = _recorded(name, index)
+        layout = plan(recording, table.slots, reuse=data.draw(st.booleans(), label="reuse"))
+        edges = dependences(recording, table.slots, layout, inputs_may_overlap=data.draw(st.booleans()))
+        order = _draw_order(data, len(recording.launches), edges)
+        assert keeps(order, edges)
+        alignment = {i: 16 for i, arg in enumerate(calls[0].args) if isinstance(arg, torch.Tensor)}
+        program = Program(recording, table.slots, layout, order, alignment)
+        _assert_equal(calls[0], driver, program, data.draw(st.integers(0, 5)))
 
 
-MEMORY = """graph @g (%x : f32[4]@cpu, %y : f32[4]@cpu) {{
-  %v = aten.view.default(%x) : f32[4]@cpu !aliases[0:0] !reads[]
-  {first}
-  {then}
-  return (%x, %y, %v)
-}}"""
-RELU = "%a = aten.relu.default({}) : f32[4]@cpu"
-WRITE = "%b = aten.relu_.default({}) : f32[4]@cpu !writes[0] !aliases[0:0]"
-COPY = "%c = aten.copy_.default({}) : f32[4]@cpu !writes[0] !aliases[0:0] !reads[1]"
+def test_independent_launches_are_found() -> None:
+    _, recording, table = _recorded("branches", 0)
+    own = plan(recording, table.slots, reuse=False)
+    edges = dependences(recording, table.slots, own, inputs_may_overlap=False)
+    backwards = _last_first(len(recording.launches), edges)
+    assert keeps(backwards, edges)
+    assert list(backwards) != sorted(backwards)
+    packed = plan(recording, table.slots)
+    assert packed.nbytes < own.nbytes
+    assert set(edges) <= _closure(dependences(recording, table.slots, packed, inputs_may_overlap=False))
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "ordered"),
-    [
-        (WRITE.format("%x"), RELU.format("%v"), True),
-        (RELU.format("%v"), WRITE.format("%x"), True),
-        (WRITE.format("%v"), COPY.format("%x, %y"), True),
-        (COPY.format("%x, %y"), WRITE.format("%y"), True),
-        (WRITE.format("%v"), RELU.format("%y"), False),
-        (RELU.format("%x"), "%d = aten.neg.default(%v) : f32[4]@cpu", False),
-        ('%d = f() : f32[4]@cpu !rng("cpu")', '%e = g() : f32[4]@cpu !rng("cpu")', True),
-        ('%d = f() : f32[4]@cpu !rng("cpu")', '%e = g() : f32[4]@cpu !rng("cuda:0")', False),
-        ('^d = f(%x) !collective("0")', '^e = f(%y) !collective("0")', True),
-        ('^d = f(%x) !collective("0")', '^e = f(%y) !collective("1")', False),
-        ("^d = f(%x) !barrier", RELU.format("%y"), True),
-        (RELU.format("%y"), "^d = f(%x) !barrier", True),
-        ("%d = item(%x) : float !sync", "%e = item(%y) : float !sync", False),
-        ("^d = f(%x)", "^e = f(%y) after(^d)", True),
-    ],
-)
-def test_pairs(first: str, then: str, ordered: bool) -> None:
-    graph = parse(MEMORY.format(first=first, then=then))
-    pair = graph.nodes[-2:]
-    assert (pair in dependences(graph)) == ordered
+def _last_first(count: int, edges: list[tuple[int, int]]) -> list[int]:
+    """The order that takes the last ready launch each time."""
+    order: list[int] = []
+    while len(order) < count:
+        left = [i for i in range(count) if i not in order]
+        order.append(max(i for i in left if all(a in order for a, b in edges if b == i)))
+    return order
 
 
-def test_ranges_of_launches_order_only_where_they_overlap() -> None:
-    text = "graph @g {stage = recorded} (%b : buffer[64]@cpu) {\n"
-    for name, effect, start, nbytes in [("w0", "writes", 0, 32), ("w1", "writes", 32, 32), ("r", "reads", 16, 8)]:
-        other = "!reads[]" if effect == "writes" else ""
-        text += f"^{name} = k(%b, ranges = [[{start}, {nbytes}]]) !{effect}[0] {other}\n"
-    text += "^all = k(%b) !writes[0] !reads[]\n^none = k(%b, ranges = [[3, 0]]) !writes[0] !reads[]\nreturn () }"
-    graph = parse(text)
-    verify(graph)
-    names = {(a.name, b.name) for a, b in dependences(graph)}
-    assert names == {("w0", "r"), ("w0", "all"), ("w1", "all"), ("r", "all")}
-
-
-def test_values_that_share_memory_have_one_root() -> None:
-    graph = Graph()
-    text = "graph @g (%x : f32[4]@cpu, %y : f32[4]@cpu) {\n  %a:2 = f(%x) : (f32[4]@cpu, f32[4]@cpu) !aliases[0:0]\n"
-    text += "  %b = f(%y, %a.0) : f32[4]@cpu !aliases[0:0, 0:1]\n  return () }"
-    graph = parse(text)
-    roots = {value.name: root.name for value, root in memory_roots(graph).items()}
-    assert roots == {"x": "x", "y": "x", "a.0": "x", "a.1": "a.1", "b": "x"}
-    assert graph.nodes[0].effects == Effects(aliases=((0, 0),))
+def _closure(edges: list[tuple[int, int]]) -> set[tuple[int, int]]:
+    reached = set(edges)
+    while True:
+        more = {(a, d) for a, b in reached for c, d in edges if b == c} - reached
+        if not more:
+            return reached
+        reached |= more

@@ -74,7 +74,9 @@ def test_captured_nodes_touch_no_cpu_tensor(graph: Graph) -> None:
     after = placed(judged(graph))
     for node in after.nodes:
         if node.meta.get(CAPTURABLE) and node.op != "prims.device_put.default":
-            devices = [value.type.device for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)]
+            devices = [
+                value.type.device for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)
+            ]
             assert CPU not in devices, node
 
 

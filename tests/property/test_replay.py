@@ -139,7 +139,9 @@ def draw_places(data: st.DataObject, machine: Machine, template: Sequence[Any]) 
             continue
         twins = [p for p in range(position) if _alike(template[p], value)]
         free = value.is_floating_point() and bool(machine.worlds[0].memories)
-        how = data.draw(st.sampled_from(["new", *["old"] * 2 * free, *["same"] * bool(twins)]), label=f"argument {position}")
+        how = data.draw(
+            st.sampled_from(["new", *["old"] * 2 * free, *["same"] * bool(twins)]), label=f"argument {position}"
+        )
         if how == "same":
             twin = data.draw(st.sampled_from(twins))
             origin = places[twin]

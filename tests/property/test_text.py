@@ -51,7 +51,7 @@ PIECES = [
 PIECES += ["$(", "s0", "=", ",", ":", "\0", "\ud800", "é", "f32[", "after(", "None", "/0", "%", "floor(", "Max!(", "oo"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(text_graphs())
 def test_print_parse_round_trip(graph: Graph) -> None:
     text = str(graph)
@@ -66,7 +66,7 @@ def test_meaningful_graphs_round_trip(graph: Graph) -> None:
     assert parse(str(graph)) == graph
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(text_graphs())
 def test_clone_is_equal_and_prints_the_same(graph: Graph) -> None:
     copy = graph.clone()

@@ -91,11 +91,20 @@ def empty(x: Any, y: Any) -> Any:
 
 def read_back(x: Any, y: Any) -> Any:
     factor = x.sum().item()
-    return torch.tanh(y @ y) * factor, y.sum(0) - factor
+    return torch.clamp(torch.tanh(y @ y), max=factor), y.sum(0)
 
 
 def double(x: Any, y: Any) -> Any:
     return x.double() @ y, (x > 0).any(-1)
+
+
+def branches(x: Any, y: Any, w: Any, total: Any) -> Any:
+    left, right = torch.relu(x @ w), torch.tanh(y @ w)
+    noise = torch.rand(6), torch.randn(6)
+    sorted_left, _ = torch.sort(left, -1)
+    total.add_((left @ w).sum(0))
+    both = (right @ w) @ (sorted_left @ w)
+    return both + noise[0], right.cumsum(0) * noise[1], torch.cumsum(left, -1), total * 2
 
 
 def layer(x: Any, w: Any, b: Any) -> Any:
@@ -107,7 +116,9 @@ PROGRAMS: dict[str, Source] = {
     "cache": Source(cache, [calls(randn(4, 8), randn(4, 8), randn(8))]),
     "as-is": Source(as_is, [calls(randn(4, 4), randn(4, 4))]),
     "reused": Source(reused, [calls(randn(6, 6), randn(6, 6))]),
-    "planned": Source(reused, [calls(randn(6, 6), randn(6, 6))], options={"memory_planning": True, "memory_pool": "combined"}),
+    "planned": Source(
+        reused, [calls(randn(6, 6), randn(6, 6))], options={"memory_planning": True, "memory_pool": "combined"}
+    ),
     "fallbacks": Source(fallbacks, [calls(randn(3, 9), randn(2, 1, 3))]),
     "random": Source(random, [calls(randn(4, 7))]),
     "indexed": Source(indexed, [calls(randn(5, 3), lambda: torch.tensor([0, 3, 3, 1]), randn(4, 3))]),
@@ -116,8 +127,11 @@ PROGRAMS: dict[str, Source] = {
         scaled, [calls(randn(4), lambda n=n: n, lambda n=n: n / 8) for n in (3, 4, 5, 6)], options={"dynamic": True}
     ),
     "empty": Source(empty, [calls(randn(0, 4), randn(3))]),
-    "read-back": Source(read_back, [calls(randn(4), randn(5, 5))] * 3, cut=lambda node: isinstance(node.node, DynamicScalar)),
+    "read-back": Source(
+        read_back, [calls(randn(4), randn(5, 5))] * 3, cut=lambda node: isinstance(node.node, DynamicScalar)
+    ),
     "double": Source(double, [calls(randn(3, 4), lambda: torch.randn(4, 2, dtype=torch.float64))]),
+    "branches": Source(branches, [calls(randn(6, 6), randn(6, 6), randn(6, 6), randn(6))]),
     "train": Source(layer, [calls(randn(5, 8), randn(8, 8), randn(8))], train=True),
 }
 

@@ -28,7 +28,9 @@ def mixed(args: list[Any]) -> Sequence[Any]:
 class Case:
     """A region about to be captured; replays compute ``kernel``."""
 
-    def __init__(self, kernel: Function | None, fn: Function = mixed, written: Sequence[int] | None = (1,), **options: Any) -> None:
+    def __init__(
+        self, kernel: Function | None, fn: Function = mixed, written: Sequence[int] | None = (1,), **options: Any
+    ) -> None:
         self.driver = FakeDriver(kernel, written)
         self.fn = fn
         self.region = Region(fn, self.driver, name="toy", options=RegionOptions(**options))
@@ -306,7 +308,9 @@ def test_damage_to_an_argument_read_in_place_is_said() -> None:
         args[0][5] = 0
         return [args[0].sum()]
 
-    region = Region(lambda args: [args[0].sum()], FakeDriver(kernel), name="toy", options=RegionOptions(comparison_budget=100))
+    region = Region(
+        lambda args: [args[0].sum()], FakeDriver(kernel), name="toy", options=RegionOptions(comparison_budget=100)
+    )
     region([torch.ones(1000)])
     with pytest.raises(ReplayError, match="only reads"):
         region([torch.ones(1000)])
@@ -319,7 +323,9 @@ def test_verify_always_compares_each_call() -> None:
         case.call()
     assert case.region.record.replays == 3
     case.driver.kernel = _wrong_byte
-    with pytest.raises(ReplayError, match=r"region toy: a replay differs from an uncaptured run: output 1 has other values"):
+    with pytest.raises(
+        ReplayError, match=r"region toy: a replay differs from an uncaptured run: output 1 has other values"
+    ):
         case.region([torch.ones(4), torch.ones(4), 3])
     assert case.region.record.state == "uncaptured"
 

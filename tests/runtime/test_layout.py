@@ -73,7 +73,9 @@ def _optimum(items: list[Lifetime]) -> int:
     for order in itertools.permutations(items):
         offsets: dict[int, int] = {}
         for item in order:
-            taken = sorted((offsets[o.index], offsets[o.index] + o.nbytes) for o in order if o.index in offsets and o.meets(item))
+            taken = sorted(
+                (offsets[o.index], offsets[o.index] + o.nbytes) for o in order if o.index in offsets and o.meets(item)
+            )
             cursor = 0
             for low, high in taken:
                 if low - cursor >= item.nbytes:
@@ -95,7 +97,13 @@ def _recorded() -> tuple[Capture, list[Slot]]:
         capture.pool(nbytes)
     for _ in range(4):
         capture.launch()
-    slots = [Slot(0, 0, POOL, 0, 0), Slot(1, 0, POOL, 0, 0), Slot(1, 1, POOL, 1, 0), Slot(3, 0, POOL, 1, 8), Slot(2, 0, POOL, 2, 0)]
+    slots = [
+        Slot(0, 0, POOL, 0, 0),
+        Slot(1, 0, POOL, 0, 0),
+        Slot(1, 1, POOL, 1, 0),
+        Slot(3, 0, POOL, 1, 8),
+        Slot(2, 0, POOL, 2, 0),
+    ]
     return capture, slots
 
 

@@ -16,7 +16,9 @@ INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
 NOWHERE = Layout(0, {}, ())
 
 
-def edges(capture: Capture, slots: list[Slot], layout: Layout = NOWHERE, *, overlap: bool = True) -> list[tuple[int, int]]:
+def edges(
+    capture: Capture, slots: list[Slot], layout: Layout = NOWHERE, *, overlap: bool = True
+) -> list[tuple[int, int]]:
     return dependences(capture.recording(), slots, layout, inputs_may_overlap=overlap)
 
 
@@ -84,7 +86,17 @@ def test_unknown_accesses_are_ordered_with_everything() -> None:
     for accesses in ([reads(0, 8)], [reads(0, 8)], None, [reads(0, 8)], None):
         capture.launch(0, accesses=accesses)
     found = edges(capture, [Slot(i, 0, INPUT, 0, 0) for i in range(5)])
-    assert set(nx.transitive_closure(nx.DiGraph(found)).edges) == {(0, 2), (1, 2), (2, 3), (2, 4), (3, 4), (0, 3), (0, 4), (1, 3), (1, 4)}
+    assert set(nx.transitive_closure(nx.DiGraph(found)).edges) == {
+        (0, 2),
+        (1, 2),
+        (2, 3),
+        (2, 4),
+        (3, 4),
+        (0, 3),
+        (0, 4),
+        (1, 3),
+        (1, 4),
+    }
 
 
 def test_random_draws_keep_their_order() -> None:
@@ -172,7 +184,11 @@ def test_no_dependence_is_made_up(program: tuple[Recording, list[Slot], Layout])
     def cells(index: int, *, written: bool) -> set[object]:
         launch = recording.launches[index]
         chosen = [a for a in launch.accesses or () if a.writes or not written]
-        own = {_cell(places[(index, a.word)], places[(index, a.word)].offset + k, layout) for a in chosen for k in range(a.nbytes)}
+        own = {
+            _cell(places[(index, a.word)], places[(index, a.word)].offset + k, layout)
+            for a in chosen
+            for k in range(a.nbytes)
+        }
         return own | ({"random"} if launch.random else set())
 
     for a, b in dependences(recording, slots, layout):

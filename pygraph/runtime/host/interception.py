@@ -140,7 +140,7 @@ def _allocators(recorder: Recorder) -> Mapping[Any, Callable[..., Any]]:
 # -- modes --------------------------------------------------------------------------------------------------------
 
 
-class _HostReads(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _HostReads(TorchFunctionMode):
     """Refuses the reads that no dispatcher sees. ``active`` is off while the recorder itself works."""
 
     active = True

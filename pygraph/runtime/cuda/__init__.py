@@ -1,0 +1,7 @@
+"""The CUDA driver: regions captured as CUDA graphs, and replayed with every address a parameter."""
+
+from __future__ import annotations
+
+from pygraph.runtime.cuda.driver import CudaDriver, CudaExecutable
+
+__all__ = ["CudaDriver", "CudaExecutable"]

@@ -1,0 +1,151 @@
+"""Address space for captures: reserved ranges of device addresses with one physical page mapped over and over.
+
+Nothing executes while capturing, so that an address only has to look real. Ranges stay mapped for the process and
+are leased to one capture at a time; what lies where in a lease is the capture's business.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import ModuleType
+
+from pygraph.runtime.cuda.bindings import call
+
+__all__ = ["ALIGNMENT", "GUARD", "Arena", "Arenas"]
+
+ALIGNMENT = 512
+"""Bytes that every allocation's address is a multiple of, as the ordinary CUDA allocator's are."""
+
+GUARD = 4096
+"""Bytes between two allocations that belong to neither: an address just outside of one is nobody's."""
+
+CHUNK = 1 << 37
+"""Bytes of address space reserved at a time (128 GiB): only what is handed out is mapped."""
+
+PAGE = 1 << 25
+"""Bytes of the physical page (32 MiB) that stands behind every address: a larger one takes fewer calls to map."""
+
+
+class _Range:
+    """One reserved range: ``base`` to ``end``, of which the part below ``mapped`` is backed."""
+
+    def __init__(self, base: int, nbytes: int) -> None:
+        self.base, self.end = base, base + nbytes
+        self.mapped = base
+
+
+class _Page:
+    """The physical memory of one device that is mapped behind all of its stand-in addresses."""
+
+    def __init__(self, driver: ModuleType, device: int) -> None:
+        self._driver = driver
+        properties = driver.CUmemAllocationProp()
+        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = device
+        minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        granularity = int(call(driver.cuMemGetAllocationGranularity(properties, minimum)))
+        self.nbytes = -(-PAGE // granularity) * granularity
+        self.handle = call(driver.cuMemCreate(self.nbytes, properties, 0))
+        self._access = driver.CUmemAccessDesc()
+        self._access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self._access.location.id = device
+        self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+    def map(self, start: int, end: int) -> None:
+        """Back ``start`` to ``end``, multiples of the page's size."""
+        address = self._driver.CUdeviceptr
+        for place in range(start, end, self.nbytes):
+            call(self._driver.cuMemMap(address(place), self.nbytes, 0, self.handle, 0))
+        call(self._driver.cuMemSetAccess(address(start), end - start, [self._access], 1))
+
+
+class Arena:
+    """Addresses for one capture at a time, handed out in ascending order and never again before ``reset``."""
+
+    def __init__(self, driver: ModuleType, page: _Page) -> None:
+        self._driver, self._page = driver, page
+        self._ranges: list[_Range] = []
+        self._current = -1
+        self.next = self.end = 0
+
+    def reset(self) -> None:
+        """Begin anew: earlier addresses may be handed out again."""
+        self._current = -1
+        self.next = self.end = 0
+
+    def take(self, nbytes: int, residue: int = 0) -> int:
+        """The start of ``nbytes`` new bytes, congruent to ``residue`` modulo ALIGNMENT, with a guard behind them.
+
+        Raises CaptureError (``driver-error``) when the device has no address space left.
+        """
+        start = self._aligned(self.next, residue)
+        if start + nbytes + GUARD > self.end:
+            self.grow(nbytes + 2 * ALIGNMENT + GUARD)
+            start = self._aligned(self.next, residue)
+        self.next = start + nbytes + GUARD
+        return start
+
+    def grow(self, nbytes: int) -> tuple[int, int]:
+        """Make room for ``nbytes`` more bytes in one piece; the part that is free from now on, as (next, end)."""
+        if self._current >= 0 and self.next + nbytes <= self._ranges[self._current].end:
+            self._extend(self._ranges[self._current], self.next + nbytes)
+            return self.next, self.end
+        self._current += 1
+        while self._current < len(self._ranges) and self._room(self._current) < nbytes:
+            self._current += 1
+        if self._current == len(self._ranges):
+            self._reserve(nbytes)
+        found = self._ranges[self._current]
+        self.next = found.base + GUARD
+        self._extend(found, self.next + nbytes)
+        return self.next, self.end
+
+    def _room(self, index: int) -> int:
+        return self._ranges[index].end - self._ranges[index].base - GUARD
+
+    def _reserve(self, nbytes: int) -> None:
+        size = -(-max(CHUNK, nbytes + GUARD) // self._page.nbytes) * self._page.nbytes
+        base = int(call(self._driver.cuMemAddressReserve(size, self._page.nbytes, self._driver.CUdeviceptr(0), 0)))
+        self._ranges.append(_Range(base, size))
+
+    def _extend(self, found: _Range, least: int) -> None:
+        """Map ``found`` up to ``least`` at least; mapped once, it stays."""
+        if least > found.mapped:
+            step = self._page.nbytes
+            upto = min(found.end, found.base + -(-(least - found.base) // step) * step)
+            self._page.map(found.mapped, upto)
+            found.mapped = upto
+        self.end = found.mapped
+
+    @staticmethod
+    def _aligned(address: int, residue: int) -> int:
+        return address + (residue - address) % ALIGNMENT
+
+
+class Arenas:
+    """The arenas of one device. Those leased at the same time are disjoint."""
+
+    def __init__(self, driver: ModuleType, device: int) -> None:
+        self._driver, self._device = driver, device
+        self._page: _Page | None = None
+        self._free: list[tuple[Arena, Callable[[], bool]]] = []
+        self._lock = threading.Lock()
+
+    def lease(self) -> Arena:
+        """An arena that nobody else uses until it is given back."""
+        with self._lock:
+            if self._page is None:
+                self._page = _Page(self._driver, self._device)
+            for position, (arena, idle) in enumerate(self._free):
+                if idle():
+                    del self._free[position]
+                    arena.reset()
+                    return arena
+            return Arena(self._driver, self._page)
+
+    def give_back(self, arena: Arena, idle: Callable[[], bool] = lambda: True) -> None:
+        """Let later captures have the addresses of ``arena``, as soon as ``idle`` says that nothing lies there."""
+        with self._lock:
+            self._free.append((arena, idle))

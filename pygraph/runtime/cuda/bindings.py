@@ -1,0 +1,41 @@
+"""The CUDA driver's own functions, through ``cuda.bindings``: loaded at first use, every error code turned into an error.
+
+What is done with them lives where it belongs; nothing here knows of graphs or captures.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from pygraph.errors import CaptureError
+
+__all__ = ["call", "load", "succeeded"]
+
+
+@functools.cache
+def load() -> ModuleType:
+    """The driver's functions. Raises CaptureError (``bindings-unavailable``) where ``cuda.bindings`` is not installed."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise CaptureError("bindings-unavailable", f"cuda.bindings cannot be imported: {error}") from error
+    module: ModuleType = driver
+    return module
+
+
+def succeeded(result: Any) -> bool:
+    """Whether what a driver function returned begins with success."""
+    return int(result[0]) == 0
+
+
+def call(result: Any) -> Any:
+    """The values behind the error code of a driver function: None, one value, or a tuple. Raises CaptureError
+    (``driver-error``) when the code is not success."""
+    if not succeeded(result):
+        raise CaptureError("driver-error", str(getattr(result[0], "name", result[0])))
+    values = result[1:]
+    if len(values) > 1:
+        return tuple(values)
+    return values[0] if values else None

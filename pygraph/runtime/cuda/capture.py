@@ -1,0 +1,234 @@
+"""One capture of one region, from the arguments of a call to a Recording.
+
+Captures run one at a time, on a stream of their own, in thread-local mode. Nothing executes, and ``args`` are read
+for their metadata only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pygraph.compat import clear_cublas_workspaces
+from pygraph.errors import CaptureError
+from pygraph.runtime.addresses import AddressMap
+from pygraph.runtime.cuda.accesses import with_accesses
+from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas
+from pygraph.runtime.cuda.foreign import refuse_foreign
+from pygraph.runtime.cuda.memory import CaptureMemory, SegmentMemory, SessionMemory
+from pygraph.runtime.cuda.nodes import GraphNode, read_nodes, serialise
+from pygraph.runtime.cuda.observation import Observer, module_constants, observing
+from pygraph.runtime.cuda.outputs import describe_outputs, repeated
+from pygraph.runtime.cuda.random_order import RandomOrder
+from pygraph.runtime.cuda.stand_ins import StandIns
+from pygraph.runtime.digest import extent
+from pygraph.runtime.recording import Allocation, AllocationKind, Recording
+
+__all__ = ["CudaCapture", "Machine"]
+
+_lock = threading.RLock()
+"""Held while capturing: a process has one state of each generator and one set of library workspaces."""
+
+Function = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass
+class CudaCapture:
+    """The payload of a CUDA Recording. ``nodes`` match its launches; ``arguments`` are the stand-ins, or the Python
+    values themselves. ``same`` maps the position of an output to that of an earlier one which is the same object.
+    ``kept`` is whatever the nodes' code and constants need. ``graph`` is None once an executable has taken it."""
+
+    graph: torch.cuda.CUDAGraph | None
+    nodes: tuple[GraphNode, ...]
+    arguments: tuple[Any, ...]
+    same: dict[int, int]
+    device: int
+    random: bool
+    kept: tuple[object, ...]
+    lease: _Lease
+
+
+class _Lease:
+    """Holds an arena for as long as anything points into it."""
+
+    def __init__(self, arenas: Arenas, arena: Arena) -> None:
+        self.arena = arena
+        self.memory: CaptureMemory | None = None
+        self._arenas = arenas
+
+    def __del__(self) -> None:
+        memory = self.memory
+        self._arenas.give_back(self.arena, lambda: memory is None or memory.alive() == 0)
+
+
+class Machine:
+    """What captures on one device share: address space, and the stream that they are made on."""
+
+    def __init__(self, driver: ModuleType, native: ModuleType | None, device: int) -> None:
+        self.driver, self.native, self.device = driver, native, device
+        self.order = RandomOrder(native, device)
+        self.stream = torch.cuda.Stream(device)
+        self._arenas = Arenas(driver, device)
+
+    def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
+        """Record ``fn``. Raises CaptureError, and then nothing of the capture is left."""
+        with _lock, torch.cuda.device(self.device):
+            if torch.cuda.is_current_stream_capturing():
+                raise CaptureError("outer-capture", "the caller's own stream is being captured")
+            lease = _Lease(self._arenas, self._arenas.lease())
+            return _Attempt(self, fn, args, lease).record()
+
+    def memory(self, arena: Arena) -> CaptureMemory:
+        """Where a capture allocates from."""
+        if self.native is None:
+            return SegmentMemory(self.driver, self.stream.cuda_stream)
+        return SessionMemory(self.native, arena, self.device, self.stream.cuda_stream)
+
+
+class _Attempt:
+    """The state of one capture."""
+
+    def __init__(self, machine: Machine, fn: Function, args: Sequence[Any], lease: _Lease) -> None:
+        self._machine, self._fn, self._lease = machine, fn, lease
+        self._constants = {n: t for n, t in module_constants(fn).items() if t.device.type == "cuda"}
+        self._stand_ins = StandIns(lease.arena, machine.device, args)
+        self._memory = lease.memory = machine.memory(lease.arena)
+        self._observer = Observer(self._memory.nodes)
+        self._random: tuple[int, ...] = ()
+
+    def record(self) -> Recording:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        torch.cuda.current_blas_handle()
+        clear_cublas_workspaces()
+        try:
+            with self._on_side_stream():
+                returned = self._run(graph)
+        finally:
+            clear_cublas_workspaces()
+        recording = self._read(graph, returned)
+        del returned
+        self._refuse_survivors()
+        return recording
+
+    # -- running the region ---------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _on_side_stream(self) -> Iterator[None]:
+        """Captures refill the generator's memory, so that replays before and after have to be waited for."""
+        machine = self._machine
+        current = torch.cuda.current_stream(machine.device)
+        machine.stream.wait_stream(current)
+        machine.order.enter(machine.stream)
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.stream(machine.stream), _quiet():
+                yield
+        finally:
+            if collecting:
+                gc.enable()
+            machine.order.leave(machine.stream)
+            current.wait_stream(machine.stream)
+
+    def _run(self, graph: torch.cuda.CUDAGraph) -> Sequence[Any]:
+        graph.capture_begin(capture_error_mode="thread_local")
+        failure: CaptureError | None = None
+        returned: Any = ()
+        try:
+            returned = self._call(graph)
+        except CaptureError as error:
+            failure = error
+        except Exception as error:
+            # A region runs code of Inductor, of operator libraries and of users: whatever any of it raises on
+            # stand-ins means that the region cannot be captured, and nothing else.
+            failure = self._failed(error)
+        finally:
+            self._memory.end()
+        ended = self._end(graph)
+        if failure is not None or ended is not None:
+            raise failure or ended or CaptureError("capture-failed")
+        if not isinstance(returned, (list, tuple)):
+            raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
+        return returned
+
+    def _call(self, graph: torch.cuda.CUDAGraph) -> Any:
+        self._memory.begin(graph)
+        self._random = self._memory.random_memory()
+        with observing(self._observer, self._fn) as run:
+            return run(list(self._stand_ins.arguments))
+
+    def _failed(self, error: Exception) -> CaptureError:
+        where = f"{self._observer.failed}: " if self._observer.failed else ""
+        return CaptureError("capture-failed", f"{where}{type(error).__name__}: {str(error).splitlines()[0]}")
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> CaptureError | None:
+        """End the capture; a broken one leaves the generator believing that it goes on, which an empty one puts right."""
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            repair = torch.cuda.CUDAGraph(keep_graph=True)
+            repair.capture_begin(capture_error_mode="thread_local")
+            repair.capture_end()
+            return self._failed(error)
+        return None
+
+    # -- reading what was captured ----------------------------------------------------------------------------------
+
+    def _read(self, graph: torch.cuda.CUDAGraph, returned: Sequence[Any]) -> Recording:
+        machine, stand_ins = self._machine, self._stand_ins
+        serialise(machine.driver, graph.raw_cuda_graph())
+        nodes, launches = read_nodes(machine.driver, graph.raw_cuda_graph())
+        self._random = self._random or machine.order.memory(machine.driver)
+        own = [*stand_ins.allocations, *self._memory.allocations(launches)]
+        described = describe_outputs(returned, stand_ins.arguments, self._constants, own)
+        everything = (*own, *described.empty, *self._fixed())
+        refuse_foreign(machine.driver, launches, everything)
+        known = with_accesses(launches, self._observer.spans, own, self._random)
+        payload = CudaCapture(
+            graph,
+            tuple(nodes),
+            stand_ins.arguments,
+            repeated(returned),
+            machine.device,
+            any(launch.random for launch in known),
+            (self._fn, *self._constants.values()),
+            self._lease,
+        )
+        sensitive = frozenset(described.sensitive | self._sensitive(own))
+        return Recording(known, everything, tuple(described.outputs), payload, sensitive, ALIGNMENT)
+
+    def _fixed(self) -> list[Allocation]:
+        """Memory that never moves: constants of the module, then the generator's seed and offset."""
+        places = [(t.data_ptr(), extent(t)) for t in self._constants.values()]
+        places += [(address, 8) for address in self._random]
+        return [Allocation(AllocationKind.CONSTANT, i, *place) for i, place in enumerate(places)]
+
+    def _sensitive(self, own: Sequence[Allocation]) -> set[int]:
+        """Arguments that an operator took an offset from the start of the storage of."""
+        addresses = AddressMap(own)
+        owners = [addresses.inside(address) for address in self._observer.absolute]
+        return {owner.index for owner in owners if owner is not None and owner.kind is AllocationKind.INPUT}
+
+    def _refuse_survivors(self) -> None:
+        """Memory of the capture that somebody goes on holding would later be taken for real memory."""
+        if self._memory.alive():
+            gc.collect()
+        count = self._memory.alive()
+        if count:
+            raise CaptureError("survivor", f"{count} allocations of the region outlive its capture")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warning that a capture is empty: regions that launch nothing are no mistake here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+        yield

@@ -1,0 +1,88 @@
+// The nodes of an instantiated graph whose parameters are patched: each holds what it was last set to.
+#pragma once
+
+#include "driver_api.h"
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace pygraph {
+
+struct Node {
+  CUgraphNode handle;
+  bool dirty = false;
+
+  explicit Node(uintptr_t node) : handle(reinterpret_cast<CUgraphNode>(node)) {}
+  virtual ~Node() = default;
+  // Sets the address at `place`: a byte of the parameter buffer, or the number of an operand.
+  virtual void write(size_t place, uintptr_t address) = 0;
+  virtual CUresult apply(CUgraphExec graph) const = 0;
+};
+
+struct KernelNode final : Node {
+  CUDA_KERNEL_NODE_PARAMS params{};
+  std::string blob;
+  std::vector<void*> pointers;
+
+  KernelNode(uintptr_t node, std::string bytes, const std::vector<std::pair<size_t, size_t>>& layout)
+      : Node(node), blob(std::move(bytes)) {
+    const auto& api = DriverApi::get();
+    api.check(api.kernel_params(handle, &params), "a kernel node cannot be read");
+    for (const auto& [offset, nbytes] : layout) {
+      TORCH_CHECK(offset + nbytes <= blob.size(), "a parameter lies outside of its buffer");
+      pointers.push_back(blob.data() + offset);
+    }
+    params.kernelParams = pointers.data();
+    params.extra = nullptr;
+  }
+
+  void write(size_t place, uintptr_t address) override {
+    TORCH_CHECK(place + sizeof address <= blob.size(), "a slot lies outside of the parameters");
+    std::memcpy(blob.data() + place, &address, sizeof address);
+  }
+
+  CUresult apply(CUgraphExec graph) const override { return DriverApi::get().set_kernel(graph, handle, &params); }
+};
+
+struct CopyNode final : Node {
+  CUDA_MEMCPY3D params{};
+  CUcontext context = nullptr;
+
+  explicit CopyNode(uintptr_t node) : Node(node) {
+    const auto& api = DriverApi::get();
+    api.check(api.copy_params(handle, &params), "a copy node cannot be read");
+    api.check(api.current_context(&context), "no CUDA context");
+    params.dstDevice += params.dstXInBytes;
+    params.srcDevice += params.srcXInBytes;
+    params.dstXInBytes = params.srcXInBytes = 0;
+  }
+
+  void write(size_t place, uintptr_t address) override { (place == 0 ? params.dstDevice : params.srcDevice) = address; }
+  CUresult apply(CUgraphExec graph) const override { return DriverApi::get().set_copy(graph, handle, &params, context); }
+};
+
+struct FillNode final : Node {
+  CUDA_MEMSET_NODE_PARAMS params{};
+  CUcontext context = nullptr;
+
+  explicit FillNode(uintptr_t node) : Node(node) {
+    const auto& api = DriverApi::get();
+    api.check(api.fill_params(handle, &params), "a fill node cannot be read");
+    api.check(api.current_context(&context), "no CUDA context");
+  }
+
+  void write(size_t, uintptr_t address) override { params.dst = address; }
+  CUresult apply(CUgraphExec graph) const override { return DriverApi::get().set_fill(graph, handle, &params, context); }
+};
+
+// A place that an address was baked into: `delta` bytes behind where its source begins.
+struct Patch {
+  Node* node;
+  size_t place;
+  int64_t delta;
+};
+
+} // namespace pygraph

@@ -1,0 +1,242 @@
+"""The nodes of a captured CUDA graph as launches: parameter words that may be addresses, and all that must not change.
+
+A node's parameters belong to the node and die with its next update, so that everything is copied at once. Which
+words are addresses is found elsewhere, by comparing two captures.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.cuda.bindings import call, succeeded
+from pygraph.runtime.recording import WORD, Launch, LaunchKind
+
+__all__ = ["EmptyNode", "FillNode", "GraphNode", "KernelNode", "CopyNode", "read_nodes", "serialise"]
+
+_BUFFER_POINTER = 1
+_BUFFER_SIZE = 2
+"""Keys of a packed ``extra`` list: CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelNode:
+    """A kernel. ``blob`` is its parameter buffer, ``layout`` the (offset, size) of each parameter in it, in bytes, and
+    ``places`` the offset of each of the launch's words."""
+
+    handle: int
+    blob: bytes
+    layout: tuple[tuple[int, int], ...]
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyNode:
+    """A one-dimensional copy from device to device; its words are destination and source."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class FillNode:
+    """A one-dimensional fill; its word is the destination."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyNode:
+    """A node that does nothing: it only orders others."""
+
+    handle: int
+
+
+GraphNode = KernelNode | CopyNode | FillNode | EmptyNode
+
+
+def read_nodes(driver: ModuleType, graph: int) -> tuple[list[GraphNode], list[Launch]]:
+    """Every node of the graph in the order of capture, and the launch that it is.
+
+    Raises CaptureError: ``unsupported-node`` for a kind of node that cannot be patched, by name; ``host-memcpy`` for a
+    copy from or to host memory; ``unsupported-copy`` and ``unsupported-fill`` for ones of two dimensions.
+    """
+    reader = _Reader(driver)
+    nodes: list[GraphNode] = []
+    launches: list[Launch] = []
+    for index, handle in enumerate(_handles(driver, graph)):
+        node, launch = reader.read(index, handle)
+        nodes.append(node)
+        launches.append(launch)
+    return nodes, launches
+
+
+def serialise(driver: ModuleType, graph: int) -> int:
+    """Make every node depend on the one captured before it, and return the number of edges that took.
+
+    Nodes of one stream are such a chain already. Where a region forked onto other streams, memory that one branch
+    gave up may be reused in another, which only the order of capture makes safe. Raises CaptureError
+    (``unordered-nodes``) when the nodes are not listed in an order that their edges allow.
+    """
+    handles = _handles(driver, graph)
+    place = {int(handle): index for index, handle in enumerate(handles)}
+    added = 0
+    for index, handle in enumerate(handles[1:], start=1):
+        before = _dependencies(driver, handle)
+        if any(place[int(other)] >= index for other in before):
+            raise CaptureError("unordered-nodes", f"node {index} comes before one that it depends on")
+        if int(handles[index - 1]) not in {int(other) for other in before}:
+            _depend(driver, graph, handles[index - 1], handle)
+            added += 1
+    return added
+
+
+def _handles(driver: ModuleType, graph: int) -> list[Any]:
+    raw = driver.CUgraph(graph)
+    _, count = call(driver.cuGraphGetNodes(raw))
+    return list(call(driver.cuGraphGetNodes(raw, count))[0]) if count else []
+
+
+def _dependencies(driver: ModuleType, node: Any) -> list[Any]:
+    """The nodes that ``node`` waits for. What the edges say besides is left alone."""
+    count = call(driver.cuGraphNodeGetDependencies(node))[-1]
+    return list(call(driver.cuGraphNodeGetDependencies(node, count))[0])[:count] if count else []
+
+
+def _depend(driver: ModuleType, graph: int, earlier: Any, later: Any) -> None:
+    edge = driver.CUgraphEdgeData()
+    call(driver.cuGraphAddDependencies(driver.CUgraph(graph), [earlier], [later], [edge], 1))
+
+
+class _Reader:
+    """Reads nodes; what was asked about a function is remembered."""
+
+    def __init__(self, driver: ModuleType) -> None:
+        self._driver = driver
+        kinds = driver.CUgraphNodeType
+        self._kinds = {
+            int(kinds.CU_GRAPH_NODE_TYPE_KERNEL): self._kernel,
+            int(kinds.CU_GRAPH_NODE_TYPE_MEMCPY): self._copy,
+            int(kinds.CU_GRAPH_NODE_TYPE_MEMSET): self._fill,
+            int(kinds.CU_GRAPH_NODE_TYPE_EMPTY): self._empty,
+        }
+        self._functions: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
+
+    def read(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
+        kind = call(self._driver.cuGraphNodeGetType(handle))
+        reader = self._kinds.get(int(kind))
+        if reader is None:
+            name = str(getattr(kind, "name", kind)).removeprefix("CU_GRAPH_NODE_TYPE_").lower()
+            raise CaptureError("unsupported-node", f"launch {index} is a node of kind {name}")
+        return reader(index, handle)
+
+    def _kernel(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
+        params = call(self._driver.cuGraphKernelNodeGetParams(handle))
+        identity, name, layout = self._function(params)
+        blob = _parameters(params, layout, name)
+        places, rest = _split(blob, layout)
+        words = tuple(int.from_bytes(blob[place : place + WORD], "little") for place in places)
+        shape = (
+            (params.gridDimX, params.gridDimY, params.gridDimZ),
+            (params.blockDimX, params.blockDimY, params.blockDimZ),
+            params.sharedMemBytes,
+        )
+        signature = (identity, shape, layout, rest)
+        node = KernelNode(int(handle), blob, layout, places)
+        return node, Launch(index, LaunchKind.KERNEL, name, words, signature)
+
+    def _function(self, params: Any) -> tuple[int, str, tuple[tuple[int, int], ...]]:
+        """The identity, name and parameter layout of a kernel node's function."""
+        function = params.func
+        if not int(function):
+            function = call(self._driver.cuKernelGetFunction(params.kern))
+        identity = int(function)
+        known = self._functions.get(identity)
+        if known is None:
+            name = call(self._driver.cuFuncGetName(function)).decode()
+            known = self._functions[identity] = (name, self._layout(function))
+        return (identity, *known)
+
+    def _layout(self, function: Any) -> tuple[tuple[int, int], ...]:
+        found: list[tuple[int, int]] = []
+        while True:
+            result = self._driver.cuFuncGetParamInfo(function, len(found))
+            if not succeeded(result):
+                return tuple(found)
+            found.append((int(result[1]), int(result[2])))
+
+    def _copy(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
+        params = call(self._driver.cuGraphMemcpyNodeGetParams(handle))
+        kinds = self._driver.CUmemorytype
+        on_device = {int(kinds.CU_MEMORYTYPE_DEVICE), int(kinds.CU_MEMORYTYPE_UNIFIED)}
+        if int(params.srcMemoryType) not in on_device or int(params.dstMemoryType) not in on_device:
+            raise CaptureError("host-memcpy", f"launch {index} copies from or to host memory")
+        shape = (int(params.WidthInBytes), int(params.Height), int(params.Depth))
+        if shape[1:] != (1, 1):
+            raise CaptureError("unsupported-copy", f"launch {index} copies {shape[1]} by {shape[2]} rows")
+        words = (
+            int(params.dstDevice) + int(params.dstXInBytes),
+            int(params.srcDevice) + int(params.srcXInBytes),
+        )
+        return CopyNode(int(handle)), Launch(index, LaunchKind.MEMCPY, "memcpy", words, shape)
+
+    def _fill(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
+        params = call(self._driver.cuGraphMemsetNodeGetParams(handle))
+        if int(params.height) != 1:
+            raise CaptureError("unsupported-fill", f"launch {index} fills {int(params.height)} rows")
+        signature = (int(params.value), int(params.elementSize), int(params.width))
+        launch = Launch(index, LaunchKind.MEMSET, "memset", (int(params.dst),), signature)
+        return FillNode(int(handle)), launch
+
+    def _empty(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
+        return EmptyNode(int(handle)), Launch(index, LaunchKind.OPERATOR, "empty", (), ())
+
+
+def _parameters(params: Any, layout: Sequence[tuple[int, int]], name: str) -> bytes:
+    """A copy of a kernel's parameter buffer, whichever way the node holds it."""
+    size = max((offset + nbytes for offset, nbytes in layout), default=0)
+    if not size:
+        return b""
+    if params.kernelParams:
+        pointers = ctypes.cast(int(params.kernelParams), ctypes.POINTER(ctypes.c_void_p))
+        blob = bytearray(size)
+        for index, (offset, nbytes) in enumerate(layout):
+            blob[offset : offset + nbytes] = ctypes.string_at(pointers[index], nbytes)
+        return bytes(blob)
+    if not params.extra:
+        raise CaptureError("unknown-parameters", f"{name} has no parameters to be read")
+    return _packed(int(params.extra), size, name)
+
+
+def _packed(extra: int, size: int, name: str) -> bytes:
+    """Parameters packed in one buffer: a list of keys and values in any order, ended by a null key."""
+    entries = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
+    values: dict[int, int | None] = {}
+    position = 0
+    while entries[position]:
+        values[int(entries[position] or 0)] = entries[position + 1]
+        position += 2
+    pointer, length = values.get(_BUFFER_POINTER), values.get(_BUFFER_SIZE)
+    if not pointer:
+        raise CaptureError("unknown-parameters", f"{name} has packed parameters without a buffer")
+    held = ctypes.cast(length, ctypes.POINTER(ctypes.c_size_t))[0] if length else size
+    return ctypes.string_at(pointer, min(held, size)).ljust(size, b"\0")
+
+
+def _split(blob: bytes, layout: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], bytes]:
+    """Where the aligned 8-byte words of the parameters lie, and the bytes that belong to none.
+
+    A word never crosses from one parameter into the next, and padding between parameters is nobody's.
+    """
+    places: list[int] = []
+    rest = bytearray()
+    for offset, nbytes in layout:
+        end = offset + nbytes
+        first = min(-(-offset // WORD) * WORD, end)
+        last = max(first, end // WORD * WORD)
+        places.extend(range(first, last, WORD))
+        rest += blob[offset:first] + blob[last:end]
+    return tuple(places), bytes(rest)

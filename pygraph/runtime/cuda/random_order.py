@@ -1,0 +1,65 @@
+"""Order between what fills and what reads a generator's seed and offset in device memory, across streams.
+
+Captures share that memory in torch 2.11, and each capture and each replay refills it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pygraph.runtime.cuda.nodes import read_nodes
+
+__all__ = ["RandomOrder"]
+
+
+class RandomOrder:
+    """One per device. ``enter`` and ``leave`` enclose, on one stream, whatever fills or reads that memory."""
+
+    def __init__(self, native: ModuleType | None, device: int) -> None:
+        self._native, self._device = native, device
+        self._last: torch.cuda.Event | None = None
+        self.lock = threading.Lock()
+
+    def enter(self, stream: torch.cuda.Stream) -> None:
+        """Make ``stream`` wait for the last one that left."""
+        if self._native is not None:
+            self._native.order_random(self._device, stream.cuda_stream, True)
+        elif self._last is not None:
+            stream.wait_event(self._last)
+
+    def leave(self, stream: torch.cuda.Stream) -> None:
+        """Let the next one wait for what ``stream`` was given so far."""
+        if self._native is not None:
+            self._native.order_random(self._device, stream.cuda_stream, False)
+        else:
+            self._last = stream.record_event()
+
+    def memory(self, driver: ModuleType) -> tuple[int, ...]:
+        """The addresses of seed and offset, where nothing native tells them: read from a capture made for that."""
+        return _probe(driver, self._device)
+
+
+@functools.lru_cache(maxsize=None)
+def _keeper(device: int) -> Any:
+    """A capture that draws. It is kept, as the generator gives its memory up with the last capture."""
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    stream = torch.cuda.Stream(device)
+    target = torch.empty(1, device=torch.device("cuda", device))
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        target.uniform_()
+        graph.capture_end()
+    return graph, target
+
+
+def _probe(driver: ModuleType, device: int) -> tuple[int, ...]:
+    graph, target = _keeper(device)
+    _, launches = read_nodes(driver, graph.raw_cuda_graph())
+    kind = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    words = {word for launch in launches for word in launch.words if word >= 1 << 20 and word != target.data_ptr()}
+    return tuple(sorted(word for word in words if int(driver.cuPointerGetAttribute(kind, word)[0]) == 0))

@@ -1,0 +1,256 @@
+"""The verifier: each rule, on the smallest graph that breaks it and on one that keeps it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import sympy
+
+from pygraph.errors import VerifyError
+from pygraph.ir import (
+    BufferType,
+    Cost,
+    Device,
+    DType,
+    Graph,
+    Region,
+    ScalarType,
+    Stage,
+    TensorType,
+    parse,
+    verify,
+)
+from pygraph.ir.verify import RULES
+
+CPU = Device("cpu")
+T = TensorType(DType.F32, (4,), CPU)
+
+
+def violation(graph: Graph, stage: Stage | None = None) -> VerifyError:
+    with pytest.raises(VerifyError) as caught:
+        verify(graph, stage)
+    return caught.value
+
+
+def broken(text: str) -> VerifyError:
+    return violation(parse(text))
+
+
+def simple() -> Graph:
+    return parse("graph @g (%x : f32[4]@cpu) { %a = f(%x) : f32[4]@cpu  %b = f(%a) : f32[4]@cpu  return (%b) }")
+
+
+def test_later_stages_keep_what_earlier_ones_demand() -> None:
+    operators = [stage for stage in Stage if not stage.of_launches]
+    for earlier, later in pairwise(operators):
+        assert set(RULES[earlier]) <= set(RULES[later])
+    assert set(RULES[Stage.RECORDED]) <= set(RULES[Stage.SCHEDULED])
+    verify(simple())
+
+
+def test_errors_name_rule_node_and_stage() -> None:
+    error = violation(simple(), Stage.JUDGED)
+    assert (error.rule, error.node, error.stage) == ("judged", "a", "judged")
+    assert "at node a (stage judged, rule judged)" in str(error)
+
+
+def test_names() -> None:
+    graph = simple()
+    graph.nodes[1].name = "a"
+    assert violation(graph).rule == "names"
+
+
+def test_links() -> None:
+    graph = simple()
+    graph.nodes[0].output.users.clear()
+    assert violation(graph).rule == "links"
+    graph = simple()
+    graph.nodes[1].args = ()
+    assert "flattened" in violation(graph).reason
+    graph = simple()
+    graph.nodes[0].output.producer = graph.nodes[1]
+    assert violation(graph).rule == "links"
+    graph = simple()
+    graph.nodes[1].inputs = graph.nodes[1].args = (simple().inputs[0],)  # type: ignore[assignment]  # broken on purpose
+    assert "belongs to no node" in violation(graph).reason
+
+
+def test_outputs() -> None:
+    graph = simple()
+    graph._outputs = (simple().inputs[0],)
+    assert violation(graph).rule == "outputs"
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("graph @g () { %a = f(%b) : int  %b = f() : int  return () }", "a"),
+        ("graph @g () { ^a = f() after(^b)  ^b = f() return () }", "a"),
+        ("graph @g () { %a = f(%a) : int return () }", "a"),
+    ],
+)
+def test_order(text: str, node: str) -> None:
+    error = broken(text)
+    assert (error.rule, error.node) == ("order", node)
+
+
+@pytest.mark.parametrize("effect", ["!writes[1]", "!reads[-1]", "!aliases[0:1]", "!aliases[1:0]", "!writes[0, 7]"])
+def test_effects(effect: str) -> None:
+    error = broken(f"graph @g (%x : f32[4]@cpu) {{ %a = f(%x) : f32[4]@cpu {effect} return () }}")
+    assert error.rule == "effects"
+
+
+def test_numbers_are_not_written() -> None:
+    assert "has no memory" in broken("graph @g (%x : int) { ^a = f(%x) !writes[0] return () }").reason
+
+
+@pytest.mark.parametrize(
+    "type",
+    ["f32[-1]@cpu", "f32[4]{-1}@cpu", "f32[4, 4]{1}@cpu", "buffer[-8]@cpu", '"long"', 'opaque<"">'],
+)
+def test_types(type: str) -> None:
+    assert broken(f"graph @g (%x : {type}) {{ return () }}").rule == "types"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [sympy.Symbol("s0", positive=True), sympy.pi, sympy.Float(1, 30), sympy.Piecewise((1, sympy.Symbol("s") > 1))],
+)
+def test_expressions(expression: sympy.Expr) -> None:
+    for type in (TensorType(DType.F32, (expression,), CPU), ScalarType("int", expression), BufferType(expression, CPU)):
+        graph = Graph()
+        graph.add_input(type)
+        assert violation(graph).rule == "expressions"
+    graph = Graph()
+    graph.add("f", cost=Cost(read=expression))
+    assert violation(graph).rule == "expressions"
+
+
+def test_subgraphs() -> None:
+    assert broken("graph @g () { ^a = cond([graph @b]) return () }").rule == "subgraphs"
+    inner = "graph @b () { ^bad = f() !writes[0] return () }"
+    assert broken(f"graph @g () {{ ^a = cond(k = graph @b) return () }} subgraphs {{ {inner} }}").node == "bad"
+
+
+def test_judged() -> None:
+    head = "graph @g {stage = judged} () { ^a = f() {capturable = "
+    verify(parse(head + "true} return () }"))
+    verify(parse(head + 'false, reason = "sync"} return () }'))
+    assert broken(head + "false} return () }").rule == "judged"
+
+
+CHAIN = """graph @g {{stage = partitioned}} (%x : f32[4]@cpu) {{
+  %a = f(%x) : f32[4]@cpu {{{a}}}
+  %b = f(%a) : f32[4]@cpu {{{b}}}
+  %c = f(%b) : f32[4]@cpu {{{c}}}
+  return (%c)
+}} regions {{ {table} }}"""
+IN0, IN1, OUT = "capturable = true, region = 0", "capturable = true, region = 1", 'capturable = false, reason = "sync"'
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "table", "rule", "node"),
+    [
+        (IN0, IN0, IN0, "0 ()", None, None),
+        (IN0, OUT, IN1, "0 () 1 ()", None, None),
+        (IN0, IN1, 'capturable = true, reason = "max-regions"', "0 () 1 ()", None, None),
+        (IN0, IN0, "capturable = true", "0 ()", "membership", "c"),
+        (IN0, OUT + ", region = 0", IN0, "0 ()", "membership", "b"),
+        (IN0, IN0, IN1, "0 ()", "table", "c"),
+        (IN0, IN0, IN0, "0 () 1 ()", "table", None),
+        (IN0, OUT, IN0, "0 ()", "quotient", "a"),
+        (IN0, IN1, IN0, "0 () 1 ()", "quotient", "a"),
+    ],
+)
+def test_partitioned(a: str, b: str, c: str, table: str, rule: str | None, node: str | None) -> None:
+    graph = parse(CHAIN.format(a=a, b=b, c=c, table=table))
+    if rule is None:
+        verify(graph)
+        return
+    error = violation(graph)
+    assert (error.rule, error.node) == (rule, node)
+
+
+def test_a_region_has_its_own_number() -> None:
+    graph = parse(CHAIN.format(a=IN0, b=IN0, c=IN0, table="0 ()"))
+    graph.regions[0] = Region(1)
+    assert violation(graph).rule == "table"
+
+
+def test_the_quotient_is_acyclic_through_effects_too() -> None:
+    text = """graph @g {{stage = partitioned}} (%x : f32[4]@cpu, %y : f32[4]@cpu) {{
+      ^a = f(%x) !writes[0] {{{a}}}
+      ^b = f(%x) {{{b}}}
+      ^c = f(%y) !writes[0] {{{c}}}
+      ^d = f(%y) {{{d}}}
+      return ()
+    }} regions {{ 0 () 1 () }}"""
+    verify(parse(text.format(a=IN0, b=IN1, c=IN0, d=IN1)))
+    error = broken(text.format(a=IN0, b=IN1, c=IN1, d=IN0))
+    assert error.rule == "quotient"
+    assert error.reason == "regions and nodes need each other: region 0 → region 1 → region 0"
+
+
+def test_a_cycle_is_named_apart_from_what_follows_it() -> None:
+    graph = parse(CHAIN.format(a=IN0, b=OUT, c=IN0, table="0 ()"))
+    late = graph.add("g", [graph.nodes[2].output])
+    late.meta = graph.nodes[1].meta.copy()
+    assert violation(graph).reason.endswith("region 0 → b → region 0")
+
+
+PARAMETERS = """graph @g {{stage = {stage}}} (%x : f32[4]@cpu, %n : int) {{
+  %a = f(%x, %n) : f32[4]@cpu {{capturable = true, region = 0}}
+  return (%a)
+}} regions {{ 0 {{{meta}}} ({table}) }}"""
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ('%x: patched "" 0.2, %n: static ""', None),
+        ('%n: static ""', "takes %x from outside"),
+        ('%x: static "", %n: static "", %a: static ""', "does not take its parameter %a"),
+        ('%x: guessed "", %n: static ""', "unknown decision 'guessed'"),
+    ],
+)
+def test_parameters(table: str, reason: str | None) -> None:
+    graph = parse(PARAMETERS.format(stage="indirected", table=table, meta="k = 1"))
+    if reason is None:
+        verify(graph)
+        return
+    error = violation(graph)
+    assert error.rule == "parameters"
+    assert reason in error.reason
+
+
+def test_selected() -> None:
+    table = '%x: patched "", %n: static ""'
+    verify(parse(PARAMETERS.format(stage="selected", table=table, meta='selected = false, reason = "small"')))
+    for meta in ("selected = true", 'reason = "small"'):
+        assert broken(PARAMETERS.format(stage="selected", table=table, meta=meta)).rule == "selected"
+
+
+@pytest.mark.parametrize(
+    ("line", "inputs", "rule"),
+    [
+        ("^a = k(%b, %b, ranges = [[0, 64], None]) !reads[0] !writes[1]", "%b : buffer[64]@cpu", None),
+        ("^a = k(%b)", "%b : buffer[s0]@cpu", None),
+        ("^a = k(%b, ranges = [[0, 99]])", "%b : buffer[s0]@cpu", None),
+        ("%a = k(%b) : f32[4]@cpu", "%b : buffer[64]@cpu", "launches"),
+        ("^a = k(%b)", "%b : f32[4]@cpu", "launches"),
+        ("^a = k(%b, ranges = [[0, 65]])", "%b : buffer[64]@cpu", "ranges"),
+        ("^a = k(%b, ranges = [[-1, 4]])", "%b : buffer[64]@cpu", "ranges"),
+        ("^a = k(%b, ranges = [[0, -4]])", "%b : buffer[64]@cpu", "ranges"),
+        ("^a = k(%b, ranges = [])", "%b : buffer[64]@cpu", "ranges"),
+        ("^a = k(%b, ranges = [[0, 1, 2]])", "%b : buffer[64]@cpu", "ranges"),
+        ("^a = k(%b, ranges = 4)", "%b : buffer[64]@cpu", "ranges"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["recorded", "scheduled"])
+def test_launches(line: str, inputs: str, rule: str | None, stage: str) -> None:
+    graph = parse(f"graph @g {{stage = {stage}}} ({inputs}) {{ {line} return () }}")
+    if rule is None:
+        verify(graph)
+    else:
+        assert violation(graph).rule == rule

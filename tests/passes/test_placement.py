@@ -1,0 +1,499 @@
+"""Placement: what moves, what is uploaded, what is fetched last, and above all what must stay where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, Device, DType, Graph, KernelNode, Stage, TensorType
+from pygraph.ir.interp import interpret
+from pygraph.ir.parser import parse
+from pygraph.ir.verify import verify
+from pygraph.passes.base import PassContext, PassResult
+from pygraph.passes.legality import Legality
+from pygraph.passes.options import print_pass
+from pygraph.passes.placement import Placement
+from pygraph.passes.placement_rules import is_exact
+from pygraph.passes.registry import parse as parse_pipeline
+
+CONTEXT = PassContext("cuda")
+GPU, CPU = "f32[4]@cuda:0", "f32[4]@cpu"
+INPUTS = f"""
+  %x : {GPU}, %y : {GPU}, %s : f32[]@cpu, %t : f32[]@cpu, %w : {CPU} {{role = parameter, static}}, %i : i64[4]@cpu,
+  %k : int(s0)
+"""
+COPY = "prims.device_put.default"
+
+
+def place(*lines: str, returns: str, pipeline: Placement | None = None, forbid: str = "") -> tuple[Graph, PassResult]:
+    """The placed graph of ``lines`` over INPUTS; its meaning and the types that it returns are checked."""
+    graph = parse(f"graph @main ({INPUTS}) {{\n" + "\n".join(lines) + f"\nreturn ({returns})\n}}")
+    Legality((forbid,) if forbid else ()).run(graph, CONTEXT)
+    graph.stage = Stage.JUDGED
+    before = graph.clone()
+    result = (pipeline or Placement()).run(graph, CONTEXT)
+    graph.stage = Stage.PLACED
+    verify(graph)
+    assert interpret(graph) == interpret(before)
+    assert [value.type for value in graph.output_values] == [value.type for value in before.output_values]
+    return graph, result
+
+
+def shown(graph: Graph) -> list[str]:
+    """Each node as ``name = op(operands) @device``, with ✗ where it is not capturable."""
+    return [_shown(node) for node in graph.nodes]
+
+
+def _shown(node: KernelNode) -> str:
+    operands = ", ".join(value.name for value in node.inputs)
+    device = "".join(dict.fromkeys(f" @{d}" for d in _devices(node)))
+    mark = "" if node.meta.get(CAPTURABLE) else "✗"
+    return f"{node.name} = {node.op.split('.')[1]}({operands}){device}{mark}"
+
+
+def _devices(node: KernelNode) -> Iterator[Device]:
+    for value in node.outputs:
+        if isinstance(value.type, TensorType):
+            yield value.type.device
+
+
+# -- factories ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_factory_and_its_chain_are_made_on_the_device() -> None:
+    graph, result = place(
+        "%p = aten.arange.default(4, device = @cpu, pin_memory = false) : i64[4]@cpu",
+        "%m = aten.lt.Scalar(%p, 2) : b8[4]@cpu",
+        f"%d = {COPY}(%m, @cuda:0) : b8[4]@cuda:0",
+        f"%r = aten.where.self(%d, %x, %y) : {GPU}",
+        returns="%r",
+    )
+    assert shown(graph) == ["p = arange() @cuda:0", "m = lt(p) @cuda:0", "r = where(m, x, y) @cuda:0"]
+    assert dict(graph.node("p").attrs) == {"device": Device("cuda", 0)}
+    assert graph.node("m").meta.get(PLACEMENT) == "moved from cpu to cuda:0"
+    assert result.modified
+    assert "CPU nodes moved to the device: 2, made there beside the CPU's own: 0" in result.notes
+    assert "single copies to the device that fell away: 1" in result.notes
+
+
+def test_a_factory_that_names_no_device_gets_one() -> None:
+    graph, _ = place(
+        "%p = aten.scalar_tensor.default(2.0) : f32[]@cpu", f"%r = aten.mul.Tensor(%x, %p) : {GPU}", returns="%r"
+    )
+    assert shown(graph) == ["p = scalar_tensor() @cuda:0", "r = mul(x, p) @cuda:0"]
+    assert graph.node("p").attrs["device"] == Device("cuda", 0)
+
+
+def test_a_scalar_factory_feeds_a_kernel_without_a_copy() -> None:
+    graph, _ = place(
+        "%p = aten.full.default([], -1.0, dtype = f32, device = @cpu) : f32[]@cpu",
+        f"%r = aten.mul.Tensor(%x, %p) : {GPU}",
+        returns="%r",
+    )
+    assert shown(graph) == ["p = full() @cuda:0", "r = mul(x, p) @cuda:0"]
+
+
+def test_a_factory_that_is_returned_stays_and_has_a_twin() -> None:
+    graph, _ = place(
+        f"%p = aten.zeros.default([4], device = @cpu) : {CPU}",
+        f"%d = {COPY}(%p, @cuda:0) : {GPU}",
+        f"%r = aten.add.Tensor(%x, %d) : {GPU}",
+        returns="%r, %p",
+    )
+    assert shown(graph) == ["p = zeros() @cpu✗", "p_cuda = zeros() @cuda:0", "r = add(x, p_cuda) @cuda:0"]
+    assert graph.node("p_cuda").meta.get(PLACEMENT) == "made on cuda:0 beside p on cpu"
+
+
+def test_a_factory_that_cpu_work_needs_stays_and_has_a_twin() -> None:
+    graph, _ = place(
+        f"%p = aten.ones.default([4], device = @cpu) : {CPU}",
+        f"%e = aten.exp.default(%p) : {CPU}",
+        f"%d = {COPY}(%p, @cuda:0) : {GPU}",
+        f"%r = aten.add.Tensor(%x, %d) : {GPU}",
+        returns="%r, %e",
+    )
+    assert shown(graph)[:2] == ["p = ones() @cpu✗", "p_cuda = ones() @cuda:0"]
+
+
+def test_the_name_of_a_twin_is_free() -> None:
+    graph, _ = place(
+        f"%p = aten.zeros.default([4], device = @cpu) : {CPU}",
+        f"%p_cuda = {COPY}(%p, @cuda:0) : {GPU}",
+        f"%r = aten.add.Tensor(%x, %p_cuda) : {GPU}",
+        returns="%r, %p",
+    )
+    assert [node.name for node in graph.nodes] == ["p", "p_cuda_", "r"]
+
+
+def test_copies_that_can_be_told_apart_stay_copies() -> None:
+    graph, _ = place(
+        f"%p = aten.zeros.default([4], device = @cpu) : {CPU}",
+        f"%d = {COPY}(%p, @cuda:0) : {GPU}",
+        f"%e = {COPY}(%p, @cuda:0) : {GPU}",
+        f"%f = {COPY}(%p, @cuda:0) : {GPU}",
+        f"%g = aten.add_.Tensor(%f, %x) : {GPU} !writes[0] !aliases[0:0]",
+        f"%h = {COPY}(%p, @cuda:0) : {GPU}",
+        f"%c = prims.convert_element_type.default(%h, f32) : {GPU}",
+        returns="%d, %e, %c",
+    )
+    assert [node.op for node in graph.nodes].count(COPY) == 4
+    assert all(node.meta.get(CAPTURABLE) for node in graph.nodes)
+
+
+def test_a_copy_that_casts_keeps_casting() -> None:
+    graph, _ = place(
+        "%p = aten.arange.default(4, device = @cpu) : i64[4]@cpu",
+        "%d = aten._to_copy.default(%p, dtype = f16, device = @cuda:0) : f16[4]@cuda:0",
+        "%r = aten.add.Tensor(%x, %d) : f32[4]@cuda:0",
+        returns="%r",
+    )
+    assert shown(graph) == ["p = arange() @cuda:0", "d = _to_copy(p) @cuda:0", "r = add(x, d) @cuda:0"]
+
+
+def test_constants_become_constants_of_the_device() -> None:
+    graph, _ = place(
+        '%h = pygraph.constant(target = "h") : f32[]@cpu',
+        "%l = aten.lift_fresh_copy.default(%h) : f32[]@cpu",
+        f"%r = aten.mul.Tensor(%x, %l) : {GPU}",
+        returns="%r",
+    )
+    assert shown(graph) == [
+        "h = constant() @cpu✗",
+        "h_cuda = device_put(h) @cuda:0",
+        "l = lift_fresh_copy(h_cuda) @cuda:0",
+        "r = mul(x, l) @cuda:0",
+    ]
+
+
+def test_sizes_that_are_read_from_data_do_not_hinder_a_factory() -> None:
+    graph, _ = place(
+        "%n = aten._local_scalar_dense.default(%x) : int(u0) !sync",
+        "%p = aten.full.default([%n], 0.5, device = @cpu) : f32[u0]@cpu",
+        f"%d = {COPY}(%p, @cuda:0) : f32[u0]@cuda:0",
+        "%r = aten.relu.default(%d) : f32[u0]@cuda:0",
+        returns="%r",
+    )
+    assert shown(graph)[1:] == ["p = full(n) @cuda:0", "r = relu(p) @cuda:0"]
+
+
+# -- what must not move ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f'%p = aten.rand.default([4], device = @cpu) : {CPU} !rng("cpu")'],
+        [f'%p = aten.randn.default([4], device = @cpu) : {CPU} !rng("cpu")'],
+        # The table alone keeps it: its author forgot the effect.
+        [f"%p = aten.rand.default([4], device = @cpu) : {CPU}"],
+        [f"%a = aten.arange.default(0.0, 1.0, 0.25, device = @cpu) : {CPU}", f"%p = aten.clone.default(%a) : {CPU}"],
+        [f"%a = aten.ones.default([4], device = @cpu) : {CPU}", f"%p = aten.exp.default(%a) : {CPU}"],
+        [f"%a = aten.ones.default([4], device = @cpu) : {CPU}", f"%p = aten.mul.Tensor(%a, 0.1) : {CPU}"],
+        [f"%a = aten.ones.default([4], device = @cpu) : {CPU}", f"%p = aten.index.Tensor(%a, [%i]) : {CPU}"],
+        [f"%p = aten.relu.default(%w) : {CPU}"],
+        [f"%a = aten.ones.default([4], device = @cpu) : {CPU}", f"%p = aten.where.self(%i, %a, %w) : {CPU}"],
+        [
+            f"%p = aten.zeros.default([4], device = @cpu) : {CPU}",
+            f"%a = aten.add_.Tensor(%p, %w) : {CPU} !writes[0] !aliases[0:0]",
+        ],
+        [
+            f"%p = aten.zeros.default([4], device = @cpu) : {CPU}",
+            f"%v = aten.view.default(%p, [4]) : {CPU} !reads[] !aliases[0:0]",
+            f"%a = aten.copy_.default(%v, %w) : {CPU} !reads[1] !writes[0] !aliases[0:0]",
+        ],
+        [f"%p = mylib.zeros.default([4], device = @cpu) : {CPU}"],
+        [f"%p = aten.zeros.default([4], device = @cpu) : {CPU} !sync"],
+    ],
+)
+def test_what_is_not_the_same_on_the_device_is_uploaded(lines: list[str]) -> None:
+    before = [line.split()[0].removeprefix("%") for line in lines]
+    graph, _ = place(*lines, f"%d = {COPY}(%p, @cuda:0) : {GPU}", f"%r = aten.add.Tensor(%x, %d) : {GPU}", returns="%r")
+    assert [node.name for node in graph.nodes][: len(before)] == before
+    assert all("@cpu✗" in line for line in shown(graph)[: len(before)])
+    assert shown(graph)[len(before) :] == ["upload0 = upload(p) @cuda:0✗", "r = add(x, upload0) @cuda:0"]
+
+
+def test_floats_move_when_asked_to() -> None:
+    lines = [
+        "%a = aten.arange.default(4, device = @cpu) : i64[4]@cpu",
+        f"%b = prims.convert_element_type.default(%a, f32) : {CPU}",
+        f"%c = aten.exp.default(%b) : {CPU}",
+        f"%d = {COPY}(%c, @cuda:0) : {GPU}",
+        f"%r = aten.add.Tensor(%x, %d) : {GPU}",
+    ]
+    graph, _ = place(*lines, returns="%r", pipeline=Placement(floating=True))
+    assert all(node.meta.get(CAPTURABLE) for node in graph.nodes)
+    graph, _ = place(*lines, returns="%r")
+    assert [node.name for node in graph.nodes] == ["a", "b", "c", "upload0", "r"]
+
+
+def test_what_only_the_cpu_uses_stays() -> None:
+    graph, result = place(
+        "%p = aten.arange.default(4, device = @cpu) : i64[4]@cpu",
+        "%q = aten.add.Tensor(%p, %i) : i64[4]@cpu",
+        f"%r = aten.add.Tensor(%x, %y) : {GPU}",
+        returns="%q, %r",
+    )
+    assert not result.modified
+    assert result.notes == ()
+    assert shown(graph)[0] == "p = arange() @cpu✗"
+
+
+def test_forbidden_nodes_are_left_alone() -> None:
+    graph, _ = place(
+        "%p = aten.full.default([], 1.0, device = @cpu) : f32[]@cpu",
+        f"%r = aten.mul.Tensor(%x, %p) : {GPU}",
+        f"%q = aten.add.Tensor(%r, %p) : {GPU}",
+        returns="%q",
+        forbid="aten.mul",
+    )
+    assert graph.node("r").meta.get(REASON) == "forbidden"
+    assert shown(graph) == [
+        "p = full() @cpu✗",
+        "p_cuda = full() @cuda:0",
+        "r = mul(x, p)" + " @cuda:0✗",
+        "q = add(r, p_cuda) @cuda:0",
+    ]
+
+
+# -- uploads -----------------------------------------------------------------------------------------------------------
+
+
+def test_scalars_parameters_and_indices_go_in_one_upload() -> None:
+    graph, result = place(
+        f"%d = {COPY}(%w, @cuda:0) : {GPU}",
+        f"%a = aten.add.Tensor(%x, %d) : {GPU}",
+        f"%b = aten.mul.Tensor(%a, %s) : {GPU}",
+        f"%c = aten.index.Tensor(%b, [%i]) : {GPU}",
+        f"%r = aten.mul.Tensor(%c, %s) : {GPU}",
+        returns="%r",
+    )
+    assert shown(graph) == [
+        "upload0 = upload(w, s, i) @cuda:0✗",
+        "a = add(x, upload0.0) @cuda:0",
+        "b = mul(a, upload0.1) @cuda:0",
+        "c = index(b, upload0.2) @cuda:0",
+        "r = mul(c, upload0.1) @cuda:0",
+    ]
+    upload = graph.node("upload0")
+    assert upload.op == "pygraph.upload.default"
+    assert upload.args == (graph.inputs[4:5] + graph.inputs[2:3] + graph.inputs[5:6], Device("cuda", 0))
+    assert (upload.cost.read, upload.cost.written, upload.cost.launches) == (52, 52, 1)
+    assert upload.meta.get(PLACEMENT) == "uploads 3 CPU tensors in one batch to cuda:0"
+    assert "CPU tensors uploaded for each call: 3, in batches: 1" in result.notes
+
+
+def test_cpu_work_comes_first_so_that_one_upload_is_enough() -> None:
+    graph, _ = place(
+        f"%a = aten.mul.Tensor(%x, %s) : {GPU}",
+        "%e = aten.exp.default(%t) : f32[]@cpu",
+        f"%r = aten.mul.Tensor(%a, %e) : {GPU}",
+        returns="%r",
+    )
+    assert shown(graph) == [
+        "e = exp(t) @cpu✗",
+        "upload0 = upload(s, e) @cuda:0✗",
+        "a = mul(x, upload0.0) @cuda:0",
+        "r = mul(a, upload0.1) @cuda:0",
+    ]
+
+
+def test_what_depends_on_the_device_is_uploaded_later() -> None:
+    graph, _ = place(
+        f"%a = aten.mul.Tensor(%x, %s) : {GPU}",
+        f"%h = {COPY}(%a, @cpu) : {CPU}",
+        f"%e = aten.exp.default(%h) : {CPU}",
+        f"%d = {COPY}(%e, @cuda:0) : {GPU}",
+        f"%b = aten.mul.Tensor(%y, %t) : {GPU}",
+        f"%r = aten.add.Tensor(%b, %d) : {GPU}",
+        returns="%r",
+    )
+    assert shown(graph) == [
+        "upload0 = upload(s, t) @cuda:0✗",
+        "a = mul(x, upload0.0) @cuda:0",
+        "b = mul(y, upload0.1) @cuda:0",
+        "h = device_put(a) @cpu✗",
+        "e = exp(h) @cpu✗",
+        "upload1 = upload(e) @cuda:0✗",
+        "r = add(b, upload1) @cuda:0",
+    ]
+
+
+def test_a_value_that_is_written_is_uploaded_as_it_was_when_used() -> None:
+    graph, _ = place(
+        f"%a = aten.mul.Tensor(%x, %s) : {GPU}",
+        "%v = aten.add_.Tensor(%s, 1) : f32[]@cpu !writes[0] !aliases[0:0]",
+        f"%r = aten.mul.Tensor(%a, %s) : {GPU}",
+        returns="%r",
+    )
+    assert shown(graph) == [
+        "upload0 = upload(s) @cuda:0✗",
+        "a = mul(x, upload0) @cuda:0",
+        "v = add_(s) @cpu✗",
+        "upload1 = upload(s) @cuda:0✗",
+        "r = mul(a, upload1) @cuda:0",
+    ]
+
+
+def test_nothing_is_uploaded_across_a_barrier() -> None:
+    graph, _ = place(
+        f"%a = aten.relu.default(%x) : {GPU}",
+        "^b = mylib.log.default() !barrier",
+        f"%r = aten.mul.Tensor(%a, %s) : {GPU}",
+        returns="%r",
+    )
+    assert [node.name for node in graph.nodes] == ["a", "b", "upload0", "r"]
+
+
+def test_copies_that_are_returned_are_memory_of_their_own() -> None:
+    graph, _ = place(
+        f"%d = {COPY}(%w, @cuda:0) : {GPU}",
+        f"%e = {COPY}(%w, @cuda:0) : {GPU}",
+        f"%f = {COPY}(%w, @cuda:0) : {GPU}",
+        f"%r = aten.add.Tensor(%f, %x) : {GPU}",
+        returns="%d, %e, %r",
+    )
+    assert shown(graph)[0] == "upload0 = upload(w, w, w) @cuda:0✗"
+    assert len({value.name for value in graph.output_values}) == 3
+
+
+def test_a_copy_into_the_device_is_captured_once_its_source_is_there() -> None:
+    graph, _ = place(
+        f"%a = aten.copy_.default(%x, %w) : {GPU} !reads[1] !writes[0] !aliases[0:0]",
+        f"%r = aten.relu.default(%x) : {GPU}",
+        returns="%r",
+    )
+    assert shown(graph) == ["upload0 = upload(w) @cuda:0✗", "a = copy_(x, upload0) @cuda:0", "r = relu(x) @cuda:0"]
+
+
+def test_strides_of_a_dense_tensor_are_kept() -> None:
+    text = f"""graph @main (%w : f32[4, 2]{{1, 4}}@cpu, %x : f32[4, 2]@cuda:0) {{
+      %d = {COPY}(%w, @cuda:0) : f32[4, 2]{{1, 4}}@cuda:0
+      %r = aten.add.Tensor(%x, %d) : f32[4, 2]@cuda:0
+      return (%r)
+    }}"""
+    graph = parse(text)
+    Legality().run(graph, CONTEXT)
+    Placement().run(graph, CONTEXT)
+    assert graph.node("upload0").output.type == TensorType(DType.F32, (4, 2), Device("cuda", 0), (1, 4))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"%r = mylib.plan.default(%x, %i) : {GPU}",
+        f"%r = hop.triton_kernel_wrapper_functional(kernel_idx = 0, kwargs = [%x, %s]) : {GPU}",
+        f"%r = aten.index_fill.int_Tensor(%x, 0, %y, %s) : {GPU}",
+        f"%r = aten.add.Tensor(%x, %w) : {GPU}",
+        f"%r = {COPY}(%w, @cuda:1) : f32[4]@cuda:1",
+        f"%r = aten.copy_.default(%w, %x) : {CPU} !reads[1] !writes[0] !aliases[0:0]",
+        f"%r = aten.mul.Tensor(%x, %s) : {GPU} !sync",
+    ],
+)
+def test_operands_that_must_stay_on_the_cpu_are_left_there(line: str) -> None:
+    graph, result = place(f"%q = aten.mul.Tensor(%x, %y) : {GPU}", line, returns="%q, %r")
+    assert not result.modified
+    assert not graph.node("r").meta.get(CAPTURABLE)
+
+
+# -- copies to the host ------------------------------------------------------------------------------------------------
+
+
+def test_copies_that_are_only_returned_come_last() -> None:
+    graph, result = place(
+        f"%a = aten.relu.default(%x) : {GPU}",
+        f"%h = {COPY}(%a, @cpu) : {CPU} !sync",
+        "%c = prims.convert_element_type.default(%h, f64) : f64[4]@cpu",
+        f"%b = aten.relu.default(%a) : {GPU}",
+        f"%g = {COPY}(%b, @cpu) : {CPU} !sync",
+        f"%r = aten.relu.default(%b) : {GPU}",
+        returns="%c, %g, %r",
+    )
+    assert [node.name for node in graph.nodes] == ["a", "b", "r", "h", "c", "g"]
+    assert [graph.node(name).meta.get(PLACEMENT) for name in "hcg"] == ["moved to the end"] * 2 + [None]
+    assert "copies to the host, and work on them, moved to the end: 2" in result.notes
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        f"%b = aten.add_.Tensor(%a, %x) : {GPU} !writes[0] !aliases[0:0]",
+        f"%b = aten.copy_.default(%w, %h) : {CPU} !reads[1] !writes[0] !aliases[0:0]",
+        "%b = aten._local_scalar_dense.default(%h) : float !sync",
+        "^b = mylib.log.default() !barrier",
+    ],
+)
+def test_a_copy_that_something_waits_for_stays(last: str) -> None:
+    graph, result = place(f"%a = aten.clone.default(%x) : {GPU}", f"%h = {COPY}(%a, @cpu) : {CPU}", last, returns="%h")
+    assert not result.modified
+    assert [node.name for node in graph.nodes] == ["a", "h", "b"]
+
+
+# -- the pass ----------------------------------------------------------------------------------------------------------
+
+
+def test_once_is_enough() -> None:
+    graph, _ = place(
+        f"%d = {COPY}(%w, @cuda:0) : {GPU}",
+        f"%h = {COPY}(%d, @cpu) : {CPU}",
+        f"%r = aten.mul.Tensor(%d, %s) : {GPU}",
+        returns="%r, %h",
+    )
+    once = graph.clone()
+    assert Placement().run(graph, CONTEXT) == PassResult(False)
+    assert graph == once
+
+
+def test_nothing_is_done_when_the_cpu_is_captured() -> None:
+    graph = parse(f"graph @main (%w : {CPU}, %s : f32[]@cpu) {{ %r = aten.mul.Tensor(%w, %s) : {CPU} return (%r) }}")
+    Legality().run(graph, PassContext("cpu"))
+    before = graph.clone()
+    assert Placement().run(graph, PassContext("cpu")) == PassResult(False)
+    assert graph == before
+
+
+def test_names_are_the_same_each_time() -> None:
+    lines = [f"%d = {COPY}(%w, @cuda:0) : {GPU}", f"%upload0 = aten.mul.Tensor(%d, %s) : {GPU}"]
+    texts = {str(place(*lines, returns="%upload0")[0]) for _ in range(3)}
+    assert len(texts) == 1
+    assert "%upload1:2 = pygraph.upload.default([%w, %s], @cuda:0)" in texts.pop()
+
+
+def test_the_option_has_text() -> None:
+    assert parse_pipeline("placement{floating=true}") == (Placement(floating=True),)
+    assert print_pass(Placement()) == "placement"
+
+
+@pytest.mark.parametrize(
+    ("line", "exact"),
+    [
+        ("%r = aten.arange.start_step(0, %k, 2, device = @cpu) : i64[4]@cpu", True),
+        ("%r = aten.arange.default(4, device = @cpu) : f32[4]@cpu", False),
+        ("%r = aten.full.default([4], 1.5, device = @cpu) : f8e4m3fn[4]@cpu", True),
+        ("%r = aten.randperm.default(4, device = @cpu) : i64[4]@cpu", False),
+        ("%r = aten.add.Tensor(%i, 2) : i64[4]@cpu", True),
+        ("%r = aten.add.Tensor(%i, 2.5) : f32[4]@cpu", False),
+        ("%r = aten.lt.Scalar(%i, 2.5) : b8[4]@cpu", False),
+        ("%r = aten.add.Tensor(%w, %w) : f32[4]@cpu", False),
+        ("%r = aten.floor_divide.default(%i, 2) : i64[4]@cpu", True),
+        ("%r = aten.floor_divide.default(%i, 0) : i64[4]@cpu", False),
+        ("%r = aten.floor_divide.default(%i, %i) : i64[4]@cpu", False),
+        ("%r = aten.remainder.Scalar(%i, 3) : i64[4]@cpu", True),
+        ('%r = aten.div.Tensor_mode(%i, 2, rounding_mode = "trunc") : i64[4]@cpu', True),
+        ("%r = aten.__lshift__.Scalar(%i, 70) : i64[4]@cpu", False),
+        ("%r = prims.convert_element_type.default(%i, f32) : f32[4]@cpu", True),
+        ("%r = prims.convert_element_type.default(%i, f16) : f16[4]@cpu", False),
+        ("%r = prims.convert_element_type.default(%w, bf16) : bf16[4]@cpu", True),
+        ("%r = prims.convert_element_type.default(%w, i64) : i64[4]@cpu", False),
+        ("%r = prims.convert_element_type.default(%w, f8e5m2) : f8e5m2[4]@cpu", False),
+        ("%r = aten.cat.default([%w, %w]) : f32[8]@cpu", True),
+        ("%r = aten.cat.default([%w, %i]) : f32[8]@cpu", False),
+        ("%r = aten.cumsum.default(%i, 0) : i64[4]@cpu", True),
+        ("%r = aten.cumsum.default(%w, 0) : f32[4]@cpu", False),
+        ("%r = aten.gather.default(%w, 0, %i) : f32[4]@cpu", False),
+    ],
+)
+def test_which_operators_are_exact(line: str, exact: bool) -> None:
+    node = parse(f"graph @main ({INPUTS}) {{ {line} return (%r) }}").node("r")
+    assert is_exact(node) == exact

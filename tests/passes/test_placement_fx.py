@@ -1,0 +1,117 @@
+"""Legality and placement on traced PyTorch programs of two devices, with ``meta`` standing in for the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pygraph.frontend import lift
+from pygraph.ir import CAPTURABLE, REASON, Graph, Stage
+from pygraph.ir.interp import interpret
+from pygraph.ir.verify import verify
+from pygraph.passes.base import PassContext
+from pygraph.passes.legality import Legality
+from pygraph.passes.placement import Placement
+
+GPU = "meta"
+CONTEXT = PassContext("cuda")
+
+
+def placed(fn: Callable[..., Any], *args: torch.Tensor) -> Graph:
+    """The placed graph of ``fn``, traced with Inductor's decompositions."""
+    module = make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(*args)
+    graph = lift(module, kind="inference", device_map={GPU: "cuda:0"})
+    Legality().run(graph, CONTEXT)
+    graph.stage = Stage.JUDGED
+    verify(graph)
+    before = graph.clone()
+    Placement().run(graph, CONTEXT)
+    graph.stage = Stage.PLACED
+    verify(graph)
+    assert interpret(graph) == interpret(before)
+    return graph
+
+
+def refused(graph: Graph) -> list[tuple[str, str | None]]:
+    """Operator and reason of what is left uncaptured."""
+    return [(node.op.split(".")[1], node.meta.get(REASON)) for node in graph.nodes if not node.meta.get(CAPTURABLE)]
+
+
+X = torch.empty(4, 4, device=GPU)
+
+
+def test_a_causal_mask_is_made_on_the_device() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        position = torch.arange(x.shape[0])
+        mask = position[None, :] <= position[:, None]
+        return torch.where(mask.to(GPU), x, torch.tensor(-1e9))
+
+    graph = placed(fn, X)
+    assert refused(graph) == [("constant", "cpu-operator")]
+    assert [node.op for node in graph.nodes if node.op.startswith("pygraph.")] == ["pygraph.constant"]
+
+
+def test_a_scalar_and_a_parameter_are_uploaded_together() -> None:
+    def fn(x: torch.Tensor, scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (x @ weight.to(GPU)) * scale + weight.sum()
+
+    graph = placed(fn, X, torch.tensor(2.0), torch.randn(4, 4))
+    assert refused(graph) == [("sum", "cpu-operator"), ("upload", "device-copy")]
+    assert len(graph.node("upload0").outputs) == 3
+
+
+def test_a_cast_parameter_is_uploaded_and_cast_on_the_device() -> None:
+    graph = placed(lambda x, weight: x + weight.to(GPU, torch.float16), X, torch.randn(4))
+    assert [node.op for node in graph.nodes] == [
+        "pygraph.upload.default",
+        "prims.convert_element_type.default",
+        "aten.add.Tensor",
+    ]
+
+
+def test_indices_given_as_a_list_are_a_constant_of_the_device() -> None:
+    graph = placed(lambda x: x[torch.tensor([0, 2])], X)
+    assert refused(graph) == [("constant", "cpu-operator")]
+
+
+def test_random_numbers_of_the_cpu_stay_its_own() -> None:
+    graph = placed(lambda x: x + torch.rand(4).to(GPU), X)
+    assert refused(graph) == [("rand", "cpu-operator"), ("upload", "device-copy")]
+
+
+def test_float_arithmetic_on_the_cpu_stays_there() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.arange(0, 8, 2).float() / 8).exp().to(GPU)
+
+    names = [name for name, _ in refused(placed(fn, X))]
+    assert names == ["iota", "convert_element_type", "div", "exp", "upload"]
+
+
+def test_results_for_the_host_are_fetched_last() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = x.relu()
+        host = first.cpu()
+        second = first @ x
+        return host, second, second.double().cpu()
+
+    graph = placed(fn, X)
+    assert [name for name, _ in refused(graph)] == ["device_put", "device_put"]
+    assert [node.op.split(".")[1] for node in graph.nodes][-2:] == ["device_put", "device_put"]
+    assert graph.output_values[0].type.device.is_host  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("make", [torch.zeros, torch.ones, torch.eye, lambda n: (torch.arange(n) * 3 - 1) // 2])
+def test_factories_leave_nothing_on_the_cpu(make: Callable[[int], torch.Tensor]) -> None:
+    assert refused(placed(lambda x: x[0, 0] + make(4).to(GPU), X)) == []
+
+
+def test_the_lifted_cpu_program_is_captured_whole_on_the_cpu() -> None:
+    module = make_fx(lambda x: (x @ x).softmax(-1).sum(), tracing_mode="fake")(torch.randn(4, 4))
+    graph = lift(module, kind="inference")
+    Legality().run(graph, PassContext("cpu"))
+    assert refused(graph) == []

@@ -1,0 +1,205 @@
+"""Order and meaning agree: what the dependences leave open changes nothing, what they demand would be seen.
+
+The dependences are also held against an all-pairs definition of conflict, and against a linear bound.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, note, settings
+from hypothesis import strategies as st
+
+from pygraph.ir import Effects, Graph, KernelNode, Value, dependences, parse, verify
+from pygraph.ir.interp import Call, interpret
+from pygraph.ir.order import memory_roots, operand_range
+from pygraph.ir.terms import SymbolicDomain
+from tests.strategies import launch_graphs, operator_graphs
+
+graphs = operator_graphs() | launch_graphs()
+
+
+def closure(nodes: tuple[KernelNode, ...], edges: list[tuple[KernelNode, KernelNode]]) -> dict[KernelNode, set[str]]:
+    """For each node, the names of all nodes that must run before it."""
+    before: dict[KernelNode, set[str]] = {node: set() for node in nodes}
+    direct: dict[KernelNode, list[KernelNode]] = {node: [] for node in nodes}
+    for first, then in edges:
+        direct[then].append(first)
+    for node in nodes:
+        for first in direct[node]:
+            before[node] |= {first.name} | before[first]
+    return before
+
+
+def conflicts(one: KernelNode, other: KernelNode, roots: dict[Value, Value]) -> bool:
+    """The definition: whether ``other``, later in program order, must stay after ``one``."""
+    a, b = one.effects, other.effects
+    if one in {value.producer for value in other.inputs} or one in other.after or a.barrier or b.barrier:
+        return True
+    if (a.rng is not None and a.rng == b.rng) or (a.collective is not None and a.collective == b.collective):
+        return True
+    pairs = [(i, j) for i, first in accesses(one) for j, then in accesses(other) if first or then]
+    return any(roots[one.inputs[i]] is roots[other.inputs[j]] and overlap(one, i, other, j) for i, j in pairs)
+
+
+def overlap(one: KernelNode, i: int, other: KernelNode, j: int) -> bool:
+    (low, high), (start, end) = operand_range(one, i), operand_range(other, j)
+    return max(low, start) < min(high, end)
+
+
+def accesses(node: KernelNode) -> list[tuple[int, bool]]:
+    """Operands whose memory ``node`` touches, and whether it writes there."""
+    reads = range(len(node.inputs)) if node.effects.reads is None else node.effects.reads
+    return [*((i, False) for i in reads), *((i, True) for i in node.effects.writes)]
+
+
+class Recorder(SymbolicDomain):
+    """Terms, and beside them what each call was, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def event(self, call: Call) -> str:
+        self.events.append(super().event(call))
+        return self.events[-1]
+
+
+def observe(graph: Graph) -> tuple[object, dict[str, str]]:
+    """The outcome with every value returned, and what each node did."""
+    graph = graph.clone()
+    graph.set_outputs(sorted(graph.values(), key=lambda value: value.name))
+    recorder = Recorder()
+    outcome = interpret(graph, domain=recorder)
+    return outcome, dict(zip((node.name for node in graph.nodes), recorder.events, strict=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs)
+def test_strategies_keep_the_rules(graph: Graph) -> None:
+    verify(graph)
+
+
+@settings(max_examples=150, deadline=None)
+@given(graphs)
+def test_dependences_are_the_closure_of_conflicts(graph: Graph) -> None:
+    note(str(graph))
+    roots = memory_roots(graph)
+    nodes = graph.nodes
+    pairs = [(a, b) for j, b in enumerate(nodes) for a in nodes[:j] if conflicts(a, b, roots)]
+    assert closure(nodes, dependences(graph)) == closure(nodes, pairs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(operator_graphs(max_nodes=30))
+def test_dependences_are_linear_in_number(graph: Graph) -> None:
+    note(str(graph))
+    edges = dependences(graph)
+    operands = sum(len(node.inputs) + len(node.effects.writes) + len(node.after) for node in graph.nodes)
+    assert len(edges) <= 3 * operands + 4 * len(graph)
+    assert len(edges) == len(set(edges))
+
+
+@settings(max_examples=150, deadline=None)
+@given(graphs, st.data())
+def test_any_topological_order_means_the_same(graph: Graph, data: st.DataObject) -> None:
+    note(str(graph))
+    edges = dependences(graph)
+    waiting = {node.name: {a.name for a, b in edges if b is node} for node in graph.nodes}
+    order: list[str] = []
+    while waiting:
+        ready = [name for name, needed in waiting.items() if needed <= set(order)]
+        order.append(data.draw(st.sampled_from(ready)))
+        del waiting[order[-1]]
+    shuffled = graph.clone()
+    shuffled.reorder(shuffled.node(name) for name in order)
+    verify(shuffled)
+    assert observe(shuffled) == observe(graph)
+    assert interpret(shuffled) == interpret(graph)
+
+
+def same_deed(first: KernelNode, then: KernelNode, events: dict[str, str]) -> bool:
+    """Whether nobody could tell the two nodes apart, so that swapping them means nothing."""
+    if first.effects.barrier != then.effects.barrier:
+        moved = then if first.effects.barrier else first
+        return list(events.values()).count(events[moved.name]) > 1
+    return events[first.name] == events[then.name]
+
+
+@settings(max_examples=200, deadline=None)
+@given(graphs, st.data())
+def test_swapping_conflicting_neighbours_is_seen(graph: Graph, data: st.DataObject) -> None:
+    note(str(graph))
+    edges = set(dependences(graph))
+    held = [(a, b) for a, b in pairwise(graph.nodes) if (a, b) in edges]
+    pairs = [(a, b) for a, b in held if a not in b.after and all(value.producer is not a for value in b.inputs)]
+    assume(pairs)
+    first, then = data.draw(st.sampled_from(pairs))
+    prefix = graph.clone()
+    prefix.set_outputs([])
+    prefix.erase(*prefix.nodes[graph.nodes.index(then) + 1 :])
+    before = observe(prefix)
+    assume(not same_deed(first, then, before[1]))
+    *rest, a, b = prefix.nodes
+    prefix.reorder([*rest, b, a])
+    assert observe(prefix) != before
+
+
+MEMORY = """graph @g (%x : f32[4]@cpu, %y : f32[4]@cpu) {{
+  %v = aten.view.default(%x) : f32[4]@cpu !aliases[0:0] !reads[]
+  {first}
+  {then}
+  return (%x, %y, %v)
+}}"""
+RELU = "%a = aten.relu.default({}) : f32[4]@cpu"
+WRITE = "%b = aten.relu_.default({}) : f32[4]@cpu !writes[0] !aliases[0:0]"
+COPY = "%c = aten.copy_.default({}) : f32[4]@cpu !writes[0] !aliases[0:0] !reads[1]"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "ordered"),
+    [
+        (WRITE.format("%x"), RELU.format("%v"), True),
+        (RELU.format("%v"), WRITE.format("%x"), True),
+        (WRITE.format("%v"), COPY.format("%x, %y"), True),
+        (COPY.format("%x, %y"), WRITE.format("%y"), True),
+        (WRITE.format("%v"), RELU.format("%y"), False),
+        (RELU.format("%x"), "%d = aten.neg.default(%v) : f32[4]@cpu", False),
+        ('%d = f() : f32[4]@cpu !rng("cpu")', '%e = g() : f32[4]@cpu !rng("cpu")', True),
+        ('%d = f() : f32[4]@cpu !rng("cpu")', '%e = g() : f32[4]@cpu !rng("cuda:0")', False),
+        ('^d = f(%x) !collective("0")', '^e = f(%y) !collective("0")', True),
+        ('^d = f(%x) !collective("0")', '^e = f(%y) !collective("1")', False),
+        ("^d = f(%x) !barrier", RELU.format("%y"), True),
+        (RELU.format("%y"), "^d = f(%x) !barrier", True),
+        ("%d = item(%x) : float !sync", "%e = item(%y) : float !sync", False),
+        ("^d = f(%x)", "^e = f(%y) after(^d)", True),
+    ],
+)
+def test_pairs(first: str, then: str, ordered: bool) -> None:
+    graph = parse(MEMORY.format(first=first, then=then))
+    assert (graph.nodes[-2:] in dependences(graph)) == ordered
+
+
+def test_ranges_of_launches_order_only_where_they_overlap() -> None:
+    graph = parse("""graph @g {stage = recorded} (%b : buffer[64]@cpu) {
+      ^w0 = k(%b, ranges = [[0, 32]]) !writes[0] !reads[]
+      ^w1 = k(%b, ranges = [[32, 32]]) !writes[0] !reads[]
+      ^r = k(%b, ranges = [[16, 8]]) !reads[0]
+      ^all = k(%b) !writes[0] !reads[]
+      ^none = k(%b, ranges = [[3, 0]]) !writes[0] !reads[]
+      return ()
+    }""")
+    verify(graph)
+    names = {(a.name, b.name) for a, b in dependences(graph)}
+    assert names == {("w0", "r"), ("w0", "all"), ("w1", "all"), ("r", "all")}
+
+
+def test_values_that_share_memory_have_one_root() -> None:
+    graph = parse("""graph @g (%x : f32[4]@cpu, %y : f32[4]@cpu) {
+      %a:2 = f(%x) : (f32[4]@cpu, f32[4]@cpu) !aliases[0:0]
+      %b = f(%y, %a.0) : f32[4]@cpu !aliases[0:0, 0:1]
+      return ()
+    }""")
+    roots = {value.name: root.name for value, root in memory_roots(graph).items()}
+    assert roots == {"x": "x", "y": "x", "a.0": "x", "a.1": "a.1", "b": "x"}
+    assert graph.nodes[0].effects == Effects(aliases=((0, 0),))

@@ -1,0 +1,98 @@
+"""Replays stay inside their memory: run where every allocation stands between pages that fault when touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+COMPILER = os.environ.get("CXX", "c++")
+
+needs_compiler = pytest.mark.skipif(shutil.which(COMPILER.split()[0]) is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The guarding allocator, compiled."""
+    path = tmp_path_factory.mktemp("guard") / "guard.so"
+    root = Path(torch.__file__).resolve().parent
+    abi = int(torch.compiled_with_cxx11_abi())
+    flags = ["-std=c++20", "-O1", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-isystem{root / 'include'}"]
+    command = [
+        *COMPILER.split(),
+        *flags,
+        str(HERE / "guard_allocator.cpp"),
+        "-o",
+        str(path),
+        f"-L{root / 'lib'}",
+        "-lc10",
+    ]
+    subprocess.run(command, check=True)
+    return path
+
+
+def guarded(library: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a process of its own; ``guard`` is the allocator, to be installed when wanted."""
+    prelude = f"import ctypes, torch\nguard = ctypes.CDLL({str(library)!r})\n"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    return subprocess.run(
+        [sys.executable, "-c", prelude + code], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+PROGRAM_RUNS = """
+from pygraph.runtime.host import HostDriver
+from pygraph.runtime.region import Region
+from tests.runtime.programs import PROGRAMS, region_calls
+compiled = [calls for name in PROGRAMS for calls in region_calls(name)]
+guard.guard_install()
+before = guard.guard_allocated()
+replays = 0
+for calls in compiled:
+    region = Region(calls[0].fn, HostDriver(), name="guarded")
+    kept = []
+    for round in range(5):
+        for call in calls:
+            kept.append(list(region(call.fresh(round))))
+    record = region.record
+    assert record.state == "replay" and not record.refusals, record
+    replays += record.replays
+    del kept, region
+print(replays, guard.guard_allocated() - before, guard.guard_damaged())
+"""
+
+
+@needs_compiler
+def test_no_replay_writes_beside_its_arguments_outputs_or_workspace(library: Path) -> None:
+    done = guarded(library, PROGRAM_RUNS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    replays, allocated, damaged = map(int, done.stdout.split()[-3:])
+    assert replays > 50
+    assert allocated > 5 * replays
+    assert damaged == 0
+
+
+@needs_compiler
+@pytest.mark.parametrize("at", [-1, 10, 16])
+def test_the_guards_notice(library: Path, at: int) -> None:
+    code = f"""
+guard.guard_install()
+x = torch.zeros(10)
+ctypes.c_float.from_address(x.data_ptr() + 4 * {at}).value = 1.0
+del x
+print(guard.guard_damaged())
+"""
+    done = guarded(library, code)
+    if at == 16:
+        assert done.returncode < 0, "a write behind the page's end faults"
+    else:
+        assert done.stdout.split() == ["1"]

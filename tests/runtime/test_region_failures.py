@@ -1,0 +1,284 @@
+"""What goes wrong in a region's life, with a driver that is scripted: captures and replays that fail, and threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.errors import CaptureError, ReplayError
+from pygraph.runtime import counters
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.region import Region
+from tests.runtime.captures import Capture
+from tests.runtime.fake import FakeDriver
+
+
+def double(args: list[Any]) -> Sequence[Any]:
+    """Twice the first argument, plus the scalars."""
+    x, *rest = args
+    args.clear()
+    return [x * 2 + sum(rest)]
+
+
+def accumulate(args: list[Any]) -> Sequence[Any]:
+    """Adds the first argument to the second; returns a fresh tensor, and the second itself."""
+    x, total = args
+    args.clear()
+    total.add_(x)
+    return [total * 3, total]
+
+
+def noisy(args: list[Any]) -> Sequence[Any]:
+    (x,) = args
+    args.clear()
+    return [x + torch.rand(4)]
+
+
+def make(fn: Any = double, driver: FakeDriver | None = None, **options: Any) -> tuple[Region, FakeDriver]:
+    chosen = driver or FakeDriver()
+    return Region(fn, chosen, name="toy", options=RegionOptions(**options)), chosen
+
+
+@pytest.fixture(autouse=True)
+def _clean_counters() -> None:
+    counters.reset()
+
+
+@pytest.mark.parametrize("error", [CaptureError("host-read", "item"), RuntimeError("boom"), ZeroDivisionError()])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_capture_that_raises_half_way_leaves_the_call_answered(error: Exception, at: int) -> None:
+    def fail(capture: Capture) -> None:
+        torch.rand(3)
+        raise error
+
+    region, driver = make(accumulate, FakeDriver(written=[1]))
+    driver.edits = [lambda capture: None] * at + [fail]
+    x, total = torch.ones(4), torch.zeros(4)
+    region([x, total])
+    before = torch.get_rng_state()
+    outputs = region([x, total])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert total.tolist() == [2.0] * 4
+    assert outputs[0].tolist() == [6.0] * 4
+    assert region.record.state == "uncaptured"
+    reason = error.reason if isinstance(error, CaptureError) else "capture-raised"
+    assert list(region.record.refusals) == [reason]
+    assert counters.counters()[f"refused.{reason}"] == 1
+    captures = driver.captures
+    region([x, total])
+    assert driver.captures == captures
+
+
+def test_an_instantiation_that_raises_is_a_refusal() -> None:
+    region, driver = make()
+    driver.refuses = CaptureError("no-module", "kernel not found")
+    for _ in range(3):
+        assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.reason == "no-module: kernel not found"
+
+
+def test_a_second_capture_that_differs_is_refused() -> None:
+    region, driver = make()
+    driver.edits = [lambda capture: None, lambda capture: capture.launch(7)]
+    for _ in range(3):
+        assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.reason is not None
+    assert region.record.reason.startswith("unstable-launches")
+
+
+def test_an_access_outside_of_its_allocation_is_refused() -> None:
+    def widen(capture: Capture) -> None:
+        launch = capture.launches[0]
+        assert launch.accesses is not None
+        capture.launches[0] = replace(launch, accesses=(replace(launch.accesses[0], nbytes=9),))
+
+    region, driver = make()
+    driver.edits = [widen, widen]
+    for _ in range(2):
+        region([torch.ones(2)])
+    assert list(region.record.refusals) == ["outside-allocation"]
+
+
+def test_a_word_that_points_to_the_callers_tensor_is_refused() -> None:
+    x = torch.ones(4)
+    region, driver = make()
+    driver.edits = [lambda capture: capture.launch(x.data_ptr() + 4, name="baked")] * 2
+    for _ in range(2):
+        region([x])
+    assert region.record.refusals["unmoved-address"].launch == "baked"
+
+
+def test_refusals_at_several_keys_end_the_region() -> None:
+    region, driver = make(max_refusals=2)
+    driver.refuses = CaptureError("no")
+    for n in (1, 2, 3):
+        for _ in range(2):
+            assert torch.equal(region([torch.ones(n), n])[0], torch.full((n,), 2.0 + n))
+    assert driver.captures == 4
+    assert region.record.state == "uncaptured"
+
+
+def test_a_refusal_at_one_key_leaves_the_others() -> None:
+    region, driver = make()
+    driver.refuses = CaptureError("no")
+    for _ in range(2):
+        region([torch.ones(1), 1])
+    assert region.record.state == "uncaptured"
+    driver.refuses = None
+    for _ in range(3):
+        region([torch.ones(2), 2])
+    assert (region.record.state, region.record.reason, region.record.replays) == ("replay", None, 1)
+
+
+def test_what_the_uncaptured_function_raises_propagates_and_nothing_is_captured() -> None:
+    failing = [False]
+
+    def fragile(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        if failing[0]:
+            raise ValueError("bad input")
+        return [x + 1]
+
+    region, driver = make(fragile)
+    region([torch.ones(2)])
+    failing[0] = True
+    args = [torch.ones(2)]
+    with pytest.raises(ValueError, match="bad input"):
+        region(args)
+    assert args == []
+    assert region.record.captures == 0
+    assert [e.closed for e in driver.executables] == [True]
+    failing[0] = False
+    for _ in range(3):
+        region([torch.ones(2)])
+    assert (region.record.captures, region.record.replays) == (1, 1)
+
+
+def test_what_a_replayed_kernel_raises_propagates() -> None:
+    region, driver = make()
+    for _ in range(2):
+        region([torch.ones(2)])
+
+    def fail(args: list[Any]) -> Sequence[Any]:
+        raise IndexError("index out of bounds")
+
+    for _ in range(2):
+        driver.kernel = fail
+        args = [torch.ones(2)]
+        with pytest.raises(IndexError, match="out of bounds"):
+            region(args)
+        assert args == []
+    driver.kernel = None
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.replays == 1
+
+
+def test_a_replay_that_broke_its_contract_is_the_last() -> None:
+    region, driver = make()
+    for _ in range(2):
+        region([torch.ones(2)])
+
+    def fail(args: list[Any]) -> Sequence[Any]:
+        raise ReplayError("launch failed")
+
+    driver.kernel = fail
+    with pytest.raises(ReplayError, match="launch failed"):
+        region([torch.ones(2)])
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.state == "uncaptured"
+    assert driver.executables[0].closed
+
+
+def test_nothing_of_a_refused_call_is_kept() -> None:
+    def fail(capture: Capture) -> None:
+        raise RuntimeError("boom")
+
+    region, driver = make()
+    driver.edits = [fail]
+    for _ in range(2):
+        x = torch.ones(4)
+        known = weakref.ref(x)
+        args = [x]
+        del x
+        region(args)
+        gc.collect()
+        assert known() is None
+
+
+def test_while_one_thread_captures_the_others_run_uncaptured() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(capture: Capture) -> None:
+        inside.set()
+        assert go_on.wait(10)
+
+    region, driver = make()
+    region([torch.ones(2)])
+    driver.edits = [wait]
+    results: list[Any] = []
+    capturing = threading.Thread(target=lambda: results.append(region([torch.ones(2)])))
+    capturing.start()
+    assert inside.wait(10)
+    for _ in range(3):
+        assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.captures == 0
+    go_on.set()
+    capturing.join()
+    assert results[0][0].tolist() == [2, 2]
+    assert (region.record.captures, driver.captures) == (1, 2)
+    region([torch.ones(2)])
+    assert region.record.replays == 1
+
+
+def test_a_region_closed_while_it_captures_keeps_nothing() -> None:
+    region, driver = make()
+    region([torch.ones(2)])
+    driver.edits = [lambda capture: region.close()]
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert all(executable.closed for executable in driver.executables)
+    assert len(region._variants) == 0
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert region.record.replays == 0
+
+
+def test_a_region_called_while_its_thread_captures_runs_uncaptured() -> None:
+    inner, inner_driver = make()
+    for _ in range(3):
+        inner([torch.ones(2)])
+    outer, outer_driver = make()
+    outer([torch.ones(2)])
+    outer_driver.edits = [lambda capture: inner([torch.ones(2)])]  # type: ignore[list-item]
+    before = inner_driver.executables[0].replays
+    outer([torch.ones(2)])
+    assert inner_driver.executables[0].replays == before
+    assert outer.record.captures == 1
+
+
+def test_many_threads_get_their_own_results() -> None:
+    region, _ = make(max_captures=3)
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        for call in range(60):
+            n = 1 + (seed + call) % 5
+            out = region([torch.full((n,), float(seed)), n])[0]
+            if not torch.equal(out, torch.full((n,), 2.0 * seed + n)):
+                wrong.append((seed, call))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    record = region.record
+    assert record.replays + record.uncaptured == 360
+    assert counters.counters()["replays"] == record.replays

@@ -1,0 +1,210 @@
+"""The life of real regions under the host driver, where a scripted driver would not show it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pygraph.runtime.host import HostDriver
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.region import Region
+from tests.runtime.programs import region_calls
+from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
+
+
+def region_of(call: RegionCall, **options: Any) -> Region:
+    return Region(call.fn, HostDriver(), name="real", options=RegionOptions(**options))
+
+
+def check(region: Region, call: RegionCall, args: list[Any]) -> None:
+    """One call of the region equals one of its uncaptured function, arguments afterwards included."""
+    theirs = copy_arguments(args)
+    state = torch.get_rng_state()
+    expected = call.run(theirs)
+    torch.set_rng_state(state)
+    outputs = list(region(list(args)))
+    assert same_bits(outputs, expected)
+    assert all(same_bits(a, b) for a, b in zip(args, theirs, strict=True))
+
+
+def test_strides_that_change_at_the_same_sizes_are_variants() -> None:
+    (call,) = compile_regions_of(torch.mm, torch.randn(4, 4), torch.randn(4, 4))
+    region = region_of(call)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(4):
+        for args in ([x, y], [x.t(), y], [x.t(), y.t()], [y, torch.randn(4, 8)[:, ::2]]):
+            check(region, call, args)
+    assert (region.record.captures, region.record.keys) == (4, 1)
+    assert region.record.replays == 8
+
+
+def compile_regions_of(function: Any, *args: Any) -> list[RegionCall]:
+    compiled = compile_regions(function)
+    compiled.call(*args)
+    return compiled.regions
+
+
+def test_storage_offsets_that_change_are_no_variants() -> None:
+    ((call, *_),) = region_calls("mlp")
+    region = region_of(call)
+    for offset in (0, 0, 4, 8, 1, 3):
+        args = [torch.randn(offset + arg.numel())[offset:].view(arg.shape) for arg in call.args]
+        check(region, call, args)
+    assert (region.record.captures, region.record.replays) == (1, 4)
+
+
+def test_a_float_that_changes_on_each_call_is_never_captured() -> None:
+    _, (call, *_) = region_calls("read-back")
+    position = next(i for i, arg in enumerate(call.args) if type(arg) is float)
+    region = region_of(call, max_tracked=8)
+    for step in range(50):
+        args = call.fresh(step)
+        args[position] = step / 7
+        check(region, call, args)
+    assert (region.record.captures, region.record.keys) == (0, 50)
+    for _ in range(3):
+        args[position] = 0.25
+        check(region, call, args)
+        args[position] = -0.0
+        check(region, call, args)
+        args[position] = 0.0
+        check(region, call, args)
+    assert (region.record.captures, region.record.replays) == (3, 3)
+
+
+def test_donated_buffers_of_a_backward_are_written() -> None:
+    _, (call,) = region_calls("train")
+    region = region_of(call)
+    for seed in range(5):
+        check(region, call, call.fresh(seed))
+    (variant,) = region._variants.under(())
+    assert variant.written, "this backward reuses the memory of a saved activation"
+    assert region.record.replays == 3
+
+
+def test_outputs_of_earlier_calls_never_change() -> None:
+    ((call,),) = region_calls("planned")
+    region = region_of(call)
+    kept = []
+    for seed in range(8):
+        outputs = list(region(call.fresh(seed)))
+        kept.append((outputs, copy_arguments(outputs)))
+    assert region.record.replays == 6
+    assert all(same_bits(outputs, copies) for outputs, copies in kept)
+
+
+@pytest.mark.parametrize("program", ["mlp", "cache", "random", "train"])
+def test_nothing_of_a_call_is_kept(program: str) -> None:
+    for call, *_ in region_calls(program):
+        region = region_of(call)
+        for seed in range(4):
+            args = call.fresh(seed)
+            known = [weakref.ref(arg) for arg in args if isinstance(arg, torch.Tensor)]
+            outputs = list(region(args))
+            known += [weakref.ref(out) for out in outputs if isinstance(out, torch.Tensor)]
+            del outputs
+            gc.collect()
+            assert [ref() for ref in known] == [None] * len(known)
+
+
+class _Watch(TorchDispatchMode):
+    """Does nothing but be there."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_and_fake_tensors_run_uncaptured() -> None:
+    ((call,),) = region_calls("fallbacks")
+    region = region_of(call)
+    with _Watch():
+        for seed in range(3):
+            check(region, call, call.fresh(seed))
+    assert region.record.captures == 0
+    for seed in range(3):
+        check(region, call, call.fresh(seed))
+    assert (region.record.captures, region.record.replays) == (1, 2)
+    with _Watch():
+        check(region, call, call.fresh(3))
+    assert region.record.replays == 2
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(arg) for arg in call.args]
+    replays = region.record.replays
+    with pytest.raises((AssertionError, RuntimeError)):
+        region(fake)
+    assert region.record.replays == replays
+
+
+def test_inference_mode_gives_inference_tensors() -> None:
+    ((call,),) = region_calls("mlp")
+    region = region_of(call)
+    for inference in (False, True, False, True):
+        with torch.inference_mode(inference):
+            for seed in range(3):
+                outputs = list(region(call.fresh(seed)))
+                assert [out.is_inference() for out in outputs] == [inference] * len(outputs)
+    assert region.record.replays == 10
+
+
+def test_many_threads_share_a_region() -> None:
+    ((call,),) = region_calls("reused")
+    region = region_of(call)
+    expected = [call.run(call.fresh(seed)) for seed in range(8)]
+    wrong: list[int] = []
+
+    def work() -> None:
+        for seed in range(8):
+            for _ in range(10):
+                if not same_bits(list(region(call.fresh(seed))), expected[seed]):
+                    wrong.append(seed)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert region.record.captures == 1
+    assert region.record.replays + region.record.uncaptured == 320
+    assert region.record.replays > 0
+
+
+def test_closing_while_other_threads_replay() -> None:
+    ((call,),) = region_calls("mlp")
+    expected = call.run(call.fresh(1))
+    for _ in range(5):
+        region = region_of(call)
+        wrong: list[int] = []
+        stop = threading.Event()
+
+        def work(region: Region = region, wrong: list[int] = wrong, stop: threading.Event = stop) -> None:
+            while not stop.is_set():
+                if not same_bits(list(region(call.fresh(1))), expected):
+                    wrong.append(1)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while region.record.replays < 20:
+            pass
+        region.close()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+def test_verify_always_accepts_right_replays() -> None:
+    for name in ("mlp", "cache", "random", "as-is", "indexed"):
+        ((call,),) = region_calls(name)
+        region = region_of(call, verify_always=True)
+        for seed in range(4):
+            check(region, call, call.fresh(seed))
+        assert region.record.replays == 2, name
