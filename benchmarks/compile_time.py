@@ -17,7 +17,6 @@ import transformers
 import pygraph
 
 
-
 def main() -> None:
     """Compile once and print each graph's times in ms and PyGraph's share."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)

@@ -20,6 +20,7 @@ from pygraph.dump import dump_program, graph_dir
 from pygraph.errors import CaptureError, OptionError
 from pygraph.frontend import backward_static_inputs
 from pygraph.ir import Graph
+from pygraph.logs import configure
 from pygraph.lowering.compile import compare, compile_steered, program_record
 from pygraph.lowering.plan import Plan, judge_graph, plan
 from pygraph.lowering.program import read_program
@@ -50,6 +51,7 @@ def pygraph(
     ``mode`` takes Inductor's modes; their CUDA graphs are replaced by PyGraph's. ``options`` are those of
     ``pygraph.settings.Settings``. Raises OptionError or ParseError for an unknown mode, option or pass.
     """
+    configure()
     settings = Settings.make(options)
     patches = _inductor_patches(mode, settings)
     if settings.disable:
@@ -57,8 +59,11 @@ def pygraph(
     PassManager(settings.passes)  # a pipeline that does not parse is the caller's mistake, not a failure in here
     # A cached AOTAutograd entry of a plain compilation would skip inner_compile altogether.
     with compat.functorch_config.patch(enable_autograd_cache=False):
-        compiled = compat.compile_fx(gm, example_inputs, inner_compile=_Compiler(settings), config_patches=patches)
-    return cast("Callable[..., Any]", compiled)
+        inner: Any = _Compiler(settings)
+        return cast(
+            "Callable[..., Any]",
+            compat.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches),
+        )
 
 
 def _inductor_patches(mode: str | None, settings: Settings) -> dict[str, Any]:
@@ -88,7 +93,7 @@ class _Compiler:
         spare = copy.deepcopy(gm.graph)  # Inductor rewrites the graph that it is given
         try:
             compiled = self._compile(gm, example_inputs, kwargs, report)
-        except Exception as error:  # noqa: BLE001 - whatever failed in here, the user's program must run
+        except Exception as error:  # whatever failed in here, the user's program must run
             if self.settings.strict:
                 raise
             _give_up(report, error)

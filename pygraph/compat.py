@@ -5,11 +5,18 @@ Only imports live here; what is done with them lives where it belongs.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 # -- Inductor: compilation (2.11, 2.13) ----------------------------------------------------------------------------
 from torch._inductor import config as inductor_config
 from torch._inductor import ir as inductor_ir
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.output_code import CompiledFxGraph
+
+# -- torch.compile: configuration (2.11, 2.13) ------------------------------------------------------------------------
+compiler_config: Any = torch.compiler.config  # a config module: patch() is added when it is installed
 
 # -- Inductor: scheduling (2.11, 2.13) -----------------------------------------------------------------------------
 from torch._inductor.graph import SubgraphLowering
@@ -41,6 +48,7 @@ __all__ = [
     "SubgraphLowering",
     "compile_fx",
     "compile_fx_inner",
+    "compiler_config",
     "detect_fake_mode",
     "dispatch_mode_depth",
     "dynamo_counters",

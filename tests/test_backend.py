@@ -287,9 +287,9 @@ def test_disable_compiles_with_plain_inductor() -> None:
 
 
 def test_strict_raises_for_what_cannot_be_captured() -> None:
-    with torch._dynamo.config.patch(capture_scalar_outputs=True), torch.no_grad():
-        with pytest.raises(Exception, match="host-read"):
-            compiled(Scaled(), strict=True)(torch.randn(8, 16))
+    scalars = torch._dynamo.config.patch(capture_scalar_outputs=True)
+    with scalars, torch.no_grad(), pytest.raises(Exception, match="host-read"):
+        compiled(Scaled(), strict=True)(torch.randn(8, 16))
 
 
 def test_strict_accepts_what_is_captured() -> None:

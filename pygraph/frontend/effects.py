@@ -85,7 +85,7 @@ _CHECKS = frozenset(
 )
 """Checks: they may raise, so they are never removed, but they order nothing."""
 
-_STORAGE = frozenset({"aten.resize_", "aten.resize_as_", "aten.set_", "inductor.resize_storage_bytes_"})
+_STORAGE = frozenset({"aten.resize_", "aten.resize_as_", "aten.set_", "inductor.resize_storage_bytes_", "prims.resize"})
 """Operators that change which memory a tensor has, which neither writes nor aliases can say."""
 
 _LOWERINGS = "py.torch._inductor."

@@ -13,7 +13,7 @@ _ATEN_VIEWS = (
     "transpose mT mH adjoint unbind unfold unflatten unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze "
     "view view_as view_as_complex view_as_real hsplit vsplit dsplit"
 )
-_PRIMS_VIEWS = "as_strided broadcast_in_dim collapse_view split_dim squeeze transpose view_of view_of_dtype"
+_PRIMS_VIEWS = "broadcast_in_dim collapse_view split_dim squeeze transpose view_of view_of_dtype"
 
 VIEWS: frozenset[str] = frozenset(
     [f"aten.{name}" for name in _ATEN_VIEWS.split()] + [f"prims.{name}" for name in _PRIMS_VIEWS.split()]

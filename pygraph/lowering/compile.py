@@ -36,10 +36,10 @@ def compile_steered(
     package's source, since both shape the program; plain compilations of the same graph have another key.
     """
     steering = Steering(decision, judge)
-    tag = f"{torch.compiler.config.cache_key_tag}|pygraph {_source_digest()} {decision.digest()}"
+    tag = f"{compat.compiler_config.cache_key_tag}|pygraph {_source_digest()} {decision.digest()}"
     with (
         steering.active(),
-        torch.compiler.config.patch(cache_key_tag=tag),
+        compat.compiler_config.patch(cache_key_tag=tag),
         compat.inductor_config.patch(graph_partition=True),
     ):
         return compat.compile_fx_inner(gm, inputs, **kwargs)

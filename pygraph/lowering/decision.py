@@ -61,7 +61,7 @@ def _placed(node: KernelNode) -> Placed:
         op=node.op,
         region=region,
         reason=reason,
-        capturable=bool(node.meta.get(CAPTURABLE)),
+        capturable=node.meta.get(CAPTURABLE) is True,
         detail=node.meta.get(DETAIL) or "",
         loc=str(node.loc) if node.loc else None,
     )

@@ -70,7 +70,7 @@ def _listener() -> Listener | None:
 @functools.cache
 def install_scheduler_hooks() -> None:
     """Hook into Inductor's scheduler, once for the process. Without a listener nothing changes."""
-    scheduler = compat.Scheduler
+    scheduler: Any = compat.Scheduler
     ask, grouped, partition = scheduler.should_partition, scheduler.process_grouped_nodes, scheduler.graph_partition
 
     def should_partition(self: Any, node: Any) -> str | None:
@@ -87,7 +87,7 @@ def install_scheduler_hooks() -> None:
         partitions, signatures = partition(self)
         listener = _listener()
         if listener is not None:
-            graph = compat.inductor_virtualized.graph
+            graph: Any = compat.inductor_virtualized.graph
             outside = [signature.skip_cudagraph for signature in signatures]
             graph.partition_maps = listener.record(partitions, outside, graph.partition_maps)
         return partitions, signatures

@@ -50,17 +50,9 @@ def _is_region(name: str) -> bool:
 def _arguments(function: ast.FunctionDef) -> tuple[str, ...]:
     for statement in function.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.value) == "args":
-            return tuple(sorted(_names(statement.targets[0]), key=_position(statement.targets[0])))
+            names = [node for node in ast.walk(statement.targets[0]) if isinstance(node, ast.Name)]
+            return tuple(name.id for name in sorted(names, key=lambda name: (name.lineno, name.col_offset)))
     return ()
-
-
-def _names(target: ast.expr) -> list[str]:
-    return [n.id for n in ast.walk(target) if isinstance(n, ast.Name)]
-
-
-def _position(target: ast.expr) -> object:
-    columns = {n.id: (n.lineno, n.col_offset) for n in ast.walk(target) if isinstance(n, ast.Name)}
-    return columns.__getitem__
 
 
 def _kernels(function: ast.FunctionDef) -> Iterator[str]:

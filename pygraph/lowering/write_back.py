@@ -51,7 +51,7 @@ class _Writer:
         self.graph = graph
         self.lifted = lifted
         self.by_name: dict[str, FxNode] = {node.name: node for node in self.fx.nodes}
-        self.items: dict[tuple[FxNode, int], FxNode] = {}
+        self.items: dict[tuple[Any, Any], FxNode] = {}
         self.changed: list[FxNode] = []
         for node in self.fx.nodes:
             if node.op == "call_function" and node.target is operator.getitem:
@@ -118,7 +118,8 @@ class _Writer:
         self._output().args = (self._args(self.graph.outputs),)
 
     def _output(self) -> FxNode:
-        return next(node for node in reversed(self.fx.nodes) if node.op == "output")
+        nodes: list[FxNode] = list(self.fx.nodes)
+        return next(node for node in reversed(nodes) if node.op == "output")
 
     def _erase(self) -> int:
         kept = {node.name for node in self.graph.nodes}
@@ -145,7 +146,7 @@ class _Writer:
             node = self._item(node, step)
         return node
 
-    def _path(self, value: Value, node: FxNode) -> tuple[int, ...]:
+    def _path(self, value: Value, node: FxNode) -> tuple[int | str, ...]:
         """Where ``value`` sits in what ``node`` returns; a new node's results come in a list unless there is one."""
         if node.name in self.lifted:
             return result_paths(node)[value.index]
@@ -153,13 +154,13 @@ class _Writer:
 
     def _returns_many(self, node: FxNode) -> bool:
         schema = getattr(node.target, "_schema", None)
-        returns = schema.returns if schema is not None else ()
+        returns: list[Any] = schema.returns if schema is not None else []
         return len(returns) != 1 or isinstance(returns[0].type, torch.ListType)
 
-    def _item(self, node: FxNode, index: int) -> FxNode:
+    def _item(self, node: FxNode, index: int | str) -> FxNode:
         if (node, index) not in self.items:
             with self.fx.inserting_after(node):
-                item = self.fx.call_function(operator.getitem, (node, index))
+                item: FxNode = self.fx.call_function(operator.getitem, (node, index))
             self.items[node, index] = item
             self.changed.append(item)
         return self.items[node, index]

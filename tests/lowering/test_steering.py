@@ -115,7 +115,8 @@ def test_nodes_made_by_inductor_are_judged_when_they_appear() -> None:
         def __init__(self, name: str) -> None:
             self.name = name
 
-    steering = Steering(Decision("cpu", {"known": Placed("aten.mm.default", 0, None, True)}, (0,), frozenset(), ""), judge)
+    known = {"known": Placed("aten.mm.default", 0, None, True)}
+    steering = Steering(Decision("cpu", known, (0,), frozenset(), ""), judge)
     assert steering._origin_reason(Origin("known")) is None
     assert asked == []
     assert steering._origin_reason(Origin("made")) == "host-read"

@@ -53,9 +53,7 @@ def test_results_of_a_new_operator_with_several_are_taken_apart() -> None:
     before = fingerprint(graph)
     amax = graph.nodes[0]
     index = TensorType(amax.output.type.dtype, (4,), Device("cpu"))
-    pair = graph.add(
-        "aten.max.dim", (graph.inputs[0], 1), (amax.output.type, index), name="pair", before=amax
-    )
+    pair = graph.add("aten.max.dim", (graph.inputs[0], 1), (amax.output.type, index), name="pair", before=amax)
     graph.replace_uses(amax.output, pair.outputs[0])
     graph.erase(amax)
     write_back(gm, graph, before)

@@ -21,7 +21,7 @@ BATCH = 2
 
 @dataclass(frozen=True)
 class Entry:
-    """How to make a model, and inputs for it. Calling the model on them gives an object with ``loss`` and ``logits``."""
+    """How to make a model, and inputs for it; the model returns an object with ``loss`` and ``logits``."""
 
     make: Callable[[], nn.Module]
     inputs: Callable[[], Inputs]

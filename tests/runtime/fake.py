@@ -13,10 +13,12 @@ import torch
 
 from pygraph.runtime.digest import bits, extent
 from pygraph.runtime.driver import Program
+from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.recording import Access, Recording
+from pygraph.runtime.region import Region
 from tests.runtime.captures import Capture
 
-__all__ = ["FakeDriver", "FakeExecutable", "Function"]
+__all__ = ["FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "make", "noisy"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -91,7 +93,8 @@ class FakeDriver:
     def instantiate(self, program: Program) -> FakeExecutable:
         if self.refuses is not None:
             raise self.refuses
-        fn, expected = program.recording.payload  # type: ignore[misc]
+        payload: Any = program.recording.payload
+        fn, expected = payload
         self.programs.append(program)
         self.executables.append(FakeExecutable(self, fn, expected))
         return self.executables[-1]
@@ -102,3 +105,31 @@ class FakeDriver:
     def restore_rng(self, state: object) -> None:
         assert isinstance(state, torch.Tensor)
         torch.set_rng_state(state)
+
+
+def double(args: list[Any]) -> Sequence[Any]:
+    """Twice the first argument, plus the scalars."""
+    x, *rest = args
+    args.clear()
+    return [x * 2 + sum(rest)]
+
+
+def accumulate(args: list[Any]) -> Sequence[Any]:
+    """Adds the first argument to the second; returns a fresh tensor, and the second itself."""
+    x, total = args
+    args.clear()
+    total.add_(x)
+    return [total * 3, total]
+
+
+def noisy(args: list[Any]) -> Sequence[Any]:
+    """Adds random numbers to its argument of four elements."""
+    (x,) = args
+    args.clear()
+    return [x + torch.rand(4)]
+
+
+def make(fn: Function = double, driver: FakeDriver | None = None, **options: Any) -> tuple[Region, FakeDriver]:
+    """A region around ``fn`` with some options, and its driver."""
+    chosen = driver or FakeDriver()
+    return Region(fn, chosen, name="toy", options=RegionOptions(**options)), chosen

@@ -14,36 +14,8 @@ import torch
 
 from pygraph.errors import CaptureError, ReplayError
 from pygraph.runtime import counters
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
 from tests.runtime.captures import Capture
-from tests.runtime.fake import FakeDriver
-
-
-def double(args: list[Any]) -> Sequence[Any]:
-    """Twice the first argument, plus the scalars."""
-    x, *rest = args
-    args.clear()
-    return [x * 2 + sum(rest)]
-
-
-def accumulate(args: list[Any]) -> Sequence[Any]:
-    """Adds the first argument to the second; returns a fresh tensor, and the second itself."""
-    x, total = args
-    args.clear()
-    total.add_(x)
-    return [total * 3, total]
-
-
-def noisy(args: list[Any]) -> Sequence[Any]:
-    (x,) = args
-    args.clear()
-    return [x + torch.rand(4)]
-
-
-def make(fn: Any = double, driver: FakeDriver | None = None, **options: Any) -> tuple[Region, FakeDriver]:
-    chosen = driver or FakeDriver()
-    return Region(fn, chosen, name="toy", options=RegionOptions(**options)), chosen
+from tests.runtime.fake import FakeDriver, accumulate, make
 
 
 @pytest.fixture(autouse=True)

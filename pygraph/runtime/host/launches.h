@@ -16,7 +16,7 @@ namespace pygraph {
 namespace py = pybind11;
 using torch::jit::Stack;
 
-constexpr size_t kMaxWords = 256;
+constexpr size_t kMaxWords = 1024;
 constexpr size_t kMaxFloats = 8;
 
 // Applies `f` to every defined tensor in `value`, lists included, and returns what it made of them.
@@ -126,8 +126,8 @@ void invoke_n(void* kernel, const int64_t* words, const float* floats) {
 inline std::pair<size_t, Invoke> invoker(size_t count) {
   if (count <= 6) return {6, invoke_n<6>};
   if (count <= 16) return {16, invoke_n<16>};
-  if (count <= 32) return {32, invoke_n<32>};
   if (count <= 64) return {64, invoke_n<64>};
+  if (count <= 256) return {256, invoke_n<256>};
   return {kMaxWords, invoke_n<kMaxWords>};
 }
 

@@ -242,10 +242,14 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     built_in = call.op.namespace in _BUILT_IN
     kept = tuple(fresh) if any(t is not None for t in fresh) else ()
     signature = (str(call.op), describe(recorder, [value for _, value in call.operands()]))
-    random = torch.Tag.nondeterministic_seeded in call.op.tags
+    random = torch.Tag.nondeterministic_seeded in call.op.tags or _takes_generator(call)
     launch = OperatorLaunch(native_call, moves, kept, built_in)
     recorder.operator(str(call.op), uses, signature, launch, exact=built_in, random=random)
     return returned[0] if len(returned) == 1 else tuple(returned) or None
+
+
+def _takes_generator(call: _Call) -> bool:
+    return any("Generator" in str(argument.type) for argument in call.op._schema.arguments)
 
 
 def _place(recorder: Recorder, call: _Call, result: Any) -> Any:

@@ -1,0 +1,107 @@
+"""The CUDA driver: captures regions of Inductor's CUDA programs as graphs, and replays them with moved addresses."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.cuda import bindings, build
+from pygraph.runtime.cuda.capture import CudaCapture, Machine
+from pygraph.runtime.cuda.instantiate import make_region
+from pygraph.runtime.cuda.stand_ins import check_arguments
+from pygraph.runtime.driver import Executable, Program
+from pygraph.runtime.recording import Recording
+
+__all__ = ["CudaDriver", "CudaExecutable"]
+
+_log = logging.getLogger("pygraph.cuda")
+
+
+class CudaExecutable:
+    """A region ready for replay. ``replay`` is the native region's own method: there is no Python on the way.
+
+    A replay that finds another one of the same executable under way (of another thread, or around it) returns None.
+    """
+
+    __slots__ = ("__weakref__", "_kept", "_region", "replay")
+
+    replay: Callable[[list[Any]], list[Any] | None]
+
+    def __init__(self, region: Any, kept: Sequence[object]) -> None:
+        self._region = region
+        self._kept = tuple(kept)
+        self.replay = region.replay
+
+    def close(self) -> None:
+        """Give back everything that the executable holds; replaying afterwards returns None."""
+        self._region.close()
+        self._kept = ()
+
+
+class CudaDriver:
+    """``Driver`` for regions on CUDA devices. Raises CaptureError (``bindings-unavailable``, ``no-device``).
+
+    ``native`` False does without the native half, as where there is no compiler.
+    """
+
+    def __init__(self, *, native: bool = True) -> None:
+        if not torch.cuda.is_available():
+            raise CaptureError("no-device", "torch sees no CUDA device")
+        self._driver: ModuleType = bindings.load()
+        self._native = _native() if native else None
+        self._machines: dict[int, Machine] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """``cuda``."""
+        return "cuda"
+
+    @property
+    def native(self) -> bool:
+        """Whether the native half is in use."""
+        return self._native is not None
+
+    def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
+        """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back."""
+        return self._machine(check_arguments(args)).capture(fn, args)
+
+    def instantiate(self, program: Program) -> Executable:
+        """Make ``program`` ready for replay, once for each recording. The executable outlives the recording."""
+        payload = program.recording.payload
+        if not isinstance(payload, CudaCapture):
+            raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
+        region = make_region(self._machine(payload.device), program, payload)
+        return CudaExecutable(region, payload.kept)
+
+    def snapshot_rng(self) -> tuple[torch.Tensor, ...]:
+        """The states of the default generators: the CPU's, then each device's."""
+        return (torch.get_rng_state(), *torch.cuda.get_rng_state_all())
+
+    def restore_rng(self, state: object) -> None:
+        """Set the default generators to ``state``."""
+        if not isinstance(state, tuple):
+            raise TypeError(f"the generators' states are a tuple, not {type(state).__name__}")
+        torch.set_rng_state(state[0])
+        torch.cuda.set_rng_state_all(state[1:])
+
+    def _machine(self, device: int) -> Machine:
+        with self._lock:
+            if device not in self._machines:
+                self._machines[device] = Machine(self._driver, self._native, device)
+            return self._machines[device]
+
+
+def _native() -> ModuleType | None:
+    """The native half, or None, said once, where it cannot be built."""
+    try:
+        return build.load()
+    except CaptureError as error:
+        _log.warning("pygraph: replaying without native code, which costs host time and memory: %s", error.detail)
+        return None
