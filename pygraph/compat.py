@@ -86,7 +86,7 @@ __all__ += [
 
 # -- CUDA driver: capture (2.11) -----------------------------------------------------------------------------------
 # A torch built without CUDA has neither; the driver is not made there.
-storage_from_address = getattr(torch._C, "_construct_storage_from_data_pointer", None)
-clear_cublas_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+storage_from_address: Any = getattr(torch._C, "_construct_storage_from_data_pointer", None)
+clear_cublas_workspaces: Any = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
 
 __all__ += ["clear_cublas_workspaces", "storage_from_address"]

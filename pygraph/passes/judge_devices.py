@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pygraph.ir import Device, KernelNode, TensorType, Value
 from pygraph.passes.operators import base_name
-from pygraph.passes.verdict import Target, Verdict, devices_of
+from pygraph.passes.verdict import Target, Verdict, device_of, devices_of
 
 __all__ = ["CONSTANT", "UPLOAD", "copy_source", "device_copies", "device_operands", "device_random", "is_on_host"]
 
@@ -63,10 +63,10 @@ def device_operands(node: KernelNode, target: Target) -> Verdict | None:
     values = (*node.inputs, *node.outputs)
     foreign = next((v for v in values if _on_other_kind(v, target)), None)
     if foreign is not None:
-        return Verdict(False, "unsupported-device", f"{node.op} has %{foreign.name} on {_device(foreign)}")
+        return Verdict(False, "unsupported-device", f"{node.op} has %{foreign.name} on {device_of(foreign)}")
     elsewhere = next((v for v in values if _on_other_index(v, target)), None)
     if elsewhere is not None:
-        text = f"{node.op} has %{elsewhere.name} on {_device(elsewhere)}, and the graph computes on {target.device}"
+        text = f"{node.op} has %{elsewhere.name} on {device_of(elsewhere)}, and the graph computes on {target.device}"
         return Verdict(False, "multi-device", text)
     if target.device.is_host or _is_folded(node):
         return None
@@ -100,19 +100,15 @@ def device_random(node: KernelNode, target: Target) -> Verdict | None:
 
 def is_on_host(value: Value) -> bool:
     """Whether ``value`` is memory that the CPU reads without a copy."""
-    device = _device(value)
+    device = device_of(value)
     return device is not None and device.is_host
 
 
-def _device(value: Value) -> Device | None:
-    return next(devices_of((value,)), None)
-
-
 def _on_other_kind(value: Value, target: Target) -> bool:
-    device = _device(value)
+    device = device_of(value)
     return device is not None and device.kind not in ("cpu", target.device.kind)
 
 
 def _on_other_index(value: Value, target: Target) -> bool:
-    device = _device(value)
+    device = device_of(value)
     return device is not None and not device.is_host and not target.includes(device)

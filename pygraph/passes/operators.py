@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 __all__ = ["Entry", "base_name", "higher_order", "known_unsafe"]
 
@@ -236,11 +237,13 @@ _HIGHER_ORDER: dict[str, Entry | None] = {
 _UNKNOWN_HIGHER_ORDER = Entry("unknown-higher-order", "is a higher-order operator that is not known here")
 
 
+@cache
 def base_name(op: str) -> str:
     """``op`` without its overload: ``aten.mm`` for ``aten.mm.default``."""
     return ".".join(op.split(".")[:2])
 
 
+@cache
 def known_unsafe(op: str) -> Entry | None:
     """The entry of an operator that is known by name, or None."""
     found = _UNSAFE.get(op) or _UNSAFE.get(base_name(op))

@@ -5,15 +5,25 @@ Nothing is changed here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from pygraph.ir import REASON, Graph, KernelNode, Value, memory_roots
 from pygraph.passes.judge_devices import UPLOAD, copy_source, is_on_host
 from pygraph.passes.operators import base_name
 from pygraph.passes.verdict import Target
 
-__all__ = ["Facts", "facts_of", "free_name", "host_operands", "is_copy_in", "is_copy_out", "note_of_move"]
+__all__ = [
+    "Facts",
+    "Names",
+    "facts_of",
+    "host_operands",
+    "is_copy_in",
+    "is_copy_out",
+    "note_of_move",
+    "put_after",
+]
 
 _INDEXING = frozenset(
     {"aten._unsafe_index", "aten._unsafe_index_put", "aten.index", "aten.index_put", "aten.index_put_"}
@@ -107,10 +117,35 @@ def _is_on(value: Value, target: Target) -> bool:
     return device is not None and target.includes(device)
 
 
-def free_name(taken: Iterable[str], base: str) -> str:
-    """``base`` followed by the first number that makes a free name."""
-    names = set(taken)
-    return next(name for name in (f"{base}{i}" for i in range(len(names) + 1)) if name not in names)
+class Names:
+    """The names of a graph that are taken, with those given out since."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._taken = {value.name for value in graph.inputs} | {node.name for node in graph.nodes}
+
+    def numbered(self, base: str) -> str:
+        """``base`` followed by the first number that makes a free name."""
+        return self._claim(next(n for n in (f"{base}{i}" for i in count()) if n not in self._taken))
+
+    def suffixed(self, name: str) -> str:
+        """``name`` with as many underscores behind it as make a free name."""
+        return self._claim(next(n for n in (name + "_" * i for i in count()) if n not in self._taken))
+
+    def _claim(self, name: str) -> str:
+        self._taken.add(name)
+        return name
+
+
+def put_after(graph: Graph, places: Sequence[tuple[KernelNode, KernelNode | None]]) -> None:
+    """Bring each first node of ``places`` to right behind the second one (None: to the start), all in one pass."""
+    moved = frozenset(node for node, _ in places)
+    behind: dict[KernelNode | None, list[KernelNode]] = {}
+    for node, before in places:
+        behind.setdefault(before, []).append(node)
+    order = behind.get(None, [])
+    for node in graph.nodes:
+        order += [] if node in moved else [node, *behind.get(node, [])]
+    graph.reorder(order)
 
 
 def note_of_move(target: Target) -> str:

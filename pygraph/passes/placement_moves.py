@@ -20,7 +20,7 @@ from pygraph.ir import (
     map_arg,
 )
 from pygraph.passes.judge_devices import CONSTANT, is_on_host
-from pygraph.passes.placement_facts import Facts, facts_of, host_operands, is_copy_in, note_of_move
+from pygraph.passes.placement_facts import Facts, Names, facts_of, host_operands, is_copy_in, note_of_move, put_after
 from pygraph.passes.placement_rules import is_exact, is_factory
 from pygraph.passes.verdict import Target
 
@@ -54,8 +54,9 @@ class _Mover:
         self.target = target
         self.floating = floating
         self.facts: Facts = facts_of(graph)
+        self.names = Names(graph)
         self.twins: dict[Value, Value] = {}
-        self.copies = 0
+        self.made: list[tuple[KernelNode, KernelNode]] = []
 
     def run(self) -> Moves:
         wanted = self._wanted()
@@ -69,9 +70,11 @@ class _Mover:
         for node in self.graph.nodes:
             if node not in wanted:
                 self._serve(node)
-        for node in copies:
-            self._serve_copy(node)
-        return Moves(len(wanted) - len(staying), len(staying), self.copies)
+        idle = [node for node in copies if self._serve_copy(node)]
+        self.graph.erase(*idle)
+        if self.made:
+            put_after(self.graph, self.made)
+        return Moves(len(wanted) - len(staying), len(staying), len(idle))
 
     # -- what to move ------------------------------------------------------------------------------------------------
 
@@ -131,26 +134,14 @@ class _Mover:
             (node.output, self.target.device) if held else self._args(node),
             [self._type(value.type) for value in node.outputs],
             attrs={} if held else self._attrs(node),
-            name=self._twin_name(node),
+            name=self.names.suffixed(f"{node.name}_{self.target.device.kind}"),
             effects=node.effects,
             cost=node.cost,
             loc=node.loc,
-            before=self._next(node),
         )
         twin.meta.set(PLACEMENT, f"made on {self.target.device} beside {node.name} on cpu")
         self.twins.update(zip(node.outputs, twin.outputs, strict=True))
-
-    def _next(self, node: KernelNode) -> KernelNode | None:
-        nodes = self.graph.nodes
-        place = nodes.index(node) + 1
-        return nodes[place] if place < len(nodes) else None
-
-    def _twin_name(self, node: KernelNode) -> str:
-        taken = {value.name for value in self.graph.inputs} | {other.name for other in self.graph.nodes}
-        name = f"{node.name}_{self.target.device.kind}"
-        while name in taken:
-            name += "_"
-        return name
+        self.made.append((twin, node))
 
     def _args(self, node: KernelNode) -> tuple[Arg, ...]:
         return tuple(map_arg(arg, self._twin_of) for arg in node.args)
@@ -178,13 +169,12 @@ class _Mover:
     def _attrs_of_user(self, node: KernelNode) -> dict[str, Arg]:
         return {key: map_arg(arg, self._twin_of) for key, arg in node.attrs.items()}
 
-    def _serve_copy(self, node: KernelNode) -> None:
-        """A copy of a value that is on the device now: gone, unless it casts or somebody could tell."""
+    def _serve_copy(self, node: KernelNode) -> bool:
+        """Whether a copy of a value that is on the device now is idle: it casts nothing, and nobody could tell it."""
         moved = self.twins.get(node.inputs[0], node.inputs[0])
         if node.output.type == moved.type and node not in self.facts.pinned and not self.facts.is_observed(node.output):
             self.graph.replace_uses(node.output, moved)
-            self.graph.erase(node)
-            self.copies += 1
-            return
+            return True
         self.graph.set_args(node, self._args(node), self._attrs_of_user(node))
         node.meta.set(PLACEMENT, f"copies within {self.target.device}")
+        return False

@@ -55,6 +55,8 @@ def sink_copies(graph: Graph) -> list[KernelNode]:
 
     Nothing may depend on them: neither a value nor a later write of what they read.
     """
+    if not any(is_copy_out(node) for node in graph.nodes):
+        return []
     sunk = _sinkable(graph, dependence_lists(graph))
     order = [*(node for node in graph.nodes if node not in sunk), *(node for node in graph.nodes if node in sunk)]
     if not sunk or order == list(graph.nodes):

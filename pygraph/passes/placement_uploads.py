@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pygraph.ir import PLACEMENT, Cost, Graph, KernelNode, TensorType, Value, map_arg
 from pygraph.ir.cost import total
 from pygraph.passes.judge_devices import UPLOAD
-from pygraph.passes.placement_facts import facts_of, free_name, host_operands, is_copy_in
+from pygraph.passes.placement_facts import Names, facts_of, host_operands, is_copy_in, put_after
 from pygraph.passes.placement_order import ranks
 from pygraph.passes.verdict import Target
 
@@ -75,29 +75,23 @@ def _requests(graph: Graph, target: Target) -> Iterator[_Request]:
 
 def _upload_singly(graph: Graph, target: Target, requests: list[_Request]) -> tuple[list[KernelNode], int]:
     """One upload per value (per copy, where a copy must be memory of its own), right after the value has come to be."""
+    names, pinned = Names(graph), facts_of(graph).pinned
     made: dict[tuple[Value, KernelNode | None, KernelNode | None], KernelNode] = {}
-    pinned = facts_of(graph).pinned
-    copies = 0
+    idle: list[KernelNode] = []
     for request in requests:
         key = (request.value, request.since, request.copy)
         if key not in made:
-            made[key] = _upload(graph, target, request)
-        copies += _serve(graph, target, request, made[key].output, pinned)
-    return list(made.values()), copies
+            made[key] = _upload(graph, target, request, names.numbered("single_upload"))
+        if _serve(graph, target, request, made[key].output, pinned):
+            idle.append(request.user)
+    graph.erase(*idle)
+    put_after(graph, [(single, since) for (_, since, _), single in made.items()])
+    return list(made.values()), len(idle)
 
 
-def _upload(graph: Graph, target: Target, request: _Request) -> KernelNode:
-    nodes = graph.nodes
-    first = 0 if request.since is None else nodes.index(request.since) + 1
-    names = [*(value.name for value in graph.inputs), *(node.name for node in nodes)]
-    return graph.add(
-        UPLOAD,
-        ((request.value,), target.device),
-        (_uploaded_type(request.value, target),),
-        name=free_name(names, "single_upload"),
-        loc=request.user.loc,
-        before=nodes[first],
-    )
+def _upload(graph: Graph, target: Target, request: _Request, name: str) -> KernelNode:
+    type = _uploaded_type(request.value, target)
+    return graph.add(UPLOAD, ((request.value,), target.device), (type,), name=name, loc=request.user.loc)
 
 
 def _uploaded_type(value: Value, target: Target) -> TensorType:
@@ -120,20 +114,19 @@ def _is_dense(type: TensorType) -> bool:
     return True
 
 
-def _serve(graph: Graph, target: Target, request: _Request, uploaded: Value, pinned: frozenset[KernelNode]) -> int:
-    """Give the user what was uploaded for it; return 1 when it was a copy that has nothing left to do."""
+def _serve(graph: Graph, target: Target, request: _Request, uploaded: Value, pinned: frozenset[KernelNode]) -> bool:
+    """Give the user what was uploaded for it; return whether it is a copy that has nothing left to do."""
     user, value = request.user, request.value
     if is_copy_in(user, target) and user.output.type == uploaded.type and user not in pinned:
         graph.replace_uses(user.output, uploaded)
-        graph.erase(user)
-        return 1
+        return True
 
     def change(operand: Value) -> Value:
         return uploaded if operand is value else operand
 
     attrs = {key: map_arg(arg, change) for key, arg in user.attrs.items()}
     graph.set_args(user, tuple(map_arg(arg, change) for arg in user.args), attrs)
-    return 0
+    return False
 
 
 def _merge(graph: Graph, singles: list[KernelNode]) -> int:
@@ -144,24 +137,22 @@ def _merge(graph: Graph, singles: list[KernelNode]) -> int:
     for single in singles:
         groups.setdefault(turn[single], []).append(single)
     order = sorted(graph.nodes, key=lambda node: (turn[node], node.op != UPLOAD, place[node]))
-    merged: dict[KernelNode, KernelNode] = {}
-    for _, group in sorted(groups.items()):
-        merged[group[0]] = _merge_group(graph, group)
+    names = Names(graph)
+    merged = {group[0]: _merge_group(graph, group, names.numbered("upload")) for _, group in sorted(groups.items())}
     gone = frozenset(singles)
     graph.erase(*singles)
     graph.reorder([merged.get(node, node) for node in order if node in merged or node not in gone])
     return len(merged)
 
 
-def _merge_group(graph: Graph, group: list[KernelNode]) -> KernelNode:
-    names = [*(value.name for value in graph.inputs), *(node.name for node in graph.nodes)]
+def _merge_group(graph: Graph, group: list[KernelNode], name: str) -> KernelNode:
     types = [single.output.type for single in group]
     nbytes = [type.nbytes for type in types if isinstance(type, TensorType)]
     upload = graph.add(
         UPLOAD,
         (tuple(single.inputs[0] for single in group), group[0].args[1]),
         types,
-        name=free_name(names, "upload"),
+        name=name,
         cost=total([Cost(0, size, size, 0, None) for size in nbytes]),
         loc=group[0].loc,
     )

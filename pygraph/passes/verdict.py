@@ -21,7 +21,7 @@ from pygraph.ir import (
     Value,
 )
 
-__all__ = ["CAPTURED", "Target", "Verdict", "annotate", "devices_of", "target_of"]
+__all__ = ["CAPTURED", "Target", "Verdict", "annotate", "device_of", "devices_of", "target_of"]
 
 META = "meta"
 """Tensors without memory: attention returns its random state so, as it cannot know yet whether it is captured."""
@@ -68,11 +68,18 @@ def target_of(graph: Graph, kind: str, forbid: tuple[str, ...] = ()) -> Target:
     return Target(home, forbid, dict(graph.subgraphs))
 
 
+def device_of(value: Value) -> Device | None:
+    """The device of ``value``, or None when it has no memory."""
+    type = value.type
+    return type.device if isinstance(type, (TensorType, BufferType)) and type.device.kind != META else None
+
+
 def devices_of(values: Iterable[Value]) -> Iterator[Device]:
     """The device of each value that has memory, in order, with repetitions."""
     for value in values:
-        if isinstance(value.type, TensorType | BufferType) and value.type.device.kind != META:
-            yield value.type.device
+        device = device_of(value)
+        if device is not None:
+            yield device
 
 
 def annotate(node: KernelNode, verdict: Verdict) -> bool:

@@ -21,7 +21,7 @@ CONTEXT = PassContext("cuda")
 GPU, CPU = "f32[4]@cuda:0", "f32[4]@cpu"
 INPUTS = f"""
   %x : {GPU}, %y : {GPU}, %s : f32[]@cpu, %t : f32[]@cpu, %w : {CPU} {{role = parameter, static}}, %i : i64[4]@cpu,
-  %k : int(s0)
+  %k : int(s0), %z : f32[]@cuda:0
 """
 COPY = "prims.device_put.default"
 
@@ -389,12 +389,26 @@ def test_strides_of_a_dense_tensor_are_kept() -> None:
         f"%r = {COPY}(%w, @cuda:1) : f32[4]@cuda:1",
         f"%r = aten.copy_.default(%w, %x) : {CPU} !reads[1] !writes[0] !aliases[0:0]",
         f"%r = aten.mul.Tensor(%x, %s) : {GPU} !sync",
+        f"%r = aten._foreach_copy_.default([%s], [%z]) : {GPU} !writes[0]",
     ],
 )
 def test_operands_that_must_stay_on_the_cpu_are_left_there(line: str) -> None:
     graph, result = place(f"%q = aten.mul.Tensor(%x, %y) : {GPU}", line, returns="%q, %r")
     assert not result.modified
     assert not graph.node("r").meta.get(CAPTURABLE)
+
+
+@pytest.mark.parametrize("source", ["%w", "%p"])
+def test_a_copy_that_an_explicit_order_names_stays_a_node(source: str) -> None:
+    graph, _ = place(
+        f"%p = aten.zeros.default([4], device = @cpu) : {CPU}",
+        f"%a = aten.relu.default(%x) : {GPU}",
+        f"%d = {COPY}({source}, @cuda:0) after(^a) : {GPU}",
+        f"%r = aten.add.Tensor(%x, %d) : {GPU}",
+        returns="%r",
+    )
+    assert list(graph.node("d").after) == [graph.node("a")]
+    assert graph.node("d").meta.get(CAPTURABLE)
 
 
 # -- copies to the host ------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class SegmentMemory:
     def __init__(self, driver: ModuleType, stream: int) -> None:
         self._driver, self._stream = driver, stream
         self._graph: Any = None
-        self._pool: tuple[int, int] = (0, 0)
+        self._pool: tuple[int, ...] = ()
 
     def begin(self, graph: torch.cuda.CUDAGraph) -> None:
         """Torch allocates from the graph's pool by itself."""

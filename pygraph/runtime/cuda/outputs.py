@@ -73,18 +73,18 @@ def _memory(
     result: Described, value: torch.Tensor, arguments: Sequence[Any], addresses: AddressMap, pool: int
 ) -> Output:
     """An output that shows memory: of the region, or of an argument."""
-    place = {"size": tuple(value.size()), "stride": tuple(value.stride()), "dtype": value.dtype}
+    place: dict[str, Any] = {"size": tuple(value.size()), "stride": tuple(value.stride()), "dtype": value.dtype}
     base = value.untyped_storage().data_ptr()
     if not base:
         made = Allocation(AllocationKind.POOL, pool + len(result.empty), 0, 0)
         result.empty.append(made)
-        return Output(OutputKind.FRESH, allocation=made.index, offset=value.storage_offset(), **place)
-    address = base + value.storage_offset() * value.element_size()
+        return Output(OutputKind.FRESH, allocation=made.index, offset=int(value.storage_offset()), **place)
+    address = base + int(value.storage_offset()) * value.element_size()
     owner = addresses.inside(address) or addresses.inside(base) or _empty_argument(base, arguments, addresses)
     if owner is None:
         raise CaptureError("unsupported-output", "a view of a constant, or memory of nobody's")
     distance = address - owner.address
-    inside = 0 <= distance and distance + extent(value) <= owner.nbytes
+    inside = distance >= 0 and distance + extent(value) <= owner.nbytes
     if distance % value.element_size() or (value.numel() and not inside):
         raise CaptureError("unsupported-output", "a tensor that reaches beyond its allocation")
     offset = distance // value.element_size()
@@ -99,6 +99,6 @@ def _empty_argument(base: int, arguments: Sequence[Any], addresses: AddressMap) 
     """The argument without elements whose storage begins at ``base``."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor) and argument.untyped_storage().data_ptr() == base:
-            start = base + argument.storage_offset() * argument.element_size()
+            start = base + int(argument.storage_offset()) * argument.element_size()
             return addresses.empty(start) or addresses.inside(start)
     return None

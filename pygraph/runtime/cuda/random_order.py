@@ -44,7 +44,7 @@ class RandomOrder:
         return _probe(driver, self._device)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _keeper(device: int) -> Any:
     """A capture that draws. It is kept, as the generator gives its memory up with the last capture."""
     graph = torch.cuda.CUDAGraph(keep_graph=True)

@@ -272,7 +272,7 @@ class _Kernel:
 
     def write(self, place: int, address: int) -> None:
         """Put ``address`` at byte ``place`` of the parameters."""
-        self._blob[place : place + 8] = address.to_bytes(8, "little")
+        ctypes.c_uint64.from_buffer(self._blob, place).value = address
 
     def apply(self, graph: Any) -> Any:
         """Hand the parameters to the instantiated graph."""

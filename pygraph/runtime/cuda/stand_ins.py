@@ -57,7 +57,7 @@ class StandIns:
 
     def _make(self, index: int, value: torch.Tensor) -> torch.Tensor:
         """A tensor like ``value``, at an address that is congruent to its own modulo ALIGNMENT."""
-        nbytes, front = extent(value), value.storage_offset() * value.element_size()
+        nbytes, front = extent(value), int(value.storage_offset()) * value.element_size()
         start = value.untyped_storage().data_ptr() + front if nbytes else 0
         base = self._arena.take(front + nbytes, (start - front) % ALIGNMENT)
         self.allocations.append(Allocation(AllocationKind.INPUT, index, base + front, nbytes))

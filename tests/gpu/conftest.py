@@ -1,0 +1,39 @@
+"""Tests that need a CUDA device. Without one, each is skipped and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark everything here, and skip it where torch sees no CUDA device."""
+    for item in items:
+        if HERE not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.gpu)
+        if not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+
+
+@pytest.fixture(scope="session", params=["native", "python"])
+def driver(request: pytest.FixtureRequest) -> object:
+    """The CUDA driver with its native half, and without."""
+    from pygraph.runtime.cuda import CudaDriver
+
+    made = CudaDriver(native=request.param == "native")
+    assert made.native == (request.param == "native"), "the native half could not be built"
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _reproducible() -> Iterator[None]:
+    """Each test starts from the same generator state, and runs as compiled programs do: without gradients."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield

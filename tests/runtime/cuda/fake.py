@@ -1,0 +1,119 @@
+"""A stand-in for ``cuda.bindings.driver``: graphs made of plain objects, and address space that is only counted."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+__all__ = ["FakeDriver", "kernel", "packed_kernel"]
+
+OK = (0,)
+INVALID = (1,)
+
+
+class CUgraphNodeType(IntEnum):
+    CU_GRAPH_NODE_TYPE_KERNEL = 0
+    CU_GRAPH_NODE_TYPE_MEMCPY = 1
+    CU_GRAPH_NODE_TYPE_MEMSET = 2
+    CU_GRAPH_NODE_TYPE_HOST = 3
+    CU_GRAPH_NODE_TYPE_GRAPH = 4
+    CU_GRAPH_NODE_TYPE_EMPTY = 5
+
+
+class CUmemorytype(IntEnum):
+    CU_MEMORYTYPE_HOST = 1
+    CU_MEMORYTYPE_DEVICE = 2
+    CU_MEMORYTYPE_ARRAY = 3
+    CU_MEMORYTYPE_UNIFIED = 4
+
+
+class CUpointer_attribute(IntEnum):  # noqa: N801 - the driver's own name
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2
+
+
+def shape(**changes: Any) -> dict[str, Any]:
+    facts = dict.fromkeys(("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ"), 1)
+    return {**facts, "sharedMemBytes": 0, "func": 7, "kern": 0, "kernelParams": 0, "extra": 0, **changes}
+
+
+def kernel(*params: bytes, **changes: Any) -> SimpleNamespace:
+    """A kernel node that holds a pointer to each of its parameters."""
+    buffers = [ctypes.create_string_buffer(p, len(p)) for p in params]
+    pointers = (ctypes.c_void_p * max(len(buffers), 1))(*(ctypes.addressof(b) for b in buffers))
+    facts = shape(**{"kernelParams": ctypes.addressof(pointers), **changes})
+    return SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL, params=SimpleNamespace(**facts), held=(buffers, pointers))
+
+
+def packed_kernel(blob: bytes, *, size_first: bool, **changes: Any) -> SimpleNamespace:
+    """A kernel node whose parameters are packed in one buffer, described by keys in either order."""
+    buffer = ctypes.create_string_buffer(blob, len(blob))
+    size = ctypes.c_size_t(len(blob))
+    pairs = [(1, ctypes.addressof(buffer)), (2, ctypes.addressof(size))]
+    flat = [value for pair in (reversed(pairs) if size_first else pairs) for value in pair]
+    extra = (ctypes.c_void_p * 5)(*flat, None)
+    facts = shape(extra=ctypes.addressof(extra), **changes)
+    return SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL, params=SimpleNamespace(**facts), held=(buffer, size, extra))
+
+
+class Node:
+    """A handle: a number for ``int``, and the object behind it."""
+
+    def __init__(self, number: int, node: Any) -> None:
+        self.number, self.node = number, node
+
+    def __int__(self) -> int:
+        return self.number
+
+
+class FakeDriver:
+    """The functions that the CUDA driver uses, over ``nodes`` and the parameter ``layouts`` of functions by number."""
+
+    CUgraphNodeType = CUgraphNodeType
+    CUmemorytype = CUmemorytype
+    CUpointer_attribute = CUpointer_attribute
+    CUgraph = CUdeviceptr = staticmethod(int)
+    CUgraphEdgeData = SimpleNamespace
+
+    def __init__(self, *nodes: Any, layouts: dict[int, list[tuple[int, int]]] | None = None) -> None:
+        self.nodes = [Node(100 + i, node) for i, node in enumerate(nodes)]
+        self.edges = {(i, i + 1) for i in range(len(nodes) - 1)}
+        self.layouts = layouts or {}
+        self.live: set[range] = set()
+
+    def index(self, handle: Any) -> int:
+        return int(handle) - 100
+
+    def cuGraphGetNodes(self, graph: int, count: int = 0) -> tuple[Any, ...]:
+        return (0, self.nodes[:count], len(self.nodes))
+
+    def cuGraphNodeGetType(self, node: Node) -> tuple[Any, ...]:
+        return (0, node.node.kind)
+
+    def cuGraphKernelNodeGetParams(self, node: Node) -> tuple[Any, ...]:
+        return (0, node.node.params)
+
+    cuGraphMemcpyNodeGetParams = cuGraphMemsetNodeGetParams = cuGraphKernelNodeGetParams
+
+    def cuKernelGetFunction(self, kern: int) -> tuple[Any, ...]:
+        return (0, kern)
+
+    def cuFuncGetName(self, function: int) -> tuple[Any, ...]:
+        return (0, f"kernel_{function}".encode())
+
+    def cuFuncGetParamInfo(self, function: int, index: int) -> tuple[Any, ...]:
+        layout = self.layouts.get(int(function), [])
+        return (0, *layout[index]) if index < len(layout) else INVALID
+
+    def cuGraphNodeGetDependencies(self, node: Node, count: int = 0) -> tuple[Any, ...]:
+        before = [self.nodes[a] for a, b in sorted(self.edges) if b == self.index(node)]
+        return (0, before[:count], [], len(before))
+
+    def cuGraphAddDependencies(self, graph: int, earlier: list[Node], later: list[Node], data: Any, count: int) -> tuple[Any, ...]:
+        self.edges.update(zip(map(self.index, earlier), map(self.index, later), strict=True))
+        return OK
+
+    def cuPointerGetAttribute(self, attribute: int, address: int) -> tuple[Any, ...]:
+        inside = any(address in live for live in self.live)
+        return (0, CUmemorytype.CU_MEMORYTYPE_DEVICE) if inside else INVALID

@@ -1,0 +1,124 @@
+"""Nodes of captured graphs read as launches: every way of holding parameters, every kind refused by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.cuda.nodes import CopyNode, FillNode, KernelNode, read_nodes, serialise
+from pygraph.runtime.recording import LaunchKind
+from tests.runtime.cuda.fake import CUgraphNodeType, CUmemorytype, FakeDriver, kernel, packed_kernel
+
+A, B = 0x7F00_0000_1000, 0x7F00_0000_2000
+
+
+def word(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+def memcpy(**changes: Any) -> SimpleNamespace:
+    device = CUmemorytype.CU_MEMORYTYPE_DEVICE
+    facts = {
+        "srcMemoryType": device, "dstMemoryType": device, "srcDevice": A, "dstDevice": B, "srcXInBytes": 0,
+        "dstXInBytes": 16, "WidthInBytes": 64, "Height": 1, "Depth": 1, **changes,
+    }
+    return SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY, params=SimpleNamespace(**facts))
+
+
+def memset(**changes: Any) -> SimpleNamespace:
+    facts = {"dst": A, "value": 0, "elementSize": 4, "width": 10, "height": 1, "pitch": 0, **changes}
+    return SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET, params=SimpleNamespace(**facts))
+
+
+LAYOUT = {7: [(0, 8), (8, 4), (12, 4), (16, 24), (40, 5)]}
+PARAMS = (word(A), b"\x01\x00\x00\x00", b"\x02\x00\x00\x00", word(3) + word(B) + word(4), b"abcde")
+
+
+@pytest.mark.parametrize("form", ["pointers", "packed", "packed, size first"])
+def test_a_kernel_reads_the_same_however_it_holds_its_parameters(form: str) -> None:
+    blob = b"".join(PARAMS)
+    node = kernel(*PARAMS) if form == "pointers" else packed_kernel(blob, size_first="first" in form)
+    (read,), (launch,) = read_nodes(FakeDriver(node, layouts=LAYOUT), 1)
+    assert isinstance(read, KernelNode)
+    assert read.blob == blob
+    assert read.places == (0, 16, 24, 32)
+    assert launch.words == (A, 3, B, 4)
+    assert launch.kind is LaunchKind.KERNEL
+    assert launch.name == "kernel_7"
+    identity, dims, layout, rest = launch.signature  # type: ignore[misc]
+    assert identity == 7
+    assert dims == ((1, 1, 1), (1, 1, 1), 0)
+    assert layout == tuple(LAYOUT[7])
+    assert rest == b"\x01\x00\x00\x00\x02\x00\x00\x00abcde"
+
+
+def test_a_kernel_without_a_function_is_asked_for_its_kernel() -> None:
+    (_,), (launch,) = read_nodes(FakeDriver(kernel(word(A), func=0, kern=9), layouts={9: [(0, 8)]}), 1)
+    assert launch.name == "kernel_9"
+    assert launch.words == (A,)
+
+
+def test_an_unaligned_struct_gives_only_the_aligned_words_inside_it() -> None:
+    blob = b"\x05\x00\x00\x00" + word(A) + b"\x06\x00\x00\x00"
+    (read,), (launch,) = read_nodes(FakeDriver(kernel(b"\x00" * 4, blob), layouts={7: [(0, 4), (4, 16)]}), 1)
+    assert isinstance(read, KernelNode)
+    assert read.places == (8,)
+    assert launch.words == (int.from_bytes(blob[4:12], "little"),)
+
+
+def test_a_kernel_without_parameters() -> None:
+    (read,), (launch,) = read_nodes(FakeDriver(kernel(), layouts={7: []}), 1)
+    assert isinstance(read, KernelNode)
+    assert (read.blob, read.places, launch.words) == (b"", (), ())
+
+
+def test_copies_and_fills() -> None:
+    nodes, launches = read_nodes(FakeDriver(memcpy(), memset()), 1)
+    assert [type(node) for node in nodes] == [CopyNode, FillNode]
+    assert launches[0].words == (B + 16, A)
+    assert launches[0].signature == (64, 1, 1)
+    assert launches[1].words == (A,)
+    assert launches[1].signature == (0, 4, 10)
+    assert [launch.index for launch in launches] == [0, 1]
+
+
+REFUSED = {
+    "unsupported-node": SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST),
+    "host-memcpy": memcpy(srcMemoryType=CUmemorytype.CU_MEMORYTYPE_HOST),
+    "unsupported-copy": memcpy(Height=3),
+    "unsupported-fill": memset(height=2),
+    "unknown-parameters": kernel(word(1), kernelParams=0),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_patched_is_refused(reason: str) -> None:
+    with pytest.raises(CaptureError) as caught:
+        read_nodes(FakeDriver(REFUSED[reason], layouts={7: [(0, 8)]}), 1)
+    assert caught.value.reason == reason
+
+
+def test_an_unsupported_node_is_named() -> None:
+    for kind, name in ((CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH, "graph"), (CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST, "host")):
+        with pytest.raises(CaptureError, match=f"launch 1 is a node of kind {name}"):
+            read_nodes(FakeDriver(memset(), SimpleNamespace(kind=kind)), 1)
+
+
+def test_a_chain_stays_as_it_is_and_branches_are_put_in_order() -> None:
+    driver = FakeDriver(memset(), memset(), memset(), memset())
+    assert serialise(driver, 1) == 0
+    driver.edges = {(0, 1), (0, 2), (1, 3), (2, 3)}
+    assert serialise(driver, 1) == 1
+    assert (1, 2) in driver.edges
+    assert serialise(driver, 1) == 0
+
+
+def test_nodes_listed_against_their_edges_are_refused() -> None:
+    driver = FakeDriver(memset(), memset())
+    driver.edges = {(1, 0), (1, 1)}
+    with pytest.raises(CaptureError) as caught:
+        serialise(driver, 1)
+    assert caught.value.reason == "unordered-nodes"
