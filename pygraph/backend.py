@@ -90,7 +90,9 @@ class _Compiler:
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Boxed:
         report = open_report(_kind(kwargs))
+        start = time.perf_counter()
         spare = copy.deepcopy(gm.graph)  # Inductor rewrites the graph that it is given
+        report.times_ms["copy"] = (time.perf_counter() - start) * 1e3
         try:
             compiled = self._compile(gm, example_inputs, kwargs, report)
         except Exception as error:  # whatever failed in here, the user's program must run

@@ -9,12 +9,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from pygraph.errors import CaptureError
 from pygraph.lowering.decision import Decision
 from pygraph.lowering.program import EmittedProgram
 from pygraph.lowering.record import ProgramRecord
 from pygraph.lowering.wrap import RegionFunction
 from pygraph.report.model import GraphReport, RegionReport
+from pygraph.runtime.cuda import CudaDriver
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.options import RegionOptions
@@ -91,4 +94,6 @@ class _Strict:
 @functools.cache
 def driver_for(device: str) -> Driver | None:
     """The driver that captures on a kind of device, or None when there is none."""
+    if device.partition(":")[0] == "cuda" and torch.cuda.is_available():
+        return CudaDriver()
     return HostDriver() if device == "cpu" else None

@@ -59,21 +59,8 @@ def capture(
     found: list[Captured] = []
 
     def inner(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[[list[Any]], Any]:
-        captured = Captured(gm, kind_of(options), options.get("static_input_idxs", ()))
-        found.append(captured)
-
-        def run(values: list[Any]) -> Any:
-            arguments = list(values)
-            values.clear()
-            if not count_flops:
-                return gm(*arguments)
-            with FlopCounterMode(display=False) as counter:
-                results = gm(*arguments)
-            captured.flops = counter.get_total_flops()
-            return results
-
-        run._boxed_call = True
-        return run
+        found.append(Captured(gm, kind_of(options), options.get("static_input_idxs", ())))
+        return runner(found[-1], count_flops)
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return compile_fx(gm, inputs, inner_compile=inner)
@@ -84,6 +71,23 @@ def capture(
         if backward:
             first_tensor(results).float().sum().backward()
     return found
+
+
+def runner(captured: Captured, count_flops: bool) -> Callable[[list[Any]], Any]:
+    """The graph itself, as a boxed function, which notes its flops when asked to."""
+
+    def run(values: list[Any]) -> Any:
+        arguments = list(values)
+        values.clear()
+        if not count_flops:
+            return captured.gm(*arguments)
+        with FlopCounterMode(display=False) as counter:
+            results = captured.gm(*arguments)
+        captured.flops = counter.get_total_flops()
+        return results
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def capture_inference(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Captured:

@@ -142,7 +142,7 @@ def build(op: Any, args: list[Any], value: Callable[[Builder], Any]) -> tuple[Gr
     return builder.lift(), call
 
 
-Q, K, V = (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6)
+Q, K, V = (2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 6)
 GRAD = (2, 4, 5, 6)
 OUT = (GRAD, (2, 4, 5))
 SDPA_CASES = [
@@ -164,6 +164,12 @@ def test_fused_attention(op: Any, args: list[Any]) -> None:
 
 def _tensor(shape: torch.Size) -> Tensor:
     return torch.empty(shape, device="meta")
+
+
+def test_heads_that_share_keys_count_for_each_query() -> None:
+    shared = [Q, (2, 2, 7, 8), (2, 2, 7, 6)]
+    graph, _ = build(aten._scaled_dot_product_flash_attention.default, shared, lambda b: b.fake(*GRAD))
+    assert graph.nodes[0].cost.flops == 2 * 2 * 4 * 5 * 7 * (8 + 6)
 
 
 def test_attention_on_the_cpu_counts_as_on_an_accelerator() -> None:

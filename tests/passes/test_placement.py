@@ -1,62 +1,18 @@
-"""Placement: what moves, what is uploaded, what is fetched last, and above all what must stay where it is."""
+"""Placement: what moves, what is fetched last, what must stay where it is. Uploads: ``test_placement_uploads``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, Device, DType, Graph, KernelNode, Stage, TensorType
-from pygraph.ir.interp import interpret
+from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, Device
 from pygraph.ir.parser import parse
-from pygraph.ir.verify import verify
 from pygraph.passes.base import PassContext, PassResult
 from pygraph.passes.legality import Legality
 from pygraph.passes.options import print_pass
 from pygraph.passes.placement import Placement
 from pygraph.passes.placement_rules import is_exact
 from pygraph.passes.registry import parse as parse_pipeline
-
-CONTEXT = PassContext("cuda")
-GPU, CPU = "f32[4]@cuda:0", "f32[4]@cpu"
-INPUTS = f"""
-  %x : {GPU}, %y : {GPU}, %s : f32[]@cpu, %t : f32[]@cpu, %w : {CPU} {{role = parameter, static}}, %i : i64[4]@cpu,
-  %k : int(s0), %z : f32[]@cuda:0
-"""
-COPY = "prims.device_put.default"
-
-
-def place(*lines: str, returns: str, pipeline: Placement | None = None, forbid: str = "") -> tuple[Graph, PassResult]:
-    """The placed graph of ``lines`` over INPUTS; its meaning and the types that it returns are checked."""
-    graph = parse(f"graph @main ({INPUTS}) {{\n" + "\n".join(lines) + f"\nreturn ({returns})\n}}")
-    Legality((forbid,) if forbid else ()).run(graph, CONTEXT)
-    graph.stage = Stage.JUDGED
-    before = graph.clone()
-    result = (pipeline or Placement()).run(graph, CONTEXT)
-    graph.stage = Stage.PLACED
-    verify(graph)
-    assert interpret(graph) == interpret(before)
-    assert [value.type for value in graph.output_values] == [value.type for value in before.output_values]
-    return graph, result
-
-
-def shown(graph: Graph) -> list[str]:
-    """Each node as ``name = op(operands) @device``, with ✗ where it is not capturable."""
-    return [_shown(node) for node in graph.nodes]
-
-
-def _shown(node: KernelNode) -> str:
-    operands = ", ".join(value.name for value in node.inputs)
-    device = "".join(dict.fromkeys(f" @{d}" for d in _devices(node)))
-    mark = "" if node.meta.get(CAPTURABLE) else "✗"
-    return f"{node.name} = {node.op.split('.')[1]}({operands}){device}{mark}"
-
-
-def _devices(node: KernelNode) -> Iterator[Device]:
-    for value in node.outputs:
-        if isinstance(value.type, TensorType):
-            yield value.type.device
-
+from tests.passes.placed import CONTEXT, COPY, CPU, GPU, INPUTS, place, shown
 
 # -- factories ---------------------------------------------------------------------------------------------------------
 
@@ -255,160 +211,6 @@ def test_forbidden_nodes_are_left_alone() -> None:
         "r = mul(x, p)" + " @cuda:0✗",
         "q = add(r, p_cuda) @cuda:0",
     ]
-
-
-# -- uploads -----------------------------------------------------------------------------------------------------------
-
-
-def test_scalars_parameters_and_indices_go_in_one_upload() -> None:
-    graph, result = place(
-        f"%d = {COPY}(%w, @cuda:0) : {GPU}",
-        f"%a = aten.add.Tensor(%x, %d) : {GPU}",
-        f"%b = aten.mul.Tensor(%a, %s) : {GPU}",
-        f"%c = aten.index.Tensor(%b, [%i]) : {GPU}",
-        f"%r = aten.mul.Tensor(%c, %s) : {GPU}",
-        returns="%r",
-    )
-    assert shown(graph) == [
-        "upload0 = upload(w, s, i) @cuda:0✗",
-        "a = add(x, upload0.0) @cuda:0",
-        "b = mul(a, upload0.1) @cuda:0",
-        "c = index(b, upload0.2) @cuda:0",
-        "r = mul(c, upload0.1) @cuda:0",
-    ]
-    upload = graph.node("upload0")
-    assert upload.op == "pygraph.upload.default"
-    assert upload.args == (graph.inputs[4:5] + graph.inputs[2:3] + graph.inputs[5:6], Device("cuda", 0))
-    assert (upload.cost.read, upload.cost.written, upload.cost.launches) == (52, 52, 1)
-    assert upload.meta.get(PLACEMENT) == "uploads 3 CPU tensors in one batch to cuda:0"
-    assert "CPU tensors uploaded for each call: 3, in batches: 1" in result.notes
-
-
-def test_cpu_work_comes_first_so_that_one_upload_is_enough() -> None:
-    graph, _ = place(
-        f"%a = aten.mul.Tensor(%x, %s) : {GPU}",
-        "%e = aten.exp.default(%t) : f32[]@cpu",
-        f"%r = aten.mul.Tensor(%a, %e) : {GPU}",
-        returns="%r",
-    )
-    assert shown(graph) == [
-        "e = exp(t) @cpu✗",
-        "upload0 = upload(s, e) @cuda:0✗",
-        "a = mul(x, upload0.0) @cuda:0",
-        "r = mul(a, upload0.1) @cuda:0",
-    ]
-
-
-def test_what_depends_on_the_device_is_uploaded_later() -> None:
-    graph, _ = place(
-        f"%a = aten.mul.Tensor(%x, %s) : {GPU}",
-        f"%h = {COPY}(%a, @cpu) : {CPU}",
-        f"%e = aten.exp.default(%h) : {CPU}",
-        f"%d = {COPY}(%e, @cuda:0) : {GPU}",
-        f"%b = aten.mul.Tensor(%y, %t) : {GPU}",
-        f"%r = aten.add.Tensor(%b, %d) : {GPU}",
-        returns="%r",
-    )
-    assert shown(graph) == [
-        "upload0 = upload(s, t) @cuda:0✗",
-        "a = mul(x, upload0.0) @cuda:0",
-        "b = mul(y, upload0.1) @cuda:0",
-        "h = device_put(a) @cpu✗",
-        "e = exp(h) @cpu✗",
-        "upload1 = upload(e) @cuda:0✗",
-        "r = add(b, upload1) @cuda:0",
-    ]
-
-
-def test_a_value_that_is_written_is_uploaded_as_it_was_when_used() -> None:
-    graph, _ = place(
-        f"%a = aten.mul.Tensor(%x, %s) : {GPU}",
-        "%v = aten.add_.Tensor(%s, 1) : f32[]@cpu !writes[0] !aliases[0:0]",
-        f"%r = aten.mul.Tensor(%a, %s) : {GPU}",
-        returns="%r",
-    )
-    assert shown(graph) == [
-        "upload0 = upload(s) @cuda:0✗",
-        "a = mul(x, upload0) @cuda:0",
-        "v = add_(s) @cpu✗",
-        "upload1 = upload(s) @cuda:0✗",
-        "r = mul(a, upload1) @cuda:0",
-    ]
-
-
-def test_nothing_is_uploaded_across_a_barrier() -> None:
-    graph, _ = place(
-        f"%a = aten.relu.default(%x) : {GPU}",
-        "^b = mylib.log.default() !barrier",
-        f"%r = aten.mul.Tensor(%a, %s) : {GPU}",
-        returns="%r",
-    )
-    assert [node.name for node in graph.nodes] == ["a", "b", "upload0", "r"]
-
-
-def test_copies_that_are_returned_are_memory_of_their_own() -> None:
-    graph, _ = place(
-        f"%d = {COPY}(%w, @cuda:0) : {GPU}",
-        f"%e = {COPY}(%w, @cuda:0) : {GPU}",
-        f"%f = {COPY}(%w, @cuda:0) : {GPU}",
-        f"%r = aten.add.Tensor(%f, %x) : {GPU}",
-        returns="%d, %e, %r",
-    )
-    assert shown(graph)[0] == "upload0 = upload(w, w, w) @cuda:0✗"
-    assert len({value.name for value in graph.output_values}) == 3
-
-
-def test_a_copy_into_the_device_is_captured_once_its_source_is_there() -> None:
-    graph, _ = place(
-        f"%a = aten.copy_.default(%x, %w) : {GPU} !reads[1] !writes[0] !aliases[0:0]",
-        f"%r = aten.relu.default(%x) : {GPU}",
-        returns="%r",
-    )
-    assert shown(graph) == ["upload0 = upload(w) @cuda:0✗", "a = copy_(x, upload0) @cuda:0", "r = relu(x) @cuda:0"]
-
-
-def test_strides_of_a_dense_tensor_are_kept() -> None:
-    text = f"""graph @main (%w : f32[4, 2]{{1, 4}}@cpu, %x : f32[4, 2]@cuda:0) {{
-      %d = {COPY}(%w, @cuda:0) : f32[4, 2]{{1, 4}}@cuda:0
-      %r = aten.add.Tensor(%x, %d) : f32[4, 2]@cuda:0
-      return (%r)
-    }}"""
-    graph = parse(text)
-    Legality().run(graph, CONTEXT)
-    Placement().run(graph, CONTEXT)
-    assert graph.node("upload0").output.type == TensorType(DType.F32, (4, 2), Device("cuda", 0), (1, 4))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"%r = mylib.plan.default(%x, %i) : {GPU}",
-        f"%r = hop.triton_kernel_wrapper_functional(kernel_idx = 0, kwargs = [%x, %s]) : {GPU}",
-        f"%r = aten.index_fill.int_Tensor(%x, 0, %y, %s) : {GPU}",
-        f"%r = aten.add.Tensor(%x, %w) : {GPU}",
-        f"%r = {COPY}(%w, @cuda:1) : f32[4]@cuda:1",
-        f"%r = aten.copy_.default(%w, %x) : {CPU} !reads[1] !writes[0] !aliases[0:0]",
-        f"%r = aten.mul.Tensor(%x, %s) : {GPU} !sync",
-        f"%r = aten._foreach_copy_.default([%s], [%z]) : {GPU} !writes[0]",
-    ],
-)
-def test_operands_that_must_stay_on_the_cpu_are_left_there(line: str) -> None:
-    graph, result = place(f"%q = aten.mul.Tensor(%x, %y) : {GPU}", line, returns="%q, %r")
-    assert not result.modified
-    assert not graph.node("r").meta.get(CAPTURABLE)
-
-
-@pytest.mark.parametrize("source", ["%w", "%p"])
-def test_a_copy_that_an_explicit_order_names_stays_a_node(source: str) -> None:
-    graph, _ = place(
-        f"%p = aten.zeros.default([4], device = @cpu) : {CPU}",
-        f"%a = aten.relu.default(%x) : {GPU}",
-        f"%d = {COPY}({source}, @cuda:0) after(^a) : {GPU}",
-        f"%r = aten.add.Tensor(%x, %d) : {GPU}",
-        returns="%r",
-    )
-    assert list(graph.node("d").after) == [graph.node("a")]
-    assert graph.node("d").meta.get(CAPTURABLE)
 
 
 # -- copies to the host ------------------------------------------------------------------------------------------------

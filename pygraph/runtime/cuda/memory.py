@@ -22,7 +22,10 @@ __all__ = ["CaptureMemory", "SegmentMemory", "SessionMemory"]
 class CaptureMemory(Protocol):
     """The memory of one capture. ``begin`` and ``end`` are called while capturing, on the capturing thread."""
 
-    def begin(self, graph: torch.cuda.CUDAGraph) -> None:
+    pool: Any
+    """The pool that torch is to capture with; None: one of the graph's own."""
+
+    def begin(self) -> None:
         """Allocations of this thread belong to the capture from now on."""
 
     def end(self) -> None:
@@ -44,6 +47,8 @@ class CaptureMemory(Protocol):
 class SessionMemory:
     """Every allocation at an address of its own: nothing is reused, and nothing takes memory."""
 
+    pool: Any = None
+
     def __init__(self, native: ModuleType, arena: Arena, device: int, stream: int) -> None:
         self._native, self._arena, self._device = native, arena, device
         self._session: Any = native.Session(device, stream, arena.next, arena.end, self._grow)
@@ -52,7 +57,7 @@ class SessionMemory:
         self._arena.next = used
         return self._arena.grow(nbytes)
 
-    def begin(self, graph: torch.cuda.CUDAGraph) -> None:
+    def begin(self) -> None:
         """Stand before the ordinary allocator, for this thread."""
         self._native.enter(self._session)
 
@@ -86,11 +91,10 @@ class SegmentMemory:
     def __init__(self, driver: ModuleType, stream: int) -> None:
         self._driver, self._stream = driver, stream
         self._graph: Any = None
-        self._pool: tuple[int, ...] = ()
+        self.pool: Any = torch.cuda.graph_pool_handle()
 
-    def begin(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Torch allocates from the graph's pool by itself."""
-        self._pool = tuple(graph.pool())
+    def begin(self) -> None:
+        """Torch allocates from the pool by itself."""
         self._graph = call(self._driver.cuStreamGetCaptureInfo(self._driver.CUstream(self._stream)))[2]
 
     def end(self) -> None:
@@ -121,4 +125,4 @@ class SegmentMemory:
         return sum(b["state"] == "active_allocated" for segment in self._segments() for b in segment["blocks"])
 
     def _segments(self) -> list[dict[str, Any]]:
-        return [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == self._pool]
+        return [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(self.pool)]

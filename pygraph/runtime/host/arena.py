@@ -12,6 +12,7 @@ from types import ModuleType
 
 import torch
 
+from pygraph.errors import CaptureError
 from pygraph.runtime.recording import Allocation, AllocationKind
 
 __all__ = ["ALIGNMENT", "Arena", "extent"]
@@ -100,6 +101,9 @@ class Arena:
 
     def _grow(self, least: int) -> None:
         nbytes = -(-(least + GUARD) // CHUNK) * CHUNK
-        address = self._native.reserve(nbytes)
+        try:
+            address = self._native.reserve(nbytes)
+        except RuntimeError as error:
+            raise CaptureError("no-address-space", str(error)) from error
         self._chunks.append((address, nbytes))
         self._next, self._end = address + GUARD, address + nbytes

@@ -61,7 +61,8 @@ def _run(recorder: Recorder, fn: types.FunctionType, arguments: Sequence[Any]) -
     except Exception as error:
         # A region runs code of Inductor, of operator libraries and of users: whatever any of it raises on stand-ins
         # means that the region cannot be captured, and nothing else.
-        raise CaptureError("capture-failed", f"{type(error).__name__}: {error}") from error
+        reason = "host-read" if recorder.native.NO_MEMORY in str(error) else "capture-failed"
+        raise CaptureError(reason, f"{type(error).__name__}: {error}") from error
     if not isinstance(returned, (list, tuple)):
         raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
     return returned

@@ -63,8 +63,9 @@ def _check_slots(program: Program, capture: HostCapture) -> None:
     patched = {(slot.launch, slot.word) for slot in program.slots}
     for launch, payload in zip(program.recording.launches, capture.launches, strict=True):
         for word in _addresses(launch, payload):
-            moving = _is_moving(program.recording.allocations, launch.words[word])
-            if moving and (launch.index, word) not in patched:
+            if (launch.index, word) in patched:
+                continue
+            if _is_moving(program.recording.allocations, launch.words[word]):
                 raise CaptureError("invalid-program", f"word {word} of {launch.name} is an address without a slot")
 
 

@@ -1,17 +1,16 @@
-"""How the calls of a region reach the recorder: a copy of its globals, and modes that watch one thread.
+"""How the calls of a region reach the recorder: a copy of its globals, and a mode that watches one thread.
 
 The compiled module itself is left as it is, so that other threads go on calling it unrecorded.
 """
 
 from __future__ import annotations
 
-import contextlib
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, dynamo_guards
 from pygraph.errors import CaptureError
@@ -22,22 +21,6 @@ from pygraph.runtime.host.recorder import Recorder
 __all__ = ["module_constants", "rebind", "recording"]
 
 _guards: Any = dynamo_guards
-
-_HOST_READS = frozenset(
-    {
-        torch.Tensor.tolist,
-        torch.Tensor.item,
-        torch.Tensor.numpy,
-        torch.Tensor.data_ptr,
-        torch.Tensor.__array__,
-        torch.Tensor.__bool__,
-        torch.Tensor.__int__,
-        torch.Tensor.__float__,
-        torch.Tensor.__index__,
-        torch.Tensor.__repr__,
-    }
-)
-"""Methods that look at the memory of a CPU tensor without asking the dispatcher, or only after a first look."""
 
 _FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._inductor.runtime", "triton")
 """Modules whose callables run compiled code that is not bound as the known kernels are."""
@@ -64,12 +47,9 @@ def rebind(recorder: Recorder, fn: types.FunctionType) -> Callable[..., Any]:
     return _over(fn, copied)
 
 
-@contextlib.contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
-    """While open, operators of this thread are recorded, and reads by the host refused."""
-    reads = _HostReads()
-    with reads, _Operators(recorder, reads):
-        yield
+def recording(recorder: Recorder) -> AbstractContextManager[Any]:
+    """While open, operators of this thread are recorded. What does not ask the dispatcher finds no memory."""
+    return _Operators(recorder)
 
 
 # -- globals ------------------------------------------------------------------------------------------------------
@@ -137,20 +117,7 @@ def _allocators(recorder: Recorder) -> Mapping[Any, Callable[..., Any]]:
     return known
 
 
-# -- modes --------------------------------------------------------------------------------------------------------
-
-
-class _HostReads(TorchFunctionMode):
-    """Refuses the reads that no dispatcher sees. ``active`` is off while the recorder itself works."""
-
-    active = True
-
-    def __torch_function__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if self.active and func in _HOST_READS:
-            raise CaptureError("host-read", getattr(func, "__name__", str(func)))
-        return func(*args, **(kwargs or {}))
+# -- operators --------------------------------------------------------------------------------------------------------
 
 
 class _Operators(TorchDispatchMode):
@@ -158,10 +125,9 @@ class _Operators(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, recorder: Recorder, reads: _HostReads) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
-        self._reads = reads
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -172,11 +138,7 @@ class _Operators(TorchDispatchMode):
                 result = func.decompose(*args, **named)
             if result is not NotImplemented:
                 return result
-        self._reads.active = False
-        try:
-            return record_operator(self._recorder, func, args, named)
-        finally:
-            self._reads.active = True
+        return record_operator(self._recorder, func, args, named)
 
 
 def _is_composite(op: OpOverload) -> bool:

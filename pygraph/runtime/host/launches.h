@@ -206,6 +206,8 @@ struct Operator final : Launch {
         slot.sizes() == value.sizes() && slot.dtype() == value.dtype(),
         op.schema().name(),
         " returned another size or dtype at replay than when captured");
+    c10::impl::ExcludeDispatchKeyGuard guard(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
     slot.copy_(value);
   }
 };

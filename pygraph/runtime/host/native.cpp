@@ -329,6 +329,7 @@ void bind(py::module_& m) {
   m.def("storage_base", &storage_base);
   m.def("element_address", &element_address);
   m.def("extent", &extent);
+  m.attr("NO_MEMORY") = kNoMemory;
   m.attr("MAX_WORDS") = kMaxWords;
   m.attr("MAX_FLOATS") = kMaxFloats;
   py::enum_<OutputKind>(m, "OutputKind")

@@ -39,6 +39,9 @@ _EMPTY = frozenset(
 )
 """Allocations, and nothing else."""
 
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
+"""Namespaces whose results are not there yet when an operator returns."""
+
 _RESIZING = frozenset({"inductor::resize_storage_bytes_", "inductor::accumulate_grad_"})
 """Operators that change storages behind their schema's back."""
 
@@ -90,22 +93,28 @@ def record_operator(recorder: Recorder, op: Any, args: Sequence[Any], kwargs: Ma
 
 def _refuse(recorder: Recorder, call: _Call) -> None:
     tags = call.op.tags
+    if call.op.namespace in _COLLECTIVES:
+        raise CaptureError("collective", call.name)
     if torch.Tag.dynamic_output_shape in tags:
         raise CaptureError("dynamic-output", call.name)
     if torch.Tag.data_dependent_output in tags or any("Tensor" not in str(r.type) for r in call.op._schema.returns):
         raise CaptureError("host-read", call.name)
     if torch.Tag.inplace_view in tags or call.name in _RESIZING:
         raise CaptureError("metadata-mutation", call.name)
-    for _, value in call.operands():
-        if isinstance(value, torch.Generator):
-            raise CaptureError("generator-argument", call.name)
-        if isinstance(value, torch.device) and value.type != "cpu":
-            raise CaptureError("foreign-device", f"{call.name} on {value}")
-    if call.kwargs.get("pin_memory"):
-        raise CaptureError("pinned-memory", call.name)
+    for argument, value in call.operands():
+        _refuse_operand(call, argument.name, value)
     for tensor in call.tensors():
         if recorder.opaque_name(tensor) is None:
             recorder.owner(tensor)
+
+
+def _refuse_operand(call: _Call, name: str, value: Any) -> None:
+    if isinstance(value, torch.Generator):
+        raise CaptureError("generator-argument", call.name)
+    if isinstance(value, torch.device) and value.type != "cpu":
+        raise CaptureError("foreign-device", f"{call.name} on {value}")
+    if name == "pin_memory" and value:
+        raise CaptureError("pinned-memory", call.name)
 
 
 # -- views --------------------------------------------------------------------------------------------------------

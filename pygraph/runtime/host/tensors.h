@@ -41,7 +41,11 @@ inline Tensor tensor_over(
   return tensor;
 }
 
-// A tensor whose element 0 lies at `address`, in a storage of `nbytes` that begins `offset` elements before it.
+// What any access to the memory of a stand-in says, whoever tries: there is nothing behind its address.
+constexpr const char* kNoMemory = "the memory of a region that is being captured cannot be read or written";
+
+// A tensor whose element 0 lies at `address`, in a storage of `nbytes` that begins `offset` elements before it. Its
+// address is for the functions below alone: `data_ptr()`, and with it every kernel, is refused.
 inline Tensor tensor_at(
     uintptr_t address,
     size_t nbytes,
@@ -51,8 +55,9 @@ inline Tensor tensor_at(
     int64_t offset) {
   auto meta = c10::scalarTypeToTypeMeta(dtype);
   auto base = address - static_cast<uintptr_t>(offset) * meta.itemsize();
-  return tensor_over(
-      raw_storage(reinterpret_cast<void*>(base), nbytes), DispatchKeySet(DispatchKey::CPU), meta, size, stride, offset);
+  auto storage = raw_storage(reinterpret_cast<void*>(base), nbytes);
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
+  return tensor_over(storage, DispatchKeySet(DispatchKey::CPU), meta, size, stride, offset);
 }
 
 inline const c10::Storage& storage_of(const Tensor& tensor) {
@@ -60,7 +65,7 @@ inline const c10::Storage& storage_of(const Tensor& tensor) {
 }
 
 inline uintptr_t storage_base(const Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(storage_of(tensor).data());
+  return reinterpret_cast<uintptr_t>(storage_of(tensor).unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
 }
 
 // Where element 0 lies, also for a tensor that has none.

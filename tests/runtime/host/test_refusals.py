@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.host import HostDriver
+from tests.runtime.regions import compile_regions
 
 Region = Callable[[list[Any]], Any]
 
@@ -117,6 +118,14 @@ def on_cuda(args: list[Any]) -> Any:
     return (empty_cuda((3,), (1,), torch.float32),)
 
 
+def collective(args: list[Any]) -> Any:
+    return (torch.ops._c10d_functional.all_reduce(args[0], "sum", "0"),)
+
+
+def pinned_operator(args: list[Any]) -> Any:
+    return (torch.empty(3, pin_memory=True),)
+
+
 def fails(args: list[Any]) -> Any:
     return (args[0] + math.sqrt(-1),)
 
@@ -151,6 +160,8 @@ REGIONS: list[tuple[Region, str]] = [
     (not_a_sequence, "unsupported-output"),
     (pinned, "pinned-memory"),
     (on_cuda, "foreign-device"),
+    (collective, "collective"),
+    (pinned_operator, "pinned-memory"),
     (fails, "capture-failed"),
 ]
 
@@ -217,3 +228,15 @@ def test_not_under_a_mode(driver: HostDriver) -> None:
     with Watch():
         assert reason(driver, region, [torch.randn(3)]) == "dispatch-mode"
     assert driver.capture(region, [torch.randn(3)]).launches
+
+
+def test_a_kernel_called_behind_the_back_of_the_recorder_finds_no_memory(driver: HostDriver) -> None:
+    compiled = compile_regions(lambda x: torch.sin(x) * 2)
+    compiled.call(torch.randn(8))
+    (call,) = compiled.regions
+
+    def region(args: list[Any]) -> Any:
+        return call.fn(args)
+
+    assert reason(driver, region, call.args) == "host-read"
+    assert driver.capture(call.fn, call.args).launches

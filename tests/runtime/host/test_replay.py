@@ -154,6 +154,18 @@ def test_a_view_follows_the_storage_offset_of_its_argument(driver: HostDriver) -
     assert outputs[0].data_ptr() == x[1:, :2].data_ptr()
 
 
+def test_operators_on_lists_of_tensors(driver: HostDriver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        sums = torch._foreach_add(args[:2], args[2:])
+        torch._foreach_mul_(args[:2], 3)
+        rows = torch.ops.aten.split_with_sizes_copy.default(sums[0], [1, 3])
+        return (*sums, *rows, torch.cat(args))
+
+    call = RegionCall(region, [torch.randn(4, 3) for _ in range(4)])
+    recording = assert_replays(driver, call)
+    assert len(recording.launches) == 4
+
+
 def test_one_object_returned_twice_is_one_object(driver: HostDriver) -> None:
     def region(args: list[Any]) -> tuple[Any, ...]:
         y = args[0] * 2

@@ -1,0 +1,56 @@
+"""The operator that placement uses to bring CPU values to the device: ``pygraph::upload``, several tensors at once.
+
+Importing this module registers it. It stays outside of captured regions, since the host reads the sources each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["upload"]
+
+STAGED_BYTES = 64 * 1024
+"""Tensors up to this size, in bytes, share one copy to the device; larger ones are copied one by one."""
+
+_ALIGNMENT = 16
+
+
+@torch.library.custom_op("pygraph::upload", mutates_args=())
+def upload(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """A copy of each of ``xs`` on ``device``, with its layout and a storage of its own."""
+    results = [torch.empty_like(x, device=device) for x in xs]
+    small = [i for i, x in enumerate(xs) if x.numel() * x.element_size() <= STAGED_BYTES]
+    if device.type != "cuda" or len(small) < 2:
+        small = []
+    staged = frozenset(small)
+    for i, (result, x) in enumerate(zip(results, xs, strict=True)):
+        if i not in staged:
+            result.copy_(x)
+    if small:
+        _copy_staged([results[i] for i in small], [xs[i] for i in small], device)
+    return results
+
+
+@upload.register_fake
+def _(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty_like(x, device=device) for x in xs]
+
+
+def _copy_staged(results: list[torch.Tensor], xs: list[torch.Tensor], device: torch.device) -> None:
+    """Through one pinned buffer: one copy to the device, one fused copy to the results' own memory."""
+    starts, total = [], 0
+    for x in xs:
+        starts.append(total)
+        total += -(-x.numel() * x.element_size() // _ALIGNMENT) * _ALIGNMENT
+    host = torch.empty(total, dtype=torch.uint8, pin_memory=True)
+    for start, x in zip(starts, xs, strict=True):
+        _window(host, start, x).copy_(x)
+    there = host.to(device, non_blocking=True)
+    torch._foreach_copy_(results, [_window(there, start, x) for start, x in zip(starts, xs, strict=True)])
+
+
+def _window(buffer: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
+    """The part of a byte buffer that holds the elements of ``like``, in its shape."""
+    return buffer[start : start + like.numel() * like.element_size()].view(like.dtype).view(like.shape)

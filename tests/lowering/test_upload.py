@@ -1,0 +1,48 @@
+"""The upload operator: values, layouts, own storages, fake results; staging is exercised on the CPU as well."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pygraph.frontend import resolve_op
+from pygraph.lowering import upload as module
+
+
+def sources() -> list[torch.Tensor]:
+    return [torch.tensor(2.5), torch.arange(6).view(2, 3).t(), torch.randn(3, 4, dtype=torch.float64), torch.empty(0, 3)]
+
+
+def test_the_operator_is_found_by_its_ir_name() -> None:
+    assert resolve_op("pygraph.upload.default") is torch.ops.pygraph.upload.default
+
+
+def test_each_result_is_a_copy_of_its_own() -> None:
+    xs = sources()
+    results = torch.ops.pygraph.upload([*xs, xs[1]], torch.device("cpu"))
+    for x, result in zip([*xs, xs[1]], results, strict=True):
+        assert torch.equal(x, result)
+        assert x.stride() == result.stride()
+    pointers = [r.data_ptr() for r in [*xs, *results] if r.numel()]
+    assert len(set(pointers)) == len(pointers)
+
+
+def test_fake_results_have_the_layout_and_the_device() -> None:
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(x) for x in sources()]
+        results = torch.ops.pygraph.upload(fakes, torch.device("meta"))
+    assert [(r.shape, r.dtype, r.device.type) for r in results] == [(x.shape, x.dtype, "meta") for x in sources()]
+
+
+def test_staging_packs_and_unpacks_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    xs = [x for x in sources() if x.numel()]
+    results = [torch.empty_like(x) for x in xs]
+    real = torch.empty
+
+    def unpinned(*args: object, pin_memory: bool = False, **kwargs: object) -> torch.Tensor:
+        return real(*args, **kwargs)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(torch, "empty", unpinned)  # pinned memory needs a device
+    module._copy_staged(results, xs, torch.device("cpu"))
+    assert all(torch.equal(x, result) for x, result in zip(xs, results, strict=True))

@@ -1,0 +1,55 @@
+"""Small graphs of two devices as text, judged and placed, with their meaning checked: for tests of placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pygraph.ir import CAPTURABLE, Device, Graph, KernelNode, Stage, TensorType
+from pygraph.ir.interp import interpret
+from pygraph.ir.parser import parse
+from pygraph.ir.verify import verify
+from pygraph.passes.base import PassContext, PassResult
+from pygraph.passes.legality import Legality
+from pygraph.passes.placement import Placement
+
+__all__ = ["CONTEXT", "COPY", "CPU", "GPU", "INPUTS", "place", "shown"]
+
+CONTEXT = PassContext("cuda")
+GPU, CPU = "f32[4]@cuda:0", "f32[4]@cpu"
+INPUTS = f"""
+  %x : {GPU}, %y : {GPU}, %s : f32[]@cpu, %t : f32[]@cpu, %w : {CPU} {{role = parameter, static}}, %i : i64[4]@cpu,
+  %k : int(s0), %z : f32[]@cuda:0
+"""
+COPY = "prims.device_put.default"
+
+
+def place(*lines: str, returns: str, pipeline: Placement | None = None, forbid: str = "") -> tuple[Graph, PassResult]:
+    """The placed graph of ``lines`` over INPUTS; its meaning and the types that it returns are checked."""
+    graph = parse(f"graph @main ({INPUTS}) {{\n" + "\n".join(lines) + f"\nreturn ({returns})\n}}")
+    Legality((forbid,) if forbid else ()).run(graph, CONTEXT)
+    graph.stage = Stage.JUDGED
+    before = graph.clone()
+    result = (pipeline or Placement()).run(graph, CONTEXT)
+    graph.stage = Stage.PLACED
+    verify(graph)
+    assert interpret(graph) == interpret(before)
+    assert [value.type for value in graph.output_values] == [value.type for value in before.output_values]
+    return graph, result
+
+
+def shown(graph: Graph) -> list[str]:
+    """Each node as ``name = op(operands) @device``, with ✗ where it is not capturable."""
+    return [_shown(node) for node in graph.nodes]
+
+
+def _shown(node: KernelNode) -> str:
+    operands = ", ".join(value.name for value in node.inputs)
+    device = "".join(dict.fromkeys(f" @{d}" for d in _devices(node)))
+    mark = "" if node.meta.get(CAPTURABLE) else "✗"
+    return f"{node.name} = {node.op.split('.')[1]}({operands}){device}{mark}"
+
+
+def _devices(node: KernelNode) -> Iterator[Device]:
+    for value in node.outputs:
+        if isinstance(value.type, TensorType):
+            yield value.type.device
