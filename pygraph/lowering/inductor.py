@@ -168,7 +168,7 @@ def uncapturable_structure(part: Any, device: str) -> str | None:
         return "dynamic-shape"
     where = part.get_device()
     if where is not None and where.type != device:
-        return "foreign-device"
+        return "unsupported-device"
     return None
 
 

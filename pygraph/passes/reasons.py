@@ -140,10 +140,30 @@ _TABLE = (
         "the node runs on the CPU while work of another device is captured",
         "make its operands on the device",
     ),
+    Reason(
+        "no-launch",
+        "the node launches nothing and no region is a user of it, so there is nothing to capture",
+        "none is needed",
+    ),
+    Reason(
+        "max-regions",
+        "the option 'max-regions' of the partitioning pass leaves it out in favour of heavier regions",
+        "raise the limit",
+    ),
+    Reason(
+        "not-partitioned",
+        "no pass of the pipeline put the node into a region",
+        "add partitioning to the pipeline",
+    ),
+    Reason(
+        "unknown-node",
+        "Inductor made the node and nothing is known of it",
+        "report it, with the dumped program",
+    ),
 )
 
 REASONS: dict[str, Reason] = {entry.code: entry for entry in _TABLE}
-"""Every code that legality may put in ``REASON``, in the order in which the report lists them."""
+"""Every code that legality, partitioning and lowering give, in the order in which the report lists them."""
 
 
 def reason(code: str) -> Reason:
