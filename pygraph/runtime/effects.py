@@ -15,13 +15,15 @@ __all__ = ["outside", "written_arguments"]
 
 
 def written_arguments(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
-    """Positions of the arguments that a launch may write: exact where accesses are known, else all that it is given."""
+    """Positions of the arguments that a launch may write: exact where accesses are known, else all that it is given
+    and that is not known to be read only."""
     written: set[int] = set()
     for slot in slots:
         if slot.kind is not AllocationKind.INPUT or slot.index in written:
             continue
-        accesses = recording.launches[slot.launch].accesses
-        if accesses is None or any(a.writes and a.word == slot.word for a in accesses):
+        launch = recording.launches[slot.launch]
+        unknown = launch.accesses is None and (slot.kind, slot.index) not in launch.read_only
+        if unknown or any(a.writes and a.word == slot.word for a in launch.accesses or ()):
             written.add(slot.index)
     return frozenset(written)
 

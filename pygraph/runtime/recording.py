@@ -90,6 +90,8 @@ class Launch:
     loc: str | None = None
     random: bool = False
     """Draws from a generator: such launches keep their order among themselves."""
+    read_only: frozenset[tuple[AllocationKind, int]] = frozenset()
+    """Allocations that the launch surely does not write, where its accesses are unknown."""
 
 
 class OutputKind(Enum):
@@ -136,3 +138,6 @@ class Recording:
     """Arguments whose storage offset was baked into the capture, so that it has to stay the same."""
     alignment: int = 64
     """Bytes that every POOL address was a multiple of, so that it has to be one at replay."""
+    displaced: bool = False
+    """Whether launches may hold addresses outside of the allocation that they belong to (a kernel that begins before
+    its tensor, at padding). Then no two allocations move by the same distance between two captures."""

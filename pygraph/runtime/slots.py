@@ -40,12 +40,14 @@ class SlotTable:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two captures looked at together. ``moves`` holds by how many bytes each allocation moved between them."""
+    """Two captures looked at together. ``moves`` tells which allocations moved by how many bytes between them; with
+    ``displaced``, that alone may tell what an address outside of all allocations belongs to."""
 
     left: AddressMap
     right: AddressMap
     known: AddressMap
-    moves: frozenset[int]
+    moves: dict[int, tuple[Allocation, ...]]
+    displaced: bool
 
 
 def discover(first: Recording, second: Recording, known: Sequence[Allocation] = ()) -> SlotTable | Refusal:
@@ -54,7 +56,8 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     ``known`` is memory that no word may point into although no capture allocated it, such as the caller's real
     tensors. A word that differs is a slot if it lies, in both, at the same offset of corresponding allocations that
     were live at its launch. One past the end counts as an offset, but only where no allocation begins there in both
-    captures (captures leave gaps, so that this does not happen; where it does, it is refused as ambiguous).
+    captures (captures leave gaps, so that this does not happen; where it does, it is refused as ambiguous). In
+    ``displaced`` captures, an address outside belongs to the one live allocation that moved by the same distance.
 
     Reasons of refusal: ``unstable-launches``, ``unstable-allocations``, ``unstable-outputs``, ``captures-overlap``,
     ``half-address`` (an address in one capture only), ``unpaired-address`` (into different allocations),
@@ -65,7 +68,11 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     if doubt is not None:
         return doubt
     pair = _Pair(
-        AddressMap(first.allocations), AddressMap(second.allocations), AddressMap(known), _moves(first, second)
+        AddressMap(first.allocations),
+        AddressMap(second.allocations),
+        AddressMap(known),
+        _moves(first, second),
+        first.displaced and second.displaced,
     )
     slots: list[Slot] = []
     padding: list[tuple[int, int]] = []
@@ -111,9 +118,14 @@ def _sequence(recording: Recording) -> _Shape:
     return tuple((launch.kind, launch.name, len(launch.words)) for launch in recording.launches)
 
 
-def _moves(first: Recording, second: Recording) -> frozenset[int]:
+def _moves(first: Recording, second: Recording) -> dict[int, tuple[Allocation, ...]]:
     there = {a.key: a.address for a in moving(second.allocations)}
-    return frozenset(there[a.key] - a.address for a in moving(first.allocations) if a.key in there)
+    found: dict[int, tuple[Allocation, ...]] = {}
+    for allocation in moving(first.allocations):
+        if allocation.key in there:
+            distance = there[allocation.key] - allocation.address
+            found[distance] = (*found.get(distance, ()), allocation)
+    return found
 
 
 def _moved(pair: _Pair, launch: Launch, position: int, x: int, y: int) -> Slot | Refusal | None:
@@ -127,6 +139,9 @@ def _moved(pair: _Pair, launch: Launch, position: int, x: int, y: int) -> Slot |
     if common:
         (kind, index), offset = common[0].key, common[0].offset
         return Slot(launch.index, position, kind, index, offset)
+    movers = pair.moves.get(y - x, ())
+    if pair.displaced and len(movers) == 1 and movers[0].born <= launch.index:
+        return Slot(launch.index, position, *movers[0].key, x - movers[0].address)
     if left and right:
         return Refusal.at(
             launch, "unpaired-address", f"word {position} points into {_name(left[0].key)}, then {_name(right[0].key)}"
@@ -134,7 +149,7 @@ def _moved(pair: _Pair, launch: Launch, position: int, x: int, y: int) -> Slot |
     if left or right:
         owner = _name((left or right)[0].key)
         return Refusal.at(launch, "half-address", f"word {position} points into {owner} in one capture only")
-    if y - x in pair.moves:
+    if movers:
         return Refusal.at(launch, "stray-address", f"word {position} moves with an allocation that it lies outside of")
     return None
 

@@ -18,7 +18,7 @@ ALIGNMENT = 512
 """Bytes that every allocation's address is a multiple of, as the ordinary CUDA allocator's are."""
 
 GUARD = 4096
-"""Bytes between two allocations that belong to neither: an address just outside of one is nobody's."""
+"""Bytes at least between two allocations, that belong to neither: an address just outside of one is nobody's."""
 
 CHUNK = 1 << 37
 """Bytes of address space reserved at a time (128 GiB): only what is handed out is mapped."""
@@ -62,10 +62,15 @@ class _Page:
 
 
 class Arena:
-    """Addresses for one capture at a time, handed out in ascending order and never again before ``reset``."""
+    """Addresses for one capture at a time, handed out in ascending order and never again before ``reset``.
 
-    def __init__(self, driver: ModuleType, page: _Page) -> None:
+    Each arena leaves gaps of another size between its allocations (``gap`` bytes, by its ``number``), so that no two
+    allocations lie as far apart in one arena as in another: how far an address moved tells what it belongs to.
+    """
+
+    def __init__(self, driver: ModuleType, page: _Page, number: int = 0) -> None:
         self._driver, self._page = driver, page
+        self.gap = GUARD + ALIGNMENT * number
         self._ranges: list[_Range] = []
         self._current = -1
         self.next = self.end = 0
@@ -81,11 +86,15 @@ class Arena:
         Raises CaptureError (``driver-error``) when the device has no address space left.
         """
         start = self._aligned(self.next, residue)
-        if start + nbytes + GUARD > self.end:
-            self.grow(nbytes + 2 * ALIGNMENT + GUARD)
+        if start + nbytes + self.gap > self.end:
+            self.grow(nbytes + 2 * ALIGNMENT + self.gap)
             start = self._aligned(self.next, residue)
-        self.next = start + nbytes + GUARD
+        self.next = start + nbytes + self.gap
         return start
+
+    def covers(self, address: int) -> bool:
+        """Whether ``address`` lies in this arena's address space, handed out or not."""
+        return any(found.base <= address < found.end for found in self._ranges)
 
     def grow(self, nbytes: int) -> tuple[int, int]:
         """Make room for ``nbytes`` more bytes in one piece; the part that is free from now on, as (next, end)."""
@@ -131,6 +140,7 @@ class Arenas:
         self._driver, self._device = driver, device
         self._page: _Page | None = None
         self._free: list[tuple[Arena, Callable[[], bool]]] = []
+        self._made = 0
         self._lock = threading.Lock()
 
     def lease(self) -> Arena:
@@ -143,7 +153,8 @@ class Arenas:
                     del self._free[position]
                     arena.reset()
                     return arena
-            return Arena(self._driver, self._page)
+            self._made += 1
+            return Arena(self._driver, self._page, self._made)
 
     def give_back(self, arena: Arena, idle: Callable[[], bool] = lambda: True) -> None:
         """Let later captures have the addresses of ``arena``, as soon as ``idle`` says that nothing lies there."""

@@ -20,7 +20,6 @@ namespace pygraph {
 namespace py = pybind11;
 
 constexpr size_t kAddressAlignment = 512;
-constexpr size_t kGuard = 4096;
 
 // One allocation: where, how large, and how many nodes the graph had before it.
 struct Piece {
@@ -33,9 +32,15 @@ struct Piece {
 // The allocations of one capture. Outlives the capture for as long as any of its memory is held.
 class Session : public std::enable_shared_from_this<Session> {
  public:
-  // `grow(next, nbytes)` makes room in the arena, used up to `next`, and returns the free part as (next, end).
-  Session(c10::DeviceIndex device, uintptr_t stream, uintptr_t next, uintptr_t end, py::function grow)
-      : device_(device), stream_(reinterpret_cast<CUstream>(stream)), next_(next), end_(end), grow_(std::move(grow)) {}
+  // `gap` bytes stay free behind each allocation. `grow(next, nbytes)` makes room in the arena, used up to `next`, and
+  // returns the free part as (next, end).
+  Session(c10::DeviceIndex device, uintptr_t stream, uintptr_t next, uintptr_t end, size_t gap, py::function grow)
+      : device_(device),
+        stream_(reinterpret_cast<CUstream>(stream)),
+        next_(next),
+        end_(end),
+        gap_(gap),
+        grow_(std::move(grow)) {}
 
   ~Session() {
     if (grow_) close();
@@ -53,9 +58,9 @@ class Session : public std::enable_shared_from_this<Session> {
   size_t alive() const { return alive_; }
 
   size_t allocate(size_t nbytes) {
-    if (next_ + nbytes + kGuard > end_) grow(nbytes + 2 * kAddressAlignment + kGuard);
+    if (next_ + nbytes + kAddressAlignment + gap_ > end_) grow(nbytes + 2 * kAddressAlignment + gap_);
     auto address = (next_ + kAddressAlignment - 1) / kAddressAlignment * kAddressAlignment;
-    next_ = address + nbytes + kGuard;
+    next_ = address + nbytes + gap_;
     std::lock_guard<std::mutex> lock(mutex_);
     pieces_.push_back({address, nbytes, nodes(), true});
     ++alive_;
@@ -90,6 +95,7 @@ class Session : public std::enable_shared_from_this<Session> {
   c10::DeviceIndex device_;
   CUstream stream_;
   uintptr_t next_, end_;
+  size_t gap_;
   py::function grow_;
   std::mutex mutex_;
   std::vector<Piece> pieces_;

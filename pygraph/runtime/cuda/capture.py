@@ -190,8 +190,8 @@ class _Attempt:
         own = [*stand_ins.allocations, *self._memory.allocations(launches)]
         described = describe_outputs(returned, stand_ins.arguments, self._constants, own)
         everything = (*own, *described.empty, *self._fixed())
-        refuse_foreign(machine.driver, launches, everything)
-        known = with_accesses(launches, self._observer.spans, own, self._random)
+        refuse_foreign(machine.driver, launches, everything, self._lease.arena.covers)
+        known = with_accesses(launches, self._observer.spans, own, self._random, self._lease.arena.covers)
         payload = CudaCapture(
             graph,
             tuple(nodes),
@@ -203,7 +203,7 @@ class _Attempt:
             self._lease,
         )
         sensitive = frozenset(described.sensitive | self._sensitive(own))
-        return Recording(known, everything, tuple(described.outputs), payload, sensitive, ALIGNMENT)
+        return Recording(known, everything, tuple(described.outputs), payload, sensitive, ALIGNMENT, displaced=True)
 
     def _fixed(self) -> list[Allocation]:
         """Memory that never moves: constants of the module, then the generator's seed and offset."""

@@ -5,7 +5,7 @@ A replay would go on using such memory after its owner gave it up, so that the r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,9 +20,12 @@ _LOWEST, _HIGHEST = 1 << 20, 1 << 57
 """Where addresses can lie; other words are numbers for sure."""
 
 
-def refuse_foreign(driver: ModuleType, launches: Sequence[Launch], allocations: Sequence[Allocation]) -> None:
+def refuse_foreign(
+    driver: ModuleType, launches: Sequence[Launch], allocations: Sequence[Allocation], own: Callable[[int], bool]
+) -> None:
     """Raise CaptureError (``foreign-address``) if a word is an address that the CUDA driver knows and none of
-    ``allocations`` covers."""
+    ``allocations`` covers. ``own`` tells the addresses that lie between those: they move, so that a second capture
+    explains them or does not."""
     moving = AddressMap(allocations)
     ends = {a.address + a.nbytes for a in allocations}
     constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
@@ -31,7 +34,7 @@ def refuse_foreign(driver: ModuleType, launches: Sequence[Launch], allocations: 
         for position, word in enumerate(launch.words):
             if not _LOWEST <= word < _HIGHEST or word in numbers or word in ends or moving.inside(word) is not None:
                 continue
-            if any(constant.covers(word) for constant in constants):
+            if own(word) or any(constant.covers(word) for constant in constants):
                 continue
             kind = _memory_kind(driver, word)
             if kind is not None:

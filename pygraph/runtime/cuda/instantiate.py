@@ -10,6 +10,8 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
+from pygraph.runtime.cuda.addresses import ALIGNMENT
+from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture, Machine
 from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
 from pygraph.runtime.cuda.replay import PythonRegion
@@ -35,6 +37,7 @@ def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any
     if graph is None:
         raise CaptureError("already-instantiated", "a capture makes one executable")
     with torch.cuda.device(capture.device):
+        _anchor_copies(machine.driver, program, capture)
         graph.instantiate()
         capture.graph = None
         if machine.native is not None:
@@ -70,6 +73,32 @@ def _check_slots(program: Program) -> None:
         for position, word in enumerate(launch.words):
             if addresses.inside(word) is not None and (launch.index, position) not in patched:
                 raise CaptureError("invalid-program", f"word {position} of {launch.name} is an address without a slot")
+
+
+# -- the graph ----------------------------------------------------------------------------------------------------
+
+
+def _anchor_copies(driver: ModuleType, program: Program, capture: CudaCapture) -> None:
+    """Point the operands of copies that will be patched at ordinary memory before the graph is instantiated.
+
+    An instantiated copy node accepts only addresses of the kind of memory that it was made with, and stand-ins are
+    mapped while ordinary memory (as a rule) is not. Nothing runs on these addresses: the first replay replaces them.
+    """
+    moved: dict[int, set[int]] = {}
+    for slot in program.slots:
+        if isinstance(capture.nodes[slot.launch], CopyNode):
+            moved.setdefault(slot.launch, set()).add(slot.word)
+    if not moved:
+        return
+    anchor = torch.empty(2 * ALIGNMENT, dtype=torch.uint8, device=torch.device("cuda", capture.device)).data_ptr()
+    for launch, words in moved.items():
+        node = driver.CUgraphNode(capture.nodes[launch].handle)
+        params = call(driver.cuGraphMemcpyNodeGetParams(node))
+        if 0 in words:
+            params.dstDevice, params.dstXInBytes = driver.CUdeviceptr(anchor), 0
+        if 1 in words:
+            params.srcDevice, params.srcXInBytes = driver.CUdeviceptr(anchor + ALIGNMENT), 0
+        call(driver.cuGraphMemcpyNodeSetParams(node, params))
 
 
 # -- parts --------------------------------------------------------------------------------------------------------

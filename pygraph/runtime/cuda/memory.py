@@ -51,7 +51,7 @@ class SessionMemory:
 
     def __init__(self, native: ModuleType, arena: Arena, device: int, stream: int) -> None:
         self._native, self._arena, self._device = native, arena, device
-        self._session: Any = native.Session(device, stream, arena.next, arena.end, self._grow)
+        self._session: Any = native.Session(device, stream, arena.next, arena.end, arena.gap, self._grow)
 
     def _grow(self, used: int, nbytes: int) -> tuple[int, int]:
         self._arena.next = used
@@ -110,7 +110,7 @@ class SegmentMemory:
 
     def allocations(self, launches: Sequence[Launch]) -> list[Allocation]:
         """The segments, in the order in which launches first point into them; others are of no use to the graph."""
-        segments = sorted((int(s["address"]), int(s["total_size"])) for s in self._segments())
+        segments = _joined(sorted((int(s["address"]), int(s["total_size"])) for s in self._segments()))
         found: list[tuple[int, int]] = []
         for launch in launches:
             for word in launch.words:
@@ -126,3 +126,14 @@ class SegmentMemory:
 
     def _segments(self) -> list[dict[str, Any]]:
         return [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(self.pool)]
+
+
+def _joined(segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Segments (address, bytes) in ascending order; those that touch count as one, as the border is nobody's alone."""
+    joined: list[tuple[int, int]] = []
+    for address, nbytes in segments:
+        if joined and sum(joined[-1]) == address:
+            joined[-1] = (joined[-1][0], joined[-1][1] + nbytes)
+        else:
+            joined.append((address, nbytes))
+    return joined

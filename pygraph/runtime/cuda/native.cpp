@@ -15,8 +15,6 @@
 
 namespace pygraph {
 
-PyObject* replay_error = nullptr;
-
 // Seed and offset of a generator lie in memory that every capture shares and every replay refills: what fills or reads
 // them is ordered across streams.
 class RandomOrder {
@@ -137,19 +135,10 @@ class CudaRegion {
     Call call;
     auto held = py::reinterpret_steal<py::tuple>(PyList_AsTuple(args.ptr()));
     if (!match(held, call)) return py::none();
-    bool declined = false;
-    std::string failure;
     {
       py::gil_scoped_release released;
       c10::cuda::CUDAGuard guard(device_);
-      declined = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-      if (!declined) failure = launch(call);
-    }
-    if (declined) return py::none();
-    if (!failure.empty()) {
-      closed_ = true;
-      PyErr_SetString(replay_error, failure.c_str());
-      throw py::error_already_set();
+      if (!launch(call)) return declined();
     }
     return outputs(held, call);
   }
@@ -219,8 +208,15 @@ class CudaRegion {
     return false;
   }
 
-  // Returns what went wrong with the graph itself; errors of allocations and of the launch are thrown as they are.
-  std::string launch(Call& call) {
+  static py::object declined() {
+    py::gil_scoped_acquire held;
+    return py::none();
+  }
+
+  // False, with nothing launched, where the graph cannot run on this stream or at these addresses. Errors of
+  // allocations and of the launch are thrown as they are.
+  bool launch(Call& call) {
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) return false;
     auto* allocator = cached::get();
     auto stream = c10::cuda::getCurrentCUDAStream(device_);
     if (workspace_ != 0) call.workspace = allocator->allocate(workspace_);
@@ -233,11 +229,11 @@ class CudaRegion {
     move(sources_[source++], reinterpret_cast<uintptr_t>(call.workspace.get()));
     for (auto address : call.addresses) move(sources_[source++], address);
     for (const auto& storage : call.fresh) move(sources_[source++], reinterpret_cast<uintptr_t>(storage.data()));
-    auto failure = apply();
-    if (failure.empty()) run(stream);
+    if (!apply()) return false;
+    run(stream);
     call.workspace.clear();
     call.temporaries.clear();
-    return failure;
+    return true;
   }
 
   void move(Source& source, uintptr_t to) {
@@ -252,19 +248,19 @@ class CudaRegion {
     source.known = true;
   }
 
-  std::string apply() {
+  // Hands what changed to the graph. A node that refuses an address (a copy, of memory of another kind) would do so
+  // again: the region is then never replayed any more.
+  bool apply() {
     patched_ = dirty_.size();
     for (auto* node : dirty_) {
-      auto result = node->apply(exec_);
-      if (result != CUDA_SUCCESS) {
-        const char* name = nullptr;
-        DriverApi::get().error_name(result, &name);
-        return std::string("a node of the graph cannot be patched: ") + (name != nullptr ? name : "unknown error");
+      if (node->apply(exec_) != CUDA_SUCCESS) {
+        closed_ = true;
+        return false;
       }
       node->dirty = false;
     }
     dirty_.clear();
-    return {};
+    return true;
   }
 
   // Launches on the current stream; torch itself fills in seed and offset, and advances the generator.
@@ -375,7 +371,7 @@ void bind(py::module_& m) {
   m.def("enter", [](const std::shared_ptr<Session>& session) { CaptureAllocator::get().enter(*session); });
   m.def("leave", [] { CaptureAllocator::get().leave(); });
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
-      .def(py::init<c10::DeviceIndex, uintptr_t, uintptr_t, uintptr_t, py::function>())
+      .def(py::init<c10::DeviceIndex, uintptr_t, uintptr_t, uintptr_t, size_t, py::function>())
       .def("nodes", &Session::nodes)
       .def("alive", &Session::alive)
       .def("pieces", &Session::pieces)
@@ -406,7 +402,5 @@ void bind(py::module_& m) {
 PYBIND11_MODULE(_pygraph_cuda, m) {
   pybind11::object parameter = pybind11::module_::import("torch.nn.parameter").attr("Parameter");
   pygraph::parameter_type = parameter.release().ptr();
-  pybind11::object error = pybind11::module_::import("pygraph.errors").attr("ReplayError");
-  pygraph::replay_error = error.release().ptr();
   pygraph::bind(m);
 }

@@ -16,6 +16,7 @@ import torch
 
 from pygraph.compat import OpOverload, TorchDispatchMode
 from pygraph.errors import CaptureError
+from pygraph.runtime.cuda.stack import wipe_stack
 
 __all__ = ["Observer", "Span", "module_constants", "observing"]
 
@@ -51,6 +52,7 @@ class Observer:
     def call(self, name: str, reads: Sequence[int], writes: Sequence[int], run: Callable[[], Any]) -> Any:
         """Run one call and note the nodes that it added."""
         begin = self.nodes()
+        wipe_stack()
         try:
             result = run()
         except Exception:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
-from pygraph.errors import CaptureError, ReplayError
-from pygraph.runtime.cuda.bindings import call
+from pygraph.runtime.cuda.bindings import call, succeeded
 from pygraph.runtime.digest import bits
 
 if TYPE_CHECKING:
@@ -168,7 +167,8 @@ class PythonRegion:
             addresses[i] = address
         workspace = self._bytes(self._workspace)
         fresh = [self._bytes(nbytes) for nbytes in self._fresh]
-        self._patch([workspace.data_ptr(), *addresses, *(memory.data_ptr() for memory in fresh)])
+        if not self._patch([workspace.data_ptr(), *addresses, *(memory.data_ptr() for memory in fresh)]):
+            return None
         self._launch()
         return self._results(args, fresh)
 
@@ -193,7 +193,9 @@ class PythonRegion:
     def _bytes(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", self._device))
 
-    def _patch(self, addresses: Sequence[int]) -> None:
+    def _patch(self, addresses: Sequence[int]) -> bool:
+        """Hand what changed to the graph. A node that refuses an address (a copy, of memory of another kind) would
+        do so again: the region is then never replayed any more."""
         dirty: dict[int, None] = {}
         for source, address in zip(self._sources, addresses, strict=True):
             if source.address == address:
@@ -202,12 +204,8 @@ class PythonRegion:
                 self._nodes[node].write(place, address + delta)
                 dirty[node] = None
             source.address = address
-        for node in dirty:
-            try:
-                call(self._nodes[node].apply(self._exec))
-            except CaptureError as error:
-                self._closed = True
-                raise ReplayError(f"a node of the graph cannot be patched: {error.detail}") from error
+        self._closed = self._closed or not all(succeeded(self._nodes[node].apply(self._exec)) for node in dirty)
+        return not self._closed
 
     def _launch(self) -> None:
         if not self._random:
