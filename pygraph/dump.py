@@ -10,11 +10,14 @@ import json
 import logging
 from pathlib import Path
 
+from pygraph.frontend.launches import lift_launches
+from pygraph.ir import Device
 from pygraph.lowering.program import annotate
 from pygraph.lowering.record import Step
 from pygraph.report.model import GraphReport
+from pygraph.runtime.driver import Program
 
-__all__ = ["dump_program", "graph_dir", "program_text"]
+__all__ = ["dump_launches", "dump_program", "graph_dir", "program_text"]
 
 _log = logging.getLogger("pygraph")
 
@@ -41,6 +44,16 @@ def dump_program(dump_dir: str | None, report: GraphReport) -> None:
         _log.warning("cannot write dumps to %s: %s", folder, error)
         return
     atexit.register(_write_report, folder, report)
+
+
+def dump_launches(folder: Path, region: int, device: str, program: Program) -> None:
+    """Write the launches of a captured region as IR, in the memory that they are replayed in."""
+    name = f"region{region}"
+    graph = lift_launches(program.recording, program.slots, program.layout, device=Device.parse(device), name=name)
+    try:
+        (folder / f"{name}.launches.pgir").write_text(str(graph), encoding="utf-8")
+    except OSError as error:
+        _log.warning("cannot write dumps to %s: %s", folder, error)
 
 
 def _write_report(folder: Path, report: GraphReport) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pygraph.dump import dump_launches, graph_dir
 from pygraph.errors import CaptureError
 from pygraph.lowering.decision import Decision
 from pygraph.lowering.program import EmittedProgram
@@ -72,7 +73,10 @@ def _wrap(
         max_captures=settings.max_captures,
         verify_always=settings.verify == "always",
     )
-    made = Region(function, driver, name=f"{report.name}.region{region.index}", options=options)
+    folder = graph_dir(settings.dump_dir, report)
+    observer = None if folder is None else functools.partial(dump_launches, folder, region.index, report.device)
+    name = f"{report.name}.region{region.index}"
+    made = Region(function, driver, name=name, options=options, on_capture=observer)
     region.record = made.record
     return _Strict(made) if settings.strict else made
 

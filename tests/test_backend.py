@@ -398,7 +398,8 @@ def test_dumps_hold_each_pass_the_program_and_the_report(tmp_path: Path) -> None
 
     ours = compiled(Mlp().eval(), dump_dir=str(tmp_path))
     with torch.no_grad():
-        ours(torch.randn(8, 16))
+        for _ in range(CALLS):
+            ours(torch.randn(8, 16))
     (folder,) = tmp_path.iterdir()
     names = sorted(path.name for path in folder.iterdir())
     assert names[0] == "00-lifted.pgir"
@@ -413,6 +414,8 @@ def test_dumps_hold_each_pass_the_program_and_the_report(tmp_path: Path) -> None
     for path in folder.glob("*.pgir"):
         text = path.read_text()
         assert str(parse(text)) == text
+    launches = parse((folder / "region0.launches.pgir").read_text())
+    assert [node.op.split(".")[0] for node in launches.nodes] == ["operator", "kernel", "operator"]
     assert "# region 0: may be captured" in (folder / "program.py").read_text()
 
 

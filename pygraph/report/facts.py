@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pygraph.ir import H200, HOST, REGION, Cost, DeviceModel, Graph, KernelNode
 from pygraph.ir.cost import evaluate
+from pygraph.passes.reasons import REASONS
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Quantity",
     "Repeated",
     "Summary",
+    "advice",
     "bytes_text",
     "clean",
     "cost_rows",
@@ -43,11 +45,15 @@ NO_LAUNCH = "no-launch"
 def membership(report: GraphReport) -> dict[str, int]:
     """The region of each node that is in one: of the emitted program, or as planned where no program was emitted.
 
-    A node that several emitted regions compute belongs to the first of them.
+    A node that several emitted regions compute belongs to the first of them, and so does one that Inductor folded
+    away, to the first of those that hold the rest of its planned region.
     """
-    if report.regions:
-        return {name: region.index for region in reversed(report.regions) for name in region.nodes}
-    return planned(report.graph) if report.graph is not None else {}
+    decided = planned(report.graph) if report.graph is not None else {}
+    if not report.regions:
+        return decided
+    emitted = {name: region.index for region in reversed(report.regions) for name in region.nodes}
+    home = {index: region.index for region in reversed(report.regions) for index in region.planned}
+    return {**{name: home[index] for name, index in decided.items() if index in home}, **emitted}
 
 
 def planned(graph: Graph) -> dict[str, int]:
@@ -202,6 +208,13 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
         uncaptured=sum(1 for report in chosen for _ in report.uncaptured()),
         errors=sum(1 for report in chosen if report.error is not None),
     )
+
+
+def advice(rows: Iterable[Uncaptured]) -> dict[str, str]:
+    """What can be done about each reason in ``rows``, by code, in order; reasons of custom passes have no advice."""
+    codes = dict.fromkeys(row.reason for row in rows)
+    known = ((code, REASONS[code].advice) for code in codes if code in REASONS)
+    return {code: text for code, text in known if text and text != "none"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class GraphPage:
 
     report: GraphReport
     uncaptured: list[Repeated]
+    advice: dict[str, str]
     links: dict[str, str]
     picture: Picture
     costs: list[CostRow]
@@ -77,6 +78,7 @@ def _page(report: GraphReport, max_boxes: int) -> GraphPage:
     return GraphPage(
         report=report,
         uncaptured=facts.folded(report.uncaptured()),
+        advice=facts.advice(report.uncaptured()),
         links=_links(report, picture),
         picture=picture,
         costs=costs,

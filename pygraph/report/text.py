@@ -19,6 +19,7 @@ from pygraph.report.facts import (
     Quantity,
     Repeated,
     Summary,
+    advice,
     bytes_text,
     clean,
     cost_rows,
@@ -68,7 +69,7 @@ def render_text(reports: Sequence[GraphReport], width: int = 100, color: bool = 
     )
     for renderable in _document(reports):
         console.print(renderable)
-    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip("\n") + "\n"
 
 
 def _document(reports: Sequence[GraphReport]) -> Iterator[RenderableType]:
@@ -96,6 +97,7 @@ def _graph(report: GraphReport) -> Iterator[RenderableType]:
     rows = folded(report.uncaptured())
     if rows:
         yield from _section("Not captured", _uncaptured(rows))
+        yield _indented(_bullets([f"{code}: {text}" for code, text in advice(report.uncaptured()).items()]))
     costs = cost_rows(report)
     if costs:
         yield from _section(f"Cost (before fusion; time modelled on {device_model(report).name})", _costs(costs))

@@ -16,7 +16,7 @@ from pygraph.runtime import counters
 from pygraph.runtime.capturing import Captured, capture
 from pygraph.runtime.comparison import Scope, Verdict, compare, rewind, verify
 from pygraph.runtime.counters import RegionRecord
-from pygraph.runtime.driver import Driver, Executable
+from pygraph.runtime.driver import Driver, Executable, Program
 from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.refusal import Refusal
@@ -34,7 +34,8 @@ _capturing: list[int] = []
 class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
-    ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated. Nothing of a call
+    ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``on_capture`` is told
+    each program that was captured, compared and will be replayed; it must not raise. Nothing of a call
     is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a replay broke its
     contract; a capture that fails never shows but in ``record``.
     """
@@ -47,6 +48,7 @@ class Region:
         name: str,
         options: RegionOptions | None = None,
         written_hint: Iterable[int] = (),
+        on_capture: Callable[[Program], None] | None = None,
     ) -> None:
         self.record = RegionRecord(name)
         self._count_replay = self.record.tally("replays").hit
@@ -55,6 +57,7 @@ class Region:
         self._driver = driver
         self._options = options or RegionOptions()
         self._hint = frozenset(written_hint)
+        self._on_capture = on_capture
         self._variants = VariantTable(
             self._options.max_captures, self._options.max_tracked, self._options.capture_after - 1
         )
@@ -207,6 +210,8 @@ class Region:
         self._slots = made.table
         self._describe(made, verdict)
         self._prefer(variant, made.executable)
+        if self._on_capture is not None:
+            self._on_capture(made.program)
 
     def _scope(self, variant: Variant) -> Scope:
         return Scope(variant.written, self._sensitive, self._options.comparison_budget, variant.tolerant)

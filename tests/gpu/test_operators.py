@@ -91,7 +91,7 @@ CASES: dict[str, Case] = {
     "sort_flat": (lambda x: torch.sort(x), lambda: (rand(70000),)),
     "topk": (lambda x: torch.topk(x, 5), lambda: (rand(16, 1000),)),
     "cumsum": (lambda x: (x.cumsum(0), x.cumsum(1)), lambda: (rand(64, 333),)),
-    "cumsum_flat": (lambda x: x.cumsum(0), lambda: (rand(100000),)),
+    "cumsum_flat": (lambda x: x.cumsum(0), lambda: (torch.arange(100000, device="cuda"),)),
     "embedding": (lambda w, i: F.embedding(i, w), lambda: (half(100, 64), indices(3, 5, 99, 0))),
     "index_put": (cache_write, lambda: (rand(32, 8), indices(4, 0, 2), rand(3, 8))),
     "index_put_accumulate": (

@@ -1,4 +1,4 @@
-"""The CUDA driver's own functions, through ``cuda.bindings``: loaded at first use, every error code turned into an error.
+"""The CUDA driver's own functions, through ``cuda.bindings``: loaded at first use, error codes turned into errors.
 
 What is done with them lives where it belongs; nothing here knows of graphs or captures.
 """
@@ -16,7 +16,7 @@ __all__ = ["call", "load", "succeeded"]
 
 @functools.cache
 def load() -> ModuleType:
-    """The driver's functions. Raises CaptureError (``bindings-unavailable``) where ``cuda.bindings`` is not installed."""
+    """The driver's functions. Raises CaptureError (``bindings-unavailable``) without ``cuda.bindings``."""
     try:
         from cuda.bindings import driver
     except ImportError as error:

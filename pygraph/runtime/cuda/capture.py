@@ -74,6 +74,7 @@ class Machine:
 
     def __init__(self, driver: ModuleType, native: ModuleType | None, device: int) -> None:
         self.driver, self.native, self.device = driver, native, device
+        self.replays_native = native is not None
         self.order = RandomOrder(native, device)
         self.stream = torch.cuda.Stream(device)
         self._arenas = Arenas(driver, device)
@@ -146,7 +147,7 @@ class _Attempt:
             returned = self._call()
         except CaptureError as error:
             failure = error
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # A region runs code of Inductor, of operator libraries and of users: whatever any of it raises on
             # stand-ins means that the region cannot be captured, and nothing else.
             failure = self._failed(error)
@@ -170,7 +171,7 @@ class _Attempt:
         return CaptureError("capture-failed", f"{where}{type(error).__name__}: {str(error).splitlines()[0]}")
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> CaptureError | None:
-        """End the capture; a broken one leaves the generator believing that it goes on, which an empty one puts right."""
+        """End the capture. A broken one leaves the generator believing that it goes on; an empty one puts that right."""
         try:
             graph.capture_end()
         except RuntimeError as error:

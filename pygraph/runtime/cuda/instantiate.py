@@ -40,11 +40,12 @@ def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any
         _anchor_copies(machine.driver, program, capture)
         graph.instantiate()
         capture.graph = None
-        if machine.native is not None:
-            region = machine.native.CudaRegion(graph, capture.device, program.layout.nbytes, capture.random)
+        native = machine.native if machine.replays_native else None
+        if native is not None:
+            region = native.CudaRegion(graph, capture.device, program.layout.nbytes, capture.random)
         else:
             region = PythonRegion(machine, graph, capture.device, program.layout.nbytes, capture.random)
-        _Builder(machine.native, region, program, capture).build()
+        _Builder(native, region, program, capture).build()
     return region
 
 
@@ -167,10 +168,7 @@ class _Builder:
         raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
 
     def _output(self, output: Output, same: int | None) -> None:
-        if self.native is not None:
-            kinds = self.native.OutputKind
-        else:
-            kinds = PythonRegion.OutputKind
+        kinds = PythonRegion.OutputKind if self.native is None else self.native.OutputKind
         add = self.region.add_output
         if same is not None:
             add(kinds.SAME, same, 0, [], [], None, None)

@@ -75,7 +75,7 @@ class SessionMemory:
         seed, offset = self._native.random_memory(self._device)
         return (int(seed), int(offset))
 
-    def allocations(self, launches: Sequence[Launch]) -> list[Allocation]:
+    def allocations(self, launches: Sequence[Launch]) -> list[Allocation]:  # noqa: ARG002
         """In the order of allocation."""
         pieces = enumerate(self._session.pieces())
         return [Allocation(AllocationKind.POOL, i, address, nbytes, born) for i, (address, nbytes, born, _) in pieces]

@@ -12,6 +12,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <array>
+#include <atomic>
 
 namespace pygraph {
 
@@ -135,11 +136,13 @@ class CudaRegion {
     Call call;
     auto held = py::reinterpret_steal<py::tuple>(PyList_AsTuple(args.ptr()));
     if (!match(held, call)) return py::none();
+    bool launched = false;
     {
       py::gil_scoped_release released;
       c10::cuda::CUDAGuard guard(device_);
-      if (!launch(call)) return declined();
+      launched = launch(call);
     }
+    if (!launched) return py::none();
     return outputs(held, call);
   }
 
@@ -206,11 +209,6 @@ class CudaRegion {
       if (w != i && arguments_[w].written && range.meets(storage_range(*call.tensors[w]))) return true;
     }
     return false;
-  }
-
-  static py::object declined() {
-    py::gil_scoped_acquire held;
-    return py::none();
   }
 
   // False, with nothing launched, where the graph cannot run on this stream or at these addresses. Errors of
@@ -339,7 +337,7 @@ class CudaRegion {
   std::vector<OutputSpec> outputs_;
   size_t patched_ = 0;
   bool busy_ = false;
-  bool closed_ = false;
+  std::atomic<bool> closed_{false}; // also set while a replay runs without the GIL
 };
 
 py::object replay(CudaRegion& region, py::handle args) {

@@ -16,7 +16,7 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import call, succeeded
 from pygraph.runtime.recording import WORD, Launch, LaunchKind
 
-__all__ = ["EmptyNode", "FillNode", "GraphNode", "KernelNode", "CopyNode", "read_nodes", "serialise"]
+__all__ = ["CopyNode", "EmptyNode", "FillNode", "GraphNode", "KernelNode", "read_nodes", "serialise"]
 
 _BUFFER_POINTER = 1
 _BUFFER_SIZE = 2

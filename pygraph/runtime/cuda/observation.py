@@ -103,11 +103,14 @@ class _Operators(TorchDispatchMode):
             raise CaptureError("host-read", f"{func} reads device memory while capturing")
         reads: list[int] = []
         writes: list[int] = []
+        absolute = False
         for argument, value in _operands(schema, args, named):
             _refuse_host(func, value)
             written = argument.alias_info is not None and argument.alias_info.is_write
             (writes if written else reads).extend(t.data_ptr() for t in _tensors(value))
-        if any(argument.name == "storage_offset" and value is not None for argument, value in _operands(schema, args, named)):
+            if argument.name == "storage_offset" and value is not None:
+                absolute = True
+        if absolute:
             self._observer.absolute += reads + writes
         return self._observer.call(str(func), reads, writes, lambda: func(*args, **named))
 

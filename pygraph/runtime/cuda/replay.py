@@ -305,7 +305,7 @@ class _Fill:
         self._params = call(driver.cuGraphMemsetNodeGetParams(self._node))
         self._context = call(driver.cuCtxGetCurrent())
 
-    def write(self, place: int, address: int) -> None:
+    def write(self, place: int, address: int) -> None:  # noqa: ARG002
         """Set the destination."""
         self._params.dst = self._driver.CUdeviceptr(address)
 

@@ -158,22 +158,41 @@ def _note_absolute_offset(recorder: Recorder, call: _Call) -> None:
 
 def _fake_results(call: _Call) -> list[Any]:
     """What each return of the schema is: the argument that it is declared to be, or fake tensors (also in lists)."""
-    memo: dict[int, torch.Tensor] = {}
+    declared = call.op._schema.returns
     try:
-        with FakeTensorMode(allow_non_fake_inputs=False):
-            args = [_fake(value, memo) for value in call.args]
-            kwargs = {name: _fake(value, memo) for name, value in call.kwargs.items()}
-            before = [(t, tuple(t.size()), tuple(t.stride())) for t in memo.values()]
-            returned = call.op(*args, **kwargs)
+        returned, storages = _run_fake(call)
     except (DynamicOutputShapeException, DataDependentOutputException) as error:
         raise CaptureError("dynamic-output", call.name) from error
-    if any((tuple(t.size()), tuple(t.stride())) != (size, stride) for t, size, stride in before):
-        raise CaptureError("metadata-mutation", f"{call.name} resizes an argument")
-    declared = call.op._schema.returns
     values = returned if len(declared) > 1 else [returned][: len(declared)]
     results = [value if r.alias_info is None else _aliased(call, r) for r, value in zip(declared, values, strict=True)]
-    _refuse_aliases(call, results, [fake.untyped_storage()._cdata for fake in memo.values()])
+    _refuse_aliases(call, results, storages)
     return results
+
+
+def _run_fake(call: _Call) -> tuple[Any, list[int]]:
+    """What the operator returns on fake arguments, and the storages of those.
+
+    Fake tensors are slow. Where only arguments are returned, so that no new memory has to be described, meta tensors
+    tell as well whether one of them is resized.
+    """
+    if call.op.namespace == "aten" and all(r.alias_info is not None for r in call.op._schema.returns):
+        try:
+            return _run_on(call, "meta")
+        except NotImplementedError:
+            pass  # not every operator has a kernel for meta tensors: fake ones have other ways
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        return _run_on(call, "cpu")
+
+
+def _run_on(call: _Call, device: str) -> tuple[Any, list[int]]:
+    memo: dict[int, torch.Tensor] = {}
+    args = [_fake(value, memo, device) for value in call.args]
+    kwargs = {name: _fake(value, memo, device) for name, value in call.kwargs.items()}
+    before = [(t, tuple(t.size()), tuple(t.stride())) for t in memo.values()]
+    returned = call.op(*args, **kwargs)
+    if any((tuple(t.size()), tuple(t.stride())) != (size, stride) for t, size, stride in before):
+        raise CaptureError("metadata-mutation", f"{call.name} resizes an argument")
+    return returned, [fake.untyped_storage()._cdata for fake in memo.values()]
 
 
 def _aliased(call: _Call, declared: Any) -> Any:
@@ -205,22 +224,22 @@ def _is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def _fake(value: Any, memo: dict[int, torch.Tensor]) -> Any:
-    """``value`` with every tensor replaced by a fake one of the same layout, the same object by the same fake."""
+def _fake(value: Any, memo: dict[int, torch.Tensor], device: str) -> Any:
+    """``value`` with every tensor replaced by one of the same layout without memory, the same object by the same."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_fake(v, memo) for v in value)
+        return type(value)(_fake(v, memo, device) for v in value)
     if not isinstance(value, torch.Tensor):
         return value
     if id(value) not in memo:
-        memo[id(value)] = _fake_tensor(value)
+        memo[id(value)] = _fake_tensor(value, device)
     return memo[id(value)]
 
 
-def _fake_tensor(tensor: torch.Tensor) -> torch.Tensor:
+def _fake_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
     if tensor.layout is not torch.strided:
-        return torch.empty(tensor.size(), dtype=tensor.dtype, device="cpu")
+        return torch.empty(tensor.size(), dtype=tensor.dtype, device=device)
     elements = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
-    storage = torch.empty(elements, dtype=tensor.dtype, device="cpu")
+    storage = torch.empty(elements, dtype=tensor.dtype, device=device)
     return torch.as_strided(storage, tensor.size(), tensor.stride(), tensor.storage_offset())
 
 

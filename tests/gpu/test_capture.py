@@ -1,0 +1,196 @@
+"""Captures that fail leave nothing behind; captures that succeed cost no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.driver import Driver
+from pygraph.runtime.recording import AllocationKind
+from tests.gpu.replays import assert_replays, captured
+
+Region = Callable[[list[Any]], Sequence[Any]]
+kept: list[torch.Tensor] = []
+
+
+def cuda(*size: int) -> torch.Tensor:
+    return torch.randn(*size, device="cuda")
+
+
+def item(args: list[Any]) -> Any:
+    y = args[0] * 2
+    return (y * y.sum().item(),)
+
+
+def nonzero(args: list[Any]) -> Any:
+    return (torch.nonzero(args[0] > 0),)
+
+
+def to_host(args: list[Any]) -> Any:
+    return (args[0].cpu(),)
+
+
+def from_host(args: list[Any]) -> Any:
+    return (args[0] + torch.ones(4).cuda(),)
+
+
+def synchronises(args: list[Any]) -> Any:
+    y = args[0] * 2
+    torch.cuda.synchronize()
+    return (y,)
+
+
+def raises(args: list[Any]) -> Any:
+    y = args[0] * 2
+    raise ValueError(f"no such thing {tuple(y.shape)}")
+
+
+def draws_then_raises(args: list[Any]) -> Any:
+    torch.rand_like(args[0])
+    torch.cuda.current_stream().synchronize()
+    return ()
+
+
+def survives(args: list[Any]) -> Any:
+    kept.append(args[0] * 2)
+    return (args[0] + 1,)
+
+
+def unjoined(args: list[Any]) -> Any:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = args[0] * 2
+    return (y,)
+
+
+def returns_a_string(args: list[Any]) -> Any:
+    return (args[0] * 2, "text")
+
+
+FAILING: dict[str, tuple[Region, str]] = {
+    "item": (item, "host-read"),
+    "nonzero": (nonzero, "capture-failed"),
+    "to_host": (to_host, "host-memory"),
+    "from_host": (from_host, "host-memory"),
+    "synchronises": (synchronises, "capture-failed"),
+    "raises": (raises, "capture-failed"),
+    "draws_then_raises": (draws_then_raises, "capture-failed"),
+    "survives": (survives, "survivor"),
+    "unjoined": (unjoined, "capture-failed"),
+    "returns_a_string": (returns_a_string, "unsupported-output"),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_capture_that_fails_leaves_everything_usable(driver: Driver, name: str) -> None:
+    region, reason = FAILING[name]
+    x = cuda(4)
+    before = driver.snapshot_rng()
+    for _ in range(2):
+        with pytest.raises(CaptureError) as caught:
+            driver.capture(region, [x])
+        assert caught.value.reason == reason, str(caught.value)
+        kept.clear()
+    torch.cuda.synchronize()
+    torch.manual_seed(3)
+    first = torch.rand(100, device="cuda")
+    torch.manual_seed(3)
+    assert torch.equal(first, torch.rand(100, device="cuda"))
+    assert torch.allclose(torch.mm(x.view(2, 2), x.view(2, 2)).cpu(), x.view(2, 2).cpu() @ x.view(2, 2).cpu(), atol=1e-2)
+    driver.restore_rng(before)
+    assert_replays(driver, lambda args: (torch.rand_like(args[0]) + args[0] * 2,), [x])
+
+
+def test_the_operator_that_failed_is_named(driver: Driver) -> None:
+    with pytest.raises(CaptureError, match="aten.nonzero"):
+        driver.capture(nonzero, [cuda(4)])
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [(torch.zeros(3), "host-memory"), ("text", "unsupported-argument"), ([1], "unsupported-argument")],
+)
+def test_arguments_that_cannot_be_stood_in_for(driver: Driver, argument: Any, reason: str) -> None:
+    with pytest.raises(CaptureError) as caught:
+        driver.capture(lambda args: (args[0] * 2,), [cuda(3), argument])
+    assert caught.value.reason == reason
+
+
+def test_a_capture_inside_a_callers_own_capture_is_refused(driver: Driver) -> None:
+    x = cuda(4)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with pytest.raises(CaptureError) as caught:
+            driver.capture(lambda args: (args[0] * 2,), [x])
+        x + 1
+    assert caught.value.reason == "outer-capture"
+
+
+def test_captures_that_are_alive_are_disjoint_and_nothing_is_reused(driver: Driver) -> None:
+    def region(args: list[Any]) -> Any:
+        y = args[0]
+        for _ in range(10):
+            y = y * 2
+        return (y,)
+
+    recordings = [driver.capture(region, [cuda(1000)]) for _ in range(3)]
+    ranges = sorted(
+        (a.address, a.address + a.nbytes)
+        for r in recordings
+        for a in r.allocations
+        if a.kind is not AllocationKind.CONSTANT
+    )
+    assert all(low[1] <= high[0] for low, high in zip(ranges, ranges[1:], strict=False))
+    if driver.native:  # type: ignore[attr-defined]
+        pool = [a for a in recordings[0].allocations if a.kind is AllocationKind.POOL]
+        assert [(a.nbytes, a.born) for a in pool] == [(4000, i) for i in range(10)]
+
+
+def test_captures_cost_no_memory(driver: Driver) -> None:
+    if not driver.native:  # type: ignore[attr-defined]
+        pytest.skip("without native code, a capture holds its pool")
+
+    def region(args: list[Any]) -> Any:
+        y = args[0]
+        for _ in range(10):
+            y = y.sin() + args[1]
+        return (y,)
+
+    args = [cuda(16 << 20), cuda(16 << 20)]
+    region(list(args))
+    torch.cuda.synchronize()
+    reserved, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+    recordings = [driver.capture(region, args) for _ in range(2)]
+    assert torch.cuda.memory_allocated() - allocated < 4096
+    assert torch.cuda.memory_reserved() - reserved <= 2 << 20
+    assert sum(a.nbytes for a in recordings[0].allocations) > 1 << 30
+
+
+def test_user_streams_inside_a_region(driver: Driver) -> None:
+    def region(args: list[Any]) -> Any:
+        side = torch.cuda.Stream()
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            left = (args[0] @ args[0]).relu()
+        right = (args[0] + 1) @ args[0]
+        main.wait_stream(side)
+        return (left + right,)
+
+    assert_replays(driver, region, [cuda(128, 128)])
+
+
+def test_slots_of_another_size_explain_a_single_capture(driver: Driver) -> None:
+    from pygraph.runtime.slots import SlotTable, resolve
+
+    def region(args: list[Any]) -> Any:
+        return ((args[0] * 2).sin() @ args[1],)
+
+    table = captured(driver, region, [cuda(64, 64), cuda(64, 64)]).table
+    found = resolve(driver.capture(region, [cuda(64, 64), cuda(64, 64)]), table)
+    assert isinstance(found, SlotTable)
+    assert found.slots == table.slots

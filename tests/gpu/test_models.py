@@ -1,0 +1,99 @@
+"""Real models with random weights on CUDA against eager: outputs in inference, loss and gradients in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pygraph
+from pygraph.backend import pygraph as backend
+from tests.gpu.zoo import SWEEP
+
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("fresh")]
+
+CALLS = 4
+
+
+def outputs(result: Any) -> list[torch.Tensor]:
+    """The floating tensors of whatever a model returns."""
+    if hasattr(result, "logits"):
+        result = result.logits
+    leaves = torch.utils._pytree.tree_leaves(result)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor, what: str) -> None:
+    """No further from the same model in float64 than a few times what eager is."""
+    scale = exact.double().abs().max().clamp_min(1e-6)
+    ours = (actual.double() - exact.double()).abs().max() / scale
+    theirs = (expected.double() - exact.double()).abs().max() / scale
+    floor = 8 * torch.finfo(expected.dtype).eps
+    assert ours <= 4 * theirs + floor, f"{what}: {ours:.2e} from float64, eager {theirs:.2e}"
+
+
+def assert_replayed() -> None:
+    reports = pygraph.reports()
+    assert [r.error for r in reports] == [None] * len(reports)
+    regions = [region for report in reports for region in report.regions if region.wrapped]
+    assert regions
+    assert [(region.index, region.why) for region in regions if region.state != "replay"] == []
+
+
+@pytest.mark.parametrize("name", SWEEP)
+def test_inference_equals_eager(name: str) -> None:
+    entry = SWEEP[name]
+    model = entry.make().cuda().to(entry.dtype).eval()
+    ours = torch.compile(model, backend=backend)
+    reference = entry.make().cuda().double().eval()
+    reference.load_state_dict({k: v.double() if v.is_floating_point() else v for k, v in model.state_dict().items()})
+    with torch.no_grad():
+        for seed in range(CALLS):
+            torch.manual_seed(seed)
+            inputs = entry.inputs()
+            exact = outputs(reference(**_cast(inputs, torch.double)))
+            actual, expected = outputs(ours(**_cast(inputs, entry.dtype))), outputs(model(**_cast(inputs, entry.dtype)))
+            for index, three in enumerate(zip(actual, expected, exact, strict=True)):
+                assert_close(*three, f"output {index} of call {seed}")
+    assert_replayed()
+
+
+@pytest.mark.parametrize("name", [n for n, entry in SWEEP.items() if entry.trains])
+def test_training_equals_eager(name: str) -> None:
+    entry = SWEEP[name]
+    model = entry.make().cuda().train()
+    _without_dropout(model)
+    ours = torch.compile(model, backend=backend)
+    with torch.enable_grad():
+        for seed in range(CALLS):
+            torch.manual_seed(seed)
+            inputs = _cast(entry.inputs(), torch.float32)
+            state = {k: v.clone() for k, v in model.state_dict().items()}
+            expected = gradients(model, model, inputs)
+            model.load_state_dict(state)
+            actual = gradients(model, ours, inputs)
+            for key, value in expected.items():
+                difference = (actual[key] - value).abs().max() / value.abs().max().clamp_min(1e-5)
+                assert difference < 2e-3, f"{key} of call {seed} differs by {difference:.2e} of its largest value"
+    assert_replayed()
+
+
+def gradients(model: nn.Module, call: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The loss, and the gradient of each parameter that has one."""
+    model.zero_grad()
+    loss = sum(out.float().square().mean() for out in outputs(call(**inputs)))
+    loss.backward()
+    return {"loss": loss.detach(), **{n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}}
+
+
+def _cast(inputs: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {k: v.cuda().to(dtype) if v.is_floating_point() else v.cuda() for k, v in inputs.items()}
+
+
+def _without_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0

@@ -1,0 +1,227 @@
+"""The contract of an executable on CUDA: what it accepts, what it returns, whose memory everything is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.runtime.driver import Driver
+from pygraph.runtime.recording import AllocationKind, OutputKind
+from tests.gpu.replays import captured, replay_and_compare
+
+TABLE_SIZE = 3
+
+
+def cuda(*size: int) -> torch.Tensor:
+    return torch.randn(*size, device="cuda")
+
+
+def test_views_and_arguments_come_back_as_such(driver: Driver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        x, n = args
+        return x, x[1:], n, None, x * 2, 2.5
+
+    made = captured(driver, region, [cuda(4, 3), 7])
+    kinds = [output.kind for output in made.program.recording.outputs]
+    scalar = OutputKind.SCALAR
+    assert kinds == [OutputKind.ARGUMENT, OutputKind.VIEW, scalar, scalar, OutputKind.FRESH, scalar]
+    x = cuda(4, 3)
+    outputs = made.executable.replay([x, 7])
+    assert outputs is not None
+    assert outputs[0] is x
+    assert outputs[1].data_ptr() == x[1:].data_ptr()
+    assert outputs[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert outputs[2:4] == [7, None]
+    assert torch.equal(outputs[4], x * 2)
+    assert outputs[5] == 2.5
+
+
+def test_a_view_follows_the_storage_offset_of_its_argument(driver: Driver) -> None:
+    made = captured(driver, lambda args: (args[0][1:, :2], args[0] + 1), [cuda(4, 3)])
+    base = cuda(400)
+    x = base[128:140].view(4, 3)
+    outputs = made.executable.replay([x])
+    assert outputs is not None
+    assert outputs[0].storage_offset() == x[1:, :2].storage_offset()
+    assert outputs[0].data_ptr() == x[1:, :2].data_ptr()
+    assert torch.equal(outputs[1], x + 1)
+
+
+def test_one_object_returned_twice_is_one_object(driver: Driver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        y = args[0] * 2
+        return y, y, y.view(-1)
+
+    outputs = captured(driver, region, [cuda(4, 3)]).executable.replay([cuda(4, 3)])
+    assert outputs is not None
+    assert outputs[0] is outputs[1]
+    assert outputs[2] is not outputs[0]
+    assert outputs[2].data_ptr() == outputs[0].data_ptr()
+
+
+def test_outputs_belong_to_the_caller(driver: Driver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        return args[0].sin(), (args[0] @ args[0].t()).relu()
+
+    made = captured(driver, region, [cuda(64, 32)])
+    first = replay_and_compare(driver, region, made, [cuda(64, 32)])
+    kept = [t.clone() for t in first]
+    for _ in range(5):
+        replay_and_compare(driver, region, made, [cuda(64, 32)])
+    made.executable.close()
+    torch.cuda.empty_cache()
+    assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+    for tensor in first:
+        tensor.untyped_storage().resize_(0)
+    assert made.executable.replay([cuda(64, 32)]) is None
+
+
+def test_what_was_not_captured_is_turned_away(driver: Driver) -> None:
+    made = captured(driver, lambda args: (args[0] * args[1],), [cuda(4, 6), 3])
+    x = cuda(4, 6)
+    assert made.executable.replay([x, 3]) is not None
+    for args in (
+        [x, 4],
+        [x, 3.0],
+        [x, True],
+        [x],
+        [x.double(), 3],
+        [cuda(6, 4), 3],
+        [cuda(6, 4).t(), 3],
+        [x.cpu(), 3],
+        [None, 3],
+        [torch.nn.Parameter(x), 3.5],
+    ):
+        assert made.executable.replay(args) is None
+    assert made.executable.replay([torch.nn.Parameter(x), 3]) is not None
+
+
+def test_the_bits_of_a_float_matter(driver: Driver) -> None:
+    made = captured(driver, lambda args: (args[0] * args[1],), [cuda(4), 0.0])
+    assert made.executable.replay([cuda(4), 0.0]) is not None
+    assert made.executable.replay([cuda(4), -0.0]) is None
+    assert made.executable.replay([cuda(4), 0]) is None
+
+
+def test_an_argument_that_is_only_read_may_lie_anywhere(driver: Driver) -> None:
+    made = captured(driver, lambda args: (args[0] * 2,), [cuda(1024)])
+    base = cuda(1030)
+    for offset in range(5):
+        x = base[offset : offset + 1024]
+        outputs = made.executable.replay([x])
+        assert outputs is not None
+        assert torch.equal(outputs[0], x * 2)
+
+
+def test_a_written_argument_has_to_be_aligned(driver: Driver) -> None:
+    made = captured(driver, lambda args: (args[0].mul_(2), args[1] + 1), [cuda(1024), cuda(8)])
+    base = cuda(1030)
+    before = base.clone()
+    assert made.executable.replay([base[1:1025], cuda(8)]) is None
+    assert torch.equal(base, before)
+    assert made.executable.replay([base[4:1028], cuda(8)]) is not None
+    before[4:1028] *= 2
+    assert torch.equal(base, before)
+
+
+def test_a_misaligned_argument_that_shares_memory_with_a_written_one_is_turned_away(driver: Driver) -> None:
+    made = captured(driver, lambda args: (args[0].mul_(2), args[1] + 1), [cuda(64), cuda(8)])
+    base = cuda(80)
+    assert made.executable.replay([base[:64], base[65:73]]) is None
+    assert made.executable.replay([base[:64], base[68:76]]) is not None
+
+
+def test_overlapping_arguments_behave_as_uncaptured(driver: Driver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        args[0].add_(1)
+        return (args[1] * 2,)
+
+    made = captured(driver, region, [cuda(64), cuda(64)])
+    ours, theirs = torch.arange(128.0, device="cuda"), torch.arange(128.0, device="cuda")
+    outputs = made.executable.replay([ours[:64], ours[32:96]])
+    expected = region([theirs[:64], theirs[32:96]])
+    assert outputs is not None
+    assert torch.equal(outputs[0], expected[0])
+    assert torch.equal(ours, theirs)
+
+
+def test_written_arguments_are_told_from_read_ones(driver: Driver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        cache, x, weight = args
+        cache[0].copy_(x @ weight)
+        return (cache.sum(),)
+
+    made = captured(driver, region, [cuda(4, 8), cuda(8, 8)[0], cuda(8, 8)])
+    assert made.written == {0}
+
+
+def test_module_constants_are_read_where_they_lie(driver: Driver) -> None:
+    table = torch.arange(float(TABLE_SIZE), device="cuda")
+    module: dict[str, Any] = {"table": table}
+    exec("def region(args):\n    return args[0] + table, table\n", module)  # noqa: S102 - a function with globals of its own
+    made = captured(driver, module["region"], [cuda(TABLE_SIZE)])
+    recording = made.program.recording
+    assert recording.outputs[1].kind is OutputKind.CONSTANT_TENSOR
+    assert any(a.kind is AllocationKind.CONSTANT and a.address == table.data_ptr() for a in recording.allocations)
+    for _ in range(2):
+        x = cuda(TABLE_SIZE)
+        outputs = made.executable.replay([x])
+        assert outputs is not None
+        assert outputs[1] is table
+        assert torch.equal(outputs[0], x + table)
+        table.add_(1)
+
+
+def test_random_numbers_advance_as_uncaptured(driver: Driver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        return torch.rand_like(args[0]), torch.nn.functional.dropout(args[0], 0.5)
+
+    made = captured(driver, region, [cuda(1000)])
+    assert any(launch.random for launch in made.program.recording.launches)
+    x = cuda(1000)
+    torch.manual_seed(7)
+    expected = [region([x]) for _ in range(3)]
+    torch.manual_seed(7)
+    for reference in expected:
+        outputs = made.executable.replay([x])
+        assert outputs is not None
+        assert all(torch.equal(a, b) for a, b in zip(outputs, reference, strict=True))
+    assert not torch.equal(expected[0][0], expected[1][0])
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_replays_run_on_the_current_stream(driver: Driver, streams: int) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        y = args[0]
+        for _ in range(20):
+            y = torch.rand_like(y) * 0 + y @ y * 0.01
+        return (y,)
+
+    x = cuda(512, 512)
+    made = captured(driver, region, [x])
+    expected = region([x])[0]
+    side = [torch.cuda.Stream() for _ in range(streams)]
+    results: list[torch.Tensor] = []
+    for turn in range(8):
+        stream = side[turn % streams]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            outputs = made.executable.replay([x])
+            assert outputs is not None
+            results.append(outputs[0])
+    torch.cuda.synchronize()
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def test_a_replay_inside_a_callers_own_capture_is_declined(driver: Driver) -> None:
+    made = captured(driver, lambda args: (args[0] * 2,), [cuda(16)])
+    x = cuda(16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert made.executable.replay([x]) is None
+        y = x * 3
+    graph.replay()
+    assert torch.equal(y, x * 3)
+    assert made.executable.replay([x]) is not None
