@@ -1,4 +1,4 @@
-"""What PyGraph adds to Inductor's compile time on BERT-base: copying, lifting, passes, write-back, against Inductor's own.
+"""What PyGraph adds to Inductor's compile time on BERT-base: copying, lifting, passes and write-back.
 
     python benchmarks/compile_time.py [--layers 12] [--train]
 

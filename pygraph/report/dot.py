@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 
 from pygraph.ir import CAPTURABLE, DETAIL, REASON, Graph, KernelNode, Value, dependences
 from pygraph.ir.printer import type_text
-from pygraph.report.facts import clean, planned
+from pygraph.report.facts import clean, membership, planned
+from pygraph.report.model import GraphReport
 
-__all__ = ["FILLS", "to_dot"]
+__all__ = ["FILLS", "report_dot", "to_dot"]
 
 FILLS = ("#a6cee3", "#b2df8a", "#fdbf6f", "#cab2d6", "#ffff99", "#8dd3c7", "#fccde5", "#d9d9d9")
 """Fill colours of regions, taken in turn."""
@@ -19,14 +20,15 @@ FILLS = ("#a6cee3", "#b2df8a", "#fdbf6f", "#cab2d6", "#ffff99", "#8dd3c7", "#fcc
 _WEIGHTS = ("parameter", "constant")
 
 
-def to_dot(graph: Graph, regions: Mapping[str, int] | None = None) -> str:
+def to_dot(graph: Graph, regions: Mapping[str, int] | None = None, name: str | None = None) -> str:
     """Graphviz text of ``graph``. ``regions`` gives nodes' regions by name; as partitioned when it is None.
+    ``name`` is the title when it is not to be the graph's own.
 
     Solid edges are data; dashed ones are order that memory and other effects demand. Parameters and constants are not
     drawn. Names are quoted, so that any text is safe in them.
     """
     inside = planned(graph) if regions is None else regions
-    lines = [f"digraph {quote(graph.name)} {{", *_style(graph)]
+    lines = [f"digraph {quote(name or graph.name)} {{", *_style(graph, name or graph.name)]
     lines += [line for value in _drawn_inputs(graph) for line in _input(value)]
     lines += [line for index in sorted(set(inside.values())) for line in _cluster(graph, inside, index)]
     lines += [f"  {_node(node)}" for node in graph.nodes if node.name not in inside]
@@ -52,8 +54,8 @@ def quote(text: str) -> str:
     return '"' + r"\n".join(clean(row).replace("\\", r"\\").replace('"', r"\"") for row in text.split("\n")) + '"'
 
 
-def _style(graph: Graph) -> Iterator[str]:
-    yield f"  label={quote(f'{graph.name} ({graph.kind}, {graph.stage.value})')}; labelloc=t; rankdir=TB; compound=true;"
+def _style(graph: Graph, name: str) -> Iterator[str]:
+    yield f"  label={quote(f'{name} ({graph.kind}, {graph.stage.value})')}; labelloc=t; rankdir=TB; compound=true;"
     yield '  graph [fontname="Helvetica", fontsize=11];'
     yield '  node [shape=box, style="rounded,filled", fillcolor="white", fontname="Helvetica", fontsize=10];'
     yield '  edge [color="#606060", arrowsize=0.6];'
@@ -95,3 +97,8 @@ def _edges(graph: Graph) -> Iterator[str]:
     for before, node in dependences(graph):
         dashed = "" if (before, node) in data else " [style=dashed, constraint=false]"
         yield f"  {_node_id(before)} -> {_node_id(node)}{dashed};"
+
+
+def report_dot(report: GraphReport) -> str:
+    """The graph of ``report`` under its name, clustered as it was emitted. Empty when the graph was not lifted."""
+    return "" if report.graph is None else to_dot(report.graph, membership(report), report.name)

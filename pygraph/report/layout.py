@@ -19,14 +19,14 @@ GAP = 14.0
 _BEND = 4.0
 _LONGEST = 12
 _SWEEPS = 8
-_SETTLE = 10
+_SETTLE = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """``x`` is the centre of each box, ``layer`` its row; ``bends`` the x at each row that an edge passes.
 
-    An edge over many rows has no bends: it is drawn straight. ``width`` is that of the whole picture.
+    An edge over many rows has no bends: it is led past the others. ``width`` is that of the whole picture.
     """
 
     x: tuple[float, ...]

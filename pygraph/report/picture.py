@@ -62,8 +62,10 @@ def draw(scene: Scene) -> Picture:
     paths: dict[str, list[str]] = {"flow": [], "order": [], "far": []}
     for link, bends in zip(scene.links, layout.bends, strict=True):
         over = layout.layer[link.target] - layout.layer[link.source] - 1
-        kind = "order" if link.order else "far" if over > len(bends) else "flow"
-        paths[kind].append(_curve(drawn, rows, layout, link, bends))
+        if over > len(bends):
+            paths["far"].append(_detour(drawn[link.source], drawn[link.target], layout.width))
+        else:
+            paths["order" if link.order else "flow"].append(_curve(drawn, rows, layout, link, bends))
     size = (round(layout.width + 2 * _MARGIN), round(sum(rows[-1]) + _MARGIN))
     return Picture(drawn, *(" ".join(paths[kind]) for kind in ("flow", "order", "far")), *size, scene.note)
 
@@ -105,6 +107,14 @@ def _curve(
         parts.append(f"V{y:g}")
     parts.append(_step(x, y, target.middle, target.y))
     return "".join(parts)
+
+
+def _detour(source: Drawn, target: Drawn, width: float) -> str:
+    """Path data that leads along the nearer side of the picture, past everything in between."""
+    side = _MARGIN / 2 if source.middle + target.middle < width else width + 1.5 * _MARGIN
+    x, y, to_x, to_y = source.middle, source.y + source.height, target.middle, target.y
+    out = f"M{x:g} {y:g}C{x:g} {y + 40:g} {side:g} {y:g} {side:g} {y + 60:g}"
+    return f"{out}V{to_y - 60:g}C{side:g} {to_y:g} {to_x:g} {to_y - 40:g} {to_x:g} {to_y:g}"
 
 
 def _step(x: float, y: float, to_x: float, to_y: float) -> str:

@@ -26,9 +26,10 @@ _WORDS = 26
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One box: ``kind`` is region, outside, host, input or group; ``title`` is shown on hover.
+    """One box: ``kind`` is region, outside, host or input; ``title`` is shown on hover.
 
-    ``names`` are the operators that it stands for, ``note`` a second line, ``region`` the region that colours it.
+    ``names`` are the operators that it stands for, ``note`` a second line, ``region`` the region that colours it,
+    ``free`` whether it is known to launch nothing (a view, say).
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Box:
     note: str = ""
     region: int | None = None
     names: tuple[str, ...] = ()
+    free: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def _box(node: KernelNode, inside: dict[str, int], reasons: dict[str, tuple[str,
     reason, detail = reasons.get(node.name, ("", ""))
     kind = "region" if region is not None else "outside" if reason else "host"
     title = "\n".join(_title(node, region, reason, detail))
-    return Box(kind, _short(_op(node.op)), title, _short(reason), region, (node.name,))
+    return Box(kind, _short(_op(node.op)), title, _short(reason), region, (node.name,), node.cost.launches == 0)
 
 
 def _title(node: KernelNode, region: int | None, reason: str, detail: str) -> Iterator[str]:

@@ -44,7 +44,7 @@ NOTHING = "PyGraph compiled no graph."
 
 _ROWS = 40
 _NOTES = 12
-_BAR = 24
+_BAR = 16
 _STATES = {"replay": "green", "warm": "yellow", "cold": "cyan", "uncaptured": "red"}
 
 
@@ -139,7 +139,7 @@ def _facts(report: GraphReport) -> Table:
 def _coverage(report: GraphReport) -> Text:
     if report.emitted is None:
         return Text("unknown: no program was emitted")
-    full = round(_BAR * report.coverage)
+    full = int(_BAR * report.coverage)  # rounded down: only a whole looks whole
     words = (
         f" {percent(report.coverage)}: {report.region_launches} of {plural(report.launches, 'launch', 'launches')} "
         f"in regions, {report.captured_launches} replayed now, {len(report.emitted.outside)} outside"

@@ -61,10 +61,6 @@ class AddressMap:
         found = self._solid[position]
         return found if word < found.address + found.nbytes else None
 
-    def ends(self, word: int) -> bool:
-        """Whether an allocation ends right before ``word``."""
-        return word in self._ends
-
     def empty(self, word: int) -> Allocation | None:
         """The allocation without bytes that begins at ``word``."""
         return self._empty.get(word)

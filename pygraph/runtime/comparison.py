@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from pygraph.errors import ReplayError
-from pygraph.runtime.digest import TOLERANCE, digest, span
+from pygraph.runtime.digest import TOLERANCE, digest, same_bytes, span
 from pygraph.runtime.driver import Driver, Executable
 from pygraph.runtime.outcome import Outcome, difference, distance, observe, same_state
 from pygraph.runtime.refusal import Refusal
@@ -208,7 +206,7 @@ class _Trial:
         """Whether copied arguments that no launch writes still hold what the caller's tensors hold."""
         pairs = ((a, b) for a, b in zip(self.args, copies, strict=True) if a is not b)
         skip = {id(self.args[p]) for p in self.watched}
-        return all(torch.equal(span(a), span(b)) for a, b in pairs if id(a) not in skip)
+        return all(same_bytes(a, b) for a, b in pairs if id(a) not in skip)
 
     def _fingerprints(self) -> list[bytes]:
         return [digest(span(self.args[p])) for p in self.read_in_place]

@@ -91,7 +91,8 @@ class Launch:
     random: bool = False
     """Draws from a generator: such launches keep their order among themselves."""
     read_only: frozenset[tuple[AllocationKind, int]] = frozenset()
-    """Allocations that the launch surely does not write, where its accesses are unknown."""
+    """Allocations that the launch surely does not write, where its accesses are unknown. (Not compared between
+    captures: it follows from the call that the launch came from.)"""
 
 
 class OutputKind(Enum):

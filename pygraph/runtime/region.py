@@ -34,10 +34,10 @@ _capturing: list[int] = []
 class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
-    ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``on_capture`` is told
-    each program that was captured, compared and will be replayed; it must not raise. Nothing of a call
-    is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a replay broke its
-    contract; a capture that fails never shows but in ``record``.
+    ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``on_capture`` is
+    told each program that was captured, compared and will be replayed; it must not raise. Nothing of a call is kept
+    after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a replay broke its contract;
+    a capture that fails never shows but in ``record``.
     """
 
     def __init__(

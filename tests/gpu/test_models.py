@@ -28,7 +28,7 @@ def outputs(result: Any) -> list[torch.Tensor]:
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor, what: str) -> None:
     """No further from the same model in float64 than a few times what eager is."""
-    scale = exact.double().abs().max().clamp_min(1e-6)
+    scale = exact.double().abs().max().clamp_min(1e-4)
     ours = (actual.double() - exact.double()).abs().max() / scale
     theirs = (expected.double() - exact.double()).abs().max() / scale
     floor = 8 * torch.finfo(expected.dtype).eps
@@ -40,7 +40,8 @@ def assert_replayed() -> None:
     assert [r.error for r in reports] == [None] * len(reports)
     regions = [region for report in reports for region in report.regions if region.wrapped]
     assert regions
-    assert [(region.index, region.why) for region in regions if region.state != "replay"] == []
+    refused = [f"{region.index}: {region.state} {region.why}" for region in regions if region.state != "replay"]
+    assert not refused, "\n".join(refused)
 
 
 @pytest.mark.parametrize("name", SWEEP)
@@ -64,27 +65,29 @@ def test_inference_equals_eager(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, entry in SWEEP.items() if entry.trains])
 def test_training_equals_eager(name: str) -> None:
     entry = SWEEP[name]
-    model = entry.make().cuda().train()
-    _without_dropout(model)
+    model, reference = entry.make().cuda().train(), entry.make().cuda().double().train()
+    for module in (model, reference):
+        _without_dropout(module)
     ours = torch.compile(model, backend=backend)
     with torch.enable_grad():
         for seed in range(CALLS):
             torch.manual_seed(seed)
             inputs = _cast(entry.inputs(), torch.float32)
             state = {k: v.clone() for k, v in model.state_dict().items()}
+            reference.load_state_dict({k: v.double() if v.is_floating_point() else v for k, v in state.items()})
+            exact = gradients(reference, reference, _cast(inputs, torch.double))
             expected = gradients(model, model, inputs)
             model.load_state_dict(state)
             actual = gradients(model, ours, inputs)
-            for key, value in expected.items():
-                difference = (actual[key] - value).abs().max() / value.abs().max().clamp_min(1e-5)
-                assert difference < 2e-3, f"{key} of call {seed} differs by {difference:.2e} of its largest value"
+            for key, value in exact.items():
+                assert_close(actual[key], expected[key], value, f"{key} of call {seed}")
     assert_replayed()
 
 
 def gradients(model: nn.Module, call: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The loss, and the gradient of each parameter that has one."""
     model.zero_grad()
-    loss = sum(out.float().square().mean() for out in outputs(call(**inputs)))
+    loss = sum(out.square().mean() for out in outputs(call(**inputs)))
     loss.backward()
     return {"loss": loss.detach(), **{n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}}
 

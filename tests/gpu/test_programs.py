@@ -39,16 +39,17 @@ def assert_replayed(at_least: int = 1) -> None:
     assert [r.error for r in reports] == [None] * len(reports)
     regions = [region for report in reports for region in report.regions if region.wrapped]
     assert len(regions) >= at_least
-    assert [(region.index, region.why) for region in regions if region.state != "replay"] == []
+    refused = [f"{region.index}: {region.state} {region.why}" for region in regions if region.state != "replay"]
+    assert not refused, "\n".join(refused)
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """Equal bits: both sides run the same kernels."""
+    """Equal but for rounding: two compilations may tune one reduction to other block sizes. (That a replay has the
+    bits of the uncaptured run is checked by the runtime itself, here and in the tests of operators.)"""
     for a, b in zip(torch.utils._pytree.tree_leaves(actual), torch.utils._pytree.tree_leaves(expected), strict=True):
         if isinstance(a, torch.Tensor):
-            assert a.dtype == b.dtype
             assert a.device == b.device
-            assert torch.equal(a.nan_to_num(9e9), b.nan_to_num(9e9)), (a - b).abs().max()
+            torch.testing.assert_close(a, b, equal_nan=True)
         else:
             assert a == b
 

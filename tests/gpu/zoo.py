@@ -48,6 +48,9 @@ def language(kind: str, **sizes: Any) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         config = getattr(hf, f"{kind}Config")(vocab_size=WORDS, **sizes)
         config.use_cache = False
+        for name, value in vars(config).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(config, name, 0.0)
         for head in ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForConditionalGeneration"):
             model = getattr(hf, kind + head, None)
             if model is not None:

@@ -23,12 +23,12 @@ __all__ = ["FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "
 Function = Callable[[list[Any]], Sequence[Any]]
 
 
-def facts(args: Sequence[Any], sensitive: frozenset[int]) -> list[object]:
-    """What has to match for a replay; storage offsets of ``sensitive`` arguments only."""
+def facts(args: Sequence[Any], sensitive: frozenset[int], *, exact: bool = True) -> list[object]:
+    """What has to match for a replay; storage offsets of ``sensitive`` arguments only, scalars by bits if ``exact``."""
     return [
         (a.shape, a.stride(), a.dtype, a.device, a.storage_offset() if i in sensitive else 0)
         if isinstance(a, torch.Tensor)
-        else bits(a)
+        else (bits(a) if exact else a)
         for i, a in enumerate(args)
     ]
 
@@ -45,7 +45,11 @@ class FakeExecutable:
         self._busy = Lock()
 
     def replay(self, args: list[Any]) -> list[Any] | None:
-        if self.closed or facts(args, self.driver.sensitive) != self.expected or not self._busy.acquire(blocking=False):
+        if (
+            self.closed
+            or facts(args, self.driver.sensitive, exact=self.driver.exact) != self.expected
+            or not self._busy.acquire(blocking=False)
+        ):
             return None
         try:
             if self.driver.declines(args):
@@ -69,6 +73,7 @@ class FakeDriver:
         self.kernel = kernel
         self.written = written
         self.sensitive: frozenset[int] = frozenset()
+        self.exact = True
         self.edits: list[Callable[[Capture], None]] = []
         self.declines: Callable[[list[Any]], bool] = lambda args: False
         self.refuses: Exception | None = None
@@ -88,7 +93,9 @@ class FakeDriver:
         capture.launch(*words, pool, name="toy", accesses=accesses, loc="toy.py:1")
         if self.edits:
             self.edits.pop(0)(capture)
-        return capture.recording(payload=(fn, facts(args, self.sensitive)), offset_sensitive=self.sensitive)
+        return capture.recording(
+            payload=(fn, facts(args, self.sensitive, exact=self.exact)), offset_sensitive=self.sensitive
+        )
 
     def instantiate(self, program: Program) -> FakeExecutable:
         if self.refuses is not None:

@@ -233,6 +233,47 @@ def test_a_write_that_no_launch_admits_is_refused() -> None:
     assert "an argument is written though no launch says so" in case.reason
 
 
+def test_a_write_that_the_replay_leaves_out_is_refused_although_no_launch_admits_it() -> None:
+    def touch(args: list[Any]) -> Sequence[Any]:
+        args[1].add_(1)
+        return [args[0] + 1]
+
+    region = Region(touch, FakeDriver(lambda args: [args[0] + 1], ()), name="toy")
+    state = torch.zeros(4)
+    for _ in range(3):
+        region([torch.ones(4), state])
+    assert state.tolist() == [3.0] * 4
+    assert region.record.reason is not None
+    assert region.record.reason.startswith("comparison-failed: an argument is written")
+
+
+def test_random_state_is_that_of_one_run_after_a_wrong_replay_too() -> None:
+    def draw(args: list[Any]) -> Sequence[Any]:
+        return [*mixed(args), torch.rand(3)]
+
+    case = Case(lambda args: [*mixed(args), torch.rand(3) + 1], fn=draw)
+    case.call()
+    assert case.reason is not None
+    assert "output 6 has other values" in case.reason
+
+
+def test_random_state_is_that_of_the_answer_when_each_run_draws_another_number() -> None:
+    drawn: list[object] = []
+
+    def draw(args: list[Any]) -> Sequence[Any]:
+        result = torch.rand(1 + len(drawn))
+        drawn.append(torch.get_rng_state())
+        return [args[0] + result.sum()]
+
+    region = Region(draw, FakeDriver(), name="toy")
+    region([torch.ones(1)])
+    region([torch.ones(1)])
+    assert len(drawn) == 5, "uncaptured; replayed, uncaptured, and both once more on copies"
+    answer = drawn[2]
+    assert isinstance(answer, torch.Tensor)
+    assert torch.equal(torch.get_rng_state(), answer)
+
+
 def test_a_hint_makes_such_a_write_known() -> None:
     driver = FakeDriver(None, written=())
     region = Region(mixed, driver, name="toy", written_hint=[1])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.digest import bits, close, digest, extent, span, words_digest
+from pygraph.runtime.digest import bits, close, digest, extent, same_bytes, span, words_digest
 
 DTYPES = [
     torch.float32,
@@ -66,6 +66,18 @@ def test_the_digest_on_the_device_sees_order_and_goes_past_one_chunk() -> None:
     swapped[3], swapped[1 << 20] = words[1 << 20].clone(), words[3].clone()
     assert words_digest(span(words)) == words_digest(span(words.clone()))
     assert words_digest(span(words)) != words_digest(span(swapped))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 40), st.integers(0, 20), st.integers(0, 20), st.integers(0, 39))
+def test_same_bytes(length: int, lead: int, other_lead: int, at: int) -> None:
+    data = torch.randint(0, 256, (length,), dtype=torch.uint8)
+    left = torch.cat((torch.zeros(lead, dtype=torch.uint8), data))[lead:]
+    right = torch.cat((torch.zeros(other_lead, dtype=torch.uint8), data))[other_lead:]
+    assert same_bytes(left, right)
+    if length:
+        right[at % length] ^= 128
+        assert not same_bytes(left, right)
 
 
 def test_extent_and_span() -> None:

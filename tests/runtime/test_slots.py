@@ -145,11 +145,12 @@ def test_a_refusal_names_the_launch_and_the_line() -> None:
     assert "[gather at model.py:7]" in str(refusal)
 
 
+@pytest.mark.parametrize("base", [0x7F00_0000_0000, ELSEWHERE])
 @pytest.mark.parametrize("kind", [INPUT, POOL])
-def test_a_word_that_stays_inside_memory_that_moves_is_refused(kind: AllocationKind) -> None:
+def test_a_word_that_stays_inside_memory_that_moves_is_refused(kind: AllocationKind, base: int) -> None:
     def build(capture: Capture) -> None:
         capture.allocate(kind, 64)
-        capture.launch(0x7F00_0000_0000 + 8)
+        capture.launch(base + 8)
 
     assert refused(twice(build)).reason == "unmoved-address"
 

@@ -44,12 +44,14 @@ Function = Callable[[list[Any]], Sequence[Any]]
 class CudaCapture:
     """The payload of a CUDA Recording. ``nodes`` match its launches; ``arguments`` are the stand-ins, or the Python
     values themselves. ``same`` maps the position of an output to that of an earlier one which is the same object.
-    ``kept`` is whatever the nodes' code and constants need. ``graph`` is None once an executable has taken it."""
+    ``origins`` holds, where allocations hold more than one storage, the (start, length) in bytes of each FRESH
+    output's. ``kept`` is whatever the nodes' code and constants need. ``graph`` is None once an executable has it."""
 
     graph: torch.cuda.CUDAGraph | None
     nodes: tuple[GraphNode, ...]
     arguments: tuple[Any, ...]
     same: dict[int, int]
+    origins: dict[int, tuple[int, int]]
     device: int
     random: bool
     kept: tuple[object, ...]
@@ -171,7 +173,7 @@ class _Attempt:
         return CaptureError("capture-failed", f"{where}{type(error).__name__}: {str(error).splitlines()[0]}")
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> CaptureError | None:
-        """End the capture. A broken one leaves the generator believing that it goes on; an empty one puts that right."""
+        """End the capture. A broken one leaves the generator believing that it goes on: an empty one mends that."""
         try:
             graph.capture_end()
         except RuntimeError as error:
@@ -192,12 +194,13 @@ class _Attempt:
         described = describe_outputs(returned, stand_ins.arguments, self._constants, own)
         everything = (*own, *described.empty, *self._fixed())
         refuse_foreign(machine.driver, launches, everything, self._lease.arena.covers)
-        known = with_accesses(launches, self._observer.spans, own, self._random, self._lease.arena.covers)
+        known = with_accesses(launches, self._observer.spans, own, self._random)
         payload = CudaCapture(
             graph,
             tuple(nodes),
             stand_ins.arguments,
             repeated(returned),
+            {} if self._memory.exact else described.origins,
             machine.device,
             any(launch.random for launch in known),
             (self._fn, *self._constants.values()),

@@ -16,7 +16,7 @@ from pygraph.runtime.recording import Allocation, AllocationKind, Launch
 
 __all__ = ["refuse_foreign"]
 
-_LOWEST, _HIGHEST = 1 << 20, 1 << 57
+_LOWEST, _HIGHEST = 1 << 32, 1 << 57
 """Where addresses can lie; other words are numbers for sure."""
 
 

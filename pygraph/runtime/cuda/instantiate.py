@@ -17,7 +17,7 @@ from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
 from pygraph.runtime.cuda.replay import PythonRegion
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.effects import written_arguments
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind
+from pygraph.runtime.recording import WORD, AllocationKind, Output, OutputKind
 
 __all__ = ["make_region"]
 
@@ -124,6 +124,8 @@ class _Builder:
             self.region.add_patch(nodes[slot.launch], _byte(node, slot.word), source, delta)
         for position, output in enumerate(self.program.recording.outputs):
             self._output(output, self.capture.same.get(position))
+        for position, origin in self.capture.origins.items():
+            self.region.add_origin(position, *origin)
 
     def _arguments(self) -> dict[int, int]:
         """Argument ▸ number of its source."""
@@ -185,4 +187,9 @@ class _Builder:
 
 def _byte(node: GraphNode, word: int) -> int:
     """Where a word is written: a byte of a kernel's parameters, or the number of an operand."""
-    return node.places[word] if isinstance(node, KernelNode) else word
+    if not isinstance(node, KernelNode):
+        return word
+    place, size = node.places[word]
+    if size != WORD:
+        raise CaptureError("invalid-program", f"a slot in {size} bytes")
+    return place

@@ -24,6 +24,8 @@ class CaptureMemory(Protocol):
 
     pool: Any
     """The pool that torch is to capture with; None: one of the graph's own."""
+    exact: bool
+    """Whether each allocation is one tensor's storage; else it may hold several."""
 
     def begin(self) -> None:
         """Allocations of this thread belong to the capture from now on."""
@@ -48,6 +50,7 @@ class SessionMemory:
     """Every allocation at an address of its own: nothing is reused, and nothing takes memory."""
 
     pool: Any = None
+    exact = True
 
     def __init__(self, native: ModuleType, arena: Arena, device: int, stream: int) -> None:
         self._native, self._arena, self._device = native, arena, device
@@ -87,6 +90,8 @@ class SessionMemory:
 
 class SegmentMemory:
     """The segments of the graph's private pool. The pool is held for as long as the graph."""
+
+    exact = False
 
     def __init__(self, driver: ModuleType, stream: int) -> None:
         self._driver, self._stream = driver, stream

@@ -22,16 +22,21 @@ _BUFFER_POINTER = 1
 _BUFFER_SIZE = 2
 """Keys of a packed ``extra`` list: CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE."""
 
+_PIECE = 4
+"""Bytes of the largest piece that cannot be an address."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelNode:
     """A kernel. ``blob`` is its parameter buffer, ``layout`` the (offset, size) of each parameter in it, in bytes, and
-    ``places`` the offset of each of the launch's words."""
+    ``places`` the (offset, size) of each of the launch's words. An address fills a whole word; the pieces of
+    parameters that do not fill one count as words of at most 4 bytes, since structs leave such bytes unset, and what
+    then lies there differs from one capture to the next."""
 
     handle: int
     blob: bytes
     layout: tuple[tuple[int, int], ...]
-    places: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +142,14 @@ class _Reader:
         params = call(self._driver.cuGraphKernelNodeGetParams(handle))
         identity, name, layout = self._function(params)
         blob = _parameters(params, layout, name)
-        places, rest = _split(blob, layout)
-        words = tuple(int.from_bytes(blob[place : place + WORD], "little") for place in places)
+        places = _split(layout)
+        words = tuple(int.from_bytes(blob[place : place + size], "little") for place, size in places)
         shape = (
             (params.gridDimX, params.gridDimY, params.gridDimZ),
             (params.blockDimX, params.blockDimY, params.blockDimZ),
             params.sharedMemBytes,
         )
-        signature = (identity, shape, layout, rest)
+        signature = (identity, shape, layout)
         node = KernelNode(int(handle), blob, layout, places)
         return node, Launch(index, LaunchKind.KERNEL, name, words, signature)
 
@@ -226,17 +231,17 @@ def _packed(extra: int, size: int, name: str) -> bytes:
     return ctypes.string_at(pointer, min(held, size)).ljust(size, b"\0")
 
 
-def _split(blob: bytes, layout: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], bytes]:
-    """Where the aligned 8-byte words of the parameters lie, and the bytes that belong to none.
+def _split(layout: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The (offset, size) of the words of the parameters: 8 bytes where they are aligned, the pieces between those.
 
     A word never crosses from one parameter into the next, and padding between parameters is nobody's.
     """
-    places: list[int] = []
-    rest = bytearray()
+    places: list[tuple[int, int]] = []
     for offset, nbytes in layout:
         end = offset + nbytes
-        first = min(-(-offset // WORD) * WORD, end)
-        last = max(first, end // WORD * WORD)
-        places.extend(range(first, last, WORD))
-        rest += blob[offset:first] + blob[last:end]
-    return tuple(places), bytes(rest)
+        while offset < end:
+            whole = offset % WORD == 0 and end - offset >= WORD
+            size = WORD if whole else min(_PIECE - offset % _PIECE, end - offset)
+            places.append((offset, size))
+            offset += size
+    return tuple(places)

@@ -89,7 +89,7 @@ class _Operators(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, observer: Observer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._observer = observer
 
     def __torch_dispatch__(

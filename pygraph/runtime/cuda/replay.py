@@ -90,6 +90,7 @@ class PythonRegion:
         self._fresh: list[int] = []
         self._nodes: list[Any] = []
         self._outputs: list[tuple[Any, ...]] = []
+        self._origins: dict[int, tuple[int, int]] = {}
         self._busy = threading.Lock()
         self._closed = False
 
@@ -138,6 +139,10 @@ class PythonRegion:
     def add_output(self, *output: Any) -> None:
         """Kind, index, offset, size, stride, dtype and object of the next output."""
         self._outputs.append(output)
+
+    def add_origin(self, output: int, start: int, nbytes: int) -> None:
+        """Output ``output`` is copied out of its allocation, of which it owns ``nbytes`` from ``start`` only."""
+        self._origins[output] = (start, nbytes)
 
     # -- replaying ----------------------------------------------------------------------------------------------------
 
@@ -219,7 +224,8 @@ class PythonRegion:
 
     def _results(self, args: Sequence[Any], fresh: Sequence[torch.Tensor]) -> list[Any]:
         results: list[Any] = []
-        for kind, index, offset, size, stride, dtype, value in self._outputs:
+        owned: dict[tuple[int, int], torch.Tensor] = {}
+        for position, (kind, index, offset, size, stride, dtype, value) in enumerate(self._outputs):
             if kind is _OutputKind.ARGUMENT:
                 results.append(args[index])
             elif kind is _OutputKind.SAME:
@@ -228,11 +234,24 @@ class PythonRegion:
                 results.append(value)
             else:
                 made = torch.empty(0, dtype=dtype, device=torch.device("cuda", self._device))
-                base = args[index] if kind is _OutputKind.VIEW else None
-                storage = fresh[index].untyped_storage() if base is None else base.untyped_storage()
-                front = 0 if base is None else base.storage_offset() * base.element_size() // made.element_size()
-                results.append(made.set_(storage, front + offset, size, stride))
+                if kind is _OutputKind.VIEW:
+                    storage = args[index].untyped_storage()
+                    front = args[index].storage_offset() * args[index].element_size()
+                else:
+                    storage, front = self._owned(position, index, fresh[index], owned)
+                results.append(made.set_(storage, front // made.element_size() + offset, size, stride))
         return results
+
+    def _owned(
+        self, position: int, index: int, memory: torch.Tensor, owned: dict[tuple[int, int], torch.Tensor]
+    ) -> tuple[torch.UntypedStorage, int]:
+        """The storage of a fresh output, and the byte of it at which its allocation would begin."""
+        if position not in self._origins:
+            return memory.untyped_storage(), 0
+        start, nbytes = self._origins[position]
+        if (index, start) not in owned:
+            owned[index, start] = self._bytes(nbytes).copy_(memory[start : start + nbytes])
+        return owned[index, start].untyped_storage(), -start
 
     def close(self) -> None:
         """Give back everything; while a replay is under way, it goes with the last reference."""

@@ -75,6 +75,7 @@ def _finish(recorder: Recorder, arguments: tuple[Any, ...], returned: Sequence[A
         tuple(recorder.payloads),
         arguments,
         frozenset(recorder.written),
+        frozenset(recorder.exclusive),
         _repeated(returned),
         tuple(recorder.constants.values()),
     )

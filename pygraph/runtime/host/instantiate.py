@@ -37,6 +37,8 @@ def make_graph(native: ModuleType, program: Program, capture: HostCapture) -> An
         graph.add_patch(slot.launch, word, source, delta)
     for position, output in enumerate(program.recording.outputs):
         _add_output(native, graph, program, output, capture.same.get(position))
+    for pair in sorted(capture.exclusive):
+        graph.add_exclusive(*pair)
     order = list(program.order)
     graph.set_order(order, order != sorted(order))
     return graph

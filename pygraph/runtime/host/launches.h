@@ -158,7 +158,11 @@ struct Operator final : Launch {
   bool below_autograd;
 
   // `moves[i]`: whether the memory of tensor argument i is patched; others are held as they are.
-  Operator(const OperatorCall& call, const std::vector<bool>& moves, const std::vector<std::optional<Tensor>>& outputs, bool below)
+  Operator(
+      const OperatorCall& call,
+      const std::vector<bool>& moves,
+      const std::vector<std::optional<Tensor>>& outputs,
+      bool below)
       : op(call.op), below_autograd(below) {
     Cloner clone;
     auto place = [&](const Tensor& t) {
@@ -195,7 +199,7 @@ struct Operator final : Launch {
       return t;
     };
     for (const auto& value : values) map_tensors(value, keep);
-    TORCH_CHECK(next == results.size(), op.schema().name(), " returned ", next, " tensors at replay, not ", results.size());
+    TORCH_CHECK(next == results.size(), op.schema().name(), " returned fewer tensors at replay than when captured");
   }
 
   void store(size_t position, const Tensor& value) {

@@ -34,14 +34,17 @@ class OperatorLaunch:
 class HostCapture:
     """``launches`` match those of the recording; ``arguments`` are the stand-ins, or the Python values themselves.
 
-    ``written`` are the arguments that any launch writes. ``same`` maps the position of an output to that of an
-    earlier one which is the same object. ``constants`` keeps alive what the launches point into.
+    ``written`` are the arguments that any launch writes; ``exclusive`` the pairs of a written argument and another
+    that one operator is given, which must not overlap at replay, as they did not when recorded. ``same`` maps the
+    position of an output to that of an earlier one which is the same object. ``constants`` keeps alive what the
+    launches point into.
     """
 
     arena: Arena
     launches: tuple[Kernel | OperatorLaunch, ...]
     arguments: tuple[Any, ...]
     written: frozenset[int]
+    exclusive: frozenset[tuple[int, int]]
     same: dict[int, int]
     constants: tuple[torch.Tensor, ...]
 

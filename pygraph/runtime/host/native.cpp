@@ -122,7 +122,10 @@ class HostGraph {
   }
 
   void add_operator(
-      const OperatorCall& call, const std::vector<bool>& moves, const std::vector<std::optional<Tensor>>& outputs, bool below) {
+      const OperatorCall& call,
+      const std::vector<bool>& moves,
+      const std::vector<std::optional<Tensor>>& outputs,
+      bool below) {
     c10::InferenceMode ordinary(false); // its tensors serve replays inside and outside of inference mode
     launches_.push_back(std::make_unique<Operator>(call, moves, outputs, below));
   }
@@ -142,6 +145,8 @@ class HostGraph {
     auto meta = c10::scalarTypeToTypeMeta(dtype.value_or(at::kByte));
     outputs_.push_back({kind, index, offset, std::move(size), std::move(stride), meta, std::move(object)});
   }
+
+  void add_exclusive(size_t written, size_t other) { exclusive_.emplace_back(written, other); }
 
   void set_order(const std::vector<size_t>& order, bool reordered) {
     reordered_ = reordered;
@@ -199,7 +204,7 @@ class HostGraph {
       call.addresses.push_back(reinterpret_cast<uintptr_t>(data));
       if (tensor.defined() && !arguments_[i].aligned(call.addresses[i])) call.misaligned.push_back(i);
     }
-    return (!reordered_ || !any_written_shared(call)) && copyable(call);
+    return (!reordered_ || !any_written_shared(call)) && exclusive(call) && copyable(call);
   }
 
   bool shares_with_written(const Call& call, size_t i) const {
@@ -208,6 +213,17 @@ class HostGraph {
       if (w != i && arguments_[w].written && range.meets(storage_range(call.tensors[w]))) return true;
     }
     return false;
+  }
+
+  Range elements(const Call& call, size_t i) const {
+    return {call.addresses[i], call.addresses[i] + arguments_[i].nbytes};
+  }
+
+  bool exclusive(const Call& call) const {
+    for (const auto& pair : exclusive_) {
+      if (elements(call, pair.first).meets(elements(call, pair.second))) return false;
+    }
+    return true;
   }
 
   bool any_written_shared(const Call& call) const {
@@ -246,8 +262,9 @@ class HostGraph {
     call.temporaries.push_back(allocator.allocate(argument.nbytes + argument.alignment));
     auto begin = reinterpret_cast<uintptr_t>(call.temporaries.back().get());
     auto shift = (argument.residue + argument.alignment - begin % argument.alignment) % argument.alignment;
-    std::memcpy(reinterpret_cast<void*>(begin + shift), reinterpret_cast<const void*>(call.addresses[i]), argument.nbytes);
-    return begin + shift;
+    auto to = begin + shift;
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(call.addresses[i]), argument.nbytes);
+    return to;
   }
 
   py::list outputs(const py::tuple& args, const Call& call) const {
@@ -267,8 +284,9 @@ class HostGraph {
         return spec.object;
       case OutputKind::view: {
         const auto& base = call.tensors[index];
-        auto offset = base.storage_offset() * static_cast<int64_t>(base.itemsize()) / static_cast<int64_t>(spec.dtype.itemsize());
-        return wrap(tensor_over(storage_of(base), base.key_set(), spec.dtype, spec.size, spec.stride, offset + spec.offset));
+        auto bytes = static_cast<size_t>(base.storage_offset()) * base.itemsize();
+        auto offset = static_cast<int64_t>(bytes / spec.dtype.itemsize()) + spec.offset;
+        return wrap(tensor_over(storage_of(base), base.key_set(), spec.dtype, spec.size, spec.stride, offset));
       }
       default:
         return wrap(tensor_over(
@@ -297,6 +315,7 @@ class HostGraph {
   std::vector<std::unique_ptr<Launch>> launches_;
   std::vector<Launch*> order_;
   std::vector<OutputSpec> outputs_;
+  std::vector<std::pair<size_t, size_t>> exclusive_; // arguments that must not overlap
   bool reordered_ = false;
   bool busy_ = false;
   bool closed_ = false;
@@ -350,6 +369,7 @@ void bind(py::module_& m) {
       .def("add_operator", &HostGraph::add_operator)
       .def("add_patch", &HostGraph::add_patch)
       .def("add_output", &HostGraph::add_output)
+      .def("add_exclusive", &HostGraph::add_exclusive)
       .def("set_order", &HostGraph::set_order)
       .def("close", &HostGraph::close)
       .def("replay", &replay);

@@ -45,6 +45,7 @@ class Recorder:
         self.launches: list[Launch] = []
         self.payloads: list[Kernel | OperatorLaunch] = []
         self.written: set[int] = set()
+        self.exclusive: set[tuple[int, int]] = set()
         self.offset_sensitive: set[int] = set()
         self.constants = dict(sorted(constants.items()))
         self.constant_allocations: list[Allocation] = []
@@ -141,8 +142,19 @@ class Recorder:
     ) -> None:
         """Record one call of an operator; ``exact`` when it does nothing besides what ``uses`` says."""
         words = [self.word(use) for use in uses]
+        self._note_exclusive(uses)
         self._launch(LaunchKind.OPERATOR, name, words, signature, uses, exact=exact, random=random)
         self.payloads.append(launch)
+
+    def _note_exclusive(self, uses: Sequence[Use]) -> None:
+        """Operators look at whether what they write overlaps what else they are given, and then do another thing."""
+        owners = [None if u.tensor is None or self.opaque_name(u.tensor) else self.owner(u.tensor) for u in uses]
+        arguments = [
+            (o.index, use.writes)
+            for o, use in zip(owners, uses, strict=True)
+            if o is not None and o.kind is AllocationKind.INPUT
+        ]
+        self.exclusive.update((w, i) for w, writes in arguments if writes for i, _ in arguments if i != w)
 
     def word(self, use: Use) -> int:
         """The address that ``use`` bakes into its launch: 0 for no elements, as ``data_ptr()`` has it."""
@@ -164,7 +176,15 @@ class Recorder:
     ) -> None:
         accesses = tuple(a for a in map(self._access, range(len(words)), words, uses) if a is not None)
         known = accesses if exact else None
-        self.launches.append(Launch(len(self.launches), kind, name, tuple(words), signature, known, random=random))
+        kept = frozenset() if exact else self._only_read(uses)
+        index = len(self.launches)
+        self.launches.append(Launch(index, kind, name, tuple(words), signature, known, random=random, read_only=kept))
+
+    def _only_read(self, uses: Sequence[Use]) -> frozenset[tuple[AllocationKind, int]]:
+        """The allocations among ``uses`` that none of them writes."""
+        addressed = [u for u in uses if u.tensor is not None and self.opaque_name(u.tensor) is None]
+        owners = [(self.owner(u.tensor).key, u.writes) for u in addressed if u.tensor is not None]
+        return frozenset(key for key, _ in owners) - {key for key, writes in owners if writes}
 
     def _access(self, position: int, word: int, use: Use) -> Access | None:
         """What is accessed through one word. Of an argument, all of it: its caller may hold more than is passed."""

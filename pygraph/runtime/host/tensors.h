@@ -83,11 +83,10 @@ inline size_t extent(const Tensor& tensor) {
 
 // The keys that an ordinary dense CPU tensor may have. With any other, operators treat it in their own way.
 inline uint64_t plain_keys() {
-  static const uint64_t keys = (DispatchKeySet({DispatchKey::CPU, DispatchKey::AutogradCPU, DispatchKey::ADInplaceOrView}) |
-                                c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset)
-                                   .raw_repr() &
-      ~(c10::full_backend_mask & ~DispatchKeySet(DispatchKey::CPU).raw_repr());
-  return keys;
+  static const auto cpu = DispatchKeySet({DispatchKey::CPU, DispatchKey::AutogradCPU, DispatchKey::ADInplaceOrView});
+  static const auto allowed = cpu | c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset;
+  static const uint64_t other_backends = c10::full_backend_mask & ~DispatchKeySet(DispatchKey::CPU).raw_repr();
+  return allowed.raw_repr() & ~other_backends;
 }
 
 inline bool is_plain(const Tensor& tensor) {
