@@ -30,8 +30,8 @@ Step = Callable[[], Any]
 class Workload:
     """``build(compile)`` makes a step: what is timed, with everything but ``compile`` equal on all sides.
 
-    ``calls`` is the length of a block, ``blocks`` how many blocks each side gets. ``tolerance`` bounds the difference of
-    a side's first results to those of the first side, relative to their largest magnitude. ``alone`` measures each
+    ``calls`` is the length of a block, ``blocks`` how many blocks each side gets. ``tolerance`` bounds how far
+    a side's first results are from those of the first side, relative to their largest magnitude. ``alone`` measures each
     side in a process of its own, for memory: pools of other sides would count otherwise.
     """
 
@@ -73,7 +73,7 @@ class Sample:
 
 
 def measure(workload: Workload, modes: Sequence[str] = tuple(MODES)) -> dict[str, dict[str, Any]]:
-    """Time the ``modes`` of ``workload`` in interleaved blocks, after their results were held against the first one's."""
+    """Time the ``modes`` of ``workload`` in interleaved blocks, once their results agree with the first one's."""
     samples = {mode: Sample() for mode in modes}
     steps = {mode: step for mode in modes if (step := _prepare(workload, mode, samples[mode])) is not None}
     _compare(workload, [sample for sample in samples.values() if sample.error is None])
@@ -89,7 +89,6 @@ def _prepare(workload: Workload, mode: str, sample: Sample) -> Step | None:
     """Compile one side and warm it up; a side that fails is reported as failed."""
     gc.collect()
     torch.cuda.empty_cache()
-    torch._dynamo.reset()
     try:
         return _warm(workload, mode, sample)
     except Exception as error:  # noqa: BLE001 - one side's failure is a result of the benchmark
