@@ -31,7 +31,7 @@ class Workload:
     """``build(compile)`` makes a step: what is timed, with everything but ``compile`` equal on all sides.
 
     ``calls`` is the length of a block, ``blocks`` how many blocks each side gets. ``tolerance`` bounds how far
-    a side's first results are from those of the first side, relative to their largest magnitude. ``alone`` measures each
+    a side's first results are from those of the first side, relative to their magnitude. ``alone`` measures each
     side in a process of its own, for memory: pools of other sides would count otherwise.
     """
 

@@ -227,7 +227,8 @@ class Repeated:
     @property
     def op(self) -> str:
         """The operator, with how often it occurs if more than once."""
-        return self.first.op if self.count == 1 else f"{self.first.op} ×{self.count}"
+        name = self.first.op.removesuffix(".default")
+        return name if self.count == 1 else f"{name} ×{self.count}"
 
 
 def folded(rows: Iterable[Uncaptured]) -> list[Repeated]:

@@ -6,6 +6,7 @@ The data is ``model``; sums and units are ``facts``. Everything a user wrote is 
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
@@ -44,6 +45,7 @@ NOTHING = "PyGraph compiled no graph."
 
 _ROWS = 40
 _NOTES = 12
+_OPERATOR = 26
 _BAR = 16
 _STATES = {"replay": "green", "warm": "yellow", "cold": "cyan", "uncaptured": "red"}
 
@@ -212,9 +214,10 @@ def _region_row(region: RegionReport) -> Iterator[Text]:
 
 def _uncaptured(rows: Sequence[Repeated]) -> Table:
     table = _table("operator", "reason", last=("detail", "user line"))
+    table.columns[0].min_width = min(_OPERATOR, max(len(row.op) for row in rows))
     for row in rows[:_ROWS]:
         one = row.first
-        where = Text(clean(one.loc or "unknown line"), style="dim")
+        where = Text(clean(_nearby(one.loc) if one.loc else "unknown line"), style="dim")
         if one.code:
             where.append(f"\n{clean(one.code)}", style="not dim")
         table.add_row(Text(clean(row.op)), Text(clean(one.reason), style="red"), Text(clean(one.detail)), where)
@@ -222,6 +225,11 @@ def _uncaptured(rows: Sequence[Repeated]) -> Table:
     if left:
         table.add_row(Text(f"… and {left} more", style="dim"))
     return table
+
+
+def _nearby(loc: str) -> str:
+    """``loc`` relative to the working directory, when it is in there."""
+    return loc.removeprefix(os.path.join(os.getcwd(), ""))
 
 
 def _costs(rows: Sequence[CostRow]) -> Table:
