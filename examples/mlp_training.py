@@ -10,9 +10,7 @@ import torch
 STEPS = 6
 
 torch.manual_seed(0)
-network = torch.nn.Sequential(
-    torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1)
-)
+network = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1))
 compiled = torch.compile(network, backend="pygraph")
 optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
 data, target = torch.randn(128, 32), torch.randn(128, 1)

@@ -123,6 +123,6 @@ def _renderers() -> dict[str, Callable[[Sequence[GraphReport]], str]]:
 
 
 def _incomplete(report: GraphReport) -> bool:
-    """Whether anything of the graph was left uncaptured; what has not run often enough to be captured does not count."""
+    """Whether anything of the graph was left uncaptured, other than for not having run often enough."""
     regions = (region.state == "uncaptured" and region.kernels for region in report.regions)
     return report.error is not None or any(True for _ in report.uncaptured()) or any(regions)

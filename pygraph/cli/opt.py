@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from typing import Any
 
 import click
 
@@ -38,21 +39,12 @@ _CHECKS: dict[bool | None, Check] = {None: "result", True: "full", False: "off"}
     "[default: verify each result]",
 )
 @click.option("--timing", is_flag=True, help="Print the time of each pass on stderr.")
-@click.option("--device", type=click.Choice(list(_MODELS)), help="Device whose work is captured.  [default: the graph's]")
+@click.option("--device", type=click.Choice(list(_MODELS)), help="What is captured.  [default: as the graph says]")
 @click.option("--bisect-limit", type=click.IntRange(min=0), metavar="N", help="Run the first N passes only.")
 @click.option("--dump-dir", type=click.Path(file_okay=False), help="Write the graph after each pass, and reproducers.")
 @click.option("-o", "--output", default="-", type=click.Path(dir_okay=False, allow_dash=True), help="[default: stdout]")
 def opt(
-    file: str,
-    pipeline: str | None,
-    print_before: tuple[str, ...],
-    print_after: tuple[str, ...],
-    verify: bool | None,
-    timing: bool,
-    device: str | None,
-    bisect_limit: int | None,
-    dump_dir: str | None,
-    output: str,
+    file: str, pipeline: str | None, verify: bool | None, timing: bool, device: str | None, output: str, **around: Any
 ) -> None:
     """Run passes on the graph in FILE ('-' for stdin) and print the result.
 
@@ -65,14 +57,7 @@ def opt(
         graph = parse_graph(text, source)
         if verify is not False:
             verify_graph(graph)
-        manager = PassManager(
-            _passes(pipeline, header, source),
-            check=_CHECKS[verify],
-            dump_dir=dump_dir,
-            print_before=print_before,
-            print_after=print_after,
-            bisect_limit=bisect_limit,
-        )
+        manager = PassManager(_passes(pipeline, header, source), check=_CHECKS[verify], **around)
         result = manager.run(graph, _context(graph, header, device))
     if timing:
         _print_times(result)

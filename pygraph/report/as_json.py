@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any, TypedDict
 
 from pygraph import __version__
 from pygraph.report.facts import (
     CostRow,
     Quantity,
+    Summary,
     cost_rows,
     decision_text,
     device_model,
@@ -172,11 +172,10 @@ def to_json(reports: Iterable[GraphReport]) -> dict[str, Any]:
 
 def _document(reports: Iterable[GraphReport]) -> ReportJson:
     chosen = list(reports)
-    summary = summarize(chosen)
     return ReportJson(
         schema=SCHEMA_VERSION,
         pygraph=__version__,
-        summary=SummaryJson(**asdict(summary), coverage=summary.coverage),
+        summary=_summary(summarize(chosen)),
         graphs=[_graph(report) for report in chosen],
     )
 
@@ -184,6 +183,21 @@ def _document(reports: Iterable[GraphReport]) -> ReportJson:
 def json_text(reports: Iterable[GraphReport]) -> str:
     """``to_json`` as text, indented, ending in a newline."""
     return json.dumps(to_json(reports), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _summary(summary: Summary) -> SummaryJson:
+    return SummaryJson(
+        graphs=summary.graphs,
+        launches=summary.launches,
+        region_launches=summary.region_launches,
+        captured_launches=summary.captured_launches,
+        regions=summary.regions,
+        replays=summary.replays,
+        captures=summary.captures,
+        uncaptured=summary.uncaptured,
+        errors=summary.errors,
+        coverage=summary.coverage,
+    )
 
 
 def _graph(report: GraphReport) -> GraphJson:
@@ -256,9 +270,7 @@ def _record(record: RegionRecord) -> RecordJson:
 
 
 def _uncaptured(row: Uncaptured) -> UncapturedJson:
-    return UncapturedJson(
-        node=row.node, op=row.op, reason=row.reason, detail=row.detail, loc=row.loc, code=row.code
-    )
+    return UncapturedJson(node=row.node, op=row.op, reason=row.reason, detail=row.detail, loc=row.loc, code=row.code)
 
 
 def _cost(row: CostRow) -> CostJson:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 __all__ = ["GAP", "Layout", "Point", "arrange"]
 
@@ -139,7 +140,7 @@ class _Grid:
         if not row:
             return
         offsets = [0.0]
-        for one, other in zip(row, row[1:], strict=False):
+        for one, other in pairwise(row):
             offsets.append(offsets[-1] + (self.widths[one] + self.widths[other]) / 2 + GAP)
         free = _isotonic([wish - offset for wish, offset in zip(wishes, offsets, strict=True)])
         for box, value, offset in zip(row, free, offsets, strict=True):

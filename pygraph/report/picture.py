@@ -40,7 +40,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A whole picture. ``flow``, ``order`` and ``far`` are path data: data edges, effect edges, edges over many rows."""
+    """A whole picture. ``flow``, ``order``, ``far`` are path data: data edges, effect edges, edges over many rows."""
 
     drawn: tuple[Drawn, ...]
     flow: str
@@ -66,8 +66,9 @@ def draw(scene: Scene) -> Picture:
             paths["far"].append(_detour(drawn[link.source], drawn[link.target], layout.width))
         else:
             paths["order" if link.order else "flow"].append(_curve(drawn, rows, layout, link, bends))
-    size = (round(layout.width + 2 * _MARGIN), round(sum(rows[-1]) + _MARGIN))
-    return Picture(drawn, *(" ".join(paths[kind]) for kind in ("flow", "order", "far")), *size, scene.note)
+    width, height = round(layout.width + 2 * _MARGIN), round(sum(rows[-1]) + _MARGIN)
+    flow, order, far = (" ".join(paths[kind]) for kind in ("flow", "order", "far"))
+    return Picture(drawn, flow, order, far, width, height, scene.note)
 
 
 def _width(box: Box) -> float:

@@ -154,7 +154,7 @@ def _groups(graph: Graph, inside: dict[str, int]) -> dict[KernelNode, object]:
     single: dict[KernelNode, object] = {node: inside.get(node.name, node.name) for node in graph.nodes}
     layer = _layer_of(_quotient(graph, single))
     with_region = {layer[key] for key in single.values() if isinstance(key, int)}
-    run = {}
+    run: dict[int, int] = {}
     for number in range(max(layer.values(), default=0) + 1):
         kind = number in with_region
         run[number] = number if kind or number == 0 or number - 1 in with_region else run[number - 1]

@@ -95,7 +95,8 @@ def _graph(report: GraphReport) -> Iterator[RenderableType]:
         yield from _section("Passes", _passes(report.passes))
     if report.regions:
         yield from _section("Regions", _regions(report))
-        yield _indented(_bullets([f"region {region.index}: {text}" for region in report.regions for text in why(region)]))
+        said = [f"region {region.index}: {text}" for region in report.regions for text in why(region)]
+        yield _indented(_bullets(said))
     rows = folded(report.uncaptured())
     if rows:
         yield from _section("Not captured", _uncaptured(rows))

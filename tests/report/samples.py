@@ -41,13 +41,22 @@ def cut_graph(known: bool = True) -> Graph:
     relu = graph.add("aten.relu", (product.output,), (MATRIX,), name="relu", cost=relu_cost)
     line = Location("model.py", 12, "forward", EVIL)
     item = graph.add(
-        "aten.item", (relu.output,), (ScalarType("float"),), name="item", effects=Effects(sync=True), loc=line,
+        "aten.item",
+        (relu.output,),
+        (ScalarType("float"),),
+        name="item",
+        effects=Effects(sync=True),
+        loc=line,
         cost=Cost(0, 4, 4, 1, 0),
     )
     scalar = graph.add("neg", (item.output,), (ScalarType("float"),), name="neg")
     add = graph.add("aten.add", (relu.output, scalar.output), (MATRIX,), name="add", cost=Cost(64, 256, 256, 1, 0))
     view = graph.add(
-        "aten.view", (add.output, (64,)), (TensorType(DType.F32, (64,), CPU),), name="view", cost=FREE,
+        "aten.view",
+        (add.output, (64,)),
+        (TensorType(DType.F32, (64,), CPU),),
+        name="view",
+        cost=FREE,
         effects=Effects(aliases=((0, 0),)),
     )
     graph.set_outputs((view.output,))
