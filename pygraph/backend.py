@@ -21,6 +21,7 @@ from pygraph.errors import CaptureError, OptionError
 from pygraph.frontend import backward_static_inputs
 from pygraph.ir import Graph
 from pygraph.logs import configure
+from pygraph.lowering.attention import define_seeds
 from pygraph.lowering.compile import compare, compile_steered, program_record
 from pygraph.lowering.plan import Plan, judge_graph, plan
 from pygraph.lowering.program import read_program
@@ -107,6 +108,7 @@ class _Compiler:
     def _compile(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any], report: GraphReport
     ) -> Any:
+        report.notes += define_seeds(gm)
         planned = self._plan(gm, kwargs, report)
         start = time.perf_counter()
         report.notes += write_back(gm, planned.graph, planned.lifted)

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
+from pygraph.backend import pygraph
+
 __all__ = ["MODES", "Sample", "Workload", "measure"]
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "reduce-overhead": {"mode": "reduce-overhead"},
-    "pygraph": {"backend": "pygraph"},
+    "pygraph": {"backend": pygraph},
 }
 """How each side is compiled: keyword arguments of torch.compile."""
 

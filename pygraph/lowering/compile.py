@@ -54,7 +54,8 @@ def _source_digest() -> str:
 
 def program_record(compiled: Any) -> ProgramRecord | None:
     """What steering noted while ``compiled`` was made, also when it came from a cache; None when it was not cut."""
-    return getattr(compiled.partition_maps, "record", None)
+    maps = getattr(compiled, "partition_maps", None)  # a graph without operators becomes a plain function
+    return getattr(maps, "record", None)
 
 
 def compare(decision: Decision, record: ProgramRecord) -> tuple[list[str], set[int]]:

@@ -8,14 +8,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, SELECTED, Graph, KernelNode
+from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, SELECTED, Effects, Graph, KernelNode
 
-__all__ = ["Decision", "Placed", "decide"]
+__all__ = ["BARRIER", "RNG", "Decision", "Placed", "decide"]
+
+BARRIER = "barrier"
+RNG = "rng"
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where one node goes. ``region`` is None outside of every region; then ``reason`` says why."""
+    """Where one node goes. ``region`` is None outside of every region; then ``reason`` says why.
+
+    ``chains`` names the orders besides data that the node is part of: nodes of one chain keep their order among
+    themselves, and one of the chain BARRIER keeps its place among all nodes.
+    """
 
     op: str
     region: int | None
@@ -23,6 +30,7 @@ class Placed:
     capturable: bool
     detail: str = ""
     loc: str | None = None
+    chains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ class Decision:
     def digest(self) -> str:
         """A hash of everything that decides where Inductor's program is cut, for cache keys."""
         rows = [self.device, self.pipeline]
-        rows += [f"{name} {p.op} {p.region} {p.reason} {p.capturable}" for name, p in self.nodes.items()]
+        rows += [f"{name} {p.op} {p.region} {p.reason} {p.capturable} {p.chains}" for name, p in self.nodes.items()]
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
@@ -64,4 +72,10 @@ def _placed(node: KernelNode) -> Placed:
         capturable=node.meta.get(CAPTURABLE) is True,
         detail=node.meta.get(DETAIL) or "",
         loc=str(node.loc) if node.loc else None,
+        chains=_chains(node.effects),
     )
+
+
+def _chains(effects: Effects) -> tuple[str, ...]:
+    found = ((RNG, effects.rng is not None), ("collective", effects.collective is not None), (BARRIER, effects.barrier))
+    return tuple(chain for chain, member in found if member)

@@ -12,10 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
+
 from pygraph import compat
 
 __all__ = [
     "Listener",
+    "draws",
     "install_scheduler_hooks",
     "is_tuple_getitem",
     "launches",
@@ -170,6 +173,15 @@ def uncapturable_structure(part: Any, device: str) -> str | None:
     if where is not None and where.type != device:
         return "unsupported-device"
     return None
+
+
+def draws(node: Any) -> bool:
+    """Whether an FX node, made by Inductor's own passes, draws random numbers from a generator."""
+    op = node.target
+    if not isinstance(op, compat.OpOverload):
+        return False
+    seeds = op.name().startswith("prims::inductor_seed")
+    return seeds or torch.Tag.nondeterministic_seeded in op.tags
 
 
 def is_tuple_getitem(node: Any) -> bool:

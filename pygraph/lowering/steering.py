@@ -11,7 +11,7 @@ from typing import Any
 
 from pygraph.lowering import inductor
 from pygraph.lowering.alternate import count_runs, fewest_runs
-from pygraph.lowering.decision import Decision
+from pygraph.lowering.decision import BARRIER, RNG, Decision
 from pygraph.lowering.record import ProgramRecord, RecordedMaps, Step
 
 __all__ = ["Steering"]
@@ -52,7 +52,7 @@ class Steering:
     def reorder(self, snodes: list[Any]) -> list[Any]:
         """An order with fewer regions, when there is one that Inductor's own memory estimate does not forbid."""
         inside = [self.should_partition(snode) is None for snode in snodes]
-        order = fewest_runs(inside, inductor.scheduler_predecessors(snodes))
+        order = fewest_runs(inside, self._predecessors(snodes))
         if count_runs([inside[i] for i in order]) >= count_runs(inside):
             return snodes
         chosen = [snodes[i] for i in order]
@@ -65,6 +65,32 @@ class Steering:
         """Inductor's partition maps, with what each partition holds."""
         runs = tuple(tuple(self._step(snode) for snode in run) for run in partitions)
         return RecordedMaps(maps, ProgramRecord(runs, tuple(not skip for skip in outside), self._reordered))
+
+    # -- order -----------------------------------------------------------------------------------------------------
+
+    def _predecessors(self, snodes: list[Any]) -> list[list[int]]:
+        """Those that the scheduler knows, and those of effects, which it leaves to the order that it starts from."""
+        before = inductor.scheduler_predecessors(snodes)
+        last: dict[str, int] = {}
+        since: list[int] = []
+        for i, snode in enumerate(snodes):
+            chains = self._chains(snode)
+            before[i] += [last[chain] for chain in (*chains, BARRIER) if chain in last]
+            if BARRIER in chains:
+                before[i] += since
+                since.clear()
+            since.append(i)
+            last.update(dict.fromkeys(chains, i))
+        return before
+
+    def _chains(self, snode: Any) -> list[str]:
+        """The orders besides data that a scheduled node is part of."""
+        found: dict[str, None] = {}
+        for part in inductor.scheduled_parts(snode):
+            for origin in inductor.origins(part):
+                placed = self.decision.nodes.get(origin.name)
+                found.update(dict.fromkeys((RNG,) * inductor.draws(origin) if placed is None else placed.chains))
+        return list(found)
 
     # -- reasons ---------------------------------------------------------------------------------------------------
 

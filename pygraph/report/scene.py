@@ -78,7 +78,8 @@ def _operators(report: GraphReport, graph: Graph) -> Scene:
     place: dict[object, int] = {key: i for i, key in enumerate([*inputs, *graph.nodes])}
     flows = [(value, node) for value in inputs for node in value.users]
     links = [Link(place[value], place[node]) for value, node in flows]
-    links += [Link(place[a], place[b], not _feeds(a, b)) for a, b in dependences(graph)]
+    before = ((a, b) for a, b in dependences(graph) if place[a] < place[b])
+    links += [Link(place[a], place[b], not _feeds(a, b)) for a, b in before]
     return Scene(tuple(boxes), tuple(links), "Parameters, buffers and constants are not drawn.")
 
 

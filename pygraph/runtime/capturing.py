@@ -13,7 +13,7 @@ import torch
 
 from pygraph.runtime.digest import extent
 from pygraph.runtime.driver import Driver, Executable, Program
-from pygraph.runtime.effects import outside, written_arguments
+from pygraph.runtime.effects import collective, outside, written_arguments
 from pygraph.runtime.layout import plan
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
@@ -21,6 +21,13 @@ from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.slots import SlotTable, discover, resolve
 
 __all__ = ["Captured", "capture"]
+
+
+_SPORADIC = ("half-address", "unpaired-address", "stray-address", "unstable-allocations", "unmoved-address")
+"""Doubts that parts of parameters which nobody sets can raise: what happens to lie there need not do so again."""
+
+_ATTEMPTS = 3
+"""Captures that are made, one after the other, to agree with the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +55,32 @@ def capture(
     real = _real_memory(args)
     found: SlotTable | Refusal | None = None if table is None else resolve(first, table, real)
     if found is None:
-        found = discover(first, driver.capture(fn, list(args)), real)
+        first, found = _captured_twice(fn, driver, args, first, real)
     if isinstance(found, Refusal):
         return found
-    beyond = outside(first, found.slots)
-    if beyond is not None:
-        return beyond
+    doubt = collective(first) or outside(first, found.slots)
+    if doubt is not None:
+        return doubt
     program = _program(first, found, args, options)
     return Captured(driver.instantiate(program), program, found, written_arguments(first, found.slots))
+
+
+def _captured_twice(
+    fn: Callable[[list[Any]], Sequence[Any]],
+    driver: Driver,
+    args: Sequence[Any],
+    first: Recording,
+    real: Sequence[Allocation],
+) -> tuple[Recording, SlotTable | Refusal]:
+    """The recording to replay, and its slots from a second capture: or a third, where the first two disagree."""
+    found: SlotTable | Refusal | None = None
+    for _ in range(_ATTEMPTS):
+        second = driver.capture(fn, list(args))
+        found = discover(first, second, real)
+        if not isinstance(found, Refusal) or found.reason not in _SPORADIC:
+            return first, found
+        first = second
+    return first, found or Refusal("unstable-launches")
 
 
 def _program(recording: Recording, table: SlotTable, args: Sequence[Any], options: RegionOptions) -> Program:

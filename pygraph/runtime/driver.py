@@ -55,7 +55,11 @@ class Program:
 
 
 class Executable(Protocol):
-    """A captured region, ready to be replayed any number of times."""
+    """A captured region, ready to be replayed any number of times.
+
+    It may also have ``consume(args)``: a replay that lets go of each argument as soon as it is dead and leaves ``args``
+    empty, or returns None with ``args`` as it was.
+    """
 
     def replay(self, args: list[Any]) -> list[Any] | None:
         """Run the region on ``args`` and return fresh outputs, or None when ``args`` are not what was captured.

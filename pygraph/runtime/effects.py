@@ -11,7 +11,21 @@ from pygraph.runtime.driver import Slot
 from pygraph.runtime.recording import AllocationKind, Recording
 from pygraph.runtime.refusal import Refusal
 
-__all__ = ["outside", "written_arguments"]
+__all__ = ["collective", "outside", "written_arguments"]
+
+_COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "nccl")
+"""How the names of launches that talk to other processes begin."""
+
+
+def collective(recording: Recording) -> Refusal | None:
+    """The first launch that talks to other processes (``collective``), or None.
+
+    Such a region cannot be compared: it would run more often here than elsewhere.
+    """
+    for launch in recording.launches:
+        if launch.name.startswith(_COLLECTIVES):
+            return Refusal.at(launch, "collective", "a replay cannot be compared where other processes take part")
+    return None
 
 
 def written_arguments(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:

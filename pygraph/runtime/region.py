@@ -74,7 +74,7 @@ class Region:
         if last is None or _capturing or dispatch_mode_depth() or functorch_level() is not None:
             return self._choose(args)
         try:
-            outputs = last.replay(args)
+            outputs = _consuming(last)(args)
         except BaseException as error:
             self._raised(args, error)
             raise
@@ -124,7 +124,7 @@ class Region:
 
     def _verified(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
         if not self._options.verify_always:
-            return executable.replay(args)
+            return _consuming(executable)(args)
         return verify(self._fn, self._driver, executable, args, self._scope(variant), self.record.name)
 
     def _prefer(self, variant: Variant, executable: Executable) -> None:
@@ -264,3 +264,8 @@ class Region:
         if verdict.tolerant:
             notes.append("non-deterministic: compared within a tolerance")
         record.notes.extend(note for note in notes if note not in record.notes)
+
+
+def _consuming(executable: Executable) -> Callable[[list[Any]], list[Any] | None]:
+    """How ``executable`` replays arguments that nobody needs afterwards."""
+    return getattr(executable, "consume", None) or executable.replay

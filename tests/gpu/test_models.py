@@ -31,7 +31,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tens
     scale = exact.double().abs().max().clamp_min(1e-4)
     ours = (actual.double() - exact.double()).abs().max() / scale
     theirs = (expected.double() - exact.double()).abs().max() / scale
-    floor = 8 * torch.finfo(expected.dtype).eps
+    floor = max(8 * torch.finfo(expected.dtype).eps, 1e-5)
     assert ours <= 4 * theirs + floor, f"{what}: {ours:.2e} from float64, eager {theirs:.2e}"
 
 
@@ -62,6 +62,13 @@ def test_inference_equals_eager(name: str) -> None:
     assert_replayed()
 
 
+@pytest.fixture
+def _full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions in float32 proper, on both sides."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.mark.usefixtures("_full_precision")
 @pytest.mark.parametrize("name", [n for n, entry in SWEEP.items() if entry.trains])
 def test_training_equals_eager(name: str) -> None:
     entry = SWEEP[name]

@@ -39,7 +39,7 @@ def pairs() -> dict[str, torch.Tensor]:
 
 
 def image(size: int = 64, name: str = "x") -> Callable[[], dict[str, torch.Tensor]]:
-    return lambda: {name: torch.randn(BATCH, 3, size, size)}
+    return lambda: {name: torch.randn(4 * BATCH, 3, size, size)}
 
 
 def language(kind: str, **sizes: Any) -> Callable[[], nn.Module]:

@@ -33,7 +33,7 @@ EVIL = "x = f('<script>alert(1)</script>').item()  # [bold]\x1b[31m"
 
 def cut_graph(known: bool = True) -> Graph:
     """``mm`` and ``relu`` in region 0, an ``item`` and its scalar outside, ``add`` in region 1."""
-    graph = Graph("sample", "inference", Stage.SELECTED)
+    graph = Graph("sample", "inference", Stage.PARTITIONED)
     x = graph.add_input(MATRIX, "x")
     w = graph.add_input(MATRIX, "w", role="parameter", static=True)
     product = graph.add("aten.mm", (x, w), (MATRIX,), name="mm", cost=Cost(1024, 512, 256, 1, 0))
@@ -73,7 +73,7 @@ def _annotate(graph: Graph) -> None:
             graph.node(name).meta.set(CAPTURABLE, True)
     item, scalar = graph.node("item").meta, graph.node("neg").meta
     item.set(CAPTURABLE, False)
-    item.set(REASON, "host-sync")
+    item.set(REASON, "host-read")
     item.set(DETAIL, "the host reads a device value")
     scalar.set(CAPTURABLE, True)
     scalar.set(REASON, "no-launch")

@@ -72,6 +72,17 @@ def random(x: Any) -> Any:
     return F.dropout(x, 0.3), torch.rand_like(x) + x
 
 
+def draws(x: Any, y: Any) -> Any:
+    left = torch.multinomial(x.softmax(-1), 5, replacement=True)
+    right = torch.multinomial(y.softmax(-1), 5, replacement=True)
+    return left, right * 2, torch.randperm(6)
+
+
+def sliced(x: Any, w: Any, total: Any) -> Any:
+    total[3:].add_(x[1])
+    return x[2:] @ w[3:], torch.cumsum(x[1:], 0), w[1:]
+
+
 def indexed(x: Any, where: Any, values: Any) -> Any:
     x.index_put_((where,), values, accumulate=True)
     return x[where] * 2
@@ -121,6 +132,8 @@ PROGRAMS: dict[str, Source] = {
     ),
     "fallbacks": Source(fallbacks, [calls(randn(3, 9), randn(2, 1, 3))]),
     "random": Source(random, [calls(randn(4, 7))]),
+    "draws": Source(draws, [calls(randn(4, 7), randn(4, 7))]),
+    "sliced": Source(sliced, [calls(randn(5, 6), randn(9, 4), randn(9))]),
     "indexed": Source(indexed, [calls(randn(5, 3), lambda: torch.tensor([0, 3, 3, 1]), randn(4, 3))]),
     "sized": Source(sized, [calls(randn(n, 8), randn(8, n)) for n in (5, 3, 16, 7)], options={"dynamic": True}),
     "scaled": Source(

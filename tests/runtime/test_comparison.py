@@ -82,7 +82,7 @@ def test_the_replay_ran_on_other_addresses_with_the_same_layout() -> None:
     assert case.record.captures == 1
 
 
-def _wrong_byte(args: list[Any]) -> Sequence[Any]:
+def wrong_byte(args: list[Any]) -> Sequence[Any]:
     outputs = list(mixed(args))
     outputs[1].view(torch.uint8)[9] ^= 1
     return outputs
@@ -169,7 +169,7 @@ def _overruns(args: list[Any]) -> Sequence[Any]:
 @pytest.mark.parametrize(
     ("kernel", "words"),
     [
-        (_wrong_byte, "output 1 has other values"),
+        (wrong_byte, "output 1 has other values"),
         (_wrong_mutation, "output 2 has other values"),
         (_no_mutation, "output 2"),
         (_writes_what_it_reads, "an argument is written though no launch says so"),
@@ -284,7 +284,7 @@ def test_a_hint_makes_such_a_write_known() -> None:
     assert state.tolist() == [7.0] * 4
 
 
-def _jitter(scale: float) -> Function:
+def jitter(scale: float) -> Function:
     """A region that never repeats itself exactly, by about ``scale``; it draws no random numbers."""
     calls = iter(range(10**6))
 
@@ -298,7 +298,7 @@ def _jitter(scale: float) -> Function:
 
 
 def test_a_region_that_does_not_repeat_itself_is_held_to_a_tolerance() -> None:
-    region = Region(_jitter(1e-6), FakeDriver(written=(1,)), name="toy")
+    region = Region(jitter(1e-6), FakeDriver(written=(1,)), name="toy")
     state = torch.zeros(4)
     for _ in range(3):
         region([torch.ones(4), state, 3])
@@ -308,7 +308,7 @@ def test_a_region_that_does_not_repeat_itself_is_held_to_a_tolerance() -> None:
 
 
 def test_a_replay_far_from_a_non_deterministic_region_is_refused() -> None:
-    region = Region(_jitter(0.1), FakeDriver(written=(1,)), name="toy")
+    region = Region(jitter(0.1), FakeDriver(written=(1,)), name="toy")
     state = torch.zeros(4)
     for _ in range(3):
         region([torch.ones(4), state, 3])
@@ -356,50 +356,3 @@ def test_damage_to_an_argument_read_in_place_is_said() -> None:
     with pytest.raises(ReplayError, match="only reads"):
         region([torch.ones(1000)])
     assert region.record.state == "uncaptured"
-
-
-def test_verify_always_compares_each_call() -> None:
-    case = Case(None, verify_always=True)
-    for _ in range(4):
-        case.call()
-    assert case.region.record.replays == 3
-    case.driver.kernel = _wrong_byte
-    with pytest.raises(
-        ReplayError, match=r"region toy: a replay differs from an uncaptured run: output 1 has other values"
-    ):
-        case.region([torch.ones(4), torch.ones(4), 3])
-    assert case.region.record.state == "uncaptured"
-
-
-def test_verify_always_lets_the_functions_own_error_through() -> None:
-    def fragile(args: list[Any]) -> Sequence[Any]:
-        x = args[0]
-        args.clear()
-        if float(x[0]) < 0:
-            raise ValueError("negative")
-        return [x + torch.rand(2)]
-
-    region = Region(fragile, FakeDriver(), name="toy", options=RegionOptions(verify_always=True))
-    for _ in range(3):
-        region([torch.ones(2)])
-    with pytest.raises(ValueError, match="negative"):
-        region([-torch.ones(2)])
-    assert region.record.replays == 1
-
-
-def test_verify_always_without_room_runs_uncaptured() -> None:
-    case = Case(None, verify_always=True)
-    case.call()
-    case.region._options = RegionOptions(verify_always=True, comparison_budget=0)
-    case.call()
-    assert case.region.record.replays == 0
-
-
-def test_verify_always_holds_non_deterministic_regions_to_the_tolerance() -> None:
-    options = RegionOptions(verify_always=True)
-    region = Region(_jitter(1e-6), FakeDriver(written=(1,)), name="toy", options=options)
-    state = torch.zeros(4)
-    for _ in range(4):
-        region([torch.ones(4), state, 3])
-    assert region.record.replays == 2
-    assert state.tolist() == [4.0] * 4

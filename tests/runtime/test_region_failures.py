@@ -78,10 +78,20 @@ def test_an_access_outside_of_its_allocation_is_refused() -> None:
     assert list(region.record.refusals) == ["outside-allocation"]
 
 
+@pytest.mark.parametrize("name", ["_c10d_functional.all_reduce.default", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"])
+def test_a_collective_is_never_compared(name: str) -> None:
+    region, driver = make()
+    driver.edits = [lambda capture: capture.launch(name=name)] * 2
+    for _ in range(2):
+        region([torch.ones(2)])
+    assert region.record.refusals["collective"].launch == name
+    assert driver.executables == []
+
+
 def test_a_word_that_points_to_the_callers_tensor_is_refused() -> None:
     x = torch.ones(4)
     region, driver = make()
-    driver.edits = [lambda capture: capture.launch(x.data_ptr() + 4, name="baked")] * 2
+    driver.edits = [lambda capture: capture.launch(x.data_ptr() + 4, name="baked")] * 4
     for _ in range(2):
         region([x])
     assert region.record.refusals["unmoved-address"].launch == "baked"

@@ -119,6 +119,17 @@ def test_nothing_of_a_call_is_kept(program: str) -> None:
             assert [ref() for ref in known] == [None] * len(known)
 
 
+def test_a_region_that_is_dropped_frees_its_captures_at_once() -> None:
+    ((call, *_),) = region_calls("sized")
+    region = region_of(call)
+    for seed in range(3):
+        check(region, call, call.fresh(seed))
+    last: Any = region._last
+    known = [weakref.ref(region), weakref.ref(last)]
+    del region, last
+    assert [ref() for ref in known] == [None, None]
+
+
 class _Watch(TorchDispatchMode):
     """Does nothing but be there."""
 

@@ -7,6 +7,7 @@ are leased to one capture at a time; what lies where in a lease is the capture's
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from types import ModuleType
 
@@ -45,9 +46,9 @@ class _Page:
         properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         properties.location.id = device
         minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        granularity = int(call(driver.cuMemGetAllocationGranularity(properties, minimum)))
+        granularity = int(call(driver.cuMemGetAllocationGranularity, properties, minimum))
         self.nbytes = -(-PAGE // granularity) * granularity
-        self.handle = call(driver.cuMemCreate(self.nbytes, properties, 0))
+        self.handle = call(driver.cuMemCreate, self.nbytes, properties, 0)
         self._access = driver.CUmemAccessDesc()
         self._access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         self._access.location.id = device
@@ -57,8 +58,8 @@ class _Page:
         """Back ``start`` to ``end``, multiples of the page's size."""
         address = self._driver.CUdeviceptr
         for place in range(start, end, self.nbytes):
-            call(self._driver.cuMemMap(address(place), self.nbytes, 0, self.handle, 0))
-        call(self._driver.cuMemSetAccess(address(start), end - start, [self._access], 1))
+            call(self._driver.cuMemMap, address(place), self.nbytes, 0, self.handle, 0)
+        call(self._driver.cuMemSetAccess, address(start), end - start, [self._access], 1)
 
 
 class Arena:
@@ -116,7 +117,7 @@ class Arena:
 
     def _reserve(self, nbytes: int) -> None:
         size = -(-max(CHUNK, nbytes + GUARD) // self._page.nbytes) * self._page.nbytes
-        base = int(call(self._driver.cuMemAddressReserve(size, self._page.nbytes, self._driver.CUdeviceptr(0), 0)))
+        base = int(call(self._driver.cuMemAddressReserve, size, self._page.nbytes, self._driver.CUdeviceptr(0), 0))
         self._ranges.append(_Range(base, size))
 
     def _extend(self, found: _Range, least: int) -> None:
@@ -140,6 +141,7 @@ class Arenas:
         self._driver, self._device = driver, device
         self._page: _Page | None = None
         self._free: list[tuple[Arena, Callable[[], bool]]] = []
+        self._returned: deque[tuple[Arena, Callable[[], bool]]] = deque()
         self._made = 0
         self._lock = threading.Lock()
 
@@ -148,6 +150,8 @@ class Arenas:
         with self._lock:
             if self._page is None:
                 self._page = _Page(self._driver, self._device)
+            while self._returned:
+                self._free.append(self._returned.popleft())
             for position, (arena, idle) in enumerate(self._free):
                 if idle():
                     del self._free[position]
@@ -157,6 +161,8 @@ class Arenas:
             return Arena(self._driver, self._page, self._made)
 
     def give_back(self, arena: Arena, idle: Callable[[], bool] = lambda: True) -> None:
-        """Let later captures have the addresses of ``arena``, as soon as ``idle`` says that nothing lies there."""
-        with self._lock:
-            self._free.append((arena, idle))
+        """Let later captures have the addresses of ``arena``, as soon as ``idle`` says that nothing lies there.
+
+        Takes no lock: a garbage collection may call this at any time, also from within ``lease``.
+        """
+        self._returned.append((arena, idle))

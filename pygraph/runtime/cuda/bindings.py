@@ -6,6 +6,7 @@ What is done with them lives where it belongs; nothing here knows of graphs or c
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -30,11 +31,12 @@ def succeeded(result: Any) -> bool:
     return int(result[0]) == 0
 
 
-def call(result: Any) -> Any:
-    """The values behind the error code of a driver function: None, one value, or a tuple. Raises CaptureError
-    (``driver-error``) when the code is not success."""
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a driver function, and return the values behind its error code: None, one value, or a tuple. Raises
+    CaptureError (``driver-error``) when the code is not success."""
+    result = function(*arguments)
     if not succeeded(result):
-        raise CaptureError("driver-error", str(getattr(result[0], "name", result[0])))
+        raise CaptureError("driver-error", f"{function.__name__}: {getattr(result[0], 'name', result[0])}")
     values = result[1:]
     if len(values) > 1:
         return tuple(values)

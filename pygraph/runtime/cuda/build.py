@@ -17,7 +17,16 @@ from pygraph.runtime.native_build import NativeLibrary
 
 __all__ = ["library", "load"]
 
-_SOURCES = ("native.cpp", "allocator.h", "driver_api.h", "nodes.h", "tensors.h")
+_SOURCES = (
+    "native.cpp",
+    "allocator.h",
+    "driver_api.h",
+    "nodes.h",
+    "plan.h",
+    "random_order.h",
+    "region.h",
+    "tensors.h",
+)
 
 _OLDEST, _NEWEST = (2, 11), (2, 13)
 """Torch releases whose allocator interface the sources are written for: a method that a later one adds would not be

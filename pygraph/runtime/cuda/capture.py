@@ -22,6 +22,7 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.accesses import with_accesses
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas
+from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.foreign import refuse_foreign
 from pygraph.runtime.cuda.memory import CaptureMemory, SegmentMemory, SessionMemory
 from pygraph.runtime.cuda.nodes import GraphNode, read_nodes, serialise
@@ -78,12 +79,13 @@ class Machine:
         self.driver, self.native, self.device = driver, native, device
         self.replays_native = native is not None
         self.order = RandomOrder(native, device)
-        self.stream = torch.cuda.Stream(device)
+        self.stream = _own_stream(driver, device)
         self._arenas = Arenas(driver, device)
 
     def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
         """Record ``fn``. Raises CaptureError, and then nothing of the capture is left."""
         with _lock, torch.cuda.device(self.device):
+            torch.cuda.set_device(self.device)
             if torch.cuda.is_current_stream_capturing():
                 raise CaptureError("outer-capture", "the caller's own stream is being captured")
             lease = _Lease(self._arenas, self._arenas.lease())
@@ -94,6 +96,15 @@ class Machine:
         if self.native is None:
             return SegmentMemory(self.driver, self.stream.cuda_stream)
         return SessionMemory(self.native, arena, self.device, self.stream.cuda_stream)
+
+
+def _own_stream(driver: ModuleType, device: int) -> torch.cuda.Stream:
+    """A stream that nobody else has: torch hands out the same few again and again, and whatever another thread gave
+    one that is being captured would be captured as well."""
+    with torch.cuda.device(device):
+        torch.cuda.set_device(device)  # a thread that did nothing on the device yet has no context
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        return torch.cuda.ExternalStream(int(call(driver.cuStreamCreate, int(flags))), device=device)
 
 
 class _Attempt:

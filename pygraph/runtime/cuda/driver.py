@@ -27,15 +27,19 @@ class CudaExecutable:
     """A region ready for replay. ``replay`` is the native region's own method: there is no Python on the way.
 
     A replay that finds another one of the same executable under way (of another thread, or around it) returns None.
+    ``consume`` is a replay that lets go of each argument once it is dead, and leaves ``args`` empty; where it returns
+    None, ``args`` is as it was.
     """
 
-    __slots__ = ("__weakref__", "_kept", "_region", "replay")
+    __slots__ = ("__weakref__", "_kept", "_region", "consume", "replay")
 
+    consume: Callable[[list[Any]], list[Any] | None]
     replay: Callable[[list[Any]], list[Any] | None]
 
     def __init__(self, region: Any, kept: Sequence[object]) -> None:
         self._region = region
         self._kept = tuple(kept)
+        self.consume = region.consume
         self.replay = region.replay
 
     def close(self) -> None:
@@ -81,15 +85,17 @@ class CudaDriver:
         return CudaExecutable(region, payload.kept)
 
     def snapshot_rng(self) -> tuple[torch.Tensor, ...]:
-        """The states of the default generators: the CPU's, then each device's."""
-        return (torch.get_rng_state(), *torch.cuda.get_rng_state_all())
+        """The state of each device's default generator.
+
+        The CPU's is left out: no region here draws from it, and threads that load data go on doing so meanwhile.
+        """
+        return tuple(torch.cuda.get_rng_state_all())
 
     def restore_rng(self, state: object) -> None:
         """Set the default generators to ``state``."""
         if not isinstance(state, tuple):
             raise TypeError(f"the generators' states are a tuple, not {type(state).__name__}")
-        torch.set_rng_state(state[0])
-        torch.cuda.set_rng_state_all(state[1:])
+        torch.cuda.set_rng_state_all(state)
 
     def _machine(self, device: int) -> Machine:
         with self._lock:

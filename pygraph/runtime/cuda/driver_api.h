@@ -39,6 +39,9 @@ class DriverApi {
   PYGRAPH_DRIVER(nodes, cuGraphGetNodes);
   PYGRAPH_DRIVER(capture_info, cuStreamGetCaptureInfo);
   PYGRAPH_DRIVER(error_name, cuGetErrorName);
+  PYGRAPH_DRIVER(launch, cuGraphLaunch);
+  PYGRAPH_DRIVER(destroy_graph, cuGraphDestroy);
+  PYGRAPH_DRIVER(destroy_exec, cuGraphExecDestroy);
   PYGRAPH_DRIVER(current_context, cuCtxGetCurrent);
 
   void check(CUresult result, const char* what) const {

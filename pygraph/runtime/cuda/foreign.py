@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.bindings import succeeded
@@ -37,9 +39,22 @@ def refuse_foreign(
             if own(word) or any(constant.covers(word) for constant in constants):
                 continue
             kind = _memory_kind(driver, word)
-            if kind is not None:
+            if kind is not None and not _is_free(word):
                 raise CaptureError("foreign-address", f"{launch.name}: word {position} points into {kind} of nobody's")
             numbers.add(word)
+
+
+def _is_free(word: int) -> bool:
+    """Whether an address lies in memory that torch holds and nobody uses: what points there was left behind."""
+    for segment in torch.cuda.memory_snapshot():
+        address = int(segment["address"])
+        if not address <= word < address + int(segment["total_size"]):
+            continue
+        for block in segment["blocks"]:
+            if word < address + int(block["size"]):
+                return bool(block["state"] == "inactive")
+            address += int(block["size"])
+    return False
 
 
 def _memory_kind(driver: ModuleType, word: int) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -10,19 +11,16 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
-from pygraph.runtime.cuda.addresses import ALIGNMENT
-from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture, Machine
 from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
+from pygraph.runtime.cuda.parts import Part, anchor_copies, split
 from pygraph.runtime.cuda.replay import PythonRegion
+from pygraph.runtime.cuda.segments import Segments, cut, whole
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.effects import written_arguments
 from pygraph.runtime.recording import WORD, AllocationKind, Output, OutputKind
 
 __all__ = ["make_region"]
-
-_WORKSPACE = 0
-"""The number of the workspace among the sources of addresses; arguments and fresh allocations come after it."""
 
 
 def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any:
@@ -33,19 +31,19 @@ def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any
     """
     _check_layout(program)
     _check_slots(program)
-    graph = capture.graph
+    graph, capture.graph = capture.graph, None
     if graph is None:
         raise CaptureError("already-instantiated", "a capture makes one executable")
+    native = machine.native if machine.replays_native else None
+    plan = (whole if native is None else cut)(program.recording, program.slots, program.layout)
     with torch.cuda.device(capture.device):
-        _anchor_copies(machine.driver, program, capture)
-        graph.instantiate()
-        capture.graph = None
-        native = machine.native if machine.replays_native else None
-        if native is not None:
-            region = native.CudaRegion(graph, capture.device, program.layout.nbytes, capture.random)
+        anchor_copies(machine.driver, program, capture)
+        parts = split(machine.driver, graph, capture.nodes, plan.bounds)
+        if native is None:
+            region = PythonRegion(machine, graph, capture.device, capture.random)
         else:
-            region = PythonRegion(machine, graph, capture.device, program.layout.nbytes, capture.random)
-        _Builder(native, region, program, capture).build()
+            region = native.CudaRegion(graph, capture.device, capture.random)
+        _Builder(native, region, program, capture, plan, parts).build()
     return region
 
 
@@ -76,32 +74,6 @@ def _check_slots(program: Program) -> None:
                 raise CaptureError("invalid-program", f"word {position} of {launch.name} is an address without a slot")
 
 
-# -- the graph ----------------------------------------------------------------------------------------------------
-
-
-def _anchor_copies(driver: ModuleType, program: Program, capture: CudaCapture) -> None:
-    """Point the operands of copies that will be patched at ordinary memory before the graph is instantiated.
-
-    An instantiated copy node accepts only addresses of the kind of memory that it was made with, and stand-ins are
-    mapped while ordinary memory (as a rule) is not. Nothing runs on these addresses: the first replay replaces them.
-    """
-    moved: dict[int, set[int]] = {}
-    for slot in program.slots:
-        if isinstance(capture.nodes[slot.launch], CopyNode):
-            moved.setdefault(slot.launch, set()).add(slot.word)
-    if not moved:
-        return
-    anchor = torch.empty(2 * ALIGNMENT, dtype=torch.uint8, device=torch.device("cuda", capture.device)).data_ptr()
-    for launch, words in moved.items():
-        node = driver.CUgraphNode(capture.nodes[launch].handle)
-        params = call(driver.cuGraphMemcpyNodeGetParams(node))
-        if 0 in words:
-            params.dstDevice, params.dstXInBytes = driver.CUdeviceptr(anchor), 0
-        if 1 in words:
-            params.srcDevice, params.srcXInBytes = driver.CUdeviceptr(anchor + ALIGNMENT), 0
-        call(driver.cuGraphMemcpyNodeSetParams(node, params))
-
-
 # -- parts --------------------------------------------------------------------------------------------------------
 
 
@@ -111,21 +83,38 @@ class _Builder:
     region: Any
     program: Program
     capture: CudaCapture
+    plan: Segments
+    parts: Sequence[Part]
 
     def build(self) -> None:
-        arguments = self._arguments()
-        fresh = self._fresh()
+        places = self._places()
+        where = [s for s, (begin, end) in enumerate(self.plan.bounds) for _ in range(begin, end)]
         nodes: dict[int, int] = {}
         for slot in self.program.slots:
-            node = self.capture.nodes[slot.launch]
+            node, segment = self.capture.nodes[slot.launch], where[slot.launch]
             if slot.launch not in nodes:
-                nodes[slot.launch] = self._node(node)
-            source, delta = self._place(slot, arguments, fresh)
+                nodes[slot.launch] = self._node(node, self.parts[segment].handles[slot.launch], segment)
+            source, delta = self._place(slot, segment, places)
             self.region.add_patch(nodes[slot.launch], _byte(node, slot.word), source, delta)
         for position, output in enumerate(self.program.recording.outputs):
             self._output(output, self.capture.same.get(position))
         for position, origin in self.capture.origins.items():
             self.region.add_origin(position, *origin)
+
+    def _places(self) -> _Places:
+        """Add every source of addresses, and say which number each got."""
+        sizes = {a.index: a.nbytes for a in self.program.recording.allocations if a.kind is AllocationKind.POOL}
+        workspaces = [
+            self.region.add_segment(layout.nbytes, part.graph, part.instance)
+            for layout, part in zip(self.plan.workspaces, self.parts, strict=True)
+        ]
+        arguments = self._arguments()
+        fresh = {i: self.region.add_fresh(sizes[i], self.plan.fresh[i]) for i in self.program.layout.fresh}
+        blocks = {b.index: self.region.add_block(b.nbytes, b.born, b.died) for b in self.plan.blocks}
+        for argument, segment in self.plan.dead.items():
+            if segment + 1 < len(self.parts):
+                self.region.add_dead(segment, argument)
+        return _Places(workspaces, arguments, {**fresh, **blocks})
 
     def _arguments(self) -> dict[int, int]:
         """Argument ▸ number of its source."""
@@ -144,29 +133,24 @@ class _Builder:
             )
         return sources
 
-    def _fresh(self) -> dict[int, int]:
-        """POOL allocation that outlives the replay ▸ number of its source."""
-        sizes = {a.index: a.nbytes for a in self.program.recording.allocations if a.kind is AllocationKind.POOL}
-        return {index: self.region.add_fresh(sizes[index]) for index in self.program.layout.fresh}
-
-    def _node(self, node: GraphNode) -> int:
+    def _node(self, node: GraphNode, handle: int, segment: int) -> int:
         if isinstance(node, KernelNode):
-            return int(self.region.add_kernel(node.handle, node.blob, list(node.layout)))
+            return int(self.region.add_kernel(handle, node.blob, list(node.layout), segment))
         if isinstance(node, CopyNode):
-            return int(self.region.add_copy(node.handle))
+            return int(self.region.add_copy(handle, segment))
         if isinstance(node, FillNode):
-            return int(self.region.add_fill(node.handle))
+            return int(self.region.add_fill(handle, segment))
         raise CaptureError("invalid-program", "a slot in a node without parameters")
 
-    def _place(self, slot: Slot, arguments: dict[int, int], fresh: dict[int, int]) -> tuple[int, int]:
+    def _place(self, slot: Slot, segment: int, places: _Places) -> tuple[int, int]:
         """The source of a slot's address, and the bytes to add to it."""
-        offsets = self.program.layout.offsets
-        if slot.kind is AllocationKind.INPUT and slot.index in arguments:
-            return arguments[slot.index], slot.offset
-        if slot.kind is AllocationKind.POOL and slot.index in fresh:
-            return fresh[slot.index], slot.offset
+        offsets = self.plan.workspaces[segment].offsets
+        if slot.kind is AllocationKind.INPUT and slot.index in places.arguments:
+            return places.arguments[slot.index], slot.offset
+        if slot.kind is AllocationKind.POOL and slot.index in places.pool:
+            return places.pool[slot.index], slot.offset
         if slot.kind is AllocationKind.POOL and slot.index in offsets:
-            return _WORKSPACE, offsets[slot.index] + slot.offset
+            return places.workspaces[segment], offsets[slot.index] + slot.offset
         raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
 
     def _output(self, output: Output, same: int | None) -> None:
@@ -183,6 +167,15 @@ class _Builder:
             index = output.argument if is_view else self.program.layout.fresh.index(output.allocation)
             kind = kinds.VIEW if is_view else kinds.FRESH
             add(kind, index, output.offset, list(output.size), list(output.stride), output.dtype, None)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Numbers of sources: the workspace of each segment, arguments, and POOL allocations outside of workspaces."""
+
+    workspaces: list[int]
+    arguments: dict[int, int]
+    pool: dict[int, int]
 
 
 def _byte(node: GraphNode, word: int) -> int:

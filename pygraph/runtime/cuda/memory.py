@@ -100,14 +100,14 @@ class SegmentMemory:
 
     def begin(self) -> None:
         """Torch allocates from the pool by itself."""
-        self._graph = call(self._driver.cuStreamGetCaptureInfo(self._driver.CUstream(self._stream)))[2]
+        self._graph = call(self._driver.cuStreamGetCaptureInfo, self._driver.CUstream(self._stream))[2]
 
     def end(self) -> None:
         """Nothing to undo."""
 
     def nodes(self) -> int:
         """The number of nodes captured so far."""
-        return int(call(self._driver.cuGraphGetNodes(self._graph))[1])
+        return int(call(self._driver.cuGraphGetNodes, self._graph)[1])
 
     def random_memory(self) -> tuple[int, ...]:
         """Unknown here: what reads it is found among the nodes of a capture made for that."""

@@ -13,6 +13,7 @@ namespace pygraph {
 
 struct Node {
   CUgraphNode handle;
+  size_t segment = 0;
   bool dirty = false;
 
   explicit Node(uintptr_t node) : handle(reinterpret_cast<CUgraphNode>(node)) {}

@@ -101,19 +101,19 @@ def serialise(driver: ModuleType, graph: int) -> int:
 
 def _handles(driver: ModuleType, graph: int) -> list[Any]:
     raw = driver.CUgraph(graph)
-    _, count = call(driver.cuGraphGetNodes(raw))
-    return list(call(driver.cuGraphGetNodes(raw, count))[0]) if count else []
+    _, count = call(driver.cuGraphGetNodes, raw)
+    return list(call(driver.cuGraphGetNodes, raw, count)[0]) if count else []
 
 
 def _dependencies(driver: ModuleType, node: Any) -> list[Any]:
     """The nodes that ``node`` waits for. What the edges say besides is left alone."""
-    count = call(driver.cuGraphNodeGetDependencies(node))[-1]
-    return list(call(driver.cuGraphNodeGetDependencies(node, count))[0])[:count] if count else []
+    count = call(driver.cuGraphNodeGetDependencies, node)[-1]
+    return list(call(driver.cuGraphNodeGetDependencies, node, count)[0])[:count] if count else []
 
 
 def _depend(driver: ModuleType, graph: int, earlier: Any, later: Any) -> None:
     edge = driver.CUgraphEdgeData()
-    call(driver.cuGraphAddDependencies(driver.CUgraph(graph), [earlier], [later], [edge], 1))
+    call(driver.cuGraphAddDependencies, driver.CUgraph(graph), [earlier], [later], [edge], 1)
 
 
 class _Reader:
@@ -131,7 +131,7 @@ class _Reader:
         self._functions: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
 
     def read(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
-        kind = call(self._driver.cuGraphNodeGetType(handle))
+        kind = call(self._driver.cuGraphNodeGetType, handle)
         reader = self._kinds.get(int(kind))
         if reader is None:
             name = str(getattr(kind, "name", kind)).removeprefix("CU_GRAPH_NODE_TYPE_").lower()
@@ -139,7 +139,7 @@ class _Reader:
         return reader(index, handle)
 
     def _kernel(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
-        params = call(self._driver.cuGraphKernelNodeGetParams(handle))
+        params = call(self._driver.cuGraphKernelNodeGetParams, handle)
         identity, name, layout = self._function(params)
         blob = _parameters(params, layout, name)
         places = _split(layout)
@@ -157,11 +157,11 @@ class _Reader:
         """The identity, name and parameter layout of a kernel node's function."""
         function = params.func
         if not int(function):
-            function = call(self._driver.cuKernelGetFunction(params.kern))
+            function = call(self._driver.cuKernelGetFunction, params.kern)
         identity = int(function)
         known = self._functions.get(identity)
         if known is None:
-            name = call(self._driver.cuFuncGetName(function)).decode()
+            name = call(self._driver.cuFuncGetName, function).decode()
             known = self._functions[identity] = (name, self._layout(function))
         return (identity, *known)
 
@@ -174,7 +174,7 @@ class _Reader:
             found.append((int(result[1]), int(result[2])))
 
     def _copy(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
-        params = call(self._driver.cuGraphMemcpyNodeGetParams(handle))
+        params = call(self._driver.cuGraphMemcpyNodeGetParams, handle)
         kinds = self._driver.CUmemorytype
         on_device = {int(kinds.CU_MEMORYTYPE_DEVICE), int(kinds.CU_MEMORYTYPE_UNIFIED)}
         if int(params.srcMemoryType) not in on_device or int(params.dstMemoryType) not in on_device:
@@ -189,7 +189,7 @@ class _Reader:
         return CopyNode(int(handle)), Launch(index, LaunchKind.MEMCPY, "memcpy", words, shape)
 
     def _fill(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
-        params = call(self._driver.cuGraphMemsetNodeGetParams(handle))
+        params = call(self._driver.cuGraphMemsetNodeGetParams, handle)
         if int(params.height) != 1:
             raise CaptureError("unsupported-fill", f"launch {index} fills {int(params.height)} rows")
         signature = (int(params.value), int(params.elementSize), int(params.width))

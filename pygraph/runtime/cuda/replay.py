@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
+from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import call, succeeded
 from pygraph.runtime.digest import bits
 
@@ -79,13 +80,11 @@ class PythonRegion:
 
     OutputKind = _OutputKind
 
-    def __init__(
-        self, machine: Machine, graph: torch.cuda.CUDAGraph, device: int, workspace: int, random: bool
-    ) -> None:
+    def __init__(self, machine: Machine, graph: torch.cuda.CUDAGraph, device: int, random: bool) -> None:
         self._machine, self._graph, self._device = machine, graph, device
         self._exec = machine.driver.CUgraphExec(graph.raw_cuda_graph_exec())
-        self._workspace, self._random = workspace, random
-        self._sources = [_Source()]
+        self._workspace, self._random = 0, random
+        self._sources: list[_Source] = []
         self._arguments: list[_Argument] = []
         self._fresh: list[int] = []
         self._nodes: list[Any] = []
@@ -95,6 +94,14 @@ class PythonRegion:
         self._closed = False
 
     # -- building, as the native region is built ---------------------------------------------------------------------
+
+    def add_segment(self, workspace: int, graph: int, instance: int) -> int:  # noqa: ARG002
+        """The number of the source of the workspace. There is one segment only here, and it is torch's graph."""
+        if self._sources:
+            raise CaptureError("invalid-program", "a region in Python is one segment")
+        self._workspace = workspace
+        self._sources.append(_Source())
+        return 0
 
     def add_tensor_argument(
         self, captured: torch.Tensor, written: bool, offset: int, nbytes: int, alignment: int, address: int
@@ -111,23 +118,23 @@ class PythonRegion:
         self._sources.append(_Source())
         return len(self._sources) - 1
 
-    def add_fresh(self, nbytes: int) -> int:
+    def add_fresh(self, nbytes: int, segment: int) -> int:  # noqa: ARG002
         """The number of the source of an allocation that outlives the replay."""
         self._fresh.append(nbytes)
         self._sources.append(_Source())
         return len(self._sources) - 1
 
-    def add_kernel(self, handle: int, blob: bytes, layout: Sequence[tuple[int, int]]) -> int:
+    def add_kernel(self, handle: int, blob: bytes, layout: Sequence[tuple[int, int]], segment: int) -> int:  # noqa: ARG002
         """The number of a kernel node that is patched."""
         self._nodes.append(_Kernel(self._machine.driver, handle, blob, layout))
         return len(self._nodes) - 1
 
-    def add_copy(self, handle: int) -> int:
+    def add_copy(self, handle: int, segment: int) -> int:  # noqa: ARG002
         """The number of a copy node that is patched."""
         self._nodes.append(_Copy(self._machine.driver, handle))
         return len(self._nodes) - 1
 
-    def add_fill(self, handle: int) -> int:
+    def add_fill(self, handle: int, segment: int) -> int:  # noqa: ARG002
         """The number of a fill node that is patched."""
         self._nodes.append(_Fill(self._machine.driver, handle))
         return len(self._nodes) - 1
@@ -145,6 +152,13 @@ class PythonRegion:
         self._origins[output] = (start, nbytes)
 
     # -- replaying ----------------------------------------------------------------------------------------------------
+
+    def consume(self, args: list[Any]) -> list[Any] | None:
+        """As ``CudaExecutable.consume`` says."""
+        outputs = self.replay(args)
+        if outputs is not None:
+            args.clear()
+        return outputs
 
     def replay(self, args: list[Any]) -> list[Any] | None:
         """As ``Executable.replay`` says."""
@@ -279,7 +293,7 @@ class _Kernel:
         self._blob = (ctypes.c_char * len(blob)).from_buffer_copy(blob)
         start = ctypes.addressof(self._blob)
         self._pointers = (ctypes.c_void_p * len(layout))(*(start + offset for offset, _ in layout))
-        read = call(driver.cuGraphKernelNodeGetParams(self._node))
+        read = call(driver.cuGraphKernelNodeGetParams, self._node)
         self._params = driver.CUDA_KERNEL_NODE_PARAMS()
         for name in ("func", "gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ"):
             setattr(self._params, name, getattr(read, name))
@@ -301,8 +315,8 @@ class _Copy:
 
     def __init__(self, driver: Any, handle: int) -> None:
         self._driver, self._node = driver, driver.CUgraphNode(handle)
-        self._params = call(driver.cuGraphMemcpyNodeGetParams(self._node))
-        self._context = call(driver.cuCtxGetCurrent())
+        self._params = call(driver.cuGraphMemcpyNodeGetParams, self._node)
+        self._context = call(driver.cuCtxGetCurrent)
         self.write(0, int(self._params.dstDevice) + int(self._params.dstXInBytes))
         self.write(1, int(self._params.srcDevice) + int(self._params.srcXInBytes))
         self._params.dstXInBytes = self._params.srcXInBytes = 0
@@ -321,8 +335,8 @@ class _Fill:
 
     def __init__(self, driver: Any, handle: int) -> None:
         self._driver, self._node = driver, driver.CUgraphNode(handle)
-        self._params = call(driver.cuGraphMemsetNodeGetParams(self._node))
-        self._context = call(driver.cuCtxGetCurrent())
+        self._params = call(driver.cuGraphMemsetNodeGetParams, self._node)
+        self._context = call(driver.cuCtxGetCurrent)
 
     def write(self, place: int, address: int) -> None:  # noqa: ARG002
         """Set the destination."""

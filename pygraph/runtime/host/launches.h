@@ -6,6 +6,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -87,7 +90,7 @@ struct Cloner {
 // Where an address goes when it moves: a word of a kernel, or the storage behind a tensor of an operator.
 struct Patch {
   int64_t* word;
-  StorageImpl* storage;
+  c10::TensorImpl* tensor;
   int64_t delta;
 
   void apply(uintptr_t address) const {
@@ -95,6 +98,7 @@ struct Patch {
     if (word != nullptr) {
       *word = value;
     } else {
+      auto* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
       storage->set_data_ptr_noswap(at::DataPtr(reinterpret_cast<void*>(value), c10::kCPU));
     }
   }
@@ -154,6 +158,7 @@ struct Operator final : Launch {
   c10::OperatorHandle op;
   Stack stack;
   std::vector<Tensor> memory; // one per word: arguments, then results
+  std::vector<Tensor> own; // those whose storage is patched, each once
   std::vector<Tensor> results; // where each returned tensor is copied to; undefined where it is not
   bool below_autograd;
 
@@ -174,12 +179,13 @@ struct Operator final : Launch {
       results.push_back(output ? clone(*output) : Tensor());
       if (output) memory.push_back(results.back());
     }
+    for (const auto& entry : clone.tensors) own.push_back(entry.second);
   }
 
   Patch patch(size_t word, int64_t delta) override {
     const auto& tensor = memory.at(word);
     auto before = static_cast<int64_t>(tensor.storage_offset() * tensor.itemsize());
-    return {nullptr, storage_of(tensor).unsafeGetStorageImpl(), delta - before};
+    return {nullptr, tensor.unsafeGetTensorImpl(), delta - before};
   }
 
   void run() override {
@@ -190,8 +196,62 @@ struct Operator final : Launch {
   }
 
   void call() {
-    Stack values = stack;
-    op.callBoxed(&values);
+    if (below_autograd) {
+      Stack values = stack;
+      op.callBoxed(&values);
+      return store_all(values);
+    }
+    Stack values = aliases();
+    try {
+      op.callBoxed(&values);
+      store_all(values);
+    } catch (...) { // a traceback keeps arguments alive as well
+      values.clear();
+      part_from_kept();
+      throw;
+    }
+    values.clear();
+    part_from_kept();
+  }
+
+  // The arguments as other tensors over the same storages, so that one that the operator keeps shows in their counts.
+  Stack aliases() const {
+    std::unordered_map<c10::TensorImpl*, Tensor> made;
+    for (const auto& t : own) {
+      auto keys = DispatchKeySet(DispatchKey::CPU);
+      made[t.unsafeGetTensorImpl()] =
+          tensor_over(storage_of(t), keys, t.dtype(), t.sizes(), t.strides(), t.storage_offset());
+    }
+    auto alias = [&](const Tensor& t) {
+      auto found = made.find(t.unsafeGetTensorImpl());
+      return found == made.end() ? t : found->second;
+    };
+    Stack values;
+    for (const auto& value : stack) values.push_back(map_tensors(value, alias));
+    return values;
+  }
+
+  // The memory of a replay is gone after it. What the operator kept gets memory of its own with the same elements, and
+  // later replays go on with another storage.
+  void part_from_kept() {
+    std::unordered_map<StorageImpl*, std::vector<Tensor>> sharing;
+    for (const auto& t : own) sharing[storage_of(t).unsafeGetStorageImpl()].push_back(t);
+    for (auto& [impl, tensors] : sharing) {
+      auto kept = storage_of(tensors[0]);
+      if (kept.use_count() == tensors.size() + 1) continue;
+      auto owned = c10::GetCPUAllocator()->allocate(impl->nbytes());
+      auto* base = static_cast<char*>(impl->mutable_data());
+      auto fresh = raw_storage(base, impl->nbytes());
+      for (const auto& t : tensors) {
+        auto begin = t.storage_offset() * static_cast<int64_t>(t.itemsize());
+        if (auto n = extent(t)) std::memcpy(static_cast<char*>(owned.get()) + begin, base + begin, n);
+        t.unsafeGetTensorImpl()->set_storage_keep_dtype(fresh);
+      }
+      impl->set_data_ptr_noswap(std::move(owned));
+    }
+  }
+
+  void store_all(const Stack& values) {
     if (results.empty()) return;
     size_t next = 0;
     auto keep = [&](const Tensor& t) {

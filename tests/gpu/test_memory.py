@@ -1,0 +1,128 @@
+"""What a replay holds at its peak, against the same program uncaptured."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pygraph
+from pygraph.backend import pygraph as backend
+from pygraph.runtime.driver import Driver
+from tests.gpu.replays import captured
+from tests.runtime.regions import copy_arguments, same_bits
+
+MB = 1 << 20
+
+
+def backward_like(args: list[Any]) -> tuple[Any, ...]:
+    """Reads saved activations last to first, lets go of each, and returns something of the same size for each."""
+    saved = list(args)
+    args.clear()
+    gradient = torch.ones_like(saved[-1])
+    outputs = []
+    while saved:
+        activation = saved.pop()
+        gradient = gradient * activation
+        outputs.append(gradient.cos() + activation)
+        del activation
+    return tuple(outputs)
+
+
+def peak(run: Callable[[], Any]) -> tuple[Any, int]:
+    """What ``run`` returns, and the most bytes that were allocated meanwhile."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    result = run()
+    torch.cuda.synchronize()
+    return result, torch.cuda.max_memory_allocated()
+
+
+def test_a_large_region_is_launched_in_segments(driver: Driver) -> None:
+    if not driver.native:  # type: ignore[attr-defined]
+        pytest.skip("segments are native")
+    args = [torch.randn(8 * MB, device="cuda") for _ in range(24)]
+    made = captured(driver, backward_like, args)
+    again = copy_arguments(args)
+    expected, uncaptured = peak(lambda: backward_like(again))
+    reference = [t.cpu() for t in expected]
+    del expected, again
+    again = copy_arguments(args)
+    consume = made.executable.consume  # type: ignore[attr-defined]
+    outputs, replayed = peak(lambda: consume(again))
+    assert again == []
+    assert same_bits([t.cpu() for t in outputs], reference)
+    assert replayed <= 1.05 * uncaptured, (replayed / MB, uncaptured / MB)
+    del outputs
+    for _ in range(2):
+        again = copy_arguments(args)
+        kept = made.executable.replay(again)
+        assert len(again) == 24
+        assert same_bits([t.cpu() for t in kept], reference)
+
+
+@pytest.fixture
+def _with_gradients() -> Iterator[None]:
+    with torch.enable_grad():
+        yield
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+def steps(compile_: Callable[[nn.Module], Callable[..., Any]], *, train: bool) -> tuple[list[float], int, int]:
+    """Results, peak of allocated bytes over warm calls, and bytes reserved at the end."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(1024) for _ in range(12))).cuda().bfloat16()
+    call = compile_(model)
+    values: list[float] = []
+
+    def step() -> None:
+        x = torch.ones(8192, 1024, device="cuda", dtype=torch.bfloat16)
+        result = call(x).float().square().mean()
+        if train:
+            result.backward()
+            model.zero_grad(set_to_none=True)
+        values.append(float(result.detach()))
+
+    for _ in range(5):
+        step()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    _, most = peak(lambda: [step() for _ in range(3)])
+    return values, most, torch.cuda.memory_reserved()
+
+
+@pytest.mark.usefixtures("fresh", "_with_gradients")
+@pytest.mark.parametrize(("train", "excess"), [(False, 1.03), (True, 1.05)])
+def test_a_program_needs_no_more_than_with_inductor_alone(train: bool, excess: float) -> None:
+    with torch.set_grad_enabled(train):
+        expected, plain, plain_reserved = steps(torch.compile, train=train)
+        pygraph.reset()
+        actual, ours, reserved = steps(lambda model: torch.compile(model, backend=backend), train=train)
+    regions = [region for report in pygraph.reports() for region in report.regions if region.wrapped]
+    refused = [f"{region.index}: {region.state} {region.why}" for region in regions if region.state != "replay"]
+    assert not refused
+    torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-3)
+    print(
+        f"train={train}: {ours / MB:.0f} MB against {plain / MB:.0f} MB, "
+        f"reserved {reserved / MB:.0f} against {plain_reserved / MB:.0f}"
+    )
+    assert ours <= excess * plain, f"{ours / MB:.0f} MB instead of {plain / MB:.0f}"
+    assert reserved <= excess * plain_reserved, f"reserved {reserved / MB:.0f} MB, not {plain_reserved / MB:.0f}"

@@ -1,0 +1,114 @@
+"""The text report: what it says, that it fits, and that nothing a user wrote can steer the terminal."""
+
+from __future__ import annotations
+
+import pytest
+from rich.cells import cell_len
+
+from pygraph.report.model import GraphReport
+from pygraph.report.text import MIN_WIDTH, NOTHING, render_text
+from tests.report.samples import failed_report, full_report
+
+
+def words(text: str) -> str:
+    """``text`` with runs of white space made one blank."""
+    return " ".join(text.split())
+
+
+def test_it_says_what_was_captured_and_what_was_not() -> None:
+    text = words(render_text([full_report()], 120))
+    assert text.startswith(
+        "graph0_inference inference, cpu coverage ████████████░░░░ 75.0 %: 3 of 4 launches in regions, 2"
+    )
+    assert "legality,partitioning" in text
+    assert "lift 3.0 ms, passes 3.8 ms, inductor 512.0 ms" in text
+    assert "legality 1.25 yes 1 node is not capturable" in text
+    assert "partitioning{max-regions=4} 2.50 yes" in text
+    assert "0 replay 2 1234 2 3 4.00 KiB capture" in text
+    assert "1 uncaptured 1 0 0 0 0 B capture" in text
+    assert "region 1: address-escapes: a word is nobody's" in text
+    assert "region 1: host-read: x.item() [cpp_fused_add_1 at model.py:14]" in text
+    assert "aten.item host-read the host reads a device value model.py:12" in text
+    assert "host-read: keep the value in a tensor" in text
+    assert "region 0 2 1.09 k 94.4 % 1.25 KiB 71.1 % 0.4 µs 50.0 %" in text
+    assert "region 1 was split off by Inductor" in text
+
+
+def test_an_unknown_cost_stays_unknown() -> None:
+    text = words(render_text([full_report(known=False)], 120))
+    assert "region 0 2 ≥ 1.02 k –" in text
+    assert "total 5 ≥ 1.09 k –" in text
+
+
+def test_a_graph_that_was_given_up_says_why() -> None:
+    text = words(render_text([failed_report()]))
+    assert "error: LiftError: <unknown> operand & more" in text
+    assert "coverage unknown: no program was emitted" in text
+
+
+def test_several_graphs_are_summed_up_at_the_end() -> None:
+    text = words(render_text([full_report(), failed_report()]))
+    assert text.endswith(
+        "2 graphs 75.0 % of 4 launches in 2 regions, 2 replayed now "
+        "2 captures, 1234 replays, 1 operator not captured 1 graph given up to plain Inductor"
+    )
+
+
+def test_no_graph_is_said_to_be_none() -> None:
+    assert render_text([]) == f"{NOTHING}\n"
+
+
+@pytest.mark.parametrize("width", [10, MIN_WIDTH, 72, 80, 100, 200])
+@pytest.mark.parametrize("color", [False, True])
+def test_every_line_fits(width: int, color: bool) -> None:
+    from rich.text import Text
+
+    report = full_report()
+    report.notes.append("a_word_without_a_blank_" * 12)
+    for line in render_text([report, failed_report()], width, color).splitlines():
+        assert cell_len(Text.from_ansi(line).plain) <= max(width, MIN_WIDTH)
+
+
+def test_plain_text_has_no_escapes_and_coloured_text_the_same_words() -> None:
+    plain, coloured = render_text([full_report()]), render_text([full_report()], color=True)
+    assert "\x1b" not in plain
+    assert "\x1b[32m" in coloured
+    from rich.text import Text
+
+    assert words(Text.from_ansi(coloured).plain) == words(plain)
+
+
+def test_what_users_write_is_neither_markup_nor_control() -> None:
+    for color in (False, True):
+        text = render_text([full_report()], 200, color)
+        assert "<script>alert(1)</script>" in text
+        assert "[bold]�[31m" in text
+
+
+def test_the_environment_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = render_text([full_report()], 90)
+    for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "40"), ("TERM", "dumb")):
+        monkeypatch.setenv(name, value)
+    assert render_text([full_report()], 90) == before
+
+
+def test_long_lists_are_cut_and_say_so() -> None:
+    report = full_report()
+    report.notes = [f"note {i}" for i in range(30)]
+    text = render_text([report])
+    assert "note 11" in text
+    assert "note 12" not in text
+    assert "… and 18 more" in text
+
+
+def test_a_line_below_the_working_directory_is_shown_relative(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    report: GraphReport = full_report()
+    assert report.decision is not None
+    placed = report.decision.nodes["item"]
+    report.decision.nodes["item"] = type(placed)(
+        placed.op, placed.region, placed.reason, placed.capturable, placed.detail, f"{tmp_path}/net.py:3"
+    )
+    assert " net.py:3" in render_text([report], 120)

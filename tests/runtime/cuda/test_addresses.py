@@ -1,0 +1,123 @@
+"""Address space for captures: disjoint, congruent, never handed out twice, mapped only as far as it is used."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.cuda.addresses import ALIGNMENT, CHUNK, GUARD, PAGE, Arenas
+
+
+class Memory:
+    """The memory functions of the driver: what is reserved, and what is mapped."""
+
+    class CUmemAllocationProp(SimpleNamespace):
+        def __init__(self) -> None:
+            super().__init__(location=SimpleNamespace())
+
+    CUmemAccessDesc = CUmemAllocationProp
+    CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
+    CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
+    CUmemAllocationGranularity_flags = SimpleNamespace(CU_MEM_ALLOC_GRANULARITY_MINIMUM=0)
+    CUmemAccess_flags = SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
+    CUdeviceptr = staticmethod(int)
+
+    def __init__(self) -> None:
+        self.created = 0
+        self.reserved: list[tuple[int, int]] = []
+        self.mapped: dict[int, int] = {}
+        self.accessible: list[tuple[int, int]] = []
+        self.exhausted = False
+
+    def cuMemGetAllocationGranularity(self, properties: Any, flags: int) -> tuple[int, int]:
+        return (0, 1 << 21)
+
+    def cuMemCreate(self, nbytes: int, properties: Any, flags: int) -> tuple[int, str]:
+        self.created += nbytes
+        return (0, "page")
+
+    def cuMemAddressReserve(self, nbytes: int, alignment: int, address: int, flags: int) -> tuple[int, int]:
+        if self.exhausted:
+            return (2, 0)
+        base = 1 << 45 if not self.reserved else sum(self.reserved[-1])
+        self.reserved.append((base, nbytes))
+        return (0, base)
+
+    def cuMemMap(self, address: int, nbytes: int, offset: int, handle: Any, flags: int) -> tuple[int]:
+        assert address not in self.mapped
+        assert any(base <= address and address + nbytes <= base + size for base, size in self.reserved)
+        self.mapped[address] = nbytes
+        return (0,)
+
+    def cuMemSetAccess(self, address: int, nbytes: int, access: Any, count: int) -> tuple[int]:
+        self.accessible.append((address, nbytes))
+        return (0,)
+
+    def covers(self, address: int) -> bool:
+        return any(base <= address < base + nbytes for base, nbytes in self.accessible)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 3 * PAGE), st.integers(0, ALIGNMENT - 1)), min_size=1, max_size=20))
+def test_allocations_are_apart_congruent_and_mapped(requests: list[tuple[int, int]]) -> None:
+    memory = Memory()
+    arena = Arenas(memory, 0).lease()  # type: ignore[arg-type]
+    end = 0
+    for nbytes, residue in requests:
+        address = arena.take(nbytes, residue)
+        assert address % ALIGNMENT == residue
+        assert address >= end + GUARD
+        assert memory.covers(address)
+        assert memory.covers(address + max(nbytes - 1, 0))
+        assert arena.covers(address)
+        end = address + nbytes
+    assert memory.created == PAGE
+    assert sum(memory.mapped.values()) <= end - memory.reserved[0][0] + PAGE + 2 * GUARD
+
+
+def test_arenas_that_are_leased_together_are_disjoint_and_differ_in_their_gaps() -> None:
+    arenas = Arenas(Memory(), 0)  # type: ignore[arg-type]
+    first, second = arenas.lease(), arenas.lease()
+    pairs = [(first.take(1000), second.take(1000)) for _ in range(50)]
+    moves = [b - a for a, b in pairs]
+    assert len(set(moves)) == len(moves)
+    assert not any(first.covers(b) or second.covers(a) for a, b in pairs)
+
+
+def test_an_arena_is_used_again_once_nothing_lies_there() -> None:
+    memory = Memory()
+    arenas = Arenas(memory, 0)  # type: ignore[arg-type]
+    first = arenas.lease()
+    start = first.take(100)
+    busy = [True]
+    arenas.give_back(first, lambda: not busy[0])
+    other = arenas.lease()
+    assert other is not first
+    busy[0] = False
+    again = arenas.lease()
+    assert again is first
+    mapped = len(memory.mapped)
+    assert again.take(100) == start
+    assert len(memory.mapped) == mapped
+
+
+def test_more_than_was_reserved_goes_to_another_range() -> None:
+    memory = Memory()
+    arena = Arenas(memory, 0).lease()  # type: ignore[arg-type]
+    arena.take(100)
+    large = arena.take(CHUNK)
+    assert len(memory.reserved) == 2
+    assert memory.covers(large + CHUNK - 1)
+    assert arena.take(100) > large + CHUNK
+
+
+def test_an_error_of_the_driver_is_named() -> None:
+    memory = Memory()
+    memory.exhausted = True
+    with pytest.raises(CaptureError, match="cuMemAddressReserve"):
+        Arenas(memory, 0).lease().take(1)  # type: ignore[arg-type]

@@ -1,0 +1,365 @@
+"""The command line: what each command prints, its exit status, and that bad input never ends in a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pygraph import __version__
+from pygraph.cli import main
+from pygraph.ir.parser import parse
+from pygraph.passes import default_registry
+
+ROOT = Path(__file__).parents[1]
+PIPELINE = "legality,placement,partitioning{max-regions=4}"
+GRAPH = """\
+graph @main (%x : f32[8, 8]@cpu) {
+  %a = aten.mm.default(%x, %x) : f32[8, 8]@cpu {launches = 1}
+  %n = aten._local_scalar_dense.default(%a) : float !sync
+  %b = aten.mul.Tensor(%a, %n) : f32[8, 8]@cpu {launches = 1}
+  return (%b)
+}
+"""
+
+
+def run(*args: str, stdin: str | bytes | None = None) -> Result:
+    """Run ``pygraph ARGS``; an exception that the command itself would show as a traceback fails the test."""
+    result = CliRunner().invoke(main, args, input=stdin, prog_name="pygraph")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a text to a ``.pgir`` file and gives its name."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "graph.pgir"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+# -- opt ---------------------------------------------------------------------------------------------------------------
+
+
+def test_version_and_help() -> None:
+    assert run("--version").output == f"pygraph {__version__}\n"
+    shown = run("--help")
+    assert shown.exit_code == 0
+    assert "Exit status:\n    0  done" in shown.output
+
+
+def test_opt_prints_what_the_pipeline_makes(file: Callable[[str], str]) -> None:
+    result = run("opt", file(GRAPH), "-p", PIPELINE)
+    assert (result.exit_code, result.stderr) == (0, "")
+    graph = parse(result.stdout)
+    assert graph.stage.value == "partitioned"
+    assert len(graph.regions) == 2
+
+
+def test_opt_reads_stdin_and_without_a_pipeline_prints_the_graph() -> None:
+    result = run("opt", "-", stdin=GRAPH)
+    assert result.exit_code == 0
+    assert parse(result.stdout) == parse(GRAPH)
+
+
+def test_opt_writes_to_a_file(file: Callable[[str], str], tmp_path: Path) -> None:
+    target = tmp_path / "out.pgir"
+    assert run("opt", file(GRAPH), "-p", "legality", "-o", str(target)).output == ""
+    assert parse(target.read_text(encoding="utf-8")).stage.value == "judged"
+    failed = run("opt", file(GRAPH), "-o", str(tmp_path / "no" / "out.pgir"))
+    assert failed.exit_code == 1
+    assert re.fullmatch(r".*out\.pgir: cannot be written: No such file or directory\n", failed.stderr)
+
+
+def test_opt_prints_around_passes_on_stderr(file: Callable[[str], str]) -> None:
+    result = run("opt", file(GRAPH), "-p", PIPELINE, "--print-before=placement", "--print-after", "all")
+    marks = [line for line in result.stderr.splitlines() if line.startswith("//")]
+    assert marks == [
+        "// after 1: legality",
+        "// before 2: placement",
+        "// after 2: placement",
+        "// after 3: partitioning{max-regions=4}",
+    ]
+    parse(result.stdout)
+
+
+def test_opt_times_and_bisects_and_dumps(file: Callable[[str], str], tmp_path: Path) -> None:
+    folder = tmp_path / "dumps"
+    result = run("opt", file(GRAPH), "-p", PIPELINE, "--timing", "--bisect-limit", "2", "--dump-dir", str(folder))
+    rows = re.findall(r"^ *\d+\.\d{3} ms  (.*)$", result.stderr, re.MULTILINE)
+    assert [row.split()[0] for row in rows] == ["legality", "placement", "all"]
+    assert parse(result.stdout).stage.value == "placed"
+    assert sorted(path.name for path in folder.iterdir()) == ["00-lifted.pgir", "01-legality.pgir", "02-placement.pgir"]
+
+
+def test_opt_takes_the_device_from_the_graph_the_header_or_the_option(file: Callable[[str], str]) -> None:
+    def reason_of_the_product(*args: str, text: str = GRAPH) -> object:
+        graph = parse(run("opt", file(text), "-p", "legality", *args).stdout)
+        return dict(graph.node("a").meta.items()).get("reason")
+
+    on_cuda = "// device: cuda\n" + GRAPH
+    assert reason_of_the_product() is None
+    assert reason_of_the_product("--device", "cuda") == "cpu-operator"
+    assert reason_of_the_product(text=on_cuda) == "cpu-operator"
+    assert reason_of_the_product("--device", "cpu", text=on_cuda) is None
+
+
+def test_opt_runs_a_reproducer_as_it_stands(file: Callable[[str], str]) -> None:
+    result = run("opt", file(f"// pipeline: legality,placement\n// error: something\n{GRAPH}"))
+    assert parse(result.stdout).stage.value == "placed"
+    result = run("opt", file(f"// pipeline: legality,placement\n{GRAPH}"), "-p", "legality")
+    assert parse(result.stdout).stage.value == "judged", "-p wins"
+
+
+def test_a_failing_pass_is_named_with_its_reproducer(file: Callable[[str], str], tmp_path: Path) -> None:
+    result = run("opt", file(GRAPH), "-p", "partitioning", "--dump-dir", str(tmp_path / "dumps"))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert (
+        "graph.pgir: pass 'partitioning' failed (stage lifted, passes run before: none): it requires" in result.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", r"graph\.pgir:1:1: .+\n\n?\^?\n?"),
+        ("graph @main (%x : f32[8)", r"graph\.pgir:1:24: unexpected '\)'.*\n.*\n +\^\n"),
+        (GRAPH.replace("%x, %x", "%x, %z"), r"graph\.pgir:2:25: .*%?z.*\n.*\n +\^+\n"),
+        (GRAPH.replace("!sync", "!sink"), r"graph\.pgir:3:\d+: .+\n.*\n +\^+\n"),
+        (
+            GRAPH.replace("{launches = 1}\n  %n", "{capturable = true, launches = 1, region = 7}\n  %n").replace(
+                "(%x : f32[8, 8]@cpu)", "{stage = partitioned} (%x : f32[8, 8]@cpu)"
+            ),
+            r"graph\.pgir:\d+:3: verification failed at node \w+ \(stage partitioned, rule \w+\): .+\n.*\n  \^\^\n",
+        ),
+        (f"// device: cpu\n// values: s0=many\n{GRAPH}", r"graph\.pgir: malformed value in the leading comments: .*\n"),
+        (
+            f"// pipeline: legalty\n{GRAPH}",
+            r"graph\.pgir.*:1:1: no pass is called 'legalty'; did you mean 'legality'.*\n.*\n\^+\n",
+        ),
+    ],
+)
+def test_a_malformed_file_is_told_by_place_and_reason(file: Callable[[str], str], text: str, told: str) -> None:
+    result = run("opt", file(text))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert re.search(told, result.stderr), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "told"),
+    [
+        ("legality,", "<pipeline>:1:9: the text ends where a name is expected\nlegality,\n        ^\n"),
+        ("legalty", "<pipeline>:1:1: no pass is called 'legalty'; did you mean 'legality'?\nlegalty\n^^^^^^^\n"),
+        ("partitioning{max-region=1}", "<pipeline>:1:14: pass 'partitioning' has no option 'max-region'"),
+        (
+            "partitioning{max-regions=x}",
+            "<pipeline>:1:26: option 'max-regions' of pass 'partitioning' must be int or none",
+        ),
+    ],
+)
+def test_a_malformed_pipeline_is_told_by_place_and_reason(file: Callable[[str], str], pipeline: str, told: str) -> None:
+    result = run("opt", file(GRAPH), "-p", pipeline)
+    assert result.exit_code == 1
+    assert told in result.stderr
+
+
+def test_a_broken_graph_passes_only_without_verification(file: Callable[[str], str]) -> None:
+    broken = file(GRAPH.replace("(%x :", "{stage = judged} (%x :"))
+    assert run("opt", broken).exit_code == 1
+    assert run("opt", broken, "--no-verify").exit_code == 0
+
+
+def test_what_is_no_text_and_what_is_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "graph.pgir"
+    path.write_bytes(b"graph \xff")
+    for result in (run("opt", str(path)), run("opt", "-", stdin=b"graph \xff")):
+        assert result.exit_code == 1
+        assert "is no UTF-8 text: byte 6 is 0xff" in result.stderr
+    assert run("opt", str(tmp_path / "none.pgir")).exit_code == 2
+    assert run("opt").exit_code == 2
+
+
+@given(st.text(max_size=60), st.integers(0, len(GRAPH)), st.integers(0, 40))
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_text_ends_in_a_traceback(inserted: str, at: int, dropped: int) -> None:
+    result = run("opt", "-", stdin=(GRAPH[:at] + inserted + GRAPH[at + dropped :]).encode("utf-8", "replace"))
+    assert result.exit_code in (0, 1)
+    if result.exit_code == 1:
+        assert re.match(r"<stdin>(:\d+:\d+)?: .", result.stderr), result.stderr
+
+
+@given(st.text(st.sampled_from("legaity,{}[]=- \"'.0\n"), max_size=30))
+@settings(deadline=None, max_examples=60)
+def test_no_pipeline_ends_in_a_traceback(pipeline: str) -> None:
+    result = run("opt", "-", "-p", pipeline, "--device", "cpu", stdin=GRAPH)
+    assert result.exit_code in (0, 1)
+
+
+# -- passes ------------------------------------------------------------------------------------------------------------
+
+
+def test_passes_are_listed_with_options_and_stages() -> None:
+    shown = run("passes").output
+    assert [line.split()[0] for line in shown.splitlines() if line and line[0] != " "] == list(default_registry.names())
+    assert "partitioning  (placed → partitioned)" in shown
+    assert "    max-regions: int or none = none\n" in shown
+    assert "    from pygraph.passes.partitioning:Partitioning" in shown
+
+
+def test_a_pass_that_does_not_load_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    point = EntryPoint("lost", "no_such_module:Lost", "pygraph.passes")
+    monkeypatch.setattr(default_registry, "_points", (point,))
+    shown = run("passes").output
+    assert "lost  (cannot be used)" in shown
+    assert "No module named 'no_such_module'" in shown
+
+
+@pytest.mark.parametrize("args", [["passes"], ["opt", "-", "-p", PIPELINE], ["--version"]])
+def test_commands_on_text_never_import_torch(args: list[str]) -> None:
+    program = (
+        "import sys; from pygraph.cli import main; "
+        f"main({args!r}, standalone_mode=False); sys.exit('torch' in sys.modules)"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], input=GRAPH, text=True, capture_output=True, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_wrong_log_level_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGRAPH_LOGS", "loud")
+    result = run("passes")
+    assert result.exit_code == 1
+    assert "PYGRAPH_LOGS must be one of" in result.stderr
+
+
+def test_it_runs_as_a_module() -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pygraph", "--version"], text=True, capture_output=True, env=environ, check=True
+    )
+    assert done.stdout == f"pygraph {__version__}\n"
+
+
+# -- explain -----------------------------------------------------------------------------------------------------------
+
+SMALL = """\
+import sys
+import torch
+print("arguments", sys.argv[1:], __name__)
+model = torch.nn.Linear(4, 4).requires_grad_(False)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a script and gives its name."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "net.py"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.mark.usefixtures("fresh")
+def test_explain_compiles_what_the_script_leaves_and_writes_every_format(tmp_path: Path) -> None:
+    files = [str(tmp_path / f"report.{kind}") for kind in ("html", "json", "dot")]
+    options = [word for kind, path in zip(("--html", "--json", "--dot"), files, strict=True) for word in (kind, path)]
+    result = run("explain", str(ROOT / "examples" / "mlp_item.py"), *options, "--strict")
+    assert result.exit_code == 3, "a number is read on the host"
+    shown = " ".join(result.stdout.split())
+    assert "83.3 %: 5 of 6 launches in regions, 5 replayed now, 1 outside" in shown
+    assert "aten._local_scalar_dense host-read" in shown
+    assert "mlp_item.py:23" in shown
+    html, document, dot = (Path(path).read_text(encoding="utf-8") for path in files)
+    assert "mlp_item.py:23" in html
+    (graph,) = json.loads(document)["graphs"]
+    assert [region["state"] for region in graph["regions"]] == ["replay", "replay"]
+    assert [row["reason"] for row in graph["uncaptured"]] == ["host-read"]
+    assert dot.startswith(f'digraph "{graph["name"]}" {{')
+    assert dot.count("subgraph") == 2
+
+
+@pytest.mark.usefixtures("fresh")
+def test_explain_reports_what_the_script_compiles_itself(script: Callable[[str], str]) -> None:
+    path = script(SMALL + 'f = torch.compile(model, backend="pygraph")\nfor _ in range(3): f(torch.ones(2, 4))\n')
+    result = run("explain", path, "--strict", "--", "--html", "x")
+    assert result.exit_code == 0, "nothing was left uncaptured"
+    assert result.stdout.startswith("arguments ['--html', 'x'] __main__\ngraph")
+    assert "1 of 1 launch in regions, 1 replayed now" in " ".join(result.stdout.split())
+
+
+@pytest.mark.usefixtures("fresh")
+def test_explain_keeps_stdout_for_the_document(script: Callable[[str], str]) -> None:
+    result = run("explain", script(SMALL + "inputs = torch.ones(2, 4)\n"), "--json", "-", "--lr", "3")
+    assert [graph["error"] for graph in json.loads(result.stdout)["graphs"]] == [None]
+    assert "arguments ['--lr', '3'] __main__" in result.stderr
+
+
+@pytest.mark.usefixtures("fresh")
+def test_inputs_may_be_keyword_arguments(script: Callable[[str], str]) -> None:
+    result = run("explain", script(SMALL + "inputs = {'input': torch.ones(2, 4)}\n"))
+    assert result.exit_code == 0
+    assert "replayed now" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = 1\n", r"net\.py: PyGraph compiled nothing\. Compile with .*'model' and its 'inputs'"),
+        ("def f(:\n", r'File ".*net\.py", line 1\n.*\n +\^\nSyntaxError: '),
+        ("import sys; sys.exit(4)\n", r"net\.py: the script exited with status 4"),
+        (
+            "\n1 / 0\n",
+            r'^Traceback .*\n  File ".*net\.py", line 2, in <module>\n(?s:.*)ZeroDivisionError: division by zero\n$',
+        ),
+        (
+            "model, inputs = (lambda x: 2), (1,)\n",
+            r"net\.py: the model was called, but Dynamo found nothing in it to compile",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("fresh")
+def test_a_script_that_fails_is_told_as_python_would(script: Callable[[str], str], text: str, told: str) -> None:
+    result = CliRunner().invoke(main, ["explain", script(text)])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert re.search(told, result.stderr), result.stderr
+    assert "pygraph/cli" not in result.stderr
+
+
+def test_a_script_leaves_the_process_as_it_was(script: Callable[[str], str]) -> None:
+    before = sys.argv, list(sys.path), sys.modules["__main__"]
+    run("explain", script("import sys\nsys.argv = []\nsys.path.append('x')\n"), "a")
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_script_runs(
+    script: Callable[[str], str], tmp_path: Path
+) -> None:
+    path = script("print('ran')\n")
+    result = run("explain", path, "--html", str(tmp_path / "no" / "report.html"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "report.html: cannot be written" in result.stderr
+    assert run("explain", path, "--json", str(tmp_path)).exit_code == 1
+    assert run("explain", path, "--json", "-", "--dot", "-").exit_code == 2
+    assert run("explain", str(tmp_path / "none.py")).exit_code == 2

@@ -1,0 +1,111 @@
+"""Programs that went wrong once: each says in its name what must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+CALLS = 6
+EVERYTHING = {"passes": "legality,placement,partitioning,indirection"}
+
+_kept: list[torch.Tensor] = []
+
+_library = torch.library.Library("pygraph_regressions", "DEF")
+_library.define(
+    "draw_outside(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded, torch.Tag.cudagraph_unsafe)
+)
+_library.define("draw_inside(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_library.define("keep(Tensor x) -> Tensor")
+_library.define("refuse(Tensor x) -> Tensor")
+for _name in ("draw_outside", "draw_inside"):
+    _library.impl(_name, lambda x: torch.rand_like(x), "CPU")
+    _library.impl(_name, lambda x: torch.empty_like(x), "Meta")
+
+
+def _keep(x: torch.Tensor) -> torch.Tensor:
+    _kept.append(x)
+    return x * 2
+
+
+def _refuse(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() < 0:
+        raise ValueError("negative")
+    return x * 2
+
+
+_library.impl("refuse", _refuse, "CPU")
+_library.impl("refuse", lambda x: torch.empty_like(x), "Meta")
+_library.impl("keep", _keep, "CPU")
+_library.impl("keep", lambda x: torch.empty_like(x), "Meta")
+ops: Any = torch.ops.pygraph_regressions
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return torch.compile(function, backend="pygraph", options={**EVERYTHING, **options})
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_draws_keep_their_order_when_some_of_them_cannot_be_captured(fallback: bool) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = ops.draw_inside(x)
+        return first, ops.draw_outside(x), ops.draw_inside(x + 1), ops.draw_outside(x + 2), torch.randperm(5)
+
+    ours = compiled(f, inductor={"fallback_random": fallback})
+    for seed in range(CALLS):
+        x = torch.zeros(4)
+        torch.manual_seed(seed)
+        expected = f(x)
+        torch.manual_seed(seed)
+        for mine, theirs in zip(ours(x), expected, strict=True):
+            assert torch.equal(mine, theirs)
+    assert pygraph.counters().get("replays", 0) > 0
+
+
+def test_a_graph_without_operators_is_no_failure() -> None:
+    gm = torch.fx.symbolic_trace(lambda x: (x,))
+    from pygraph.backend import pygraph as backend
+
+    ours = backend(gm, [torch.ones(2)], options={**EVERYTHING, "strict": True})
+    x = torch.randn(2)
+    (out,) = ours(x)
+    assert torch.equal(out, x)
+    assert [report.error for report in pygraph.reports()] == [None] * len(pygraph.reports())
+
+
+@pytest.mark.parametrize("intermediate", [False, True])
+def test_what_an_operator_keeps_outlives_the_replay(intermediate: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return ops.keep(torch.relu(x) if intermediate else x) @ x.t()
+
+    ours = compiled(f, inductor={"allow_buffer_reuse": False})
+    _kept.clear()
+    expected: list[float] = []
+    for i in range(CALLS):
+        x = torch.full((4, 4), float(i + 1))
+        assert torch.equal(ours(x), 2 * x @ x.t())
+        expected += [float(i + 1)] * (len(_kept) - len(expected))
+    assert pygraph.counters()["replays"] > 1
+    assert [t.mean().item() for t in _kept] == expected
+    assert len({t.data_ptr() for t in _kept}) == len(expected) >= CALLS
+    _kept.clear()
+
+
+def test_the_frames_of_an_error_show_the_arguments_of_their_own_call() -> None:
+    ours = compiled(lambda x: ops.refuse(x + 1) @ x.t(), inductor={"allow_buffer_reuse": False})
+    seen: list[torch.Tensor] = []
+    for i in range(CALLS):
+        for _ in range(3 if i == 0 else 1):
+            ours(torch.full((4, 4), float(i)))
+        with pytest.raises(ValueError, match="negative") as caught:
+            ours(torch.full((4, 4), -10.0 - i))
+        frame = next(entry.frame for entry in reversed(caught.traceback) if entry.name == "_refuse")
+        seen.append(frame.f_locals["x"])
+    assert pygraph.counters()["replays"] > 1
+    assert [x.mean().item() for x in seen] == [-9.0 - i for i in range(CALLS)]
