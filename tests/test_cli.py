@@ -139,7 +139,7 @@ def test_a_failing_pass_is_named_with_its_reproducer(file: Callable[[str], str],
     [
         ("", r"graph\.pgir:1:1: .+\n\n?\^?\n?"),
         ("graph @main (%x : f32[8)", r"graph\.pgir:1:24: unexpected '\)'.*\n.*\n +\^\n"),
-        (GRAPH.replace("%x, %x", "%x, %z"), r"graph\.pgir:2:25: .*%?z.*\n.*\n +\^+\n"),
+        (GRAPH.replace("%x, %x", "%x, %z"), r"graph\.pgir:2:28: .*%?z.*\n.*\n +\^+\n"),
         (GRAPH.replace("!sync", "!sink"), r"graph\.pgir:3:\d+: .+\n.*\n +\^+\n"),
         (
             GRAPH.replace("{launches = 1}\n  %n", "{capturable = true, launches = 1, region = 7}\n  %n").replace(
@@ -164,7 +164,7 @@ def test_a_malformed_file_is_told_by_place_and_reason(file: Callable[[str], str]
 @pytest.mark.parametrize(
     ("pipeline", "told"),
     [
-        ("legality,", "<pipeline>:1:9: the text ends where a name is expected\nlegality,\n        ^\n"),
+        ("legality,", "<pipeline>:1:10: the text ends where a name is expected\nlegality,\n         ^\n"),
         ("legalty", "<pipeline>:1:1: no pass is called 'legalty'; did you mean 'legality'?\nlegalty\n^^^^^^^\n"),
         ("partitioning{max-region=1}", "<pipeline>:1:14: pass 'partitioning' has no option 'max-region'"),
         (
@@ -227,8 +227,8 @@ def test_a_pass_that_does_not_load_is_listed_with_the_reason(monkeypatch: pytest
 
     point = EntryPoint("lost", "no_such_module:Lost", "pygraph.passes")
     monkeypatch.setattr(default_registry, "_points", (point,))
-    shown = run("passes").output
-    assert "lost  (cannot be used)" in shown
+    shown = " ".join(run("passes").output.split())
+    assert "lost (cannot be used)" in shown
     assert "No module named 'no_such_module'" in shown
 
 
@@ -264,7 +264,7 @@ SMALL = """\
 import sys
 import torch
 print("arguments", sys.argv[1:], __name__)
-model = torch.nn.Linear(4, 4).requires_grad_(False)
+model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4))).requires_grad_(False)
 """
 
 
@@ -305,7 +305,7 @@ def test_explain_reports_what_the_script_compiles_itself(script: Callable[[str],
     result = run("explain", path, "--strict", "--", "--html", "x")
     assert result.exit_code == 0, "nothing was left uncaptured"
     assert result.stdout.startswith("arguments ['--html', 'x'] __main__\ngraph")
-    assert "1 of 1 launch in regions, 1 replayed now" in " ".join(result.stdout.split())
+    assert "4 of 4 launches in regions, 4 replayed now" in " ".join(result.stdout.split())
 
 
 @pytest.mark.usefixtures("fresh")
@@ -330,11 +330,11 @@ def test_inputs_may_be_keyword_arguments(script: Callable[[str], str]) -> None:
         ("import sys; sys.exit(4)\n", r"net\.py: the script exited with status 4"),
         (
             "\n1 / 0\n",
-            r'^Traceback .*\n  File ".*net\.py", line 2, in <module>\n(?s:.*)ZeroDivisionError: division by zero\n$',
+            r'^Traceback .*\n  File ".*net\.py", line 2, in <module>\n(?s:.*)ZeroDivisionError: .*\n$',
         ),
         (
             "model, inputs = (lambda x: 2), (1,)\n",
-            r"net\.py: the model was called, but Dynamo found nothing in it to compile",
+            r"net\.py: the model was called, but Dynamo found nothing",
         ),
     ],
 )
@@ -363,3 +363,26 @@ def test_a_report_that_cannot_be_written_is_told_before_the_script_runs(
     assert run("explain", path, "--json", str(tmp_path)).exit_code == 1
     assert run("explain", path, "--json", "-", "--dot", "-").exit_code == 2
     assert run("explain", str(tmp_path / "none.py")).exit_code == 2
+
+
+@pytest.mark.usefixtures("fresh")
+def test_explain_shows_forward_and_backward_of_a_training_loop() -> None:
+    result = run("explain", str(ROOT / "examples" / "mlp_training.py"), "--strict")
+    assert result.exit_code == 0
+    shown = " ".join(result.stdout.split())
+    losses = [float(text) for text in re.findall(r"step \d: loss ([0-9.]+)", shown)]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]
+    assert re.search(r"graph\d+_forward forward, cpu", shown)
+    assert re.search(r"graph\d+_backward backward, cpu", shown)
+    assert re.search(r"2 graphs 100 % of \d+ launches in 2 regions", shown)
+
+
+@pytest.mark.models
+@pytest.mark.usefixtures("fresh")
+def test_explain_replays_a_small_bert() -> None:
+    pytest.importorskip("transformers")
+    result = run("explain", str(ROOT / "examples" / "bert.py"), "1", "--json", "-")
+    (graph,) = json.loads(result.stdout)["graphs"]
+    assert graph["error"] is None
+    assert graph["coverage"]["captured_launches"] == graph["coverage"]["launches"] > 5

@@ -80,6 +80,7 @@ def pointwise_chain(compile: Compile) -> Step:
         return x
 
     step = compile(chain)
+    torch.manual_seed(0)
     pool = [torch.randn(count, device=DEVICE) for _ in range(6)]
     turn = iter(_forever(len(pool)))
 
@@ -126,6 +127,7 @@ def many_addresses(fresh: bool) -> Callable[[Compile], Step]:
             return total
 
         step = compile(many)
+        torch.manual_seed(0)
         sets = [[torch.randn(32, 32, device=DEVICE) * 0.1 for _ in range(300)] for _ in range(2 if fresh else 1)]
         turn = iter(_forever(len(sets)))
 

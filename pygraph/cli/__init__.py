@@ -22,7 +22,7 @@ Exit status:
   0  done
   1  a file, a graph, a pipeline or the script is at fault; stderr says where
   2  the command line is wrong
-  3  'explain --strict': something was left uncaptured
+  3  'explain --strict': something could not be captured
 """
 
 

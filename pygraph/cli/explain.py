@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["STRICT_STATUS", "explain"]
 
 STRICT_STATUS = 3
-"""Exit status of ``--strict`` when something was left uncaptured."""
+"""Exit status of ``--strict`` when something could not be captured."""
 
 _NO_TERMINAL_WIDTH = 100
 
@@ -35,7 +35,7 @@ _NO_TERMINAL_WIDTH = 100
 @click.option("--html", metavar="FILE", help="Write a self-contained page with a picture of each graph.")
 @click.option("--json", metavar="FILE", help="Write the report as JSON.")
 @click.option("--dot", metavar="FILE", help="Write the graphs as Graphviz text.")
-@click.option("--strict", is_flag=True, help="Exit with status 3 when anything was left uncaptured.")
+@click.option("--strict", is_flag=True, help="Exit with status 3 when anything could not be captured.")
 def explain(
     script: str, args: tuple[str, ...], html: str | None, json: str | None, dot: str | None, strict: bool
 ) -> None:
@@ -123,6 +123,10 @@ def _renderers() -> dict[str, Callable[[Sequence[GraphReport]], str]]:
 
 
 def _incomplete(report: GraphReport) -> bool:
-    """Whether anything of the graph was left uncaptured, other than for not having run often enough."""
-    regions = (region.state == "uncaptured" and region.kernels for region in report.regions)
-    return report.error is not None or any(True for _ in report.uncaptured()) or any(regions)
+    """Whether something could not be captured; what was left off because it does not pay, or on demand, could be."""
+    from pygraph.report.facts import unselected
+
+    if report.error is not None or any(row.reason != "max-regions" for row in report.uncaptured()):
+        return True
+    regions = [region for region in report.regions if region.kernels and not unselected(report, region)]
+    return any(region.state == "uncaptured" for region in regions)

@@ -34,6 +34,7 @@ class SummaryJson(TypedDict):
     """Sums over all graphs, as ``pygraph.report.facts.Summary``."""
 
     graphs: int
+    programs: int
     launches: int
     region_launches: int
     captured_launches: int
@@ -42,7 +43,7 @@ class SummaryJson(TypedDict):
     captures: int
     uncaptured: int
     errors: int
-    coverage: float
+    coverage: float | None
 
 
 class CoverageJson(TypedDict):
@@ -188,6 +189,7 @@ def json_text(reports: Iterable[GraphReport]) -> str:
 def _summary(summary: Summary) -> SummaryJson:
     return SummaryJson(
         graphs=summary.graphs,
+        programs=summary.programs,
         launches=summary.launches,
         region_launches=summary.region_launches,
         captured_launches=summary.captured_launches,
@@ -213,7 +215,7 @@ def _graph(report: GraphReport) -> GraphJson:
         pipeline=report.pipeline,
         passes=[_pass(item) for item in report.passes],
         times_ms={name: float(ms) for name, ms in report.times_ms.items()},
-        regions=[_region(region) for region in report.regions],
+        regions=[_region(report, region) for region in report.regions],
         uncaptured=[_uncaptured(row) for row in report.uncaptured()],
         cost_model=device_model(report).name,
         cost=[_cost(row) for row in cost_rows(report)],
@@ -238,13 +240,13 @@ def _pass(item: PassReport) -> PassJson:
     return PassJson(text=item.text, ms=item.ms, modified=item.modified, notes=list(item.notes))
 
 
-def _region(region: RegionReport) -> RegionJson:
+def _region(report: GraphReport, region: RegionReport) -> RegionJson:
     return RegionJson(
         index=region.index,
         state=region.state,
         decision=decision_text(region),
         wrapped=region.wrapped,
-        why=list(why(region)),
+        why=list(why(report, region)),
         planned=list(region.planned),
         nodes=list(region.nodes),
         kernels=list(region.kernels),

@@ -6,10 +6,11 @@ Computed from a ``GraphReport`` alone; nothing here knows an output format.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pygraph.ir import H200, HOST, REGION, Cost, DeviceModel, Graph, KernelNode
+from pygraph.ir import DETAIL, H200, HOST, REGION, Cost, DeviceModel, Graph, KernelNode
 from pygraph.ir.cost import evaluate
 from pygraph.passes.reasons import REASONS
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
@@ -31,9 +32,12 @@ __all__ = [
     "percent",
     "plural",
     "summarize",
+    "unselected",
     "us_text",
     "why",
 ]
+
+_VALUE = re.compile(r'%("(?:[^"\\]|\\.)*"|[\w.]*\w)')
 
 NO_LAUNCH = "no-launch"
 """The reason code of nodes that run nothing: scalars and views of the host."""
@@ -67,10 +71,17 @@ def decision_text(region: RegionReport) -> str:
     return "capture" if region.wrapped else "left off"
 
 
-def why(region: RegionReport) -> Iterator[str]:
+def unselected(report: GraphReport, region: RegionReport) -> bool:
+    """Whether selection left ``region`` off, because a graph would not pay."""
+    return bool(region.planned) and report.decision is not None and report.decision.selected.isdisjoint(region.planned)
+
+
+def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     """What is to be said of ``region``: why it is in its state, what was measured, notes, refusals of variants."""
     if region.why:
         yield region.why
+    if unselected(report, region):
+        yield from _selection_details(report, region)
     record = region.record
     if record is None:
         return
@@ -78,6 +89,12 @@ def why(region: RegionReport) -> Iterator[str]:
         yield f"{record.replay_us:.1f} µs replayed, {record.uncaptured_us:.1f} µs uncaptured"
     yield from record.notes
     yield from (str(refusal) for refusal in record.refusals.values() if refusal.reason not in region.why)
+
+
+def _selection_details(report: GraphReport, region: RegionReport) -> Iterator[str]:
+    regions = report.graph.regions if report.graph is not None else {}
+    found = (regions[index].meta.get(DETAIL) for index in region.planned if index in regions)
+    yield from (detail for detail in found if detail)
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------
@@ -175,9 +192,10 @@ def _node_row(region: int | None, cost: Cost, model: DeviceModel, hints: dict[st
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts over several graphs. ``launches`` are those of emitted programs; ``errors`` graphs that were given up."""
+    """Counts over several graphs: ``programs`` that were emitted, their ``launches``, ``errors`` of graphs given up."""
 
     graphs: int
+    programs: int
     launches: int
     region_launches: int
     captured_launches: int
@@ -188,8 +206,10 @@ class Summary:
     errors: int
 
     @property
-    def coverage(self) -> float:
-        """Share of launches in regions that may be captured; 1.0 when nothing is launched."""
+    def coverage(self) -> float | None:
+        """Share of launches in regions that may be captured; 1.0 when nothing is launched, None without a program."""
+        if not self.programs:
+            return None
         return self.region_launches / self.launches if self.launches else 1.0
 
 
@@ -199,6 +219,7 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
     records = [region.record for report in chosen for region in report.regions if region.record is not None]
     return Summary(
         graphs=len(chosen),
+        programs=sum(1 for report in chosen if report.emitted is not None),
         launches=sum(report.launches for report in chosen),
         region_launches=sum(report.region_launches for report in chosen),
         captured_launches=sum(report.captured_launches for report in chosen),
@@ -219,10 +240,14 @@ def advice(rows: Iterable[Uncaptured]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Operators outside that say the same of themselves (operator, reason, detail, line), folded into one row."""
+    """Operators outside that say the same of themselves (operator, reason, detail, line), folded into one row.
+
+    ``detail`` leaves out the names of values in which they differ.
+    """
 
     first: Uncaptured
     count: int
+    detail: str
 
     @property
     def op(self) -> str:
@@ -235,8 +260,17 @@ def folded(rows: Iterable[Uncaptured]) -> list[Repeated]:
     """``rows`` with repetitions folded, in order of first occurrence."""
     groups: dict[tuple[object, ...], list[Uncaptured]] = {}
     for row in rows:
-        groups.setdefault((row.op, row.reason, row.detail, row.loc, row.code), []).append(row)
-    return [Repeated(group[0], len(group)) for group in groups.values()]
+        groups.setdefault((row.op, row.reason, _nameless(row.detail), row.loc, row.code), []).append(row)
+    return [_repeated(group) for group in groups.values()]
+
+
+def _nameless(detail: str) -> str:
+    return _VALUE.sub("%…", detail)
+
+
+def _repeated(group: list[Uncaptured]) -> Repeated:
+    details = {row.detail for row in group}
+    return Repeated(group[0], len(group), group[0].detail if len(details) == 1 else _nameless(group[0].detail))
 
 
 # -- numbers and texts -------------------------------------------------------------------------------------------------

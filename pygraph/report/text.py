@@ -95,7 +95,7 @@ def _graph(report: GraphReport) -> Iterator[RenderableType]:
         yield from _section("Passes", _passes(report.passes))
     if report.regions:
         yield from _section("Regions", _regions(report))
-        said = [f"region {region.index}: {text}" for region in report.regions for text in why(region)]
+        said = [f"region {region.index}: {text}" for region in report.regions for text in why(report, region)]
         yield _indented(_bullets(said))
     rows = folded(report.uncaptured())
     if rows:
@@ -158,9 +158,12 @@ def _operators(report: GraphReport) -> Text:
 
 
 def _summary(summary: Summary) -> Padding:
+    launches = plural(summary.launches, "launch", "launches")
+    regions = plural(summary.regions, "region")
     lines = [
-        f"{percent(summary.coverage)} of {plural(summary.launches, 'launch', 'launches')} in "
-        f"{plural(summary.regions, 'region')}, {summary.captured_launches} replayed now",
+        f"{percent(summary.coverage)} of {launches} in {regions}, {summary.captured_launches} replayed now"
+        if summary.programs
+        else "coverage unknown: no program was emitted",
         f"{plural(summary.captures, 'capture')}, {plural(summary.replays, 'replay')}, "
         f"{plural(summary.uncaptured, 'operator')} not captured",
     ]
@@ -221,7 +224,7 @@ def _uncaptured(rows: Sequence[Repeated]) -> Table:
         where = Text(clean(_nearby(one.loc) if one.loc else "unknown line"), style="dim")
         if one.code:
             where.append(f"\n{clean(one.code)}", style="not dim")
-        table.add_row(Text(clean(row.op)), Text(clean(one.reason), style="red"), Text(clean(one.detail)), where)
+        table.add_row(Text(clean(row.op)), Text(clean(one.reason), style="red"), Text(clean(row.detail)), where)
     left = sum(row.count for row in rows[_ROWS:])
     if left:
         table.add_row(Text(f"… and {left} more", style="dim"))

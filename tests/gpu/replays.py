@@ -1,4 +1,4 @@
-"""Captured regions against the same regions uncaptured: bits of outputs and arguments, random state, moved addresses."""
+"""Captured regions against the same ones uncaptured: bits of outputs and arguments, random state, moved addresses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def replay_and_compare(driver: Driver, fn: Function, made: Captured, args: Seque
     return outputs
 
 
-def assert_replays(driver: Driver, fn: Function, args: Sequence[Any], *, keep_values: bool = False, **options: Any) -> Captured:
+def assert_replays(
+    driver: Driver, fn: Function, args: Sequence[Any], *, keep_values: bool = False, **options: Any
+) -> Captured:
     """Capture, then replay three times with every address moved: earlier arguments and outputs stay alive, and
     memory of odd sizes is held in between, so that nothing returns to where it was."""
     made = captured(driver, fn, args, **options)

@@ -48,9 +48,23 @@ def foreach(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Te
     return tuple(torch._foreach_add([a, b, c], 1.0))
 
 
-def adam(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, step: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def adam(
+    p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, step: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     torch._fused_adam_(
-        [p], [g], [m], [v], [], [step], lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False
+        [p],
+        [g],
+        [m],
+        [v],
+        [],
+        [step],
+        lr=0.1,
+        beta1=0.9,
+        beta2=0.99,
+        weight_decay=0.0,
+        eps=1e-8,
+        amsgrad=False,
+        maximize=False,
     )
     return (p,)
 
@@ -79,7 +93,10 @@ CASES: dict[str, Case] = {
     "large_mm": (torch.mm, lambda: (half(2048, 2048), half(2048, 2048))),
     "chain": (chain, lambda: (rand(128, 128),)),
     "dead_larger_intermediate": (reused, lambda: (rand(64, 64),)),
-    "convolution": (lambda x, w, b: F.conv2d(x, w, b, padding=1), lambda: (half(4, 16, 32, 32), half(32, 16, 3, 3), half(32))),
+    "convolution": (
+        lambda x, w, b: F.conv2d(x, w, b, padding=1),
+        lambda: (half(4, 16, 32, 32), half(32, 16, 3, 3), half(32)),
+    ),
     "convolution_float": (lambda x, w: F.conv2d(x, w, stride=2), lambda: (rand(2, 3, 64, 64), rand(16, 3, 7, 7))),
     "batch_norm": (
         lambda x, m, v: F.batch_norm(x, m, v, training=True),
@@ -95,21 +112,32 @@ CASES: dict[str, Case] = {
     "embedding": (lambda w, i: F.embedding(i, w), lambda: (half(100, 64), indices(3, 5, 99, 0))),
     "index_put": (cache_write, lambda: (rand(32, 8), indices(4, 0, 2), rand(3, 8))),
     "index_put_accumulate": (
-        lambda x, i, v: x.index_put((i,), v, accumulate=True), lambda: (rand(16, 8), indices(1, 1, 5), rand(3, 8)),
+        lambda x, i, v: x.index_put((i,), v, accumulate=True),
+        lambda: (rand(16, 8), indices(1, 1, 5), rand(3, 8)),
     ),
     "gather_scatter": (
-        lambda x, i: (x.gather(0, i), x.scatter_add(0, i, x[:2])), lambda: (rand(8, 4), torch.zeros(2, 4, dtype=torch.int64, device="cuda")),
+        lambda x, i: (x.gather(0, i), x.scatter_add(0, i, x[:2])),
+        lambda: (rand(8, 4), torch.zeros(2, 4, dtype=torch.int64, device="cuda")),
     ),
     "cat_split": (lambda x, y: (torch.cat([x, y, x]), *torch.cat([x, y]).chunk(2)), lambda: (rand(6, 5), rand(4, 5))),
     "copies": (lambda x, y: (x.clone(), y.copy_(x), x.t().contiguous()), lambda: (rand(64, 48), rand(64, 48))),
     "fills": (lambda x: (torch.zeros_like(x), torch.zeros(7, 3, device="cuda"), x.zero_()), lambda: (rand(65, 3),)),
     "fft": (lambda x: torch.fft.rfft(x).abs(), lambda: (rand(16, 256),)),
     "foreach": (foreach, lambda: (rand(100), rand(7, 3), rand(65536))),
-    "fused_adam": (adam, lambda: (rand(1000), rand(1000), rand(1000), rand(1000).abs(), torch.tensor(3.0, device="cuda"))),
+    "fused_adam": (
+        adam,
+        lambda: (rand(1000), rand(1000), rand(1000), rand(1000).abs(), torch.tensor(3.0, device="cuda")),
+    ),
     "dropout": (lambda x: F.dropout(x, 0.4), lambda: (rand(1000),)),
-    "random": (lambda x: (x + torch.rand_like(x), torch.randn(50, device="cuda"), torch.bernoulli(x.sigmoid())), lambda: (rand(33),)),
+    "random": (
+        lambda x: (x + torch.rand_like(x), torch.randn(50, device="cuda"), torch.bernoulli(x.sigmoid())),
+        lambda: (rand(33),),
+    ),
     "views": (lambda x: (x[1:], x.t(), x, (x * 2)[:, 1:], x.view(-1)), lambda: (rand(6, 4),)),
-    "zero_size": (lambda x, y: (x + 1, torch.cat([x, y]), x, x.sum(), torch.empty(0, 3, device="cuda")), lambda: (rand(0, 4), rand(3, 4))),
+    "zero_size": (
+        lambda x, y: (x + 1, torch.cat([x, y]), x, x.sum(), torch.empty(0, 3, device="cuda")),
+        lambda: (rand(0, 4), rand(3, 4)),
+    ),
     "nothing_launched": (lambda x: (x, x[1:]), lambda: (rand(3, 4),)),
     "complex": (lambda x: torch.view_as_real(torch.view_as_complex(x) * 2), lambda: (rand(8, 2),)),
     "integers": (lambda x: (x * 3 + 1, x // 2, x.sum()), lambda: (indices(*range(50)),)),

@@ -1,4 +1,4 @@
-"""Programs compiled through the backend on CUDA, against Inductor alone: values, gradients, mutation, random numbers."""
+"""Programs compiled on CUDA, against Inductor alone: values, gradients, mutation, random numbers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ def network() -> nn.Module:
     return nn.Sequential(*layers, nn.GELU(), nn.Linear(64, 8)).cuda()
 
 
-def train(call: Callable[..., Any], model: nn.Module, steps: int = 6, *, set_to_none: bool = True, accumulate: int = 1) -> list[Any]:
+def train(
+    call: Callable[..., Any], model: nn.Module, steps: int = 6, *, set_to_none: bool = True, accumulate: int = 1
+) -> list[Any]:
     """Losses, then every parameter and buffer."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -200,8 +202,9 @@ def test_parameters_that_are_reassigned_and_moved() -> None:
 
 
 def test_dynamic_sizes() -> None:
-    ours, theirs = compiled(lambda x, w: (x @ w).relu().sum(1), dynamic=True), torch.compile(
-        lambda x, w: (x @ w).relu().sum(1), dynamic=True
+    ours, theirs = (
+        compiled(lambda x, w: (x @ w).relu().sum(1), dynamic=True),
+        torch.compile(lambda x, w: (x @ w).relu().sum(1), dynamic=True),
     )
     w = cuda(32, 48)
     with torch.no_grad():

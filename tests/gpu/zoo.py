@@ -74,7 +74,9 @@ SWEEP: dict[str, Entry] = {
     "gpt2": Entry(language("GPT2", **GPT), tokens(), HALF),
     "gpt_neox": Entry(language("GPTNeoX", **ENCODER), tokens(), HALF),
     "opt": Entry(
-        language("OPT", hidden_size=64, num_hidden_layers=2, num_attention_heads=4, ffn_dim=128, word_embed_proj_dim=64),
+        language(
+            "OPT", hidden_size=64, num_hidden_layers=2, num_attention_heads=4, ffn_dim=128, word_embed_proj_dim=64
+        ),
         tokens(),
         HALF,
     ),
@@ -84,12 +86,21 @@ SWEEP: dict[str, Entry] = {
     "gemma": Entry(language("Gemma", **DECODER, head_dim=16), tokens(), BF16),
     "phi": Entry(language("Phi", **DECODER), tokens(), HALF),
     "t5": Entry(
-        language("T5", d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0), pairs, torch.float32
+        language("T5", d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0),
+        pairs,
+        torch.float32,
     ),
     "bart": Entry(
         language(
-            "Bart", d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
-            encoder_ffn_dim=128, decoder_ffn_dim=128, max_position_embeddings=64,
+            "Bart",
+            d_model=64,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=128,
+            decoder_ffn_dim=128,
+            max_position_embeddings=64,
         ),
         pairs,
         HALF,
@@ -99,9 +110,7 @@ SWEEP: dict[str, Entry] = {
     "mobilenet_v3": Entry(lambda: torchvision.models.mobilenet_v3_small(num_classes=10), image(), HALF),
     "vgg11": Entry(lambda: torchvision.models.vgg11_bn(num_classes=10), image(), HALF, trains=False),
     "squeezenet": Entry(lambda: torchvision.models.squeezenet1_1(num_classes=10), image(), HALF, trains=False),
-    "vit": Entry(
-        lambda: torchvision.models.VisionTransformer(32, 8, 2, 4, 64, 128, num_classes=10), image(32), HALF
-    ),
+    "vit": Entry(lambda: torchvision.models.VisionTransformer(32, 8, 2, 4, 64, 128, num_classes=10), image(32), HALF),
     "convnext": Entry(lambda: timm.create_model("convnext_atto", num_classes=10), image(), HALF),
     "mixer": Entry(lambda: timm.create_model("mixer_s32_224", img_size=64, num_classes=10), image(), HALF),
     "efficientnet": Entry(lambda: timm.create_model("efficientnet_b0", num_classes=10), image(), HALF, trains=False),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.ir import H200, HOST
+from pygraph.ir import DETAIL, H200, HOST, SELECTED
+from pygraph.lowering.decision import decide
 from pygraph.report.facts import (
     Quantity,
     advice,
@@ -18,6 +19,7 @@ from pygraph.report.facts import (
     percent,
     plural,
     summarize,
+    unselected,
     us_text,
     why,
 )
@@ -92,14 +94,18 @@ def test_the_device_chooses_the_model() -> None:
 
 def test_a_summary_adds_graphs_up() -> None:
     summary = summarize([full_report(), failed_report()])
-    assert (summary.graphs, summary.errors, summary.regions) == (2, 1, 2)
+    assert (summary.graphs, summary.programs, summary.errors, summary.regions) == (2, 1, 1, 2)
+    assert summarize([failed_report()]).coverage is None
     assert (summary.launches, summary.region_launches, summary.captured_launches) == (4, 3, 2)
     assert (summary.replays, summary.captures, summary.uncaptured, summary.coverage) == (1234, 2, 1, 0.75)
 
 
 def test_equal_rows_are_folded_in_order_of_first_occurrence() -> None:
     rows = [Uncaptured(f"n{i}", op, "r", "d", None, "") for i, op in enumerate(("a.default", "b", "a.default"))]
-    assert [row.op for row in folded(rows)] == ["a ×2", "b"]
+    assert [(row.op, row.detail) for row in folded(rows)] == [("a ×2", "d"), ("b", "d")]
+    differing = [Uncaptured(f"n{i}", "a", "r", f'reads %n{i}.0, %"x y{i}".', "net.py:1", "") for i in range(3)]
+    assert [(row.op, row.detail) for row in folded(differing)] == [("a ×3", "reads %…, %….")]
+    assert folded(differing[:1])[0].detail == 'reads %n0.0, %"x y0".'
 
 
 def test_advice_is_given_once_for_each_known_reason() -> None:
@@ -111,7 +117,23 @@ def test_a_region_says_why_once() -> None:
     record = RegionRecord("r", "uncaptured", "host-read: x.item()", uncaptured_us=30.0, replay_us=12.5)
     record.refusals = {"host-read": Refusal("host-read", "x.item()"), "opaque": Refusal("opaque", "y")}
     region = RegionReport(0, (0,), (), (), True, "", record)
-    assert list(why(region)) == ["host-read: x.item()", "12.5 µs replayed, 30.0 µs uncaptured", "opaque: y"]
+    assert list(why(full_report(), region)) == [
+        "host-read: x.item()",
+        "12.5 µs replayed, 30.0 µs uncaptured",
+        "opaque: y",
+    ]
+
+
+def test_a_region_that_selection_left_off_says_what_selection_said() -> None:
+    report = full_report()
+    assert report.graph is not None
+    region = RegionReport(0, (0,), ("mm",), ("mm",), False, "left off by selection")
+    report.graph.regions[0].meta.set(SELECTED, False)
+    report.graph.regions[0].meta.set(DETAIL, "a replay takes longer")
+    report.decision = decide(report.graph, "cpu", "")
+    assert unselected(report, region)
+    assert list(why(report, region)) == ["left off by selection", "a replay takes longer"]
+    assert not unselected(report, report.regions[1])
 
 
 def test_the_sample_is_a_valid_graph() -> None:

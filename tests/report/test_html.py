@@ -125,7 +125,8 @@ def test_a_graph_without_regions_or_program() -> None:
     report = full_report()
     bare = GraphReport(3, "forward", "cpu", graph=report.graph)
     shown = " ".join("".join(Page(render_html([bare])).text).split())
-    assert "unknown: no program was emitted" in shown
+    assert "unknown coverage: no program was emitted" in shown
+    assert "Coverage unknown: no program was emitted" in shown
 
 
 def test_the_same_report_gives_the_same_page() -> None:

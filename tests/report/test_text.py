@@ -54,6 +54,11 @@ def test_several_graphs_are_summed_up_at_the_end() -> None:
     )
 
 
+def test_graphs_without_a_program_have_no_coverage() -> None:
+    text = words(render_text([failed_report(0), failed_report(1)]))
+    assert "2 graphs coverage unknown: no program was emitted 0 captures" in text
+
+
 def test_no_graph_is_said_to_be_none() -> None:
     assert render_text([]) == f"{NOTHING}\n"
 

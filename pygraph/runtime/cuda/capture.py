@@ -236,9 +236,10 @@ class _Attempt:
         """Memory of the capture that somebody goes on holding would later be taken for real memory."""
         if self._memory.alive():
             gc.collect()
-        count = self._memory.alive()
-        if count:
-            raise CaptureError("survivor", f"{count} allocations of the region outlive its capture")
+        sizes = self._memory.survivors()
+        if sizes:
+            named = ", ".join(f"{nbytes} bytes" for nbytes in sizes[:3]) + (", …" if len(sizes) > 3 else "")
+            raise CaptureError("survivor", f"{len(sizes)} allocations of the region outlive its capture: {named}")
 
 
 @contextlib.contextmanager

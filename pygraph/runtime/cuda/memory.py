@@ -45,6 +45,9 @@ class CaptureMemory(Protocol):
     def alive(self) -> int:
         """Allocations that somebody still holds."""
 
+    def survivors(self) -> list[int]:
+        """The sizes of those, in bytes."""
+
 
 class SessionMemory:
     """Every allocation at an address of its own: nothing is reused, and nothing takes memory."""
@@ -87,6 +90,10 @@ class SessionMemory:
         """Allocations that somebody still holds."""
         return int(self._session.alive())
 
+    def survivors(self) -> list[int]:
+        """The sizes of those."""
+        return [nbytes for _, nbytes, _, alive in self._session.pieces() if alive]
+
 
 class SegmentMemory:
     """The segments of the graph's private pool. The pool is held for as long as the graph."""
@@ -127,7 +134,12 @@ class SegmentMemory:
 
     def alive(self) -> int:
         """Blocks of the pool that somebody still holds."""
-        return sum(b["state"] == "active_allocated" for segment in self._segments() for b in segment["blocks"])
+        return len(self.survivors())
+
+    def survivors(self) -> list[int]:
+        """The sizes of those."""
+        blocks = (block for segment in self._segments() for block in segment["blocks"])
+        return [int(block["size"]) for block in blocks if block["state"] == "active_allocated"]
 
     def _segments(self) -> list[dict[str, Any]]:
         return [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(self.pool)]

@@ -29,7 +29,7 @@ class CUmemorytype(IntEnum):
     CU_MEMORYTYPE_UNIFIED = 4
 
 
-class CUpointer_attribute(IntEnum):  # noqa: N801 - the driver's own name
+class CUpointer_attribute(IntEnum):
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2
 
 
@@ -43,7 +43,9 @@ def kernel(*params: bytes, **changes: Any) -> SimpleNamespace:
     buffers = [ctypes.create_string_buffer(p, len(p)) for p in params]
     pointers = (ctypes.c_void_p * max(len(buffers), 1))(*(ctypes.addressof(b) for b in buffers))
     facts = shape(**{"kernelParams": ctypes.addressof(pointers), **changes})
-    return SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL, params=SimpleNamespace(**facts), held=(buffers, pointers))
+    return SimpleNamespace(
+        kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL, params=SimpleNamespace(**facts), held=(buffers, pointers)
+    )
 
 
 def packed_kernel(blob: bytes, *, size_first: bool, **changes: Any) -> SimpleNamespace:
@@ -54,7 +56,9 @@ def packed_kernel(blob: bytes, *, size_first: bool, **changes: Any) -> SimpleNam
     flat = [value for pair in (reversed(pairs) if size_first else pairs) for value in pair]
     extra = (ctypes.c_void_p * 5)(*flat, None)
     facts = shape(extra=ctypes.addressof(extra), **changes)
-    return SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL, params=SimpleNamespace(**facts), held=(buffer, size, extra))
+    return SimpleNamespace(
+        kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL, params=SimpleNamespace(**facts), held=(buffer, size, extra)
+    )
 
 
 class Node:
@@ -110,7 +114,9 @@ class FakeDriver:
         before = [self.nodes[a] for a, b in sorted(self.edges) if b == self.index(node)]
         return (0, before[:count], [], len(before))
 
-    def cuGraphAddDependencies(self, graph: int, earlier: list[Node], later: list[Node], data: Any, count: int) -> tuple[Any, ...]:
+    def cuGraphAddDependencies(
+        self, graph: int, earlier: list[Node], later: list[Node], data: Any, count: int
+    ) -> tuple[Any, ...]:
         self.edges.update(zip(map(self.index, earlier), map(self.index, later), strict=True))
         return OK
 

@@ -33,7 +33,10 @@ def test_copies_and_fills_say_exactly_what_they_touch() -> None:
     capture.launch(out, name="memset", kind=LaunchKind.MEMSET, signature=(0, 4, 16))
     copy, fill = with_accesses(capture.launches, [], capture.allocations, [])
     assert copy.accesses is not None
-    assert [(a.word, a.nbytes, a.reads, a.writes) for a in copy.accesses] == [(0, 48, False, True), (1, 48, True, False)]
+    assert [(a.word, a.nbytes, a.reads, a.writes) for a in copy.accesses] == [
+        (0, 48, False, True),
+        (1, 48, True, False),
+    ]
     assert fill.accesses is not None
     assert [(a.word, a.nbytes, a.reads, a.writes) for a in fill.accesses] == [(0, 64, False, True)]
     slots = [Slot(0, 0, POOL, 0, 0), Slot(0, 1, INPUT, 0, 0), Slot(1, 0, POOL, 0, 0)]

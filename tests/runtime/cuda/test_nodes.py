@@ -22,8 +22,16 @@ def word(value: int) -> bytes:
 def memcpy(**changes: Any) -> SimpleNamespace:
     device = CUmemorytype.CU_MEMORYTYPE_DEVICE
     facts = {
-        "srcMemoryType": device, "dstMemoryType": device, "srcDevice": A, "dstDevice": B, "srcXInBytes": 0,
-        "dstXInBytes": 16, "WidthInBytes": 64, "Height": 1, "Depth": 1, **changes,
+        "srcMemoryType": device,
+        "dstMemoryType": device,
+        "srcDevice": A,
+        "dstDevice": B,
+        "srcXInBytes": 0,
+        "dstXInBytes": 16,
+        "WidthInBytes": 64,
+        "Height": 1,
+        "Depth": 1,
+        **changes,
     }
     return SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY, params=SimpleNamespace(**facts))
 
@@ -101,7 +109,10 @@ def test_what_cannot_be_patched_is_refused(reason: str) -> None:
 
 
 def test_an_unsupported_node_is_named() -> None:
-    for kind, name in ((CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH, "graph"), (CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST, "host")):
+    for kind, name in (
+        (CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH, "graph"),
+        (CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST, "host"),
+    ):
         with pytest.raises(CaptureError, match=f"launch 1 is a node of kind {name}"):
             read_nodes(FakeDriver(memset(), SimpleNamespace(kind=kind)), 1)
 

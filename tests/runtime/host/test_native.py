@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.runtime import native_build
 from pygraph.runtime.host import HostDriver, build
 from pygraph.runtime.host.kernels import Parameter, parameters_of
 
@@ -121,7 +122,7 @@ def test_the_library_is_named_by_what_it_depends_on(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(build, "SOURCES", build.SOURCES[:1])
     paths.add(build.library_path(tmp_path))
     monkeypatch.undo()
-    monkeypatch.setattr(build, "_compiler_version", lambda: "another")
+    monkeypatch.setattr(native_build, "_compiler_version", lambda: "another")
     paths.add(build.library_path(tmp_path))
     monkeypatch.undo()
     assert len(paths) == 4
