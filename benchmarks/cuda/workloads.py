@@ -256,6 +256,6 @@ WORKLOADS: dict[str, Workload] = {
         Workload("xlnet-32", language("xlnet", 32), calls=10),
         Workload("resnet50-128", resnet(128), calls=10),
         Workload("mlp-training", mlp_training, calls=50),
-        Workload("llama-1b-training", llama_training, calls=3, blocks=3, alone=True),
+        Workload("llama-1b-training", llama_training, calls=3, blocks=3),
     )
 }
