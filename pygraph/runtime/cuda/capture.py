@@ -128,7 +128,7 @@ class _Attempt:
         finally:
             clear_cublas_workspaces()
         recording = self._read(graph, returned)
-        del returned
+        returned.clear()  # also where a debugger or a memory checker goes on holding frames
         self._refuse_survivors()
         return recording
 
@@ -152,10 +152,10 @@ class _Attempt:
             machine.order.leave(machine.stream)
             current.wait_stream(machine.stream)
 
-    def _run(self, graph: torch.cuda.CUDAGraph) -> Sequence[Any]:
+    def _run(self, graph: torch.cuda.CUDAGraph) -> list[Any]:
         graph.capture_begin(pool=self._memory.pool, capture_error_mode="thread_local")
         failure: CaptureError | None = None
-        returned: Any = ()
+        returned: list[Any] = []
         try:
             returned = self._call()
         except CaptureError as error:
@@ -168,16 +168,15 @@ class _Attempt:
             self._memory.end()
         ended = self._end(graph)
         if failure is not None or ended is not None:
+            returned.clear()
             raise failure or ended or CaptureError("capture-failed")
-        if not isinstance(returned, (list, tuple)):
-            raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
         return returned
 
-    def _call(self) -> Any:
+    def _call(self) -> list[Any]:
         self._memory.begin()
         self._random = self._memory.random_memory()
         with observing(self._observer, self._fn) as run:
-            return run(list(self._stand_ins.arguments))
+            return _listed(run(list(self._stand_ins.arguments)))
 
     def _failed(self, error: Exception) -> CaptureError:
         where = f"{self._observer.failed}: " if self._observer.failed else ""
@@ -240,6 +239,13 @@ class _Attempt:
         if sizes:
             named = ", ".join(f"{nbytes} bytes" for nbytes in sizes[:3]) + (", …" if len(sizes) > 3 else "")
             raise CaptureError("survivor", f"{len(sizes)} allocations of the region outlive its capture: {named}")
+
+
+def _listed(returned: Any) -> list[Any]:
+    """What a region returned, as a list that can be emptied."""
+    if not isinstance(returned, (list, tuple)):
+        raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
+    return list(returned)
 
 
 @contextlib.contextmanager
