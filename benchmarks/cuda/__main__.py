@@ -2,8 +2,8 @@
 
     python -m benchmarks.cuda [NAME …] [--out FILE] [--seconds N]
 
-Sides do not share a process, because the memory pools that one of them keeps would count against the others. Prints a row
-per workload and writes everything as JSON: versions, GPU, date, every side's figures, ratios.
+Sides do not share a process, because the memory pools that one of them keeps would count against the others. Prints
+a row per workload and writes everything as JSON: versions, GPU, date, every side's figures, ratios.
 """
 
 from __future__ import annotations

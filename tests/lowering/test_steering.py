@@ -142,7 +142,9 @@ def test_a_region_with_an_uncapturable_operator_is_named_and_barred() -> None:
 
 
 def test_more_regions_than_decided_are_reported() -> None:
-    record = ProgramRecord(((step("mm"),), (step("x", reason="unsupported-device"),), (step("relu"),)), (True, False, True))
+    record = ProgramRecord(
+        ((step("mm"),), (step("x", reason="unsupported-device"),), (step("relu"),)), (True, False, True)
+    )
     notes, forbidden = compare(decision(mm=None, relu=None), record)
     assert forbidden == set()
     assert notes == ["2 regions were emitted where 1 were decided"]

@@ -11,7 +11,12 @@ from pygraph.lowering import upload as module
 
 
 def sources() -> list[torch.Tensor]:
-    return [torch.tensor(2.5), torch.arange(6).view(2, 3).t(), torch.randn(3, 4, dtype=torch.float64), torch.empty(0, 3)]
+    return [
+        torch.tensor(2.5),
+        torch.arange(6).view(2, 3).t(),
+        torch.randn(3, 4, dtype=torch.float64),
+        torch.empty(0, 3),
+    ]
 
 
 def test_the_operator_is_found_by_its_ir_name() -> None:

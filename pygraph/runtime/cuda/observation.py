@@ -197,5 +197,3 @@ def _over(fn: types.FunctionType, module: dict[str, Any]) -> types.FunctionType:
     copy = types.FunctionType(fn.__code__, module, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy
-
-

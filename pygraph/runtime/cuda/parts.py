@@ -62,7 +62,6 @@ def _clone(driver: ModuleType, graph: int, nodes: Sequence[GraphNode], begin: in
     return Part(int(copy), int(instance), handles)
 
 
-
 def anchor_copies(driver: ModuleType, program: Program, capture: CudaCapture) -> None:
     """Point the operands of copies that will be patched at ordinary memory before the graph is instantiated.
 
