@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast sweep bench lint types imports check clean
+.PHONY: demo test test-fast test-gpu bench bench-gpu lint types imports check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,17 +16,22 @@ demo: $(READY)  ## explain and run a small BERT through the whole road
 	$(BIN)/python examples/demo.py
 
 test: $(READY) lint types imports  ## everything that CI runs
-	$(BIN)/python -m pytest -m 'not sweep and not gpu'
+	$(BIN)/python -m pytest -m 'not gpu'
 
 test-fast: $(READY)  ## the tests without real models
-	$(BIN)/python -m pytest -m 'not sweep and not gpu and not models' -q
+	$(BIN)/python -m pytest -m 'not gpu and not models' -q
 
-sweep: $(READY)  ## the heavier sweeps
-	$(BIN)/python -m pytest -m sweep
+test-gpu: $(READY)  ## the driver contract, programs and a wide sweep of models, on a CUDA device
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt timm torchvision
+	$(BIN)/python -m pytest -m gpu
 
-bench: $(READY)  ## ratios within one run, on this machine
+bench: $(READY)  ## the host driver and the compiler, as ratios within one run
 	$(BIN)/python benchmarks/host_replay.py
 	$(BIN)/python benchmarks/compile_time.py
+
+bench-gpu: $(READY)  ## against Inductor's modes, on a CUDA device
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torchvision
+	$(BIN)/python -m benchmarks.cuda
 
 lint: $(READY)
 	$(BIN)/ruff check .
