@@ -61,11 +61,6 @@ class _Page:
             call(self._driver.cuMemMap, address(place), self.nbytes, 0, self.handle, 0)
         call(self._driver.cuMemSetAccess, address(start), end - start, [self._access], 1)
 
-    def poison(self, address: int) -> None:
-        """Fill the page, mapped at ``address``, with what is no number in any floating type: a replay that still reads
-        a stand-in does not go unnoticed."""
-        call(self._driver.cuMemsetD8, self._driver.CUdeviceptr(address), 0xFF, self.nbytes)
-
 
 class Arena:
     """Addresses for one capture at a time, handed out in ascending order and never again before ``reset``.
@@ -117,11 +112,6 @@ class Arena:
         self._extend(found, self.next + nbytes)
         return self.next, self.end
 
-    @property
-    def origin(self) -> int:
-        """Where the first range begins."""
-        return self._ranges[0].base
-
     def _room(self, index: int) -> int:
         return self._ranges[index].end - self._ranges[index].base - GUARD
 
@@ -167,16 +157,8 @@ class Arenas:
                     del self._free[position]
                     arena.reset()
                     return arena
-            return self._make(self._page)
-
-    def _make(self, page: _Page) -> Arena:
-        """A new arena; what the page holds is settled with the first, as nothing may be filled while capturing."""
-        self._made += 1
-        made = Arena(self._driver, page, self._made)
-        made.grow(ALIGNMENT)
-        if self._made == 1:
-            page.poison(made.origin)
-        return made
+            self._made += 1
+            return Arena(self._driver, self._page, self._made)
 
     def give_back(self, arena: Arena, idle: Callable[[], bool] = lambda: True) -> None:
         """Let later captures have the addresses of ``arena``, as soon as ``idle`` says that nothing lies there.

@@ -180,7 +180,8 @@ class _Attempt:
 
     def _failed(self, error: Exception) -> CaptureError:
         where = f"{self._observer.failed}: " if self._observer.failed else ""
-        return CaptureError("capture-failed", f"{where}{type(error).__name__}: {str(error).splitlines()[0]}")
+        said = (str(error).splitlines() or [""])[0]
+        return CaptureError("capture-failed", f"{where}{type(error).__name__}: {said}")
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> CaptureError | None:
         """End the capture. A broken one leaves the generator believing that it goes on: an empty one mends that."""
