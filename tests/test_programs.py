@@ -20,12 +20,12 @@ EVERYTHING = {"passes": "legality,placement,partitioning,indirection"}
 Make = Callable[[], tuple[Any, ...]]
 
 
-@torch.library.custom_op("pygraph_tests::scaled_add_", mutates_args=("out",))
+@torch.library.custom_op("pygraph_programs::scaled_add_", mutates_args=("out",))
 def scaled_add_(out: torch.Tensor, x: torch.Tensor, factor: float) -> None:
     out.add_(x, alpha=factor)
 
 
-@torch.library.custom_op("pygraph_tests::twice", mutates_args=())
+@torch.library.custom_op("pygraph_programs::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
