@@ -300,14 +300,24 @@ def test_strict_accepts_what_is_captured() -> None:
     assert replays() >= 1
 
 
-def test_verify_always_compares_each_replay() -> None:
+def test_verify_always_compares_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pygraph.runtime.region as region
+
+    compared: list[object] = []
+    real = region.verify
+
+    def verify(*args: Any) -> Any:
+        compared.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(region, "verify", verify)
     model = Mlp().eval()
     ours = compiled(model, verify="always")
     with torch.no_grad():
         for _ in range(CALLS):
             x = torch.randn(8, 16)
             torch.testing.assert_close(ours(x), model(x))
-    assert replays() >= 1
+    assert len(compared) == replays() >= 1
 
 
 # -- passes of the user's, and failures ----------------------------------------------------------------------------
