@@ -37,13 +37,17 @@ __all__ = ["NativeLibrary"]
 
 _log = logging.getLogger("pygraph.native")
 
+SHARED = Path(__file__).resolve().parent / "native"
+"""Headers that every library may include: each of them is part of what a library depends on."""
+
 _REPORT_EVERY = 10.0
 """Seconds between two lines that say that the compiler is still at work."""
 
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """A Python extension ``module`` made of the first of ``sources``, which includes the others, all in ``directory``.
+    """A Python extension ``module`` made of the first of ``sources``, which includes the others, all in ``directory``,
+    and headers of ``SHARED``.
 
     ``label`` names it to the user and in the cache; ``libraries`` are torch's that it is linked with, ``includes``
     directories of headers besides torch's and Python's.
@@ -93,13 +97,15 @@ class NativeLibrary:
     def _fingerprint(self) -> str:
         """A hash of everything that the compiled library depends on."""
         parts = [torch.__version__, sys.version, platform.machine(), _compiler_version(), *self.command(Path("out"))]
-        parts += [(self.directory / name).read_text(encoding="utf-8") for name in self.sources]
+        files = [*(self.directory / name for name in self.sources), *sorted(SHARED.glob("*.h"))]
+        parts += [text for file in files for text in (file.name, file.read_text(encoding="utf-8"))]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
     def command(self, output: Path) -> list[str]:
         """The compiler's command line for ``output``."""
         standard = "-std=c++20" if _torch_release() >= (2, 12) else "-std=c++17"
-        flags = [standard, "-O2", "-fPIC", "-shared", "-fvisibility=hidden"]
+        # As torch itself is built. Without NDEBUG, pybind11 asks who holds the GIL at each reference counted.
+        flags = [standard, "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden"]
         flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
         root = Path(torch.__file__).resolve().parent
         headers = (root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])

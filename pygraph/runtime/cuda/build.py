@@ -25,7 +25,7 @@ _SOURCES = (
     "plan.h",
     "random_order.h",
     "region.h",
-    "tensors.h",
+    "transient.h",
 )
 
 _OLDEST, _NEWEST = (2, 11), (2, 13)

@@ -1,24 +1,13 @@
-// The Python module: capture sessions, and regions that are replayed.
+// The Python module: capture sessions, regions that are replayed, and transient memory.
 
+#include "../native/method.h"
 #include "allocator.h"
 #include "region.h"
+#include "transient.h"
 
 #include <ATen/cuda/CUDAGeneratorImpl.h>
-#include <torch/csrc/Exceptions.h>
 
 namespace pygraph {
-
-py::object replay(CudaRegion& region, py::handle args) {
-  HANDLE_TH_ERRORS
-  return region.replay(args, /*consume=*/false);
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-py::object consume(CudaRegion& region, py::handle args) {
-  HANDLE_TH_ERRORS
-  return region.replay(args, /*consume=*/true);
-  END_HANDLE_TH_ERRORS_PYBIND
-}
 
 // Where the seed and the offset of the default generator lie for kernels that are captured now.
 std::pair<uintptr_t, uintptr_t> random_memory(c10::DeviceIndex device) {
@@ -48,14 +37,16 @@ void bind(py::module_& m) {
       .def("alive", &Session::alive)
       .def("pieces", &Session::pieces)
       .def("close", &Session::close);
-  py::enum_<OutputKind>(m, "OutputKind")
-      .value("ARGUMENT", OutputKind::argument)
-      .value("VIEW", OutputKind::view)
-      .value("FRESH", OutputKind::fresh)
-      .value("OBJECT", OutputKind::object)
-      .value("SAME", OutputKind::same);
-  py::class_<CudaRegion>(m, "CudaRegion")
-      .def(py::init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>())
+  py::class_<TransientPool>(m, "TransientPool")
+      .def(py::init<c10::DeviceIndex>())
+      .def("enter", &TransientPool::enter)
+      .def("leave", &TransientPool::leave)
+      .def("close", &TransientPool::close, py::call_guard<py::gil_scoped_release>());
+  bind_output_kinds(m);
+  py::class_<CudaRegion> region(m, "CudaRegion");
+  def_method<CudaRegion, &CudaRegion::replay>(region, "replay");
+  def_method<CudaRegion, &CudaRegion::consume>(region, "consume");
+  region.def(py::init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>())
       .def("add_tensor_argument", &CudaRegion::add_tensor_argument)
       .def("add_value_argument", &CudaRegion::add_value_argument)
       .def("add_segment", &CudaRegion::add_segment)
@@ -68,15 +59,11 @@ void bind(py::module_& m) {
       .def("add_patch", &CudaRegion::add_patch)
       .def("add_output", &CudaRegion::add_output)
       .def("patched", &CudaRegion::patched)
-      .def("close", &CudaRegion::close)
-      .def("consume", &consume)
-      .def("replay", &replay);
+      .def("close", &CudaRegion::close);
 }
 
 } // namespace pygraph
 
 PYBIND11_MODULE(_pygraph_cuda, m) {
-  pybind11::object parameter = pybind11::module_::import("torch.nn.parameter").attr("Parameter");
-  pygraph::parameter_type = parameter.release().ptr();
   pygraph::bind(m);
 }

@@ -1,0 +1,92 @@
+// Transient memory of one thread: a private pool of torch's allocator, given back to the system afterwards.
+#pragma once
+
+#include <ATen/cuda/MemPool.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace pygraph {
+
+// The ordinary pool's name.
+constexpr c10::MempoolId_t kOrdinary{0, 0};
+
+// Pools that were given up. Torch refuses to empty one while any thread captures, or allocates from another pool of the
+// same device; such a pool waits here for the next that is emptied. (Torch's own MemPool empties in its destructor, where
+// the refusal would end the process.)
+class EmptiedPools {
+ public:
+  static EmptiedPools& get() {
+    static auto* pools = new EmptiedPools();
+    return *pools;
+  }
+
+  void add(c10::MempoolId_t pool) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting_.push_back(pool);
+    // Threads that capture in the global mode forbid others to free memory.
+    c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+    emptied(kOrdinary);
+    std::vector<c10::MempoolId_t> refused;
+    for (auto id : waiting_) {
+      if (!emptied(id)) refused.push_back(id);
+    }
+    waiting_.swap(refused);
+  }
+
+ private:
+  // Frees every segment that no tensor lies in. What one lies in goes back when torch next empties its whole cache.
+  static bool emptied(c10::MempoolId_t pool) {
+    try {
+      c10::cuda::CUDACachingAllocator::emptyCache(pool);
+      return true;
+    } catch (const c10::Error&) {
+      return false;
+    }
+  }
+
+  std::mutex mutex_;
+  std::vector<c10::MempoolId_t> waiting_;
+};
+
+class TransientPool {
+ public:
+  // Throws where torch's allocator has no private pools.
+  explicit TransientPool(c10::DeviceIndex device) : device_(device), id_(at::cuda::MemPool::graph_pool_handle()) {
+    c10::cuda::CUDACachingAllocator::createOrIncrefPool(device_, id_);
+  }
+
+  TransientPool(const TransientPool&) = delete;
+
+  // This thread allocates from the pool until it leaves. Pools nest: the one entered last counts.
+  void enter() {
+    auto thread = std::this_thread::get_id();
+    auto mine = [thread](cudaStream_t) { return std::this_thread::get_id() == thread; };
+    c10::cuda::CUDACachingAllocator::beginAllocateToPool(device_, id_, mine);
+  }
+
+  void leave() {
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, id_);
+    c10::cuda::CUDACachingAllocator::releasePool(device_, id_);
+  }
+
+  // Called once, outside of the pool. Memory is freed here, not handed on in the order of a stream: what ran on it has
+  // to be over. What the ordinary pool keeps for later goes back as well: a replay needs its memory in other pieces than
+  // the uncaptured program, whose pieces would lie idle beside it.
+  void close() {
+    c10::cuda::CUDACachingAllocator::releasePool(device_, id_);
+    c10::cuda::getCurrentCUDAStream(device_).synchronize();
+    EmptiedPools::get().add(id_);
+  }
+
+ private:
+  c10::DeviceIndex device_;
+  c10::MempoolId_t id_;
+};
+
+} // namespace pygraph

@@ -1,0 +1,166 @@
+// What the arguments of a region have to be at each replay, and those of one call, checked and with their addresses.
+#pragma once
+
+#include "tensors.h"
+
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstring>
+#include <vector>
+
+namespace pygraph {
+
+// Element by element: a call of `memcmp` costs more than the few that there are.
+inline bool same_list(c10::IntArrayRef actual, const std::vector<int64_t>& expected) {
+  if (actual.size() != expected.size()) return false;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (actual[i] != expected[i]) return false;
+  }
+  return true;
+}
+
+struct Argument {
+  bool is_tensor = false;
+  bool written = false;
+  py::object value;
+  caffe2::TypeMeta dtype;
+  std::vector<int64_t> size, stride;
+  int64_t offset = -1; // the storage offset that it must have; -1: any
+  size_t nbytes = 0, alignment = 1, residue = 0;
+
+  Argument(const Tensor& captured, bool writes, int64_t at, size_t bytes, size_t align, uintptr_t address)
+      : is_tensor(true),
+        written(writes),
+        dtype(captured.dtype()),
+        size(captured.sizes().vec()),
+        stride(captured.strides().vec()),
+        offset(at),
+        nbytes(bytes),
+        alignment(align),
+        residue(address & (align - 1)) {
+    TORCH_CHECK(align != 0 && (align & (align - 1)) == 0, "an alignment is a power of two, not ", align);
+  }
+
+  explicit Argument(py::object captured) : value(std::move(captured)) {}
+
+  bool accepts_value(PyObject* object) const {
+    auto* captured = value.ptr();
+    if (object == captured) return true;
+    if (Py_TYPE(object) != Py_TYPE(captured)) return false;
+    if (PyFloat_CheckExact(object)) {
+      double now = PyFloat_AS_DOUBLE(object), then = PyFloat_AS_DOUBLE(captured);
+      return std::memcmp(&now, &then, sizeof now) == 0;
+    }
+    return PyLong_CheckExact(object) && PyObject_RichCompareBool(object, captured, Py_EQ) == 1;
+  }
+
+  // `device`: the index that the tensor's device must have; -1: any.
+  template <DispatchKey backend>
+  bool accepts_tensor(PyObject* object, c10::DeviceIndex device) const {
+    if (!THPVariable_CheckExact(object)) return false;
+    const auto& t = THPVariable_Unpack(object);
+    return is_plain<backend>(t) && (device < 0 || t.device().index() == device) && t.dtype() == dtype &&
+        same_list(t.sizes(), size) && same_list(t.strides(), stride) &&
+        (offset < 0 || t.storage_offset() == offset) && is_inside(t);
+  }
+
+  // Whether every element lies inside the storage: one that was resized to nothing leaves the tensor its sizes.
+  bool is_inside(const Tensor& tensor) const {
+    auto begin = static_cast<size_t>(tensor.storage_offset()) * dtype.itemsize();
+    return begin + nbytes <= storage_of(tensor).nbytes();
+  }
+
+  bool aligned(uintptr_t address) const { return nbytes == 0 || next_place(address) == address; }
+
+  // The first address from `begin` on that is congruent to the captured one.
+  uintptr_t next_place(uintptr_t begin) const { return begin + ((residue - begin) & (alignment - 1)); }
+};
+
+// The arguments of one call. What `tensors` points to lives as long as `held`.
+struct Operands {
+  c10::SmallVector<py::object, 32> held;
+  c10::SmallVector<const Tensor*, 32> tensors; // null for Python values
+  c10::SmallVector<uintptr_t, 32> addresses; // of element 0; null for Python values, and where there is no element
+  c10::SmallVector<size_t, 4> misaligned;
+  std::vector<at::DataPtr> temporaries; // what stands for misaligned arguments
+};
+
+template <DispatchKey backend>
+class Arguments {
+ public:
+  explicit Arguments(c10::DeviceIndex device) : device_(device) {}
+
+  void add(Argument argument) { expected_.push_back(std::move(argument)); }
+  void clear() { expected_.clear(); }
+  size_t size() const { return expected_.size(); }
+  const Argument& operator[](size_t i) const { return expected_[i]; }
+
+  // Whether `list` is what is expected; then `call` holds it. Nothing is written, and no argument changes: the caller
+  // may still run uncaptured.
+  bool match(PyObject* list, Operands& call) const {
+    if (static_cast<size_t>(PyList_GET_SIZE(list)) != size()) return false;
+    call.held.reserve(size());
+    call.tensors.reserve(size());
+    for (size_t i = 0; i < size(); ++i) {
+      auto* object = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
+      if (!accepts(expected_[i], object)) return false;
+      call.held.push_back(py::reinterpret_borrow<py::object>(object));
+      call.tensors.push_back(expected_[i].is_tensor ? &THPVariable_Unpack(object) : nullptr);
+    }
+    locate(call);
+    return copyable(call);
+  }
+
+  // Bytes from element 0 on.
+  Range elements(const Operands& call, size_t i) const {
+    return {call.addresses[i], call.addresses[i] + expected_[i].nbytes};
+  }
+
+  bool shares_with_written(const Operands& call, size_t i) const {
+    auto range = storage_range(*call.tensors[i]);
+    for (size_t w = 0; w < size(); ++w) {
+      if (w != i && expected_[w].written && range.meets(storage_range(*call.tensors[w]))) return true;
+    }
+    return false;
+  }
+
+  // Memory for a copy of a misaligned argument, which is used from now on. Returns where the argument itself lies.
+  const void* relocate(Operands& call, size_t i, c10::Allocator& allocator) const {
+    const auto& argument = expected_[i];
+    auto from = call.addresses[i];
+    call.temporaries.push_back(allocator.allocate(argument.nbytes + argument.alignment));
+    call.addresses[i] = argument.next_place(reinterpret_cast<uintptr_t>(call.temporaries.back().get()));
+    return reinterpret_cast<const void*>(from);
+  }
+
+ private:
+  bool accepts(const Argument& argument, PyObject* object) const {
+    return argument.is_tensor ? argument.accepts_tensor<backend>(object, device_) : argument.accepts_value(object);
+  }
+
+  void locate(Operands& call) const {
+    call.addresses.resize(size());
+    for (size_t i = 0; i < size(); ++i) {
+      const auto* tensor = call.tensors[i];
+      if (tensor == nullptr) continue;
+      const void* data = expected_[i].written ? tensor->mutable_data_ptr() : tensor->const_data_ptr();
+      call.addresses[i] = reinterpret_cast<uintptr_t>(data);
+      if (!expected_[i].aligned(call.addresses[i])) call.misaligned.push_back(i);
+    }
+  }
+
+  // A copy stands for a misaligned argument only if nothing can write to the original meanwhile, nor look around it.
+  bool copyable(const Operands& call) const {
+    for (auto i : call.misaligned) {
+      const auto& argument = expected_[i];
+      if (argument.written || argument.offset >= 0 || shares_with_written(call, i)) return false;
+    }
+    return true;
+  }
+
+  c10::DeviceIndex device_;
+  std::vector<Argument> expected_;
+};
+
+} // namespace pygraph
