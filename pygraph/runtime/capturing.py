@@ -23,11 +23,18 @@ from pygraph.runtime.slots import SlotTable, discover, resolve
 __all__ = ["Captured", "capture"]
 
 
-_SPORADIC = ("half-address", "unpaired-address", "stray-address", "unstable-allocations", "unmoved-address")
+_SPORADIC = (
+    "half-address",
+    "unpaired-address",
+    "stray-address",
+    "unstable-allocations",
+    "unmoved-address",
+    "foreign-address",
+)
 """Doubts that parts of parameters which nobody sets can raise: what happens to lie there need not do so again."""
 
 _ATTEMPTS = 3
-"""Captures that are made, one after the other, to agree with the one before."""
+"""Captures that are made, one after the other, to agree with one of the two before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +79,21 @@ def _captured_twice(
     first: Recording,
     real: Sequence[Allocation],
 ) -> tuple[Recording, SlotTable | Refusal]:
-    """The recording to replay, and its slots from a second capture: or a third, where the first two disagree."""
-    found: SlotTable | Refusal | None = None
+    """The recording to replay, and its slots from a second capture: or a third, where the first two disagree.
+
+    The doubt that is reported is that of the first two captures.
+    """
+    earlier = [first]
+    doubt: Refusal | None = None
     for _ in range(_ATTEMPTS):
-        second = driver.capture(fn, list(args))
-        found = discover(first, second, real)
-        if not isinstance(found, Refusal) or found.reason not in _SPORADIC:
-            return first, found
-        first = second
-    return first, found or Refusal("unstable-launches")
+        latest = driver.capture(fn, list(args))
+        for before in reversed(earlier):
+            found = discover(before, latest, real)
+            if not isinstance(found, Refusal) or found.reason not in _SPORADIC:
+                return before, found
+            doubt = doubt or found
+        earlier = [*earlier[-1:], latest]
+    return first, doubt or Refusal("unstable-launches")
 
 
 def _program(recording: Recording, table: SlotTable, args: Sequence[Any], options: RegionOptions) -> Program:
@@ -91,6 +104,7 @@ def _program(recording: Recording, table: SlotTable, args: Sequence[Any], option
         layout=plan(recording, table.slots, reuse=options.reuse_workspace, alignment=recording.alignment),
         order=tuple(range(len(recording.launches))),
         alignment={i: options.alignment for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)},
+        inert=table.inert,
     )
 
 

@@ -9,7 +9,18 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Access", "Allocation", "AllocationKind", "Launch", "LaunchKind", "Output", "OutputKind", "Recording"]
+__all__ = [
+    "Access",
+    "Allocation",
+    "AllocationKind",
+    "Foreign",
+    "ForeignMemory",
+    "Launch",
+    "LaunchKind",
+    "Output",
+    "OutputKind",
+    "Recording",
+]
 
 WORD = 8
 """Bytes in a parameter word: an address is always one aligned word."""
@@ -72,6 +83,28 @@ class Access:
     writes: bool
 
 
+class ForeignMemory(Enum):
+    """Where an address lies that is none of a capture's own."""
+
+    STAND_IN = "stand-in"
+    """Address space of another capture: mapped for as long as the process lives, with nothing real behind."""
+    BLOCK = "block"
+    """Where a piece of memory begins that the device's allocator has in use: of a tensor of anybody's."""
+    WITHIN = "within"
+    """Inside of such a piece."""
+    OTHER = "other"
+    """Memory that the allocator knows nothing of: a library's, or on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Word ``word`` of a launch reads as an address in ``memory`` of nobody's; ``detail`` says which."""
+
+    word: int
+    memory: ForeignMemory
+    detail: str
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel, operator, copy or fill in the order of capture.
@@ -93,6 +126,19 @@ class Launch:
     read_only: frozenset[tuple[AllocationKind, int]] = frozenset()
     """Allocations that the launch surely does not write, where its accesses are unknown. (Not compared between
     captures: it follows from the call that the launch came from.)"""
+    nodes: tuple[str, ...] = ()
+    """The operators of the compiled graph that it computes, or may compute, by name; none where that is not known."""
+    call: str | None = None
+    """The call that it came from, if known."""
+    reach: frozenset[tuple[AllocationKind, int]] | None = None
+    """Where the call is known to use nothing but what it was given and what it allocates: those allocations (it may
+    use fewer). None: it may use anything."""
+    foreign: tuple[Foreign, ...] = ()
+    """Words that read as addresses of memory that is nobody's: the driver looked each of them up."""
+
+    def foreign_at(self, word: int) -> Foreign | None:
+        """What is known of word ``word`` as an address of nobody's memory."""
+        return next((found for found in self.foreign if found.word == word), None)
 
 
 class OutputKind(Enum):
@@ -142,3 +188,5 @@ class Recording:
     displaced: bool = False
     """Whether launches may hold addresses outside of the allocation that they belong to (a kernel that begins before
     its tensor, at padding). Then no two allocations move by the same distance between two captures."""
+    scratch: int = 0
+    """An address in the midst of mapped memory that belongs to nobody; 0: there is none."""

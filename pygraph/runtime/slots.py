@@ -8,34 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from pygraph.runtime.addresses import AddressMap, moving
-from pygraph.runtime.driver import Slot
-from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording
+from pygraph.runtime.driver import Inert, Slot
+from pygraph.runtime.recording import Allocation, AllocationKind, ForeignMemory, Launch, LaunchKind, Output, Recording
 from pygraph.runtime.refusal import Refusal
 
 __all__ = ["SlotTable", "discover", "resolve"]
 
 _Shape = tuple[tuple[LaunchKind, str, int], ...]
 
+_PAIRS = 1 << 44
+"""Below, an address may as well be two numbers of 32 bits in one word; above, the upper one would exceed 4096, and the
+lower one would still have to be exactly where somebody's memory begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
     """The slots of a region, and the launch sequence (kinds, names, numbers of words) that they hold for.
 
-    ``padding`` lists (launch, word) of words that differ between captures and are no address on either side.
+    ``padding`` lists (launch, word) of words that differ between captures and are no address on either side;
+    ``inert`` words read as addresses, but are no operands.
     """
 
     slots: tuple[Slot, ...]
     padding: tuple[tuple[int, int], ...]
     sequence: _Shape
+    inert: tuple[Inert, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a report should say about this table."""
-        return tuple(
+        differing = tuple(
             f"{self.sequence[i][1]}: word {w} differs between captures and is no address" for i, w in self.padding
         )
+        replaced = [word for word in self.inert if word.scratch]
+        left = [word for word in self.inert if not word.scratch]
+        return (
+            *differing,
+            *self._counted(replaced, "that nobody sets point at scratch memory"),
+            *self._counted(left, "read as addresses of what their calls do not use: left as captured"),
+        )
+
+    def _counted(self, words: Sequence[Inert], what: str) -> tuple[str, ...]:
+        if not words:
+            return ()
+        first = f"{self.sequence[words[0].launch][1]} word {words[0].word} of {words[0].call or 'an unknown call'}"
+        return (f"{len(words)} word{'s' if len(words) > 1 else ''} {what} (first: {first})",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +79,16 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     captures (captures leave gaps, so that this does not happen; where it does, it is refused as ambiguous). In
     ``displaced`` captures, an address outside belongs to the one live allocation that moved by the same distance.
 
+    A launch with a known ``reach`` uses nothing else. Its words that read as addresses, but of what it cannot use, are
+    numbers, or bytes that nobody set: inert. They keep the bytes that they were captured with, since what reads as an
+    address may be a number in part, with one exception: a word that is, to the byte, where somebody's memory begins is
+    no number, and is replaced by a scratch address, so that comparison shows whether it was used after all.
+
     Reasons of refusal: ``unstable-launches``, ``unstable-allocations``, ``unstable-outputs``, ``captures-overlap``,
     ``half-address`` (an address in one capture only), ``unpaired-address`` (into different allocations),
     ``ambiguous-address``, ``stray-address`` (moves with an allocation that it lies outside of, or that was not born
-    yet), ``unmoved-address`` (equal in both, and inside memory that a replay replaces).
+    yet), ``unmoved-address`` (equal in both, and inside memory that a replay replaces), ``foreign-address`` (of memory
+    that is nobody's).
     """
     doubt = _unstable(first, second) or _overlapping(first, second)
     if doubt is not None:
@@ -76,42 +102,50 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     )
     slots: list[Slot] = []
     padding: list[tuple[int, int]] = []
+    inert: list[Inert] = []
     for a, b in zip(first.launches, second.launches, strict=True):
         for position, (x, y) in enumerate(zip(a.words, b.words, strict=True)):
-            verdict = _unmoved(pair, a, position, x) if x == y else _moved(pair, a, position, x, y)
+            verdict = _verdict(pair, a, b, position)
             if isinstance(verdict, Refusal):
                 return verdict
             if isinstance(verdict, Slot):
                 slots.append(verdict)
+            elif verdict is not None:
+                inert.append(verdict)
             elif x != y:
                 padding.append((a.index, position))
-    return SlotTable(tuple(slots), tuple(padding), _sequence(first))
+    return SlotTable(tuple(slots), tuple(padding), _sequence(first), tuple(inert))
 
 
 def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] = ()) -> SlotTable | None:
     """The slots of ``recording``, the only capture at its sizes, found at the positions known from another size.
 
     None when the launch sequence is another one, when a slot's word is not an address into the same allocation, or
-    when any other word could be an address (``known`` as in ``discover``): then the region is captured twice. One
-    capture cannot show what a second would, so that comparison with an uncaptured run remains necessary.
+    when any other word could be an address of this capture's, or of ``known`` memory, whatever it was at the other
+    size: then the region is captured twice. Words that lie elsewhere are inert as in ``discover``. One capture cannot
+    show what a second would, so that comparison with an uncaptured run remains necessary.
     """
     addresses, real = AddressMap(recording.allocations), AddressMap(known)
     if _sequence(recording) != table.sequence or addresses.overlap is not None:
         return None
     expected = {(slot.launch, slot.word): slot for slot in table.slots}
     slots: list[Slot] = []
+    inert: list[Inert] = []
     for launch in recording.launches:
         for position, word in enumerate(launch.words):
             slot = expected.get((launch.index, position))
             places = addresses.places(word, launch.index)
-            if slot is None and (places or addresses.inside(word) or real.inside(word)):
-                return None
-            if slot is None:
+            if slot is not None:
+                if len(places) != 1 or places[0].key != (slot.kind, slot.index):
+                    return None
+                slots.append(Slot(launch.index, position, slot.kind, slot.index, places[0].offset))
                 continue
-            if len(places) != 1 or places[0].key != (slot.kind, slot.index):
+            foreign = _foreign(launch, position)
+            if isinstance(foreign, Inert):
+                inert.append(foreign)
+            elif foreign is not None or places or addresses.inside(word) or real.inside(word):
                 return None
-            slots.append(Slot(launch.index, position, slot.kind, slot.index, places[0].offset))
-    return SlotTable(tuple(slots), table.padding, table.sequence)
+    return SlotTable(tuple(slots), table.padding, table.sequence, tuple(inert))
 
 
 def _sequence(recording: Recording) -> _Shape:
@@ -126,6 +160,50 @@ def _moves(first: Recording, second: Recording) -> dict[int, tuple[Allocation, .
             distance = there[allocation.key] - allocation.address
             found[distance] = (*found.get(distance, ()), allocation)
     return found
+
+
+def _verdict(pair: _Pair, a: Launch, b: Launch, position: int) -> Slot | Inert | Refusal | None:
+    """What a word is, by both captures: a slot, inert, a doubt, or None for a number."""
+    x, y = a.words[position], b.words[position]
+    verdict = _unmoved(pair, a, position, x) if x == y else _moved(pair, a, position, x, y)
+    if isinstance(verdict, Slot):
+        return verdict
+    if isinstance(verdict, Refusal) and not _cannot_matter(pair, a, b, position, verdict):
+        return verdict
+    foreign = _foreign(a, position)
+    if foreign is None and b.reach is None:
+        foreign = _foreign(b, position)
+    if foreign is not None or verdict is None:
+        return foreign
+    return Inert(a.index, position, call=a.call or "")
+
+
+def _foreign(launch: Launch, position: int) -> Inert | Refusal | None:
+    """What a word is that reads as an address of nobody's memory; None for all others."""
+    found = launch.foreign_at(position)
+    if found is None:
+        return None
+    replaced = found.memory is ForeignMemory.BLOCK
+    unsure = found.memory is ForeignMemory.OTHER or (replaced and launch.words[position] < _PAIRS)
+    if launch.reach is None or unsure:
+        caller = f" (in a call of {launch.call})" if launch.call else ""
+        return Refusal.at(launch, "foreign-address", f"word {position} is {found.detail}{caller}")
+    return Inert(launch.index, position, scratch=replaced, call=launch.call or "")
+
+
+def _cannot_matter(pair: _Pair, a: Launch, b: Launch, position: int, doubt: Refusal) -> bool:
+    """Whether a doubtful word reads as an address of nothing that its launch can use.
+
+    What is equal in both captures points at no operand of at least one of them.
+    """
+    if a.reach is None or b.reach is None or doubt.reason == "ambiguous-address":
+        return False
+    x, y = a.words[position], b.words[position]
+    if x == y:
+        return pair.known.inside(x) is None or a.foreign_at(position) is not None
+    left = {place.key for place in pair.left.places(x, a.index)} | {mover.key for mover in pair.moves.get(y - x, ())}
+    right = {place.key for place in pair.right.places(y, b.index)}
+    return not (left & a.reach or right & b.reach)
 
 
 def _moved(pair: _Pair, launch: Launch, position: int, x: int, y: int) -> Slot | Refusal | None:
@@ -176,19 +254,36 @@ def _unstable(first: Recording, second: Recording) -> Refusal | None:
             return Refusal.at(a, "unstable-launches", f"launch {a.index} was {a.name}, then {b.name}")
         if a.signature != b.signature or a.accesses != b.accesses or a.random != b.random:
             return Refusal.at(a, "unstable-launches", f"launch {a.index} did not do the same twice")
-    if _facts(first) != _facts(second):
-        return Refusal("unstable-allocations", "the captures did not allocate the same")
+    doubt = _unstable_allocations(first, second)
+    if doubt is not None:
+        return doubt
     same = len(first.outputs) == len(second.outputs) and all(map(_same_output, first.outputs, second.outputs))
     return None if same else Refusal("unstable-outputs", "the captures did not return the same")
 
 
-def _facts(recording: Recording) -> tuple[object, ...]:
-    """All of the allocations that must not change; a constant's address is part of it, a null pointer too."""
-    fixed = AllocationKind.CONSTANT
-    facts = (
-        (a.key, a.nbytes, a.born, a.address if a.kind is fixed else bool(a.address)) for a in recording.allocations
-    )
-    return (recording.offset_sensitive, *facts)
+def _unstable_allocations(first: Recording, second: Recording) -> Refusal | None:
+    """Whether the captures did not allocate the same, and the first allocation that differs."""
+    if first.offset_sensitive != second.offset_sensitive:
+        return Refusal("unstable-allocations", "other storage offsets were baked into the second capture")
+    for a, b in zip_longest(first.allocations, second.allocations):
+        if a is None or b is None or _facts(a) != _facts(b):
+            counts = f"{len(first.allocations)} allocations, then {len(second.allocations)}"
+            return Refusal("unstable-allocations", f"{_described(a)}, then {_described(b)} ({counts})")
+    return None
+
+
+def _facts(allocation: Allocation) -> tuple[object, ...]:
+    """All of an allocation that must not change; a constant's address is part of it, a null pointer too."""
+    place = allocation.address if allocation.kind is AllocationKind.CONSTANT else bool(allocation.address)
+    return (allocation.key, allocation.nbytes, allocation.born, place)
+
+
+def _described(allocation: Allocation | None) -> str:
+    if allocation is None:
+        return "nothing"
+    fixed = allocation.kind is AllocationKind.CONSTANT or not allocation.address
+    where = f" at {allocation.address:#x}" if fixed else ""
+    return f"{_name(allocation.key)} of {allocation.nbytes} bytes before launch {allocation.born}{where}"
 
 
 def _same_output(a: Output, b: Output) -> bool:

@@ -1,4 +1,4 @@
-"""What is known of the memory that captured launches touch: which allocations they only read, and which draw.
+"""What is known of the memory that captured launches touch: what they can reach, what they only read, which draw.
 
 Which words of a kernel are addresses is not known from one capture, so that its accesses stay unknown here. Copies
 and fills are exact.
@@ -6,7 +6,7 @@ and fills are exact.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -18,22 +18,62 @@ __all__ = ["with_accesses"]
 
 _Key = tuple[AllocationKind, int]
 
+_CLOSED = "aten."
+"""How the names of calls begin that use their operands, what they allocate, the generator and libraries' own memory."""
+
 
 def with_accesses(
-    launches: Sequence[Launch], spans: Sequence[Span], allocations: Sequence[Allocation], random: Sequence[int]
+    launches: Sequence[Launch],
+    spans: Sequence[Span],
+    allocations: Sequence[Allocation],
+    random: Sequence[int],
+    *,
+    exact: bool = True,
 ) -> tuple[Launch, ...]:
     """``launches`` with what the calls that they came from (``spans``) say of them. Those that use a word of
-    ``random`` draw."""
-    addresses = AddressMap(allocations)
+    ``random`` draw. Where allocations are not ``exact``, each POOL one may hold whatever a call allocates."""
+    addresses, reach = AddressMap(allocations), _Reach(allocations, exact=exact)
     begins = [span.begin for span in spans]
     made: list[Launch] = []
     for launch in launches:
-        span = spans[bisect_right(begins, launch.index) - 1] if spans else None
-        inside = span is not None and span.begin <= launch.index < span.end
-        only_read = _only_read(span, addresses) if span is not None and inside else frozenset()
         draws = any(word in random for word in launch.words)
-        made.append(replace(launch, accesses=_accesses(launch), random=draws, read_only=only_read))
+        known = replace(launch, accesses=_accesses(launch), random=draws)
+        number = bisect_right(begins, launch.index) - 1
+        if number < 0 or launch.index >= spans[number].end:
+            made.append(known)
+            continue
+        span = spans[number]
+        known = replace(known, loc=span.origin.loc, nodes=span.origin.nodes, call=span.name)
+        limits = reach.of(span) if launch.kind is LaunchKind.KERNEL else None
+        made.append(replace(known, read_only=_only_read(span, addresses), reach=limits))
     return tuple(made)
+
+
+class _Reach:
+    """What a call can use at all, where that is known: for operators of ATen, which keep no memory to themselves."""
+
+    def __init__(self, allocations: Sequence[Allocation], *, exact: bool) -> None:
+        self._addresses = AddressMap(allocations)
+        self._pool = sorted((a for a in allocations if a.kind is AllocationKind.POOL), key=lambda a: a.born)
+        self._births = [a.born for a in self._pool]
+        self._constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
+        self._end = 1 + max((a.born for a in allocations), default=0)
+        self._exact = exact
+
+    def of(self, span: Span) -> frozenset[_Key] | None:
+        """The allocations that the call was given, and those that it may have made. None for other libraries' calls,
+        and where the call was given memory of nobody's."""
+        if not span.name.startswith(_CLOSED):
+            return None
+        given: set[_Key] = set()
+        for word in filter(None, (*span.reads, *span.writes)):
+            owners = {place.key for place in self._addresses.places(word, self._end)}
+            if not owners and not any(constant.covers(word) for constant in self._constants):
+                return None
+            given |= owners
+        first, last = bisect_left(self._births, span.begin), bisect_right(self._births, span.end)
+        made = self._pool[first:last] if self._exact else self._pool
+        return frozenset(given.union(a.key for a in made))
 
 
 def _only_read(span: Span, addresses: AddressMap) -> frozenset[_Key]:

@@ -1,17 +1,19 @@
 """Address space for captures: reserved ranges of device addresses with one physical page mapped over and over.
 
 Nothing executes while capturing, so that an address only has to look real. Ranges stay mapped for the process and
-are leased to one capture at a time; what lies where in a lease is the capture's business.
+are leased to one capture at a time; what lies where in a lease is the capture's business. Scratch memory is such a
+range that nobody leases.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType
 
-from pygraph.runtime.cuda.bindings import call
+from pygraph.runtime.cuda.bindings import call, succeeded
 
 __all__ = ["ALIGNMENT", "GUARD", "Arena", "Arenas"]
 
@@ -26,6 +28,17 @@ CHUNK = 1 << 37
 
 PAGE = 1 << 25
 """Bytes of the physical page (32 MiB) that stands behind every address: a larger one takes fewer calls to map."""
+
+
+SCRATCH = 1 << 28
+"""Bytes of scratch memory (256 MiB), half of them on either side of the address that is used."""
+
+_FIRST, _STEP, _LAST = 0x3A51 << 32, 1 << 38, 0x54 << 40
+"""Where ranges are asked for, and how far apart. Left to itself, the driver reserves them from 0x3_0200_0000 on, and
+then two neighbouring numbers of 32 bits (a count and the number 4, say) read as an address. Here the upper one would
+have to lie between 14929 and 21504 and, in a range of 128 GiB, be no multiple of 64."""
+
+_numbers = itertools.count()
 
 
 class _Range:
@@ -54,6 +67,20 @@ class _Page:
         self._access.location.id = device
         self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
+    def reserve(self, nbytes: int) -> int:
+        """The start of ``nbytes`` new bytes of address space, a multiple of the page's size, with nothing behind.
+
+        Where the driver cannot have them at the place that is asked for, they lie where it likes. Raises CaptureError
+        (``driver-error``) when the device has no address space left.
+        """
+        address = self._driver.CUdeviceptr
+        wanted = _FIRST + next(_numbers) * _STEP
+        if wanted < _LAST:
+            result = self._driver.cuMemAddressReserve(nbytes, self.nbytes, address(wanted), 0)
+            if succeeded(result):
+                return int(result[1])
+        return int(call(self._driver.cuMemAddressReserve, nbytes, self.nbytes, address(0), 0))
+
     def map(self, start: int, end: int) -> None:
         """Back ``start`` to ``end``, multiples of the page's size."""
         address = self._driver.CUdeviceptr
@@ -69,8 +96,8 @@ class Arena:
     allocations lie as far apart in one arena as in another: how far an address moved tells what it belongs to.
     """
 
-    def __init__(self, driver: ModuleType, page: _Page, number: int = 0) -> None:
-        self._driver, self._page = driver, page
+    def __init__(self, page: _Page, number: int = 0) -> None:
+        self._page = page
         self.gap = GUARD + ALIGNMENT * number
         self._ranges: list[_Range] = []
         self._current = -1
@@ -117,8 +144,7 @@ class Arena:
 
     def _reserve(self, nbytes: int) -> None:
         size = -(-max(CHUNK, nbytes + GUARD) // self._page.nbytes) * self._page.nbytes
-        base = int(call(self._driver.cuMemAddressReserve, size, self._page.nbytes, self._driver.CUdeviceptr(0), 0))
-        self._ranges.append(_Range(base, size))
+        self._ranges.append(_Range(self._page.reserve(size), size))
 
     def _extend(self, found: _Range, least: int) -> None:
         """Map ``found`` up to ``least`` at least; mapped once, it stays."""
@@ -142,14 +168,14 @@ class Arenas:
         self._page: _Page | None = None
         self._free: list[tuple[Arena, Callable[[], bool]]] = []
         self._returned: deque[tuple[Arena, Callable[[], bool]]] = deque()
-        self._made = 0
+        self._made: list[Arena] = []
+        self._scratch = 0
         self._lock = threading.Lock()
 
     def lease(self) -> Arena:
         """An arena that nobody else uses until it is given back."""
         with self._lock:
-            if self._page is None:
-                self._page = _Page(self._driver, self._device)
+            page = self._shared_page()
             while self._returned:
                 self._free.append(self._returned.popleft())
             for position, (arena, idle) in enumerate(self._free):
@@ -157,8 +183,34 @@ class Arenas:
                     del self._free[position]
                     arena.reset()
                     return arena
-            self._made += 1
-            return Arena(self._driver, self._page, self._made)
+            self._made.append(Arena(page, len(self._made) + 1))
+            return self._made[-1]
+
+    def scratch(self, stream: int) -> int:
+        """An address with 128 MiB of mapped memory on either side that nothing real lies in. Its physical page, which
+        stands behind all stand-ins, was filled with 0xFF once, in ``stream``'s order: read, it gives NaN or -1."""
+        with self._lock:
+            if not self._scratch:
+                page = self._shared_page()
+                nbytes = -(-SCRATCH // page.nbytes) * page.nbytes
+                base = page.reserve(nbytes)
+                page.map(base, base + nbytes)
+                first, queue = self._driver.CUdeviceptr(base), self._driver.CUstream(stream)
+                call(self._driver.cuMemsetD8Async, first, 0xFF, page.nbytes, queue)
+                self._scratch = base + nbytes // 2
+            return self._scratch
+
+    def covers(self, address: int) -> bool:
+        """Whether ``address`` lies in the address space of any capture, past, present or to come, or in scratch."""
+        if self._scratch and abs(address - self._scratch) < SCRATCH // 2:
+            return True
+        return any(arena.covers(address) for arena in tuple(self._made))
+
+    def _shared_page(self) -> _Page:
+        """The physical page, made at first use. Called with the lock held."""
+        if self._page is None:
+            self._page = _Page(self._driver, self._device)
+        return self._page
 
     def give_back(self, arena: Arena, idle: Callable[[], bool] = lambda: True) -> None:
         """Let later captures have the addresses of ``arena``, as soon as ``idle`` says that nothing lies there.

@@ -23,14 +23,15 @@ from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.accesses import with_accesses
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas
 from pygraph.runtime.cuda.bindings import call
-from pygraph.runtime.cuda.foreign import refuse_foreign
+from pygraph.runtime.cuda.foreign import with_foreign
 from pygraph.runtime.cuda.memory import CaptureMemory, SegmentMemory, SessionMemory
 from pygraph.runtime.cuda.nodes import GraphNode, read_nodes, serialise
-from pygraph.runtime.cuda.observation import Observer, module_constants, observing
+from pygraph.runtime.cuda.observation import Observer, Span, module_constants, observing
 from pygraph.runtime.cuda.outputs import describe_outputs, repeated
 from pygraph.runtime.cuda.random_order import RandomOrder
 from pygraph.runtime.cuda.stand_ins import StandIns
 from pygraph.runtime.digest import extent
+from pygraph.runtime.provenance import forgive, merged
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
 
 __all__ = ["CudaCapture", "Machine"]
@@ -46,7 +47,8 @@ class CudaCapture:
     """The payload of a CUDA Recording. ``nodes`` match its launches; ``arguments`` are the stand-ins, or the Python
     values themselves. ``same`` maps the position of an output to that of an earlier one which is the same object.
     ``origins`` holds, where allocations hold more than one storage, the (start, length) in bytes of each FRESH
-    output's. ``kept`` is whatever the nodes' code and constants need. ``graph`` is None once an executable has it."""
+    output's. ``kept`` is whatever the nodes' code and constants need, ``spans`` the calls that the nodes
+    came from. ``graph`` is None once an executable has it."""
 
     graph: torch.cuda.CUDAGraph | None
     nodes: tuple[GraphNode, ...]
@@ -57,6 +59,7 @@ class CudaCapture:
     random: bool
     kept: tuple[object, ...]
     lease: _Lease
+    spans: tuple[Span, ...] = ()
 
 
 class _Lease:
@@ -80,7 +83,7 @@ class Machine:
         self.replays_native = native is not None
         self.order = RandomOrder(native, device)
         self.stream = _own_stream(driver, device)
-        self._arenas = Arenas(driver, device)
+        self.arenas = Arenas(driver, device)
 
     def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
         """Record ``fn``. Raises CaptureError, and then nothing of the capture is left."""
@@ -88,8 +91,13 @@ class Machine:
             torch.cuda.set_device(self.device)
             if torch.cuda.is_current_stream_capturing():
                 raise CaptureError("outer-capture", "the caller's own stream is being captured")
-            lease = _Lease(self._arenas, self._arenas.lease())
+            lease = _Lease(self.arenas, self.arenas.lease())
             return _Attempt(self, fn, args, lease).record()
+
+    def intact(self) -> bool:
+        """Whether the stream is being captured, and nothing has broken the capture."""
+        status = call(self.driver.cuStreamIsCapturing, self.driver.CUstream(self.stream.cuda_stream))
+        return int(status) == int(self.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
 
     def memory(self, arena: Arena) -> CaptureMemory:
         """Where a capture allocates from."""
@@ -115,7 +123,7 @@ class _Attempt:
         self._constants = {n: t for n, t in module_constants(fn).items() if t.device.type == "cuda"}
         self._stand_ins = StandIns(lease.arena, machine.device, args)
         self._memory = lease.memory = machine.memory(lease.arena)
-        self._observer = Observer(self._memory.nodes)
+        self._observer = Observer(self._memory.nodes, machine.intact)
         self._random: tuple[int, ...] = ()
 
     def record(self) -> Recording:
@@ -127,7 +135,12 @@ class _Attempt:
                 returned = self._run(graph)
         finally:
             clear_cublas_workspaces()
-        recording = self._read(graph, returned)
+        try:
+            recording = self._read(graph, returned)
+        except CaptureError as error:
+            if error.launch is not None:
+                self._observer.fail_at(error.launch)
+            raise
         returned.clear()  # also where a debugger or a memory checker goes on holding frames
         self._refuse_survivors()
         return recording
@@ -153,6 +166,7 @@ class _Attempt:
             current.wait_stream(machine.stream)
 
     def _run(self, graph: torch.cuda.CUDAGraph) -> list[Any]:
+        forgive()
         graph.capture_begin(pool=self._memory.pool, capture_error_mode="thread_local")
         failure: CaptureError | None = None
         returned: list[Any] = []
@@ -204,21 +218,24 @@ class _Attempt:
         own = [*stand_ins.allocations, *self._memory.allocations(launches)]
         described = describe_outputs(returned, stand_ins.arguments, self._constants, own)
         everything = (*own, *described.empty, *self._fixed())
-        refuse_foreign(machine.driver, launches, everything, self._lease.arena.covers)
-        known = with_accesses(launches, self._observer.spans, own, self._random)
+        exact = self._memory.exact
+        explained = with_accesses(launches, self._observer.spans, everything, self._random, exact=exact)
+        known = with_foreign(machine.driver, explained, everything, self._lease.arena.covers, machine.arenas.covers)
         payload = CudaCapture(
             graph,
             tuple(nodes),
             stand_ins.arguments,
             repeated(returned),
-            {} if self._memory.exact else described.origins,
+            {} if exact else described.origins,
             machine.device,
             any(launch.random for launch in known),
             (self._fn, *self._constants.values()),
             self._lease,
+            tuple(self._observer.spans),
         )
         sensitive = frozenset(described.sensitive | self._sensitive(own))
-        return Recording(known, everything, tuple(described.outputs), payload, sensitive, ALIGNMENT, displaced=True)
+        outputs, scratch = tuple(described.outputs), machine.arenas.scratch(machine.stream.cuda_stream)
+        return Recording(known, everything, outputs, payload, sensitive, ALIGNMENT, displaced=True, scratch=scratch)
 
     def _fixed(self) -> list[Allocation]:
         """Memory that never moves: constants of the module, then the generator's seed and offset."""
@@ -238,8 +255,16 @@ class _Attempt:
             gc.collect()
         sizes = self._memory.survivors()
         if sizes:
+            self._blame_for(self._memory.births())
             named = ", ".join(f"{nbytes} bytes" for nbytes in sizes[:3]) + (", …" if len(sizes) > 3 else "")
             raise CaptureError("survivor", f"{len(sizes)} allocations of the region outlive its capture: {named}")
+
+    def _blame_for(self, births: Sequence[int]) -> None:
+        """Blame every call that may have made an allocation when the graph had so many nodes."""
+        makers = [span for born in births for span in self._observer.makers(born)]
+        if makers:
+            names = " or ".join(dict.fromkeys(span.name for span in makers))
+            self._observer.fail(names, merged([span.origin for span in makers]))
 
 
 def _listed(returned: Any) -> list[Any]:

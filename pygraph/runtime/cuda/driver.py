@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda import bindings, build
-from pygraph.runtime.cuda.capture import CudaCapture, Machine
+from pygraph.runtime.cuda.capture import Machine
 from pygraph.runtime.cuda.instantiate import make_region
 from pygraph.runtime.cuda.stand_ins import check_arguments
-from pygraph.runtime.driver import Executable, Program
+from pygraph.runtime.cuda.stepping import CudaStepper, payload_of, trace
+from pygraph.runtime.driver import Executable, Program, Transient
 from pygraph.runtime.recording import Recording
+from pygraph.runtime.stepping import Stepper, Watcher
 
 __all__ = ["CudaDriver", "CudaExecutable"]
+
+Function = Callable[[list[Any]], Sequence[Any]]
 
 _log = logging.getLogger("pygraph.cuda")
 
@@ -78,11 +84,22 @@ class CudaDriver:
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay, once for each recording. The executable outlives the recording."""
-        payload = program.recording.payload
-        if not isinstance(payload, CudaCapture):
-            raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
+        payload = payload_of(program.recording)
         region = make_region(self._machine(payload.device), program, payload)
         return CudaExecutable(region, payload.kept)
+
+    def stepper(self, program: Program, fn: Function, args: Sequence[Any]) -> Stepper:
+        """Captures the region once more for that."""
+        machine = self._machine(payload_of(program.recording).device)
+        with torch.cuda.device(machine.device):
+            state = self.snapshot_rng()
+            again = machine.capture(fn, args)
+            self.restore_rng(state)
+            return CudaStepper(machine, program, again)
+
+    def trace(self, program: Program, fn: Function, args: list[Any], watcher: Watcher) -> Sequence[Any]:
+        """Run ``fn`` uncaptured, with its operators and Triton kernels observed."""
+        return trace(program, fn, args, watcher)
 
     def snapshot_rng(self) -> tuple[torch.Tensor, ...]:
         """The state of each device's default generator.
@@ -97,11 +114,55 @@ class CudaDriver:
             raise TypeError(f"the generators' states are a tuple, not {type(state).__name__}")
         torch.cuda.set_rng_state_all(state)
 
+    def spare_bytes(self) -> int:
+        """Half of what is free, in the device or in torch's cache."""
+        free, _ = torch.cuda.mem_get_info()
+        return (free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()) // 2
+
+    @contextlib.contextmanager
+    def transient(self, args: Sequence[Any]) -> Iterator[Transient]:
+        """A private pool of torch's allocator; ordinary memory without the native half, where the allocator in use has
+        no such pools, and while the caller's own stream is being captured."""
+        devices = [arg.device.index for arg in args if isinstance(arg, torch.Tensor) and arg.device.type == "cuda"]
+        device = devices[0] if devices else torch.cuda.current_device()
+        if torch.cuda.is_current_stream_capturing():
+            yield contextlib.nullcontext
+            return
+        pool = self._transient_pool(device)
+        try:
+            yield contextlib.nullcontext if pool is None else (lambda: _within(pool))
+        finally:
+            # What runs on library workspaces may still be under way: they were allocated on the stream that it runs on,
+            # and torch gives them to nobody but later work on that stream. Uncaptured calls make new ones; a program
+            # that is all replays holds none besides what its regions borrow.
+            clear_cublas_workspaces()
+            if pool is not None:
+                with torch.cuda.device(device):
+                    pool.close()
+
+    def _transient_pool(self, device: int) -> Any:
+        if self._native is None:
+            return None
+        try:
+            return self._native.TransientPool(device)
+        except RuntimeError:  # the allocator in use (asynchronous, or pluggable) has no private pools
+            return None
+
     def _machine(self, device: int) -> Machine:
         with self._lock:
             if device not in self._machines:
                 self._machines[device] = Machine(self._driver, self._native, device)
             return self._machines[device]
+
+
+@contextlib.contextmanager
+def _within(pool: Any) -> Iterator[None]:
+    """Allocations of this thread come from ``pool``."""
+    pool.enter()
+    try:
+        yield
+    finally:
+        pool.leave()
 
 
 def _native() -> ModuleType | None:

@@ -13,14 +13,14 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.capture import CudaCapture, Machine
 from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
-from pygraph.runtime.cuda.parts import Part, anchor_copies, split
+from pygraph.runtime.cuda.parts import Part, anchor_copies, split, with_scratch
 from pygraph.runtime.cuda.replay import PythonRegion
 from pygraph.runtime.cuda.segments import Segments, cut, whole
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.effects import written_arguments
 from pygraph.runtime.recording import WORD, AllocationKind, Output, OutputKind
 
-__all__ = ["make_region"]
+__all__ = ["byte_of", "make_region"]
 
 
 def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any:
@@ -31,6 +31,7 @@ def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any
     """
     _check_layout(program)
     _check_slots(program)
+    capture.nodes = with_scratch(program, capture.nodes)
     graph, capture.graph = capture.graph, None
     if graph is None:
         raise CaptureError("already-instantiated", "a capture makes one executable")
@@ -65,9 +66,10 @@ def _check_layout(program: Program) -> None:
 
 
 def _check_slots(program: Program) -> None:
-    """Every address of the capture has to be replaced: nothing but a stand-in page lies there at replay."""
+    """Every address of the capture that is an operand has to be replaced: nothing but a stand-in page lies there at
+    replay."""
     addresses = AddressMap(program.recording.allocations)
-    patched = {(slot.launch, slot.word) for slot in program.slots}
+    patched = {(slot.launch, slot.word) for slot in program.slots} | {(w.launch, w.word) for w in program.inert}
     for launch in program.recording.launches:
         for position, word in enumerate(launch.words):
             if addresses.inside(word) is not None and (launch.index, position) not in patched:
@@ -95,7 +97,7 @@ class _Builder:
             if slot.launch not in nodes:
                 nodes[slot.launch] = self._node(node, self.parts[segment].handles[slot.launch], segment)
             source, delta = self._place(slot, segment, places)
-            self.region.add_patch(nodes[slot.launch], _byte(node, slot.word), source, delta)
+            self.region.add_patch(nodes[slot.launch], byte_of(node, slot.word), source, delta)
         for position, output in enumerate(self.program.recording.outputs):
             self._output(output, self.capture.same.get(position))
         for position, origin in self.capture.origins.items():
@@ -178,7 +180,7 @@ class _Places:
     pool: dict[int, int]
 
 
-def _byte(node: GraphNode, word: int) -> int:
+def byte_of(node: GraphNode, word: int) -> int:
     """Where a word is written: a byte of a kernel's parameters, or the number of an operand."""
     if not isinstance(node, KernelNode):
         return word

@@ -48,6 +48,9 @@ class CaptureMemory(Protocol):
     def survivors(self) -> list[int]:
         """The sizes of those, in bytes."""
 
+    def births(self) -> list[int]:
+        """How many nodes the graph had when each of those was allocated; nothing where that is not known."""
+
 
 class SessionMemory:
     """Every allocation at an address of its own: nothing is reused, and nothing takes memory."""
@@ -93,6 +96,10 @@ class SessionMemory:
     def survivors(self) -> list[int]:
         """The sizes of those."""
         return [nbytes for _, nbytes, _, alive in self._session.pieces() if alive]
+
+    def births(self) -> list[int]:
+        """As the session noted."""
+        return [int(born) for _, _, born, alive in self._session.pieces() if alive]
 
 
 class SegmentMemory:
@@ -140,6 +147,10 @@ class SegmentMemory:
         """The sizes of those."""
         blocks = (block for segment in self._segments() for block in segment["blocks"])
         return [int(block["size"]) for block in blocks if block["state"] == "active_allocated"]
+
+    def births(self) -> list[int]:
+        """Torch's pool does not say."""
+        return []
 
     def _segments(self) -> list[dict[str, Any]]:
         return [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(self.pool)]

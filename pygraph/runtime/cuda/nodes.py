@@ -135,7 +135,7 @@ class _Reader:
         reader = self._kinds.get(int(kind))
         if reader is None:
             name = str(getattr(kind, "name", kind)).removeprefix("CU_GRAPH_NODE_TYPE_").lower()
-            raise CaptureError("unsupported-node", f"launch {index} is a node of kind {name}")
+            raise CaptureError("unsupported-node", f"launch {index} is a node of kind {name}", launch=index)
         return reader(index, handle)
 
     def _kernel(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
@@ -178,10 +178,10 @@ class _Reader:
         kinds = self._driver.CUmemorytype
         on_device = {int(kinds.CU_MEMORYTYPE_DEVICE), int(kinds.CU_MEMORYTYPE_UNIFIED)}
         if int(params.srcMemoryType) not in on_device or int(params.dstMemoryType) not in on_device:
-            raise CaptureError("host-memcpy", f"launch {index} copies from or to host memory")
+            raise CaptureError("host-memcpy", f"launch {index} copies from or to host memory", launch=index)
         shape = (int(params.WidthInBytes), int(params.Height), int(params.Depth))
         if shape[1:] != (1, 1):
-            raise CaptureError("unsupported-copy", f"launch {index} copies {shape[1]} by {shape[2]} rows")
+            raise CaptureError("unsupported-copy", f"launch {index} copies {shape[1]} by {shape[2]} rows", launch=index)
         words = (
             int(params.dstDevice) + int(params.dstXInBytes),
             int(params.srcDevice) + int(params.srcXInBytes),
@@ -191,7 +191,7 @@ class _Reader:
     def _fill(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
         params = call(self._driver.cuGraphMemsetNodeGetParams, handle)
         if int(params.height) != 1:
-            raise CaptureError("unsupported-fill", f"launch {index} fills {int(params.height)} rows")
+            raise CaptureError("unsupported-fill", f"launch {index} fills {int(params.height)} rows", launch=index)
         signature = (int(params.value), int(params.elementSize), int(params.width))
         launch = Launch(index, LaunchKind.MEMSET, "memset", (int(params.dst),), signature)
         return FillNode(int(handle)), launch

@@ -17,11 +17,15 @@ import torch
 from pygraph.compat import OpOverload, TorchDispatchMode
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.stack import wipe_stack
+from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here
 
-__all__ = ["Observer", "Span", "module_constants", "observing"]
+__all__ = ["Observer", "Span", "module_constants", "observing", "tensors_in"]
 
 _HOST_READS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal")
 """Operators whose result is a Python value that depends on device memory."""
+
+_BUILT_IN = frozenset({"aten", "prims", "inductor"})
+"""Namespaces of operators that are known to launch on the current stream or not at all."""
 
 _READ_ONLY_NAMES = ("in_ptr", "arg_")
 """How Inductor names the pointers of its own Triton kernels that it only loads from."""
@@ -29,39 +33,90 @@ _READ_ONLY_NAMES = ("in_ptr", "arg_")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The nodes ``begin`` to ``end`` (excluded) came from the call ``name``; addresses of elements, as captured."""
+    """The nodes ``begin`` to ``end`` (excluded) came from the call ``name``; addresses of elements, as captured.
+
+    ``origin`` is where that call stands in the region and in the user's program, ``number`` how many calls came before
+    it (those that added no nodes included), ``results`` the addresses of the tensors that it returned.
+    """
 
     begin: int
     end: int
     name: str
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    origin: Origin = UNKNOWN
+    number: int = 0
+    results: tuple[int, ...] = ()
 
 
 @dataclass
 class Observer:
-    """Collects spans. ``nodes`` tells how many nodes the graph has by now."""
+    """Collects spans. ``nodes`` tells how many nodes the graph has by now, ``intact`` whether the stream is still being
+    captured: not every call that breaks a capture raises, but it is the first one after which this is False."""
 
     nodes: Callable[[], int]
+    intact: Callable[[], bool] = lambda: True
     spans: list[Span] = field(default_factory=list)
     absolute: list[int] = field(default_factory=list)
     """Addresses of tensors that were given an offset from the start of their storage."""
+    silent: list[Span] = field(default_factory=list)
+    """Calls that added no nodes."""
     failed: str | None = None
-    """The call that an error came out of."""
+    """The call that an error came out of, or that broke the capture."""
 
-    def call(self, name: str, reads: Sequence[int], writes: Sequence[int], run: Callable[[], Any]) -> Any:
-        """Run one call and note the nodes that it added."""
+    def call(
+        self,
+        name: str,
+        reads: Sequence[int],
+        writes: Sequence[int],
+        run: Callable[[], Any],
+        *,
+        foreign: bool = False,
+        given: Any = (),  # noqa: ARG002 - for those who need more than addresses
+    ) -> Any:
+        """Run one call, which is ``given`` those tensors, and note the nodes that it added. A ``foreign`` one, of whose
+        insides nothing is known, has to add some if it makes or writes memory.
+
+        Raises what the call raises, and CaptureError (``capture-failed``) when the capture is broken afterwards.
+        """
+        if not self.intact():  # the call before left it intact
+            raise CaptureError("capture-failed", f"code before {name} broke the capture of the stream")
         begin = self.nodes()
         wipe_stack()
         try:
             result = run()
         except Exception:
-            self.failed = self.failed or name
+            self.fail(name)
             raise
-        end = self.nodes()
-        if end > begin:
-            self.spans.append(Span(begin, end, name, tuple(reads), tuple(writes)))
+        if not self.intact():
+            self.fail(name)
+            raise CaptureError("capture-failed", f"{name} broke the capture of the stream")
+        span = self._span(begin, name, reads, writes, result)
+        if foreign and span.end == begin and (any(writes) or any(t.numel() for t in tensors_in(result))):
+            self.fail(name)
+            raise CaptureError("uncaptured-work", f"{name} adds nothing to the capture: its work goes another way")
+        (self.spans if span.end > begin else self.silent).append(span)
         return result
+
+    def _span(self, begin: int, name: str, reads: Sequence[int], writes: Sequence[int], result: Any) -> Span:
+        results = tuple(t.data_ptr() if t.layout is torch.strided else 0 for t in tensors_in(result))
+        number = len(self.spans) + len(self.silent)
+        return Span(begin, self.nodes(), name, tuple(reads), tuple(writes), here(), number, results)
+
+    def fail(self, name: str, origin: Origin | None = None) -> None:
+        """Blame the call ``name``, at ``origin`` or where the region is now, unless another one was blamed before."""
+        self.failed = self.failed or name
+        blame(name, origin)
+
+    def fail_at(self, index: int) -> None:
+        """Blame the call that node ``index`` came from, if there is one."""
+        span = self.owner_of(index)
+        if span is not None:
+            self.fail(span.name, span.origin)
+
+    def makers(self, born: int) -> list[Span]:
+        """The calls that may have made an allocation when the graph had ``born`` nodes."""
+        return [span for span in (*self.spans, *self.silent) if span.begin <= born <= span.end]
 
     def owner_of(self, index: int) -> Span | None:
         """The span that node ``index`` lies in."""
@@ -98,6 +153,17 @@ class _Operators(TorchDispatchMode):
         named = dict(kwargs or {})
         if not isinstance(func, OpOverload):
             return func(*args, **named)
+        try:
+            reads, writes = self._operands(func, args, named)
+        except CaptureError:
+            self._observer.fail(str(func))
+            raise
+        foreign = func.namespace not in _BUILT_IN
+        given = [*args, *named.values()]
+        return self._observer.call(str(func), reads, writes, lambda: func(*args, **named), foreign=foreign, given=given)
+
+    def _operands(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+        """Addresses that ``func`` only reads, and those that it may write. Raises CaptureError if it needs the host."""
         schema = func._schema
         if schema.name in _HOST_READS:
             raise CaptureError("host-read", f"{func} reads device memory while capturing")
@@ -107,12 +173,12 @@ class _Operators(TorchDispatchMode):
         for argument, value in _operands(schema, args, named):
             _refuse_host(func, value)
             written = argument.alias_info is not None and argument.alias_info.is_write
-            (writes if written else reads).extend(t.data_ptr() for t in _tensors(value))
+            (writes if written else reads).extend(t.data_ptr() for t in tensors_in(value))
             if argument.name == "storage_offset" and value is not None:
                 absolute = True
         if absolute:
             self._observer.absolute += reads + writes
-        return self._observer.call(str(func), reads, writes, lambda: func(*args, **named))
+        return reads, writes
 
 
 def _operands(schema: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
@@ -124,17 +190,18 @@ def _operands(schema: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Ite
             yield argument, named[argument.name]
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists and tuples, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _refuse_host(func: Any, value: Any) -> None:
     """A capture bakes what lies in host memory, and cannot wait for a copy to it."""
-    if any(tensor.device.type == "cpu" for tensor in _tensors(value)):
+    if any(tensor.device.type == "cpu" for tensor in tensors_in(value)):
         raise CaptureError("host-memory", f"{func} is given a tensor on the CPU")
     if isinstance(value, torch.device) and value.type == "cpu":
         raise CaptureError("host-memory", f"{func} makes a tensor on the CPU")
@@ -156,7 +223,8 @@ class _Kernel:
         """Launch the kernel, and note what its parameters' names say."""
         reads, writes = _triton_operands(self._kernel, args, kwargs)
         name = str(getattr(getattr(self._kernel, "fn", None), "__name__", "triton"))
-        return self._observer.call(name, reads, writes, lambda: self._kernel.run(*args, **kwargs))
+        given = [*args, *kwargs.values()]
+        return self._observer.call(name, reads, writes, lambda: self._kernel.run(*args, **kwargs), given=given)
 
 
 def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[int], list[int]]:
@@ -169,8 +237,8 @@ def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     for position, value in enumerate(args):
         name = names[position] if position < len(names) else ""
         read_only = name.startswith(_READ_ONLY_NAMES) and name not in (mutated or ())
-        (reads if read_only else writes).extend(t.data_ptr() for t in _tensors(value))
-    writes.extend(t.data_ptr() for value in kwargs.values() for t in _tensors(value))
+        (reads if read_only else writes).extend(t.data_ptr() for t in tensors_in(value))
+    writes.extend(t.data_ptr() for value in kwargs.values() for t in tensors_in(value))
     return reads, writes
 
 

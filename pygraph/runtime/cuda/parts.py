@@ -1,4 +1,4 @@
-"""Makes a captured graph ready for its addresses to be patched: cut into segments, instantiated.
+"""Makes a captured graph ready for its addresses to be patched: words replaced, cut into segments, instantiated.
 
 What lies in which segment is ``segments``' business.
 """
@@ -6,20 +6,21 @@ What lies in which segment is ``segments``' business.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture
-from pygraph.runtime.cuda.nodes import CopyNode, GraphNode
+from pygraph.runtime.cuda.nodes import CopyNode, GraphNode, KernelNode
 from pygraph.runtime.driver import Program
-from pygraph.runtime.recording import Launch
+from pygraph.runtime.recording import WORD, Launch
 
-__all__ = ["Part", "anchor_copies", "split"]
+__all__ = ["Part", "anchor_copies", "split", "with_scratch"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,35 @@ def _clone(driver: ModuleType, graph: int, nodes: Sequence[GraphNode], begin: in
             call(driver.cuGraphDestroyNode, found)
     instance: Any = call(driver.cuGraphInstantiate, copy, 0)
     return Part(int(copy), int(instance), handles)
+
+
+def with_scratch(program: Program, nodes: Sequence[GraphNode]) -> tuple[GraphNode, ...]:
+    """``nodes`` with parameters in which inert words of other people's memory point at scratch memory.
+
+    Nothing is told to the graph here: a kernel's first patch hands over all of its parameters, before it first runs.
+    Raises CaptureError: ``foreign-address`` for a kernel that is never patched, ``invalid-program`` for what is no
+    word of a kernel, and without scratch memory.
+    """
+    recording, made = program.recording, list(nodes)
+    sizes = {a.key: a.nbytes for a in recording.allocations}
+    patched = {slot.launch for slot in program.slots if sizes[slot.kind, slot.index]}
+    for inert in program.inert:
+        if not inert.scratch:
+            continue
+        node, launch = made[inert.launch], recording.launches[inert.launch]
+        if not recording.scratch or not isinstance(node, KernelNode) or node.places[inert.word][1] != WORD:
+            raise CaptureError("invalid-program", f"word {inert.word} of {launch.name} cannot point at scratch memory")
+        if inert.launch not in patched:
+            said = f"{launch.name}: word {inert.word} is the only address of its kernel"
+            raise CaptureError("foreign-address", said, launch=inert.launch)
+        place, word = node.places[inert.word][0], launch.words[inert.word]
+        address = recording.scratch + (word - recording.scratch) % ALIGNMENT
+        made[inert.launch] = replace(node, blob=_written(node.blob, place, address))
+    return tuple(made)
+
+
+def _written(blob: bytes, place: int, word: int) -> bytes:
+    return blob[:place] + word.to_bytes(WORD, "little") + blob[place + WORD :]
 
 
 def anchor_copies(driver: ModuleType, program: Program, capture: CudaCapture) -> None:

@@ -17,12 +17,13 @@ import torch
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import call, succeeded
+from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
 from pygraph.runtime.digest import bits
 
 if TYPE_CHECKING:
     from pygraph.runtime.cuda.capture import Machine
 
-__all__ = ["PythonRegion"]
+__all__ = ["PythonRegion", "patchable"]
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -283,6 +284,17 @@ def _reach(value: torch.Tensor) -> tuple[int, int]:
 
 
 # -- nodes --------------------------------------------------------------------------------------------------------
+
+
+def patchable(driver: Any, node: GraphNode, handle: int) -> _Kernel | _Copy | _Fill:
+    """Node ``handle`` with the parameters that were captured in ``node``, ready for addresses to be written into."""
+    if isinstance(node, KernelNode):
+        return _Kernel(driver, handle, node.blob, node.layout)
+    if isinstance(node, CopyNode):
+        return _Copy(driver, handle)
+    if isinstance(node, FillNode):
+        return _Fill(driver, handle)
+    raise CaptureError("invalid-program", "a node without parameters")
 
 
 class _Kernel:

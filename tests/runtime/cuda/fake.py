@@ -31,6 +31,8 @@ class CUmemorytype(IntEnum):
 
 class CUpointer_attribute(IntEnum):
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2
+    CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11
+    CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12
 
 
 def shape(**changes: Any) -> dict[str, Any]:
@@ -121,5 +123,13 @@ class FakeDriver:
         return OK
 
     def cuPointerGetAttribute(self, attribute: int, address: int) -> tuple[Any, ...]:
-        inside = any(address in live for live in self.live)
-        return (0, CUmemorytype.CU_MEMORYTYPE_DEVICE) if inside else INVALID
+        live = next((live for live in self.live if address in live), None)
+        if live is None:
+            return INVALID
+        kinds = CUpointer_attribute
+        answers = {
+            kinds.CU_POINTER_ATTRIBUTE_MEMORY_TYPE: CUmemorytype.CU_MEMORYTYPE_DEVICE,
+            kinds.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: live.start,
+            kinds.CU_POINTER_ATTRIBUTE_RANGE_SIZE: len(live),
+        }
+        return (0, answers[kinds(attribute)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pygraph.runtime.cuda.accesses import with_accesses
 from pygraph.runtime.cuda.observation import Span
 from pygraph.runtime.driver import Slot
@@ -49,3 +51,53 @@ def test_launches_that_use_the_generators_memory_draw() -> None:
     capture.launch(5)
     launches = with_accesses(capture.launches, [], capture.allocations, [0x7E00_0000_0000, 0x7E00_0000_0200])
     assert [launch.random for launch in launches] == [True, False]
+
+
+def reach_of(name: str, reads: tuple[int, ...], *, exact: bool = True) -> frozenset[tuple[AllocationKind, int]] | None:
+    """What the second of three launches can reach, when its call ``name`` reads ``reads``."""
+    capture = Capture(0x7F00_0000_0000)
+    capture.input(64)
+    capture.constant(0x5500_0000_0000, 64)
+    capture.launch(1)
+    capture.input(0)
+    capture.pool(64)
+    capture.launch(2)
+    capture.launch(3)
+    capture.pool(64)
+    spans = [Span(0, 1, "aten.relu.default", (), ()), Span(1, 2, name, reads, ())]
+    launches = with_accesses(capture.launches, spans, capture.allocations, [], exact=exact)
+    assert [launch.call for launch in launches] == ["aten.relu.default", name, None]
+    assert launches[2].reach is None
+    return launches[1].reach
+
+
+X, WEIGHT, NOBODYS = 0x7F00_0000_0000, 0x5500_0000_0000, 0x7B00_0000_0000
+
+
+def test_an_operator_of_aten_reaches_what_it_was_given_and_what_it_made() -> None:
+    assert reach_of("aten.add.Tensor", (X + 8, WEIGHT, 0)) == {(INPUT, 0), (POOL, 0)}
+    assert reach_of("aten.add.Tensor", (X + 64 + 4096,)) == {(INPUT, 1), (POOL, 0)}
+
+
+def test_where_allocations_hold_several_pieces_it_reaches_all_of_them() -> None:
+    assert reach_of("aten.add.Tensor", (), exact=False) == {(POOL, 0), (POOL, 1)}
+
+
+@pytest.mark.parametrize("name", ["triton_poi_fused_0", "mylib.add.default", "aten_extra.add.default"])
+def test_others_may_reach_anything(name: str) -> None:
+    assert reach_of(name, (X,)) is None
+
+
+def test_an_operator_that_was_given_memory_of_nobodys_may_reach_anything() -> None:
+    assert reach_of("aten.add.Tensor", (X, NOBODYS)) is None
+
+
+def test_copies_and_fills_use_every_word() -> None:
+    capture = Capture()
+    x = capture.input(64)
+    capture.launch(x, x + 32, kind=LaunchKind.MEMCPY, signature=(8, 1, 1))
+    capture.launch(x, kind=LaunchKind.MEMSET, signature=(0, 1, 8))
+    spans = [Span(0, 2, "aten.copy_.default", (x,), (x,))]
+    launches = with_accesses(capture.launches, spans, capture.allocations, [])
+    assert [launch.reach for launch in launches] == [None, None]
+    assert [launch.call for launch in launches] == ["aten.copy_.default"] * 2

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.addresses import ALIGNMENT, CHUNK, GUARD, PAGE, Arenas
+from pygraph.runtime.cuda.addresses import ALIGNMENT, CHUNK, GUARD, PAGE, SCRATCH, Arenas
 
 
 class Memory:
@@ -25,7 +25,7 @@ class Memory:
     CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
     CUmemAllocationGranularity_flags = SimpleNamespace(CU_MEM_ALLOC_GRANULARITY_MINIMUM=0)
     CUmemAccess_flags = SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
-    CUdeviceptr = staticmethod(int)
+    CUdeviceptr = CUstream = staticmethod(int)
 
     def __init__(self) -> None:
         self.created = 0
@@ -33,6 +33,9 @@ class Memory:
         self.mapped: dict[int, int] = {}
         self.accessible: list[tuple[int, int]] = []
         self.exhausted = False
+        self.hints: list[int] = []
+        self.refuses_hints = False
+        self.filled: list[tuple[int, int, int, int]] = []
 
     def cuMemGetAllocationGranularity(self, properties: Any, flags: int) -> tuple[int, int]:
         return (0, 1 << 21)
@@ -42,8 +45,9 @@ class Memory:
         return (0, "page")
 
     def cuMemAddressReserve(self, nbytes: int, alignment: int, address: int, flags: int) -> tuple[int, int]:
-        if self.exhausted:
+        if self.exhausted or (address and self.refuses_hints):
             return (2, 0)
+        self.hints.append(address)
         base = 1 << 45 if not self.reserved else sum(self.reserved[-1])
         self.reserved.append((base, nbytes))
         return (0, base)
@@ -56,6 +60,12 @@ class Memory:
 
     def cuMemSetAccess(self, address: int, nbytes: int, access: Any, count: int) -> tuple[int]:
         self.accessible.append((address, nbytes))
+        return (0,)
+
+    def cuMemsetD8Async(self, address: int, value: int, nbytes: int, stream: int) -> tuple[int]:
+        assert self.covers(address)
+        assert self.covers(address + nbytes - 1)
+        self.filled.append((address, value, nbytes, stream))
         return (0,)
 
     def covers(self, address: int) -> bool:
@@ -121,3 +131,44 @@ def test_an_error_of_the_driver_is_named() -> None:
     memory.exhausted = True
     with pytest.raises(CaptureError, match="cuMemAddressReserve"):
         Arenas(memory, 0).lease().take(1)  # type: ignore[arg-type]
+
+
+def test_ranges_are_asked_for_where_small_numbers_are_no_addresses() -> None:
+    memory = Memory()
+    arenas = Arenas(memory, 0)  # type: ignore[arg-type]
+    for _ in range(3):
+        arenas.lease().take(100)
+    uppers = [{(hint + at) >> 32 for at in (0, CHUNK - 1)} for hint in memory.hints]
+    assert all(4096 < min(pair) <= max(pair) < 1 << 15 for pair in uppers)
+    assert all(max(pair) // 64 == min(pair) // 64 and min(pair) % 64 for pair in uppers)
+    assert len({min(pair) for pair in uppers}) == 3
+    assert all(hint % PAGE == 0 for hint in memory.hints)
+
+
+def test_where_that_place_cannot_be_had_another_is_taken() -> None:
+    memory = Memory()
+    memory.refuses_hints = True
+    address = Arenas(memory, 0).lease().take(100)  # type: ignore[arg-type]
+    assert memory.hints == [0]
+    assert memory.covers(address)
+
+
+def test_scratch_is_mapped_far_around_and_filled_once() -> None:
+    memory = Memory()
+    arenas = Arenas(memory, 0)  # type: ignore[arg-type]
+    address = arenas.scratch(77)
+    reach = SCRATCH // 2
+    assert address % ALIGNMENT == 0
+    assert all(memory.covers(place) for place in (address - reach, address, address + reach - 1))
+    assert arenas.scratch(77) == address
+    assert memory.created == PAGE
+    assert [(value, nbytes, stream) for _, value, nbytes, stream in memory.filled] == [(0xFF, PAGE, 77)]
+
+
+def test_every_captures_addresses_and_scratch_are_told_from_others() -> None:
+    arenas = Arenas(Memory(), 0)  # type: ignore[arg-type]
+    first, second = arenas.lease(), arenas.lease()
+    places = [first.take(100), second.take(100), arenas.scratch(0)]
+    arenas.give_back(first)
+    assert all(map(arenas.covers, places))
+    assert not arenas.covers(1 << 44)

@@ -1,4 +1,4 @@
-"""Addresses of memory that belongs to nobody are refused; numbers, constants and leftovers are not."""
+"""Addresses of memory that belongs to nobody are told with where they lie; numbers, constants and leftovers are not."""
 
 from __future__ import annotations
 
@@ -7,47 +7,79 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.foreign import refuse_foreign
+from pygraph.runtime.cuda.foreign import with_foreign
+from pygraph.runtime.recording import Foreign, ForeignMemory
 from tests.runtime.captures import Capture
 from tests.runtime.cuda.fake import FakeDriver
 
 LIVE = 0x7A00_0000_0000
+EARLIER = 0x7100_0000_0000
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    """Knows memory from LIVE on, of which torch says that the first block is in use and the second free."""
+    """Knows memory from LIVE on, of which torch says that the first block is in use and the second free, and the
+    stand-ins of an earlier capture."""
     made = FakeDriver()
-    made.live.add(range(LIVE, LIVE + 4096))
+    made.live |= {range(LIVE, LIVE + 4096), range(EARLIER, EARLIER + 4096)}
     blocks = [{"size": 1024, "state": "active_allocated"}, {"size": 1024, "state": "inactive"}]
+    later = {"address": LIVE + (1 << 30), "total_size": 512, "blocks": [{"size": 512, "state": "inactive"}]}
     segment = {"address": LIVE, "total_size": 2048, "blocks": blocks}
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [segment])
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [later, segment])
     return made
 
 
-def check(driver: Any, capture: Capture) -> None:
-    refuse_foreign(driver, capture.launches, capture.allocations, lambda word: word == 0x7000_0000_0000)
+def found(driver: Any, capture: Capture) -> tuple[Foreign, ...]:
+    """What is told of the only launch."""
+    (launch,) = with_foreign(
+        driver,
+        capture.launches,
+        capture.allocations,
+        lambda word: word == 0x7000_0000_0000,
+        lambda word: EARLIER <= word < EARLIER + 4096,
+    )
+    return launch.foreign
 
 
-def test_what_has_an_owner_or_is_a_number_passes(driver: FakeDriver) -> None:
+def test_what_has_an_owner_or_is_a_number_is_not_told(driver: FakeDriver) -> None:
     capture = Capture()
     x = capture.input(64)
     capture.constant(LIVE, 512)
     capture.launch(x, x + 64, LIVE + 8, 7, 1 << 60, 0x7000_0000_0000, 0x7B00_0000_0000)
-    check(driver, capture)
+    assert found(driver, capture) == ()
 
 
 def test_memory_that_torch_holds_but_nobody_uses_is_a_leftover(driver: FakeDriver) -> None:
     capture = Capture()
     capture.launch(LIVE + 1500)
-    check(driver, capture)
+    assert found(driver, capture) == ()
 
 
-@pytest.mark.parametrize("address", [LIVE + 600, LIVE + 3000])
-def test_memory_of_nobodys_is_refused(driver: FakeDriver, address: int) -> None:
+@pytest.mark.parametrize(
+    ("address", "memory"),
+    [
+        (LIVE, ForeignMemory.BLOCK),
+        (LIVE + 600, ForeignMemory.WITHIN),
+        (LIVE + 3000, ForeignMemory.OTHER),
+        (EARLIER + 8, ForeignMemory.STAND_IN),
+    ],
+)
+def test_memory_of_nobodys_is_told_with_where_it_lies(driver: FakeDriver, address: int, memory: ForeignMemory) -> None:
     capture = Capture()
-    capture.launch(1, address, name="gemm")
-    with pytest.raises(CaptureError, match="gemm: word 1 points into device memory of nobody's") as caught:
-        check(driver, capture)
-    assert caught.value.reason == "foreign-address"
+    capture.launch(1, address, address, name="gemm")
+    first, second = found(driver, capture)
+    assert (first.word, second.word) == (1, 2)
+    assert first.memory is second.memory is memory
+    assert f"{address:#x}, in " in first.detail
+
+
+def test_a_reader_is_told_the_range_and_the_use(driver: FakeDriver) -> None:
+    capture = Capture()
+    capture.launch(LIVE + 600)
+    (told,) = found(driver, capture)
+    where = f"in device memory of nobody's (4096 bytes from {LIVE:#x})"
+    assert told.detail == f"{LIVE + 600:#x}, {where}: torch uses 1024 bytes from {LIVE:#x} there"
+    capture = Capture()
+    capture.launch(LIVE + 3000)
+    (told,) = found(driver, capture)
+    assert told.detail.endswith(f"(4096 bytes from {LIVE:#x}), which torch does not hold")

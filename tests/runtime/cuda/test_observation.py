@@ -1,0 +1,147 @@
+"""Which call broke a capture: the first one after which the stream is not captured any more. Without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.cuda.observation import Observer, observing
+from pygraph.runtime.provenance import Failure, Origin, blamed, tracing
+
+
+class Stream:
+    """A capture that is told which nodes it has and whether it is intact."""
+
+    def __init__(self) -> None:
+        self.nodes, self.whole = 0, True
+        self.observer = Observer(lambda: self.nodes, lambda: self.whole)
+
+    def launch(
+        self, name: str, nodes: int = 1, *, breaks: bool = False, foreign: bool = False, result: Any = None
+    ) -> Any:
+        def run() -> Any:
+            self.nodes += nodes
+            self.whole = self.whole and not breaks
+            return result
+
+        return self.observer.call(name, (), (), run, foreign=foreign)
+
+
+def region(stream: Stream) -> None:
+    stream.launch("first")
+    stream.launch("second", breaks=True)
+    stream.launch("third")
+
+
+START = region.__code__.co_firstlineno
+ORIGINS = {START + i: Origin((f"node{i}",), (f"m.py:{i}",)) for i in range(4)}
+
+
+def failure(run: Callable[[Stream], Any], stream: Stream, origins: Mapping[int, Origin] = ORIGINS) -> Failure | None:
+    with tracing(run, origins):
+        with pytest.raises(CaptureError) as raised:
+            run(stream)
+        return blamed(raised.value)
+
+
+def test_a_call_that_breaks_the_capture_without_raising_is_blamed() -> None:
+    stream = Stream()
+    assert failure(region, stream) == Failure("second", ORIGINS[START + 2])
+    assert [span.name for span in stream.observer.spans] == ["first"]
+    assert stream.observer.failed == "second"
+
+
+def test_what_breaks_it_between_two_calls_is_nobodys() -> None:
+    stream = Stream()
+    stream.launch("first")
+    stream.whole = False
+    with tracing(region, {}), pytest.raises(CaptureError, match="code before second") as raised:
+        stream.launch("second")
+    assert stream.observer.failed is None
+    assert blamed(raised.value) is None
+
+
+def test_spans_say_where_they_stand() -> None:
+    stream = Stream()
+
+    def fine(stream: Stream) -> None:
+        stream.launch("first")
+        stream.launch("second", 0)
+        stream.launch("third", 2)
+
+    first = fine.__code__.co_firstlineno
+    origins = {first + i: Origin((f"node{i}",)) for i in range(4)}
+    with tracing(fine, origins):
+        fine(stream)
+    assert [(s.name, s.begin, s.end, s.origin) for s in stream.observer.spans] == [
+        ("first", 0, 1, origins[first + 1]),
+        ("third", 1, 3, origins[first + 3]),
+    ]
+    assert [s.name for s in stream.observer.silent] == ["second"]
+
+
+def test_an_allocation_may_be_of_every_call_that_was_under_way() -> None:
+    stream = Stream()
+    for name, nodes in (("a", 2), ("b", 0), ("c", 3)):
+        stream.launch(name, nodes)
+    makers = {born: sorted(span.name for span in stream.observer.makers(born)) for born in range(6)}
+    assert makers == {0: ["a"], 1: ["a"], 2: ["a", "b", "c"], 3: ["c"], 4: ["c"], 5: ["c"]}
+
+
+def test_a_doubt_about_a_node_blames_the_call_that_it_came_from() -> None:
+    stream = Stream()
+    with tracing(region, ORIGINS):
+        stream.launch("first", 2)
+        stream.launch("second", 2)
+        stream.observer.fail_at(9)
+        assert stream.observer.failed is None
+        stream.observer.fail_at(3)
+    assert stream.observer.failed == "second"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "foreign", "result", "refused"),
+    [
+        (0, True, torch.ones(2), True),
+        (0, True, [torch.ones(0), torch.ones(1)], True),
+        (0, True, torch.ones(0), False),
+        (0, True, None, False),
+        (1, True, torch.ones(2), False),
+        (0, False, torch.ones(2), False),
+    ],
+)
+def test_work_that_is_not_captured_is_noticed(nodes: int, foreign: bool, result: Any, refused: bool) -> None:
+    stream = Stream()
+    if not refused:
+        assert stream.launch("op", nodes, foreign=foreign, result=result) is result
+        return
+    with pytest.raises(CaptureError, match="op adds nothing to the capture") as raised:
+        stream.launch("op", nodes, foreign=foreign, result=result)
+    assert raised.value.reason == "uncaptured-work"
+
+
+def item(args: list[Any]) -> Any:
+    x = args[0]
+    return x.sum().item()
+
+
+def test_operators_that_need_the_host_are_blamed_before_they_run() -> None:
+    stream, on_device, on_host = Stream(), torch.ones(2, device="meta"), torch.ones(2)
+    origins = {item.__code__.co_firstlineno + 2: Origin(("item",), ("m.py:9",))}
+    with tracing(item, origins), observing(stream.observer, item) as run:
+        with pytest.raises(CaptureError) as raised:
+            run([on_device])
+        found = blamed(raised.value)
+    assert raised.value.reason == "host-read"
+    assert found == Failure("aten._local_scalar_dense.default", Origin(("item",), ("m.py:9",)))
+    with tracing(item, origins), observing(stream.observer, item) as run:
+        with pytest.raises(CaptureError) as raised:
+            run([on_host])
+        found = blamed(raised.value)
+    assert raised.value.reason == "host-memory"
+    assert found is not None
+    assert found.name == "aten.sum.default"

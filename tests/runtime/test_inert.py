@@ -1,0 +1,278 @@
+"""Words that read as addresses and are no operands: numbers, and bytes that nobody set. They never stop a region whose
+calls use nothing but their operands, and what is an operand is never taken for one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pygraph.runtime.capturing import capture
+from pygraph.runtime.cuda.nodes import KernelNode
+from pygraph.runtime.cuda.parts import with_scratch
+from pygraph.runtime.driver import Inert, Program, Slot
+from pygraph.runtime.layout import plan
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.recording import Allocation, AllocationKind, Foreign, ForeignMemory, Recording
+from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.slots import SlotTable, discover, resolve
+from tests.runtime.captures import Capture
+from tests.runtime.fake import FakeDriver, double
+
+INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
+HERE, THERE = 0x7F00_0000_0000, 0x6600_0000_0000
+LIVE = 0x7A00_0000_0000
+SCRATCH = 0x5100_0800_0000
+
+Reach = frozenset[tuple[AllocationKind, int]]
+
+
+def both(*, reach: Reach | None, words: tuple[int, int], foreign: ForeignMemory | None = None) -> SlotTable | Refusal:
+    """Discover what one word is, ``words`` in either capture, beside an operand: inputs 0 and 1 are the allocations."""
+    made: list[Recording] = []
+    for base, gap, word in ((HERE, 4096, words[0]), (THERE, 8192, words[1])):
+        recorded = Capture(base, gap)
+        operand = recorded.input(64)
+        recorded.input(64)
+        strange = () if foreign is None else (Foreign(1, foreign, f"{word:#x} of nobody's"),)
+        recorded.launch(operand, word, name="sum", call="aten.sum.default", reach=reach, foreign=strange)
+        made.append(recorded.recording())
+    return discover(*made)
+
+
+OPERAND: Reach = frozenset({(INPUT, 0)})
+SECOND = (HERE + 64 + 4096, THERE + 64 + 8192)
+"""Where input 1 lies in either capture."""
+
+DOUBTS = {
+    "half-address": (SECOND[0], 77),
+    "unpaired-address": (SECOND[0] + 8, SECOND[1]),
+    "unmoved-address": (SECOND[0], SECOND[0]),
+}
+
+
+@pytest.mark.parametrize("reason", DOUBTS)
+def test_an_address_of_what_a_call_cannot_use_stays_as_captured(reason: str) -> None:
+    table = both(reach=OPERAND, words=DOUBTS[reason])
+    assert isinstance(table, SlotTable)
+    assert table.slots == (Slot(0, 0, INPUT, 0, 0),)
+    assert table.inert == (Inert(0, 1, call="aten.sum.default"),)
+    (note,) = table.notes
+    assert note.startswith("1 word read as addresses of what their calls do not use")
+    assert note.endswith("(first: sum word 1 of aten.sum.default)")
+
+
+@pytest.mark.parametrize("reason", DOUBTS)
+def test_where_a_call_may_use_anything_it_is_refused(reason: str) -> None:
+    refusal = both(reach=None, words=DOUBTS[reason])
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == reason
+
+
+@pytest.mark.parametrize("reason", ["half-address", "unpaired-address"])
+def test_a_doubt_about_what_a_call_was_given_is_refused(reason: str) -> None:
+    """Two allocations that change places from one capture to the next look like this, and are operands."""
+    refusal = both(reach=OPERAND | {(INPUT, 1)}, words=DOUBTS[reason])
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == reason
+
+
+def test_the_end_of_one_and_start_of_another_stays_ambiguous() -> None:
+    made = []
+    for base in (HERE, THERE):
+        recorded = Capture(base)
+        x = recorded.input(256)
+        recorded.pool(64, x + 256)
+        recorded.launch(x + 256, reach=frozenset())
+        made.append(recorded.recording())
+    refusal = discover(*made)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "ambiguous-address"
+
+
+@pytest.mark.parametrize(
+    ("memory", "word", "outcome"),
+    [
+        (ForeignMemory.STAND_IN, 0x3_0400_0000, "left"),
+        (ForeignMemory.WITHIN, LIVE + 8, "left"),
+        (ForeignMemory.BLOCK, LIVE, "scratch"),
+        (ForeignMemory.BLOCK, 0x3_0400_0000, "refused"),
+        (ForeignMemory.OTHER, LIVE, "refused"),
+    ],
+)
+@pytest.mark.parametrize("again", [0, 512])
+def test_memory_of_nobodys(memory: ForeignMemory, word: int, outcome: str, again: int) -> None:
+    found = both(reach=OPERAND, words=(word, word + again), foreign=memory)
+    if outcome == "refused":
+        assert isinstance(found, Refusal)
+        assert found.reason == "foreign-address"
+        assert found.detail == f"word 1 is {word:#x} of nobody's (in a call of aten.sum.default)"
+    else:
+        assert isinstance(found, SlotTable)
+        assert found.inert == (Inert(0, 1, outcome == "scratch", "aten.sum.default"),)
+
+
+@pytest.mark.parametrize("memory", list(ForeignMemory))
+def test_a_call_that_may_use_anything_may_use_it(memory: ForeignMemory) -> None:
+    refusal = both(reach=None, words=(LIVE, LIVE), foreign=memory)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, refusal.launch) == ("foreign-address", "sum")
+
+
+def test_notes_count_what_points_at_scratch() -> None:
+    table = both(reach=OPERAND, words=(LIVE, LIVE), foreign=ForeignMemory.BLOCK)
+    assert isinstance(table, SlotTable)
+    assert table.notes == ("1 word that nobody sets point at scratch memory (first: sum word 1 of aten.sum.default)",)
+
+
+def test_another_size_with_an_address_where_there_was_none_is_captured_twice() -> None:
+    """A reduction that is split at one size only has a workspace at that size only."""
+
+    def sized(base: int, gap: int, *, split: bool) -> Recording:
+        recorded = Capture(base, gap)
+        x, workspace = recorded.input(64), recorded.pool(64)
+        recorded.launch(x, workspace if split else 0, reach=frozenset({(INPUT, 0), (POOL, 0)}))
+        return recorded.recording()
+
+    table = discover(sized(HERE, 64, split=False), sized(THERE, 128, split=False))
+    assert isinstance(table, SlotTable)
+    assert resolve(sized(0x7000_0000_0000, 64, split=False), table) is not None
+    assert resolve(sized(0x7000_0000_0000, 64, split=True), table) is None
+
+
+def test_the_first_allocation_that_differs_is_named() -> None:
+    first, second = Capture(), Capture(THERE)
+    for recorded, nbytes in ((first, 64), (second, 80)):
+        recorded.input(8)
+        recorded.launch(1)
+        recorded.pool(nbytes)
+    refusal = discover(first.recording(), second.recording())
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "unstable-allocations"
+    expected = "pool 0 of 64 bytes before launch 1, then pool 0 of 80 bytes before launch 1 (2 allocations, then 2)"
+    assert refusal.detail == expected
+    second.allocations.pop()
+    shorter = discover(first.recording(), second.recording())
+    assert isinstance(shorter, Refusal)
+    assert shorter.detail.startswith("pool 0 of 64 bytes before launch 1, then nothing (2 allocations, then 1)")
+
+
+def test_of_three_captures_two_have_to_agree() -> None:
+    """The first and the third do, the second allocated something else."""
+    driver = FakeDriver()
+    driver.edits = [lambda made: None, _resize, lambda made: None]
+    made = capture(double, driver, [torch.ones(4)], RegionOptions())
+    assert not isinstance(made, Refusal)
+    assert driver.captures == 3
+
+
+def _resize(made: Capture) -> None:
+    made.allocations[-1] = replace(made.allocations[-1], nbytes=4096)
+
+
+# -- whatever lies in unset words -----------------------------------------------------------------------------------
+
+SIZES = (256, 1024, 64)
+KINDS = ("stand-in", "block", "within", "own", "number", "differs")
+
+Rubbish = tuple[str, int, int]
+
+
+@st.composite
+def launches(draw: st.DrawFn) -> list[list[Rubbish | tuple[str, int, int]]]:
+    """Launches of words: operands (allocation, offset), and rubbish of every kind (value in either capture)."""
+    operand = st.tuples(st.just("operand"), st.integers(0, 2), st.integers(0, 63))
+    rubbish = st.tuples(st.sampled_from(KINDS), st.integers(0, 7), st.integers(0, 7))
+    return draw(st.lists(st.lists(st.one_of(operand, rubbish), min_size=1, max_size=6), min_size=1, max_size=5))
+
+
+def written(base: int, gap: int, side: int, program: list[list[Rubbish]]) -> tuple[Recording, set[Slot]]:
+    """One capture of ``program``, and the slots that it has in truth. Calls are given input 0 and what they name."""
+    recorded = Capture(base, gap)
+    starts = [recorded.input(SIZES[0]), recorded.pool(SIZES[1]), recorded.pool(SIZES[2]), recorded.input(4096)]
+    truth: set[Slot] = set()
+    for index, words in enumerate(program):
+        values: list[int] = []
+        strange: list[Foreign] = []
+        given_: set[tuple[AllocationKind, int]] = set()
+        for position, (kind, *numbers) in enumerate(words):
+            if kind == "operand":
+                owner = recorded.allocations[numbers[0]]
+                given_.add(owner.key)
+                truth.add(Slot(index, position, *owner.key, numbers[1]))
+                values.append(starts[numbers[0]] + numbers[1])
+                continue
+            value, memory = rubbish_of(kind, numbers[side], starts[3])
+            values.append(value)
+            if memory is not None:
+                strange.append(Foreign(position, memory, f"{value:#x}"))
+        facts = {"call": "aten.op.default", "reach": frozenset(given_), "foreign": tuple(strange)}
+        recorded.launch(*values, **facts)  # type: ignore[arg-type]
+    return recorded.recording(displaced=True, alignment=512, scratch=SCRATCH), truth
+
+
+def rubbish_of(kind: str, number: int, unused: int) -> tuple[int, ForeignMemory | None]:
+    """What lies in an unset word, and what the driver says of it. ``unused`` is where memory lies that no call uses."""
+    if kind == "stand-in":
+        return 0x3A51_0000_0000 + 4096 * number, ForeignMemory.STAND_IN
+    if kind == "block":
+        return LIVE + 512 * number, ForeignMemory.BLOCK
+    if kind == "within":
+        return LIVE + 512 * number + 8, ForeignMemory.WITHIN
+    if kind == "own":
+        return unused + 16 * number, None
+    return (HERE + 16 * 7 if kind == "number" else 1000 + number), None
+
+
+@settings(deadline=None, max_examples=150)
+@given(launches())
+def test_rubbish_never_stops_a_region_and_never_hides_an_operand(program: list[list[Rubbish]]) -> None:
+    first, truth = written(HERE, 4096, 0, program)
+    second, same = written(THERE, 8192, 1, program)
+    assert truth == same
+    table = discover(first, second)
+    assert isinstance(table, SlotTable), table
+    assert truth <= set(table.slots)
+    operands = {(slot.launch, slot.word) for slot in truth}
+    inert = {(word.launch, word.word): word for word in table.inert}
+    assert not operands & inert.keys()
+    blocks = {(i, w) for i, words in enumerate(program) for w, word in enumerate(words) if word[0] == "block"}
+    assert {place for place, word in inert.items() if word.scratch} == blocks
+    check_parameters(first, table, blocks)
+
+
+def check_parameters(recording: Recording, table: SlotTable, blocks: set[tuple[int, int]]) -> None:
+    """In the parameters, those words are scratch addresses of the same residue, and every other byte is as captured."""
+    patched = {slot.launch for slot in table.slots}
+    kept = tuple(word for word in table.inert if word.launch in patched)
+    layout = plan(recording, table.slots, alignment=512)
+    program = Program(recording, table.slots, layout, tuple(range(len(recording.launches))), {}, kept)
+    nodes = [_node(launch.words) for launch in recording.launches]
+    for launch, node in zip(recording.launches, with_scratch(program, nodes), strict=True):
+        assert isinstance(node, KernelNode)
+        for position, captured in enumerate(launch.words):
+            word = int.from_bytes(node.blob[8 * position : 8 * position + 8], "little")
+            if launch.index in patched and (launch.index, position) in blocks:
+                assert word % 512 == captured % 512
+                assert 0 <= word - SCRATCH < 512
+            else:
+                assert word == captured
+
+
+def _node(words: tuple[int, ...]) -> KernelNode:
+    places = tuple((8 * i, 8) for i in range(len(words)))
+    return KernelNode(1, b"".join(word.to_bytes(8, "little") for word in words), places, places)
+
+
+def test_what_the_driver_does_not_know_of_real_memory_is_refused() -> None:
+    made = []
+    for base in (HERE, THERE):
+        recorded = Capture(base)
+        recorded.launch(recorded.input(8), LIVE, reach=OPERAND)
+        made.append(recorded.recording())
+    refusal = discover(made[0], made[1], [Allocation(INPUT, 0, LIVE, 64)])
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "unmoved-address"
