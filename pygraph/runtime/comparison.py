@@ -5,40 +5,52 @@ Whatever happens here, the caller's tensors see exactly one run, random state ad
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from pygraph.errors import ReplayError
-from pygraph.runtime.digest import TOLERANCE, digest, same_bytes, span
-from pygraph.runtime.driver import Driver, Executable
-from pygraph.runtime.outcome import Outcome, difference, distance, observe, same_state
+from pygraph.runtime.digest import digest, same_bytes, span
+from pygraph.runtime.divergence import Finding, Suspect, diagnose
+from pygraph.runtime.driver import Driver, Executable, Program, Transient
+from pygraph.runtime.outcome import Outcome, difference, observe, results, same_state
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.snapshot import Block, Snapshot, blocks, take
+from pygraph.runtime.tolerance import RUNS, Spread, Unlike, beyond, repeats, unrepeated, widened
 
 __all__ = ["Scope", "Verdict", "compare", "rewind", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
+_UNSTEADY, _ANOTHER_RUN = "non-deterministic: ", "in another uncaptured run"
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What a comparison has to know: arguments that may be ``written``, those whose storage offset is baked
-    (``sensitive``), the ``budget`` in bytes for copies, and whether results may be close instead of equal."""
+    (``sensitive``), the ``budget`` in bytes for copies, the ``spread`` that was found, where the region does not
+    repeat itself, and the ``program`` in which the launch that differs is looked for, if it is to be."""
 
     written: frozenset[int]
     sensitive: frozenset[int]
     budget: int
-    tolerant: bool = False
+    spread: Spread | None = None
+    program: Program | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The uncaptured run's ``outputs``, which answer the call, and whether the replay may be used from now on."""
+    """The uncaptured run's ``outputs``, which answer the call, and whether the replay may be used from now on.
+
+    ``spread`` is that of a region which does not repeat itself.
+    """
 
     outputs: Sequence[Any]
     refusal: Refusal | None
-    tolerant: bool = False
+    spread: Spread | None = None
 
 
 def rewind(driver: Driver, state: object) -> None:
@@ -50,28 +62,65 @@ def rewind(driver: Driver, state: object) -> None:
 def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope) -> Verdict:
     """Replay on copies of ``args``, then run ``fn`` on ``args`` themselves, and hold one against the other.
 
-    Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. If they are
-    unequal, ``fn`` runs again on copies: if it repeats its own result, the replay is wrong and refused
-    (``comparison-failed``); if it does not, the region is non-deterministic and the replay is held to TOLERANCE.
+    Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. If values are
+    unequal, ``fn`` runs RUNS times more on copies: if it repeats its own result, the replay is wrong and refused
+    (``comparison-failed``); where it does not, the region is non-deterministic, and a replay is held to what uncaptured
+    runs differ by. All but the run that answers the call uses the driver's transient memory, or, where that has no room
+    beside what the allocator keeps for later, ordinary memory.
     Raises what ``fn`` raises on ``args``, and ReplayError if the replay damaged an argument that it should only read
     and that was too large to copy.
+    """
+    with driver.transient(args) as transient:
+        verdict = _compare(fn, driver, executable, args, scope, transient)
+    if isinstance(verdict, Refusal):
+        verdict = _compare(fn, driver, executable, args, scope, contextlib.nullcontext)
+    if not isinstance(verdict, Refusal):
+        return verdict
+    return Verdict(fn(list(args)), verdict)
+
+
+def _compare(
+    fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope, transient: Transient
+) -> Verdict | Refusal:
+    """The same with one kind of memory; a Refusal if there was too little, and then ``fn`` has not run on ``args``.
+
+    Nothing refers to ``transient`` memory any more when this returns.
     """
     trial: _Trial | None = None
     first: _First | Refusal
     try:
-        trial = _Trial(fn, driver, executable, args, scope)
-        first = trial.replay_on_copies()
+        with transient():
+            trial = _Trial(fn, driver, executable, args, scope)
+            first = trial.replay_on_copies()
     except ReplayError:
         raise
+    except torch.OutOfMemoryError as error:
+        return _no_room(error)
     except Exception as error:  # noqa: BLE001 - kernels and allocations raise anything; the uncaptured run answers the call
         first = Refusal("replay-raised", f"{type(error).__name__}: {error}")
+    if trial is not None and isinstance(first, Refusal):
+        first = trial.explained(first, args)
     outputs = fn(list(args))
     if trial is None or isinstance(first, Refusal):
         return Verdict(outputs, first if isinstance(first, Refusal) else None)
+    return _judged(trial, first, outputs, transient)
+
+
+def _judged(trial: _Trial, first: _First, outputs: Sequence[Any], transient: Transient) -> Verdict:
+    """The verdict on a replay, and where it is wrong, the launch that is."""
     try:
-        return trial.judge(first, outputs)
+        with transient():
+            verdict = trial.judge(first, outputs)
+    except torch.OutOfMemoryError as error:
+        return Verdict(outputs, _no_room(error))
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
         return Verdict(outputs, Refusal("comparison-failed", f"{type(error).__name__}: {error}"))
+    refusal = verdict.refusal
+    return verdict if refusal is None else replace(verdict, refusal=trial.explained(refusal, first.pristine))
+
+
+def _no_room(error: torch.OutOfMemoryError) -> Refusal:
+    return Refusal("comparison-budget", f"no memory for copies: {(str(error).splitlines() or [''])[0]}")
 
 
 def verify(
@@ -80,40 +129,50 @@ def verify(
     """Answer a call by a replay that was compared with a run of ``fn`` on copies made before.
 
     None, with nothing changed, when there is no room for copies, when ``fn`` raises, or when the executable declines.
-    Raises ReplayError, naming the region ``name`` and the output, when they differ.
+    Raises ReplayError, naming the region ``name``, the output, and the first launch that differs, when they differ.
     """
     trial = _Trial(fn, driver, executable, args, scope)
     if trial.over_budget:
         return None
-    try:
-        copies = take(args, trial.copied).args
-        expected = fn(list(copies))
-    except Exception:  # noqa: BLE001 - whatever it is, the uncaptured run on the real arguments raises it to the caller
-        rewind(driver, trial.rng)
+    with driver.transient(args) as transient:
+        return _verify(trial, name, transient)
+
+
+def _verify(trial: _Trial, name: str, transient: Transient) -> Sequence[Any] | None:
+    with transient():
+        expected = trial.run_on_copies()
+    if expected is None:
         return None
-    reference = observe(expected, copies, trial.watched, driver.snapshot_rng())
-    rewind(driver, trial.rng)
-    if not scope.tolerant:
-        expected, copies = (), []
-    outputs = executable.replay(args)
+    outputs = trial.executable.replay(trial.args)
     if outputs is None:
         return None
-    if scope.tolerant:
-        differs = distance(expected, outputs, (copies, args), trial.watched)
-    else:
-        differs = difference(reference, observe(outputs, args, trial.watched, driver.snapshot_rng()))
+    with transient():
+        differs = trial.unlike(expected, outputs)
     if differs is not None:
-        raise ReplayError(f"region {name}: a replay differs from an uncaptured run: {differs}")
+        found = trial.diagnosed(expected.pristine, tolerant=trial.scope.spread is not None)
+        where = "" if found is None else f"; {found.text}"
+        raise ReplayError(f"region {name}: a replay differs from an uncaptured run: {differs}{where}")
     return outputs
 
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """The compared replay's outcome; arguments of which nobody wrote the written ones; and those it ran on."""
+    """The compared replay's outcome; arguments of which nobody wrote the written ones; and those it ran on, until they
+    are let go of."""
 
     outcome: Outcome
     pristine: list[Any]
     copies: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """An uncaptured run's outcome, and what it left, where bits alone will not tell; arguments of which nobody wrote
+    the written ones, where a launch may have to be looked for."""
+
+    outcome: Outcome
+    results: list[Any]
+    pristine: list[Any] = field(default_factory=list)
 
 
 class _Trial:
@@ -130,6 +189,8 @@ class _Trial:
         self.copied = every if self.all_copied else self.written
         self.over_budget = not self.all_copied and 2 * saved > scope.budget
         self.read_in_place = [] if self.all_copied else [p for b in every if b not in self.written for p in b.members]
+
+    # -- before the first replay ----------------------------------------------------------------------------------
 
     def replay_on_copies(self) -> _First | Refusal:
         """The replay that is judged. Random state is brought back; the caller's tensors are not written."""
@@ -154,33 +215,107 @@ class _Trial:
         reference = self._observe(outputs, self.args)
         if not self._unread_unchanged(first.copies):
             return Verdict(outputs, Refusal("comparison-failed", "an argument is written though no launch says so"))
+        first.copies.clear()
         differs = difference(reference, first.outcome)
         if differs is None:
             return Verdict(outputs, None)
+        unlike = difference(reference, first.outcome, values=False)
+        if unlike is not None:
+            return Verdict(outputs, Refusal("comparison-failed", f"replayed: {unlike}"))
         try:
-            return self._judge_again(first, outputs, reference, differs)
+            found = self._judge_again(first, outputs, reference)
         finally:
             rewind(self.driver, reference.rng)
+        if not isinstance(found, Refusal):
+            return Verdict(outputs, None, found)
+        return Verdict(outputs, found)
 
-    def _judge_again(self, first: _First, outputs: Sequence[Any], reference: Outcome, differs: str) -> Verdict:
-        """Whose fault a difference is: a wrong replay's, or the region's own, which then is held to a tolerance."""
-        again = self._again(first)
-        repeated = self._observe(self.fn(list(again)), again)
-        if difference(reference, repeated) is None:
-            return Verdict(outputs, Refusal("comparison-failed", f"replayed: {differs}"))
-        again = self._again(first)
-        replayed = self.executable.replay(again)
-        if replayed is None:
-            return Verdict(outputs, Refusal("replay-declined", "the second of two replays"))
-        if not same_state(self.driver.snapshot_rng(), reference.rng):
-            return Verdict(
-                outputs, Refusal("comparison-failed", "replayed: the random state afterwards is another one")
-            )
-        far = distance(outputs, replayed, (self.args, again), self.watched)
-        if far is None:
-            return Verdict(outputs, None, tolerant=True)
-        detail = f"non-deterministic, and {far} is off by more than {TOLERANCE} eps of its largest value"
-        return Verdict(outputs, Refusal("comparison-failed", detail))
+    def _judge_again(self, first: _First, outputs: Sequence[Any], reference: Outcome) -> Spread | Refusal:
+        """Whose fault a difference in values is: a wrong replay's, or the region's own, which has a spread then."""
+        left = results(outputs, self.args, self.watched)
+        spread: Spread = (None,) * len(left)
+        for _ in range(RUNS):
+            wider = self._run_again(first, left, reference, spread)
+            if isinstance(wider, Refusal):
+                return wider
+            spread = wider
+        if repeats(spread):
+            return Refusal("comparison-failed", f"replayed: {difference(reference, first.outcome)}")
+        wrong = unrepeated(spread, reference.equal(first.outcome))
+        if wrong is not None:
+            return _unsteady(f"{reference.name(wrong.index)} {wrong.how}")
+        return self._replay_again(first, left, reference, spread)
+
+    def _run_again(self, first: _First, left: list[Any], reference: Outcome, spread: Spread) -> Spread | Refusal:
+        """``spread`` with one more uncaptured run, on copies, held against what the first one ``left``."""
+        copies = self._again(first)
+        outputs = self.fn(list(copies))
+        outcome = self._observe(outputs, copies)
+        unlike = difference(reference, outcome, values=False)
+        if unlike is not None:
+            return _unsteady(f"{_ANOTHER_RUN}, {unlike}")
+        found = widened(spread, left, results(outputs, copies, self.watched), reference.equal(outcome))
+        if isinstance(found, Unlike):
+            return _unsteady(f"{_ANOTHER_RUN}, {reference.name(found.index)} {found.how}")
+        return found
+
+    def _replay_again(self, first: _First, left: list[Any], reference: Outcome, spread: Spread) -> Spread | Refusal:
+        """``spread``, if another replay on copies lies within it."""
+        copies = self._again(first)
+        outputs = self.executable.replay(copies)
+        if outputs is None:
+            return Refusal("replay-declined", "the second of two replays")
+        unlike = self._beyond(_Expected(reference, left), outputs, copies, spread)
+        return spread if unlike is None else _unsteady(unlike)
+
+    # -- on every call --------------------------------------------------------------------------------------------
+
+    def run_on_copies(self) -> _Expected | None:
+        """What an uncaptured run does; None where it raises. Random state is brought back."""
+        try:
+            pristine = [] if self.scope.program is None else take(self.args, self.written).args
+            copies = take(self.args, self.copied).args
+            outputs = self.fn(list(copies))
+        except Exception:  # noqa: BLE001 - whatever it is, the uncaptured run on the real arguments raises it to the caller
+            rewind(self.driver, self.rng)
+            return None
+        outcome = self._observe(outputs, copies)
+        rewind(self.driver, self.rng)
+        kept = [] if self.scope.spread is None else results(outputs, copies, self.watched)
+        return _Expected(outcome, kept, pristine)
+
+    def unlike(self, expected: _Expected, outputs: Sequence[Any]) -> str | None:
+        """In what a replay on the caller's own arguments differs from an uncaptured run."""
+        if self.scope.spread is None:
+            return difference(expected.outcome, self._observe(outputs, self.args))
+        return self._beyond(expected, outputs, self.args, self.scope.spread)
+
+    # -- either ---------------------------------------------------------------------------------------------------
+
+    def explained(self, refusal: Refusal, pristine: list[Any]) -> Refusal:
+        """``refusal`` with the launch that differs, if it is about a wrong replay of ``pristine`` arguments."""
+        unsteady = refusal.detail.startswith(_UNSTEADY) and _ANOTHER_RUN not in refusal.detail
+        if refusal.reason != "replay-raised" and not unsteady and not refusal.detail.startswith("replayed: "):
+            return refusal
+        found = self.diagnosed(pristine, tolerant=unsteady)
+        return refusal if found is None else found.added_to(refusal)
+
+    def diagnosed(self, pristine: list[Any], *, tolerant: bool) -> Finding | None:
+        """The launch in which a replay differs. Not to be called within transient memory: it may capture."""
+        scope = self.scope
+        return diagnose(
+            Suspect(self.fn, self.driver, scope.program, pristine, self.rng, scope.budget, scope.sensitive, tolerant)
+        )
+
+    def _beyond(self, expected: _Expected, outputs: Sequence[Any], args: list[Any], spread: Spread) -> str | None:
+        """In what a replay differs by more than ``spread`` allows."""
+        outcome = self._observe(outputs, args)
+        unlike = difference(expected.outcome, outcome, values=False)
+        if unlike is not None:
+            return f"replayed: {unlike}"
+        left = results(outputs, args, self.watched)
+        found = beyond(spread, expected.results, left, expected.outcome.equal(outcome))
+        return None if found is None else f"{outcome.name(found.index)} {found.how}"
 
     def _observe(self, outputs: Sequence[Any] | None, args: Sequence[Any]) -> Outcome:
         return observe(outputs or (), args, self.watched, self.driver.snapshot_rng())
@@ -210,6 +345,10 @@ class _Trial:
 
     def _fingerprints(self) -> list[bytes]:
         return [digest(span(self.args[p])) for p in self.read_in_place]
+
+
+def _unsteady(detail: str) -> Refusal:
+    return Refusal("comparison-failed", f"{_UNSTEADY}{detail}")
 
 
 def _nbytes(chosen: Sequence[Block]) -> int:

@@ -1,4 +1,4 @@
-"""Fingerprints of tensors by their bits, and the tolerance for regions that do not repeat themselves.
+"""Fingerprints of tensors by their bits.
 
 Bits, not values: a NaN equals itself and ``-0.0`` is not ``0.0``. What is compared with what is ``comparison``'s.
 """
@@ -11,13 +11,7 @@ import struct
 
 import torch
 
-__all__ = ["TOLERANCE", "bits", "close", "digest", "extent", "same_bytes", "span", "words_digest"]
-
-TOLERANCE = 64
-"""A non-deterministic region may differ by TOLERANCE · eps(dtype) · max|reference|, for each output by itself.
-
-Re-ordered additions of n terms differ by about sqrt(n) · eps of the largest partial sum; 64 allows some 4,000 terms.
-"""
+__all__ = ["bits", "digest", "extent", "same_bytes", "span", "words_digest"]
 
 _CHUNK = 1 << 20
 _MULTIPLIERS = ((0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9), (0x14D049BB133111EB, 0x2545F4914F6CDD1D))
@@ -87,29 +81,3 @@ def bits(value: object) -> tuple[str, object]:
     if isinstance(value, float):
         return ("float", struct.pack("<d", value))
     return (type(value).__name__, value)
-
-
-def close(reference: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether ``other`` lies within TOLERANCE of ``reference`` everywhere, with NaN and infinities at the same places.
-
-    Integers and booleans must be equal.
-    """
-    if reference.shape != other.shape or reference.dtype != other.dtype:
-        return False
-    if not (reference.is_floating_point() or reference.is_complex()):
-        return torch.equal(reference, other)
-    finite = torch.isfinite(reference)
-    if not torch.equal(finite, torch.isfinite(other)) or not _same_exceptions(reference[~finite], other[~finite]):
-        return False
-    wide = torch.complex128 if reference.is_complex() else torch.float64
-    expected, actual = reference[finite].to(wide), other[finite].to(wide)
-    if not expected.numel():
-        return True
-    bound = TOLERANCE * torch.finfo(reference.dtype).eps * expected.abs().max()
-    return bool(((expected - actual).abs() <= bound).all())
-
-
-def _same_exceptions(reference: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether values that are not finite are the same; a NaN is any NaN."""
-    both_nan = torch.isnan(reference) & torch.isnan(other)
-    return bool((both_nan | (reference == other)).all())

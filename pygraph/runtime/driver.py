@@ -7,12 +7,16 @@ Everything above a driver (keys, slots, layout, comparison, life of a region) is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pygraph.runtime.recording import AllocationKind, Recording
 
-__all__ = ["Driver", "Executable", "Layout", "Program", "Slot"]
+__all__ = ["Driver", "Executable", "Inert", "Layout", "Program", "Slot", "Transient"]
+
+Transient = Callable[[], AbstractContextManager[object]]
+"""Within ``with transient():``, entered as often as one likes, what this thread allocates is transient memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,18 @@ class Slot:
     kind: AllocationKind
     index: int
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inert:
+    """A word that reads as an address, but is no operand's: a number, or bytes that nobody set. It stays as captured;
+    with ``scratch``, it is an address of somebody's memory and is replaced by one of the recording's scratch memory.
+    ``call`` names the call that its launch came from."""
+
+    launch: int
+    word: int
+    scratch: bool = False
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +60,8 @@ class Program:
 
     ``order`` is the order in which launches run (a permutation of their indices; the recorded order by default).
     ``alignment`` gives, for each tensor argument, the bytes that a replayed address must be congruent to the
-    captured one by; an address that is not is copied first when the argument is only read.
+    captured one by; an address that is not is copied first when the argument is only read. ``inert`` lists the words
+    that read as addresses and are not slots.
     """
 
     recording: Recording
@@ -52,6 +69,7 @@ class Program:
     layout: Layout
     order: tuple[int, ...]
     alignment: dict[int, int]
+    inert: tuple[Inert, ...] = ()
 
 
 class Executable(Protocol):
@@ -105,4 +123,15 @@ class Driver(Protocol):
 
     def restore_rng(self, state: object) -> None:
         """Bring back what ``snapshot_rng`` returned."""
+        ...
+
+    def spare_bytes(self) -> int:
+        """Bytes of the current device's memory that copies may take for a moment."""
+        ...
+
+    def transient(self, args: Sequence[Any]) -> AbstractContextManager[Transient]:
+        """Memory on the device of ``args`` for what nobody keeps; leaving gives it back to the system.
+
+        A tensor that is alive even then goes on being valid, and holds its part of it.
+        """
         ...

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from pygraph.runtime.digest import bits
-from pygraph.runtime.driver import Executable
+from pygraph.runtime.driver import Executable, Program
 from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.tolerance import Spread
 
 __all__ = ["ScalarKey", "Variant", "VariantTable", "signature"]
 
@@ -62,10 +63,10 @@ def signature(args: Sequence[Any], sensitive: Collection[int]) -> Hashable | Ref
 class Variant:
     """One combination of key and signature: how often it ran uncaptured, and what became of it.
 
-    It is captured when it ran ``wanted`` times.
+    It is captured when it ran ``wanted`` times. ``program`` is kept where every replay is compared.
     """
 
-    __slots__ = ("executable", "key", "ran", "refusal", "signature", "tolerant", "wanted", "written")
+    __slots__ = ("executable", "key", "program", "ran", "refusal", "signature", "spread", "wanted", "written")
 
     def __init__(self, key: Hashable, facts: Hashable, wanted: int) -> None:
         self.key = key
@@ -73,8 +74,9 @@ class Variant:
         self.wanted = wanted
         self.ran = 0
         self.executable: Executable | None = None
+        self.program: Program | None = None
         self.refusal: Refusal | None = None
-        self.tolerant = False
+        self.spread: Spread | None = None
         self.written: frozenset[int] = frozenset()
 
     @property
@@ -159,7 +161,7 @@ class VariantTable:
         with self._lock:
             held = [v.executable for v in self._captured.values() if v.executable is not None]
             for variant in self._captured.values():
-                variant.executable = None
+                variant.executable = variant.program = None
             self._captured.clear()
             self._tracked.clear()
             self._by_key.clear()
@@ -167,7 +169,7 @@ class VariantTable:
 
     def _evict(self) -> list[Executable]:
         name, variant = self._captured.popitem(last=False)
-        executable, variant.executable = variant.executable, None
+        executable, variant.executable, variant.program = variant.executable, None, None
         variant.postpone()
         self._tracked[name] = variant
         if len(self._tracked) > self._max_tracked:

@@ -17,7 +17,8 @@ class RegionOptions:
     ``max_captures``: executables that one region holds; the least recently used goes. ``max_tracked``: variants
     whose occurrences are remembered while they are not captured. ``max_refusals``: captures that fail before a
     region without any executable is left off for good (one, where no scalar tells calls apart).
-    ``comparison_budget``: bytes that copies of arguments may take while a replay is compared. ``reuse_workspace``:
+    ``comparison_budget``: bytes that copies of arguments may take while a replay is compared, by default what the
+    driver can spare. ``reuse_workspace``:
     whether intermediates that are never alive together share bytes. ``alignment``: bytes that an argument's address
     stays congruent by. ``verify_always``: compare every replay with an uncaptured run. Raises OptionError when a
     value is out of range.
@@ -27,13 +28,15 @@ class RegionOptions:
     max_captures: int = 16
     max_tracked: int = 256
     max_refusals: int = 2
-    comparison_budget: int = 1 << 30
+    comparison_budget: int | None = None
     reuse_workspace: bool = True
     alignment: int = 16
     verify_always: bool = False
 
     def __post_init__(self) -> None:
-        least = {"capture_after": 2, "max_captures": 1, "max_tracked": 1, "max_refusals": 1, "comparison_budget": 0}
+        least = {"capture_after": 2, "max_captures": 1, "max_tracked": 1, "max_refusals": 1}
+        if self.comparison_budget is not None:
+            least["comparison_budget"] = 0
         for name, minimum in least.items():
             value = getattr(self, name)
             if value < minimum:

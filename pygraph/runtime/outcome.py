@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.digest import bits, close, digest, extent, span
+from pygraph.runtime.digest import bits, digest, extent, span
 
-__all__ = ["Outcome", "difference", "distance", "observe", "same_state"]
+__all__ = ["Outcome", "difference", "observe", "results", "same_state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,16 @@ class Outcome:
     arguments: dict[int, bytes]
     rng: object
 
+    def equal(self, other: Outcome) -> list[bool]:
+        """For each of ``results``, whether two runs of one structure left the same bits."""
+        mine, theirs = (*self.contents, *self.arguments.values()), (*other.contents, *other.arguments.values())
+        return [a == b for a, b in zip(mine, theirs, strict=True)]
+
+    def name(self, index: int) -> str:
+        """What one of ``results`` is called."""
+        outputs = len(self.contents)
+        return f"output {index}" if index < outputs else f"argument {list(self.arguments)[index - outputs]}"
+
 
 def observe(outputs: Sequence[Any], args: Sequence[Any], watched: Collection[int], rng: object) -> Outcome:
     """The outcome of a run that returned ``outputs`` and left ``args``; ``watched`` arguments are fingerprinted."""
@@ -37,38 +47,24 @@ def observe(outputs: Sequence[Any], args: Sequence[Any], watched: Collection[int
     return Outcome(_structure(outputs, args), contents, arguments, rng)
 
 
-def difference(reference: Outcome, other: Outcome) -> str | None:
-    """The first thing in which two runs differ, or None."""
+def results(outputs: Sequence[Any], args: Sequence[Any], watched: Collection[int]) -> list[Any]:
+    """What a run left: its outputs, then the ``watched`` arguments by position."""
+    return [*outputs, *(args[position] for position in sorted(watched))]
+
+
+def difference(reference: Outcome, other: Outcome, *, values: bool = True) -> str | None:
+    """The first thing in which two runs differ, or None. Without ``values``: in structure or random state."""
     if len(reference.structure) != len(other.structure):
         return f"{len(other.structure)} outputs instead of {len(reference.structure)}"
     for index, (expected, actual) in enumerate(zip(reference.structure, other.structure, strict=True)):
         if expected != actual:
             return f"output {index} is {actual} instead of {expected}"
-        if reference.contents[index] != other.contents[index]:
+        if values and reference.contents[index] != other.contents[index]:
             return f"output {index} has other values"
     for position, fingerprint in reference.arguments.items():
-        if other.arguments[position] != fingerprint:
+        if values and other.arguments[position] != fingerprint:
             return f"argument {position} has other values afterwards"
     return None if same_state(reference.rng, other.rng) else "the random state afterwards is another one"
-
-
-def distance(
-    reference: Sequence[Any],
-    other: Sequence[Any],
-    arguments: tuple[Sequence[Any], Sequence[Any]],
-    watched: Collection[int],
-) -> str | None:
-    """The first output or watched argument of ``other`` that is not ``close`` to the reference's, or None."""
-    expected_args, actual_args = arguments
-    if _structure(reference, expected_args) != _structure(other, actual_args):
-        return "the structure of the outputs"
-    for index, (expected, actual) in enumerate(zip(reference, other, strict=True)):
-        if isinstance(expected, torch.Tensor) and not close(expected, actual):
-            return f"output {index}"
-    for position in sorted(watched):
-        if not close(expected_args[position], actual_args[position]):
-            return f"argument {position}"
-    return None
 
 
 def same_state(a: object, b: object) -> bool:

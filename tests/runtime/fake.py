@@ -5,14 +5,15 @@ Tests script it: what a capture says or raises, what a replay computes, when it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any
 
 import torch
 
 from pygraph.runtime.digest import bits, extent
-from pygraph.runtime.driver import Program
+from pygraph.runtime.driver import Program, Transient
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.recording import Access, Recording
 from pygraph.runtime.region import Region
@@ -65,7 +66,8 @@ class FakeExecutable:
 
 class FakeDriver:
     """``written``: arguments that the recorded launch writes (None: unknown). ``edits``, one per capture to come,
-    change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region."""
+    change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region.
+    ``within``: whether transient memory is in use now; ``given_back``: how often it was given back."""
 
     name = "fake"
 
@@ -80,6 +82,8 @@ class FakeDriver:
         self.captures = 0
         self.executables: list[FakeExecutable] = []
         self.programs: list[Program] = []
+        self.within = False
+        self.given_back = 0
 
     def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
         self.captures += 1
@@ -112,6 +116,26 @@ class FakeDriver:
     def restore_rng(self, state: object) -> None:
         assert isinstance(state, torch.Tensor)
         torch.set_rng_state(state)
+
+    def spare_bytes(self) -> int:
+        return 1 << 30
+
+    @contextlib.contextmanager
+    def transient(self, args: Sequence[Any]) -> Iterator[Transient]:
+        try:
+            yield self._inside
+        finally:
+            assert not self.within
+            self.given_back += 1
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        assert not self.within
+        self.within = True
+        try:
+            yield
+        finally:
+            self.within = False
 
 
 def double(args: list[Any]) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""Fingerprints by bits, extents, and the tolerance."""
+"""Fingerprints by bits, and extents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.digest import bits, close, digest, extent, same_bytes, span, words_digest
+from pygraph.runtime.digest import bits, digest, extent, same_bytes, span, words_digest
 
 DTYPES = [
     torch.float32,
@@ -98,28 +98,3 @@ def test_bits_of_scalars() -> None:
     assert bits(1) != bits(True)
     assert bits(1) != bits(1.0)
     assert bits(None) == bits(None)
-
-
-@pytest.mark.parametrize(
-    ("reference", "other", "expected"),
-    [
-        ([1.0, 100.0], [1.0 + 1e-4, 100.0], True),
-        ([1.0, 100.0], [1.0 + 1e-2, 100.0], False),
-        ([math.nan, math.inf, 1.0], [math.nan, math.inf, 1.0], True),
-        ([math.inf, 1.0], [-math.inf, 1.0], False),
-        ([math.nan, 1.0], [1.0, 1.0], False),
-        ([math.nan], [math.nan], True),
-        ([], [], True),
-        ([1.0], [1.0, 1.0], False),
-    ],
-)
-def test_close(reference: list[float], other: list[float], expected: bool) -> None:
-    assert close(torch.tensor(reference), torch.tensor(other)) is expected
-
-
-def test_close_is_exact_for_integers_and_knows_complex_numbers() -> None:
-    assert close(torch.tensor([3]), torch.tensor([3]))
-    assert not close(torch.tensor([3]), torch.tensor([4]))
-    assert not close(torch.tensor([3]), torch.tensor([3.0]))
-    assert close(torch.tensor([1 + 1j]), torch.tensor([1 + 1.000001j]))
-    assert not close(torch.tensor([1 + 1j]), torch.tensor([1 + 1.1j]))

@@ -124,7 +124,7 @@ def test_a_region_that_is_dropped_frees_its_captures_at_once() -> None:
     region = region_of(call)
     for seed in range(3):
         check(region, call, call.fresh(seed))
-    last: Any = region._last
+    (last,) = [v.executable for v in region._variants.under(region._key.of(call.fresh(2)))]
     known = [weakref.ref(region), weakref.ref(last)]
     del region, last
     assert [ref() for ref in known] == [None, None]

@@ -12,7 +12,8 @@ from pygraph.errors import ReplayError
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.region import Region
 from tests.runtime.fake import FakeDriver
-from tests.runtime.test_comparison import Case, jitter, wrong_byte
+from tests.runtime.test_comparison import Case, wrong_byte
+from tests.runtime.test_unsteady import noise
 
 
 def test_verify_always_compares_each_call() -> None:
@@ -52,11 +53,72 @@ def test_verify_always_without_room_runs_uncaptured() -> None:
     assert case.region.record.replays == 0
 
 
-def test_verify_always_holds_non_deterministic_regions_to_the_tolerance() -> None:
-    options = RegionOptions(verify_always=True)
-    region = Region(jitter(1e-6), FakeDriver(written=(1,)), name="toy", options=options)
+def test_verify_always_answers_from_memory_that_is_kept() -> None:
+    driver = FakeDriver(written=(1,))
+    within: list[bool] = []
+
+    def look(args: list[Any]) -> Sequence[Any]:
+        within.append(driver.within)
+        args[1].add_(1)
+        return [args[0].sum()]
+
+    region = Region(look, driver, name="toy", options=RegionOptions(verify_always=True))
+    for _ in range(2):
+        region([torch.ones(4), torch.zeros(4)])
+    within.clear()
+    region([torch.ones(4), torch.zeros(4)])
+    assert within == [True, False], "uncaptured on copies, then the replay"
+    assert driver.given_back == 2
+
+
+def noisy_region() -> tuple[Region, FakeDriver]:
+    """A captured region that is off by up to a tenth of its argument, and writes another argument."""
+    draw = noise(0)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        x, state = args
+        state.add_(1)
+        return [x * (10 + draw(64)), x * 2]
+
+    driver = FakeDriver(written=(1,))
+    region = Region(fn, driver, name="toy", options=RegionOptions(verify_always=True))
+    for _ in range(2):
+        region([torch.ones(64), torch.zeros(4)])
+    assert region.record.captures == 1, region.record
+    return region, driver
+
+
+def test_verify_always_allows_what_uncaptured_runs_differ_by_at_any_magnitude() -> None:
+    region, _ = noisy_region()
     state = torch.zeros(4)
-    for _ in range(4):
-        region([torch.ones(4), state, 3])
-    assert region.record.replays == 2
-    assert state.tolist() == [4.0] * 4
+    for power in range(-6, 7):
+        region([torch.ones(64) * 10.0**power, state])
+    assert region.record.replays == 13
+    assert state.tolist() == [13.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (0, r"output 0 is off by \S+, allowed are \S+ \(uncaptured runs are \S+ apart\)"),
+        (1, "output 1 has other values, though uncaptured runs agree on it bit for bit"),
+    ],
+)
+def test_verify_always_allows_no_more_than_that(index: int, words: str) -> None:
+    region, driver = noisy_region()
+
+    def wrong(args: list[Any]) -> Sequence[Any]:
+        outputs = list(region._fn(args))
+        outputs[index][3] += 20 if index == 0 else 1e-6
+        return outputs
+
+    driver.kernel = wrong
+    with pytest.raises(ReplayError, match=f"region toy: a replay differs from an uncaptured run: {words}"):
+        region([torch.ones(64), torch.zeros(4)])
+
+
+def test_verify_always_sees_what_no_tolerance_is_for() -> None:
+    region, driver = noisy_region()
+    driver.kernel = lambda args: [*region._fn(args), torch.rand(1)][:2]
+    with pytest.raises(ReplayError, match="the random state afterwards is another one"):
+        region([torch.ones(64), torch.zeros(4)])

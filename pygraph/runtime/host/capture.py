@@ -15,6 +15,7 @@ from pygraph.runtime.host.arena import Arena
 from pygraph.runtime.host.interception import module_constants, rebind, recording
 from pygraph.runtime.host.launches import HostCapture
 from pygraph.runtime.host.recorder import Recorder
+from pygraph.runtime.provenance import forgive
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 
 __all__ = ["capture_region"]
@@ -53,6 +54,7 @@ def _argument(recorder: Recorder, index: int, value: Any) -> Any:
 
 def _run(recorder: Recorder, fn: types.FunctionType, arguments: Sequence[Any]) -> Sequence[Any]:
     rebound = rebind(recorder, fn)
+    forgive()
     try:
         with torch.inference_mode(False), torch.no_grad(), recording(recorder):
             returned = rebound(list(arguments))

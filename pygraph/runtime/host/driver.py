@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -9,14 +10,18 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.driver import Executable, Program
+from pygraph.runtime.driver import Executable, Program, Transient
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.instantiate import make_graph
 from pygraph.runtime.host.launches import HostCapture
+from pygraph.runtime.host.stepping import HostStepper, trace
 from pygraph.runtime.recording import Recording
+from pygraph.runtime.stepping import Stepper, Watcher
 
 __all__ = ["HostDriver", "HostExecutable"]
+
+Function = Callable[[list[Any]], Sequence[Any]]
 
 
 class HostExecutable:
@@ -38,6 +43,9 @@ class HostExecutable:
         """Give back everything that the executable holds; replaying afterwards returns None."""
         self._graph.close()
         self._kept = ()
+
+
+_SPARE = 1 << 30
 
 
 class HostDriver:
@@ -62,6 +70,14 @@ class HostDriver:
             raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
         return HostExecutable(make_graph(self._native, program, payload), (*payload.constants, *payload.libraries))
 
+    def stepper(self, program: Program, fn: Function, args: Sequence[Any]) -> Stepper:  # noqa: ARG002
+        """Each launch of ``program`` by itself, on what the recording holds."""
+        return HostStepper(self._native, program)
+
+    def trace(self, program: Program, fn: Function, args: list[Any], watcher: Watcher) -> Sequence[Any]:
+        """Run ``fn`` uncaptured, with its kernels and operators observed."""
+        return trace(program, fn, args, watcher)
+
     def snapshot_rng(self) -> torch.Tensor:
         """The state of the default CPU generator."""
         return torch.get_rng_state()
@@ -71,3 +87,11 @@ class HostDriver:
         if not isinstance(state, torch.Tensor):
             raise TypeError(f"a generator's state is a tensor, not {type(state).__name__}")
         torch.set_rng_state(state)
+
+    def spare_bytes(self) -> int:
+        """A fixed amount: what is free on a host is not one program's to take."""
+        return _SPARE
+
+    def transient(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[Transient]:  # noqa: ARG002
+        """Ordinary memory: the system gets back what is freed on the CPU."""
+        return contextlib.nullcontext(contextlib.nullcontext)

@@ -16,7 +16,7 @@ from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.host.launches import HostCapture, OperatorLaunch
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Output, OutputKind
 
-__all__ = ["make_graph"]
+__all__ = ["add_launch", "make_graph", "native_word"]
 
 _WORKSPACE = 0
 """The native number of the workspace; arguments and fresh allocations come after it."""
@@ -30,10 +30,10 @@ def make_graph(native: ModuleType, program: Program, capture: HostCapture) -> An
     arguments = _add_arguments(graph, program, capture)
     fresh = _add_fresh(graph, program)
     for launch, payload in zip(program.recording.launches, capture.launches, strict=True):
-        _add_launch(graph, launch, payload)
+        add_launch(graph, launch, payload)
     for slot in program.slots:
         source, delta = _place(program, slot, arguments, fresh)
-        word = _native_word(capture.launches[slot.launch], slot.word)
+        word = native_word(capture.launches[slot.launch], slot.word)
         graph.add_patch(slot.launch, word, source, delta)
     for position, output in enumerate(program.recording.outputs):
         _add_output(native, graph, program, output, capture.same.get(position))
@@ -110,7 +110,8 @@ def _add_fresh(graph: Any, program: Program) -> dict[int, int]:
     return {index: graph.add_fresh(sizes[index]) for index in program.layout.fresh}
 
 
-def _add_launch(graph: Any, launch: Launch, payload: Kernel | OperatorLaunch) -> None:
+def add_launch(graph: Any, launch: Launch, payload: Kernel | OperatorLaunch) -> None:
+    """Give ``graph`` its next launch, with the words that were recorded."""
     if isinstance(payload, OperatorLaunch):
         graph.add_operator(payload.call, list(payload.moves), list(payload.results), payload.below_autograd)
         return
@@ -130,7 +131,7 @@ def _place(program: Program, slot: Slot, arguments: dict[int, int], fresh: dict[
     raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
 
 
-def _native_word(payload: Kernel | OperatorLaunch, word: int) -> int:
+def native_word(payload: Kernel | OperatorLaunch, word: int) -> int:
     """The position of a word among those that the native launch holds: a kernel's floats are kept apart."""
     if isinstance(payload, OperatorLaunch):
         return word

@@ -17,8 +17,9 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.host.kernels import Kernel, find_kernel, is_native_function
 from pygraph.runtime.host.operators import record_operator
 from pygraph.runtime.host.recorder import Recorder
+from pygraph.runtime.provenance import blame
 
-__all__ = ["module_constants", "rebind", "recording"]
+__all__ = ["is_composite", "module_constants", "over", "rebind", "recording"]
 
 _guards: Any = dynamo_guards
 
@@ -39,12 +40,12 @@ def rebind(recorder: Recorder, fn: types.FunctionType) -> Callable[..., Any]:
     copied: dict[str, Any] = {}
     for name, value in fn.__globals__.items():
         if isinstance(value, types.FunctionType) and value.__globals__ is fn.__globals__:
-            copied[name] = _over(value, copied)
+            copied[name] = over(value, copied)
         elif isinstance(value, types.BuiltinFunctionType):
             copied[name] = _builtin(recorder, fn, name, value, known)
         else:
             copied[name] = _refusal("unknown-kernel", name) if _is_foreign_code(value) else value
-    return _over(fn, copied)
+    return over(fn, copied)
 
 
 def recording(recorder: Recorder) -> AbstractContextManager[Any]:
@@ -55,7 +56,8 @@ def recording(recorder: Recorder) -> AbstractContextManager[Any]:
 # -- globals ------------------------------------------------------------------------------------------------------
 
 
-def _over(fn: types.FunctionType, module: dict[str, Any]) -> types.FunctionType:
+def over(fn: types.FunctionType, module: dict[str, Any]) -> types.FunctionType:
+    """``fn`` with ``module`` for its globals."""
     copy = types.FunctionType(fn.__code__, module, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy
@@ -87,14 +89,27 @@ def _kernel_stub(recorder: Recorder, name: str, value: types.BuiltinFunctionType
             found.append(find_kernel(name, value, source))
         recorder.kernel(found[0], args)
 
-    return stub
+    return _watched(name, stub)
 
 
 def _refusal(reason: str, detail: str) -> Callable[..., Any]:
     def refuse(*_args: Any, **_kwargs: Any) -> Any:
         raise CaptureError(reason, detail)
 
-    return refuse
+    return _watched(detail, refuse)
+
+
+def _watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, blamed as ``name`` for whatever it raises."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception:
+            blame(name)
+            raise
+
+    return run
 
 
 def _allocators(recorder: Recorder) -> Mapping[Any, Callable[..., Any]]:
@@ -133,15 +148,19 @@ class _Operators(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
-        if isinstance(func, OpOverload) and _is_composite(func):
+        if isinstance(func, OpOverload) and is_composite(func):
             with self:
                 result = func.decompose(*args, **named)
             if result is not NotImplemented:
                 return result
-        return record_operator(self._recorder, func, args, named)
+        try:
+            return record_operator(self._recorder, func, args, named)
+        except Exception:
+            blame(str(func))
+            raise
 
 
-def _is_composite(op: OpOverload) -> bool:
+def is_composite(op: OpOverload) -> bool:
     """Whether ``op`` is defined by other operators alone; it only gets here where autograd keys are switched off."""
     defined = op.has_kernel_for_dispatch_key
     return defined(DispatchKey.CompositeImplicitAutograd) and not defined(DispatchKey.CPU)

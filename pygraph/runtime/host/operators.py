@@ -25,7 +25,7 @@ from pygraph.runtime.host.recorder import Recorder, Use
 from pygraph.runtime.host.signature import describe, leaves
 from pygraph.runtime.recording import AllocationKind
 
-__all__ = ["record_operator"]
+__all__ = ["fresh_results", "operand_uses", "record_operator"]
 
 _BUILT_IN = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized"})
 """Namespaces whose schemas tell all that an operator reads and writes."""
@@ -86,6 +86,20 @@ def record_operator(recorder: Recorder, op: Any, args: Sequence[Any], kwargs: Ma
     if call.name in _EMPTY:
         return recorder.allocate(*_layout(call, results[0]))
     return _record(recorder, call, results)
+
+
+def operand_uses(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Use] | None:
+    """The tensors that are the first words of the launch that ``op`` is recorded as; None for a view or an allocation,
+    which is none."""
+    call = _Call(op, tuple(args), kwargs)
+    return None if _is_view(call) or call.name in _EMPTY else list(_uses(call))
+
+
+def fresh_results(op: OpOverload, returned: Any) -> list[torch.Tensor]:
+    """The tensors that are the last words of that launch: those of ``returned`` that are no arguments."""
+    declared = op._schema.returns
+    values = returned if len(declared) > 1 else [returned][: len(declared)]
+    return [t for r, value in zip(declared, values, strict=True) if r.alias_info is None for t in leaves(value)]
 
 
 # -- what cannot be recorded --------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.host.arena import Arena
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.host.launches import OperatorLaunch
+from pygraph.runtime.provenance import here
 from pygraph.runtime.recording import Access, Allocation, AllocationKind, Launch, LaunchKind
 
 __all__ = ["Recorder", "Use"]
@@ -178,7 +179,10 @@ class Recorder:
         known = accesses if exact else None
         kept = frozenset() if exact else self._only_read(uses)
         index = len(self.launches)
-        self.launches.append(Launch(index, kind, name, tuple(words), signature, known, random=random, read_only=kept))
+        origin = here()
+        self.launches.append(
+            Launch(index, kind, name, tuple(words), signature, known, origin.loc, random, kept, origin.nodes)
+        )
 
     def _only_read(self, uses: Sequence[Use]) -> frozenset[tuple[AllocationKind, int]]:
         """The allocations among ``uses`` that none of them writes."""

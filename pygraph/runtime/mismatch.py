@@ -1,0 +1,56 @@
+"""How the bytes that a launch left differ from the tensor that they should be, element by element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pygraph.runtime.digest import extent
+from pygraph.runtime.stepped_memory import POISON
+from pygraph.runtime.tolerance import Gap, beyond, gap
+
+__all__ = ["Mismatch", "dense", "mismatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """``count`` of ``total`` elements differ, by at most ``largest`` where that can be said. ``unset``: all of them
+    hold what memory holds that nobody wrote."""
+
+    count: int
+    total: int
+    largest: float | None
+    unset: bool
+
+    def __str__(self) -> str:
+        by = "" if self.largest is None else f", off by up to {self.largest:.3g}"
+        return f"{self.count} of {self.total} elements with other bits{by}"
+
+
+def mismatch(expected: torch.Tensor, data: torch.Tensor, *, tolerant: bool = False) -> Mismatch | None:
+    """How ``data``, as many bytes as ``expected`` spans, differs from it in its elements; None where it does not.
+
+    Gaps between elements do not count. With ``tolerant``, what any re-ordered sum may differ by is no difference.
+    """
+    reference = expected.detach()
+    actual = data.clone().view(reference.dtype).as_strided(reference.size(), reference.stride(), 0)
+    left, right = _element_bytes(reference), _element_bytes(actual)
+    different = (left != right).any(1)
+    count = int(different.sum())
+    if not count or (tolerant and beyond((0.0,), [reference], [actual], [False]) is None):
+        return None
+    unset = bool((right[different] == POISON).all())
+    apart = gap(reference, actual) if reference.is_floating_point() else None
+    return Mismatch(count, different.numel(), apart.distance if isinstance(apart, Gap) else None, unset)
+
+
+def dense(tensor: torch.Tensor) -> int:
+    """The bytes that ``tensor`` fills from its first one on without a gap; 0 where it has gaps."""
+    nbytes = tensor.numel() * tensor.element_size()
+    return nbytes if nbytes == extent(tensor) else 0
+
+
+def _element_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.contiguous().view(-1)
+    return flat.view(torch.uint8).view(flat.numel(), tensor.element_size())

@@ -1,0 +1,231 @@
+"""The launch that makes a replay on CUDA wrong is named. Faults are put into slots, and stay within guarded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pygraph
+from pygraph.backend import pygraph as backend
+from pygraph.errors import ReplayError
+from pygraph.runtime import region as region_module
+from pygraph.runtime.capturing import Captured
+from pygraph.runtime.cuda import CudaDriver
+from pygraph.runtime.cuda.capture import CudaCapture
+from pygraph.runtime.divergence import Finding, Suspect, diagnose
+from pygraph.runtime.driver import Driver, Program, Slot
+from pygraph.runtime.outcome import same_state
+from pygraph.runtime.recording import AllocationKind
+from tests.gpu.replays import Function, captured
+from tests.gpu.test_operators import CASES, rand, region
+from tests.runtime.regions import copy_arguments, same_bits
+
+NOTHING = "no launch differs when each is run by itself"
+
+
+def found(driver: Driver, fn: Function, args: Sequence[Any], program: Program) -> Finding:
+    """The diagnosis, after which arguments and random state are what they were."""
+    before, state = copy_arguments(args), driver.snapshot_rng()
+    finding = diagnose(Suspect(fn, driver, program, list(args), state, 1 << 30))
+    assert finding is not None, "the driver was not asked"
+    assert same_bits(list(args), before), "an argument was written"
+    assert same_state(driver.snapshot_rng(), state), "the random state moved"
+    return finding
+
+
+def call_of(program: Program, launch: int) -> range:
+    """The launches of the call that ``launch`` came from."""
+    payload = program.recording.payload
+    assert isinstance(payload, CudaCapture)
+    spans = [span for span in payload.spans if span.begin <= launch < span.end]
+    return range(spans[0].begin, spans[0].end) if spans else range(launch, launch + 1)
+
+
+def shifted(program: Program, slot: Slot, distance: int) -> Program:
+    slots = (replace(each, offset=each.offset + distance) if each is slot else each for each in program.slots)
+    return replace(program, slots=tuple(slots))
+
+
+def exchanged(program: Program, launch: int) -> Program:
+    """``program`` in which a launch is given its first two arguments in each other's place."""
+    slots = [s for s in program.slots if s.launch == launch and s.kind is AllocationKind.INPUT]
+    one, two = slots[0], next(s for s in slots if s.index != slots[0].index)
+    changed = {
+        one: replace(one, index=two.index, offset=two.offset),
+        two: replace(two, index=one.index, offset=one.offset),
+    }
+    return replace(program, slots=tuple(changed.get(slot, slot) for slot in program.slots))
+
+
+# -- plain operators ----------------------------------------------------------------------------------------------
+
+
+def steps(x: torch.Tensor, y: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """No index and no semaphore among the operands: a wrong one cannot lead anywhere else."""
+    both = torch.cat([x.sin(), y])
+    total.add_(both.sum(0))
+    kept = F.dropout(torch.softmax(both, -1), 0.3)
+    return kept[1:], both.clone(), total, x, torch.empty(0, 3, device=x.device)
+
+
+def steps_arguments() -> tuple[torch.Tensor, ...]:
+    return rand(12, 16), rand(8, 16), rand(16)
+
+
+REGIONS = {
+    "steps": (region(steps), steps_arguments),
+    "pointwise": (region(CASES["pointwise"][0]), CASES["pointwise"][1]),
+    "views": (region(CASES["views"][0]), CASES["views"][1]),
+    "copies": (region(CASES["copies"][0]), CASES["copies"][1]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_found_in_a_right_program(driver: Driver, name: str) -> None:
+    function, make = CASES[name]
+    fn, args = region(function), make()
+    finding = found(driver, fn, args, captured(driver, fn, args).program)
+    unset = "leaves unset what the uncaptured run may have set" in finding.text
+    assert unset or finding.text.startswith(NOTHING), finding.text
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_the_launch_with_a_wrong_slot_is_named(driver: Driver, name: str) -> None:
+    fn, make = REGIONS[name]
+    args = make()
+    program = captured(driver, fn, args).program
+    named: set[int] = set()
+    for slot in program.slots:
+        finding = found(driver, fn, args, shifted(program, slot, 64))
+        where = f"slot {slot} of {program.recording.launches[slot.launch].name}: {finding.text}"
+        if finding.launch is None:  # a word that nobody looks at
+            assert finding.text.startswith(NOTHING), where
+            continue
+        assert finding.launch.index in call_of(program, slot.launch), where
+        named |= set(call_of(program, slot.launch))
+    launches = set(range(len(program.recording.launches)))
+    assert named == launches, f"never named: {[program.recording.launches[i].name for i in launches - named]}"
+
+
+@pytest.mark.parametrize("name", ["mm", "mm_double", "attention"])
+def test_operands_that_were_exchanged(driver: Driver, name: str) -> None:
+    function, make = CASES[name]
+    fn = region(function)
+    args = [arg.clone() for arg in make()] if name == "attention" else [rand(64, 64), rand(64, 64)]
+    program = captured(driver, fn, args).program
+    launch = next(
+        i
+        for i in range(len(program.recording.launches))
+        if len({s.index for s in program.slots if s.launch == i and s.kind is AllocationKind.INPUT}) > 1
+    )
+    finding = found(driver, fn, args, exchanged(program, launch))
+    assert finding.launch is not None, finding.text
+    assert finding.launch.index in call_of(program, launch), finding.text
+    assert "is the first that differs" in finding.text
+
+
+# -- Triton kernels -----------------------------------------------------------------------------------------------
+
+
+class Twins:
+    """Each capture is made twice, right and with a fault. Once ``armed``, the wrong one is replayed and verified."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, driver: type, fault: Callable[[Program], Program]) -> None:
+        self.armed = False
+        self.wrong: dict[int, Captured] = {}
+        self._fault, self._patch, self._driver = fault, monkeypatch, driver
+        self._capture, self._verify = region_module.capture, region_module.verify
+        monkeypatch.setattr(region_module, "capture", self.capture)
+        monkeypatch.setattr(region_module, "verify", self.verify)
+
+    def capture(self, *args: Any) -> Any:
+        right = self._driver.instantiate
+
+        def instantiate(driver: Any, program: Program) -> Any:
+            object.__setattr__(program, "slots", self._fault(program).slots)
+            return right(driver, program)
+
+        with self._patch.context() as patch:
+            patch.setattr(self._driver, "instantiate", instantiate)
+            wrong = self._capture(*args)
+        made = self._capture(*args)
+        assert isinstance(made, Captured), made
+        assert isinstance(wrong, Captured), wrong
+        self.wrong[id(made.executable)] = wrong
+        return made
+
+    def verify(self, fn: Any, driver: Any, executable: Any, args: Any, scope: Any, name: str) -> Any:
+        if self.armed:
+            wrong = self.wrong[id(executable)]
+            executable, scope = wrong.executable, replace(scope, program=wrong.program)
+        return self._verify(fn, driver, executable, args, scope, name)
+
+
+def compiled_arguments(device: str) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(64, 64, device=device) for _ in range(3))
+
+
+def compiled_program(x: torch.Tensor, y: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One fused kernel at first, then a product, then another."""
+    total.add_(x.sin() * y)
+    return torch.softmax(total @ x, -1), total
+
+
+@pytest.fixture
+def with_gradients() -> Iterator[None]:
+    """Compiled programs run as users run them."""
+    with torch.enable_grad():
+        yield
+
+
+def verified_call_that_differs(twins: Twins, device: str, **options: Any) -> str:
+    """What is raised by the first call that replays a wrong twin."""
+    call = torch.compile(compiled_program, backend=backend, options={"verify": "always", **options})
+    with torch.no_grad():
+        for _ in range(4):
+            call(*compiled_arguments(device))
+        assert [
+            region.why for report in pygraph.reports() for region in report.regions if region.state != "replay"
+        ] == []
+        twins.armed = True
+        with pytest.raises(ReplayError) as raised:
+            call(*compiled_arguments(device))
+    return str(raised.value)
+
+
+@pytest.mark.usefixtures("fresh", "with_gradients")
+def test_verify_always_names_the_kernel_of_a_compiled_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = verified_call_that_differs(Twins(monkeypatch, CudaDriver, lambda p: exchanged(p, 0)), "cuda")
+    assert "a replay differs from an uncaptured run: " in said
+    assert "; launch 0 of " in said, said
+    assert "(triton_" in said, said
+    assert "is the first that differs: what it writes to a" in said, said
+
+
+@pytest.mark.usefixtures("fresh", "with_gradients")
+def test_a_refused_capture_of_a_compiled_program_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = CudaDriver.instantiate
+
+    def instantiate(driver: CudaDriver, program: Program) -> Any:
+        object.__setattr__(program, "slots", exchanged(program, 0).slots)
+        return right(driver, program)
+
+    monkeypatch.setattr(CudaDriver, "instantiate", instantiate)
+    call, plain = torch.compile(compiled_program, backend=backend), torch.compile(compiled_program)
+    with torch.no_grad():
+        for _ in range(4):
+            ours = compiled_arguments("cuda")
+            theirs = copy_arguments(ours)
+            for actual, expected in zip(call(*ours), plain(*theirs), strict=True):
+                torch.testing.assert_close(actual, expected)
+            torch.testing.assert_close(ours[2], theirs[2])
+    (why,) = [region.why for report in pygraph.reports() for region in report.regions if region.wrapped]
+    assert why is not None
+    assert "comparison-failed" in why, why
+    assert "; launch 0 of " in why, why
+    assert "[triton_" in why, why

@@ -1,0 +1,245 @@
+"""Regions that do not repeat themselves: a replay may be as far from an uncaptured run as others of those are."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.region import Region
+from pygraph.runtime.tolerance import RUNS
+from tests.runtime.fake import FakeDriver
+
+Function = Callable[[list[Any]], Sequence[Any]]
+
+SIZE = 64
+
+
+def noise(seed: int) -> Callable[[int], torch.Tensor]:
+    """Numbers between -1 and 1, others each time, that are drawn from no generator that a region knows."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda size: torch.rand(size, generator=generator) * 2 - 1
+
+
+def unsteady(seed: int, scale: float) -> Function:
+    """An output that is off by up to ``scale`` each time, one that is not, and a written argument that is.
+
+    What is added to the argument is so large that its rounding is no matter.
+    """
+    draw = noise(seed)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        x, state = args
+        args.clear()
+        state.add_(1)
+        return [x * 3 + scale * draw(SIZE), x * 2, state.clone()]
+
+    return fn
+
+
+def run(fn: Function, kernel: Function | None = None, calls: int = 3) -> tuple[RegionRecord, FakeDriver]:
+    """What becomes of a region: exactly one run's effect is seen for each call, and random numbers are not drawn."""
+    driver = FakeDriver(kernel, written=(1,))
+    region = Region(fn, driver, name="toy")
+    state, before = torch.zeros(4), torch.get_rng_state()
+    for call in range(calls):
+        x = torch.linspace(-1, 1, SIZE)
+        region([x, state])
+        assert torch.equal(x, torch.linspace(-1, 1, SIZE))
+        assert state.tolist() == [call + 1.0] * 4
+    assert torch.equal(torch.get_rng_state(), before)
+    return region.record, driver
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1 << 30), st.floats(1e-6, 10.0))
+def test_a_right_replay_is_accepted_however_noisy_the_region(seed: int, scale: float) -> None:
+    record, driver = run(unsteady(seed, scale))
+    assert record.replays == 1, record
+    assert record.notes == ["non-deterministic: compared within a tolerance"]
+    assert driver.executables[0].replays == 2 + 1, "two on copies, one that answers a call"
+
+
+def spoiled(fn: Function, spoil: Callable[[list[Any]], None]) -> Function:
+    """A wrong kernel: ``spoil`` changes what the right one returned."""
+
+    def kernel(args: list[Any]) -> Sequence[Any]:
+        outputs = list(fn(args))
+        spoil(outputs)
+        return outputs
+
+    return kernel
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1 << 30), st.floats(1e-2, 10.0), st.integers(0, SIZE - 1))
+def test_a_replay_off_by_ten_times_the_spread_is_refused(seed: int, scale: float, at: int) -> None:
+    fn = unsteady(seed, scale)
+
+    def spoil(outputs: list[Any]) -> None:
+        outputs[0][at] += 10 * 2 * scale
+
+    record, driver = run(fn, spoiled(fn, spoil))
+    assert (record.captures, record.replays) == (0, 0)
+    assert record.reason is not None
+    assert record.reason.startswith("comparison-failed: non-deterministic: output 0 is off by "), record.reason
+    assert driver.executables[0].closed
+
+
+def _a_bit_elsewhere(outputs: list[Any]) -> None:
+    outputs[1].view(torch.uint8)[9] ^= 1
+
+
+def _swapped(outputs: list[Any]) -> None:
+    outputs[0], outputs[1] = outputs[1], outputs[0]
+
+
+def _not_finite(outputs: list[Any]) -> None:
+    outputs[0][5] = float("nan")
+
+
+def _fewer(outputs: list[Any]) -> None:
+    outputs.pop()
+
+
+def _another_dtype(outputs: list[Any]) -> None:
+    outputs[0] = outputs[0].double()
+
+
+def _a_draw(outputs: list[Any]) -> None:
+    torch.rand(1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_a_bit_elsewhere, "non-deterministic: output 1 has other values, though uncaptured runs agree on it"),
+        (_swapped, "non-deterministic: output 1 has other values, though uncaptured runs agree on it"),
+        (_not_finite, "non-deterministic: output 0 has a NaN or an infinity at another place"),
+        (_fewer, "replayed: 2 outputs instead of 3"),
+        (_another_dtype, "replayed: output 0 is "),
+        (_a_draw, "replayed: the random state afterwards is another one"),
+    ],
+)
+def test_a_replay_that_is_wrong_in_what_the_region_repeats_is_refused(spoil: Any, words: str) -> None:
+    fn = unsteady(1, 1e-2)
+    record, _ = run(fn, spoiled(fn, spoil))
+    assert record.reason is not None
+    assert record.reason.startswith(f"comparison-failed: {words}"), record.reason
+
+
+def test_swapped_outputs_are_refused_where_both_are_noisy() -> None:
+    draw = noise(2)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        x, state = args
+        state.add_(1)
+        return [x * 3 + 1e-3 * draw(SIZE), x * 2 + 1e-3 * draw(SIZE)]
+
+    record, _ = run(fn, spoiled(fn, _swapped))
+    assert record.reason is not None
+    assert "non-deterministic: output 0 is off by 1.0" in record.reason, record.reason
+
+
+@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (20.0, False)])
+def test_written_arguments_have_a_spread_too(factor: float, accepted: bool) -> None:
+    draw = noise(3)
+
+    def times(scale: float) -> Function:
+        def fn(args: list[Any]) -> Sequence[Any]:
+            x, state = args
+            state.add_(x + 1e-3 * scale * draw(SIZE))
+            return [x * 2]
+
+        return fn
+
+    driver = FakeDriver(times(factor), written=(1,))
+    region = Region(times(1.0), driver, name="toy")
+    state = torch.zeros(SIZE)
+    for _ in range(3):
+        region([torch.ones(SIZE), state])
+    assert torch.allclose(state, torch.full((SIZE,), 3.0), atol=3e-3 + 2e-2 * accepted)
+    assert bool(region.record.replays) == accepted, region.record
+    if not accepted:
+        assert "non-deterministic: argument 1 is off by " in str(region.record.reason)
+
+
+def test_a_wrong_second_replay_is_refused_although_the_first_was_close() -> None:
+    fn = unsteady(4, 1e-2)
+    replays: list[int] = []
+
+    def spoil(outputs: list[Any]) -> None:
+        replays.append(1)
+        if len(replays) == 2:
+            outputs[1][0] += 1
+
+    record, _ = run(fn, spoiled(fn, spoil))
+    assert "output 1 has other values" in str(record.reason)
+
+
+def test_a_wrong_first_replay_is_refused_although_the_second_is_close() -> None:
+    fn = unsteady(5, 1e-2)
+    replays: list[int] = []
+
+    def spoil(outputs: list[Any]) -> None:
+        replays.append(1)
+        if len(replays) == 1:
+            outputs[1][0] += 1
+
+    record, _ = run(fn, spoiled(fn, spoil))
+    assert "output 1 has other values" in str(record.reason)
+    assert len(replays) == 1
+
+
+def test_uncaptured_runs_that_differ_in_integers_are_refused() -> None:
+    draw = noise(6)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        args[1].add_(1)
+        return [args[0] + draw(SIZE), draw(SIZE).argmax()]
+
+    record, _ = run(fn)
+    words = "non-deterministic: in another uncaptured run, output 1 holds other integers"
+    assert record.reason == f"comparison-failed: {words}"
+
+
+def test_a_region_that_repeats_itself_is_held_to_its_bits() -> None:
+    runs: list[int] = []
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        runs.append(1)
+        args[1].add_(1)
+        return [args[0] * 2]
+
+    def kernel(args: list[Any]) -> Sequence[Any]:
+        args[1].add_(1)
+        return [args[0] * 2 + 1e-7]
+
+    record, _ = run(fn, kernel, calls=2)
+    assert record.reason == "comparison-failed: replayed: output 0 has other values"
+    assert len(runs) == 2 + RUNS
+
+
+def test_runs_are_not_alive_together() -> None:
+    draw = noise(7)
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        args[1].add_(1)
+        alive.append(len({id(tensor) for ref in made if (tensor := ref()) is not None}))
+        output = args[0] + draw(SIZE)
+        made.extend((weakref.ref(output), weakref.ref(args[1])))
+        return [output]
+
+    record, _ = run(fn, calls=2)
+    assert record.captures == 1, record
+    assert len(alive) == 1 + 2 + RUNS + 1, "uncaptured; replayed, uncaptured; uncaptured on copies; replayed"
+    nothing, state, copied_state, answer = 0, 1, 1, 1
+    assert alive == [nothing, state, state + copied_state, *[state + answer] * (RUNS + 1)]
