@@ -5,7 +5,6 @@ Everything that can fail in PyGraph itself is caught here once: the user's progr
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import time
@@ -21,14 +20,19 @@ from pygraph.errors import CaptureError, OptionError
 from pygraph.frontend import backward_static_inputs
 from pygraph.ir import Graph
 from pygraph.logs import configure
+from pygraph.lowering.again import Original
 from pygraph.lowering.attention import define_seeds
 from pygraph.lowering.compile import compare, compile_steered, program_record
+from pygraph.lowering.direct import shortcut
+from pygraph.lowering.failed import Failed
+from pygraph.lowering.lines import line_origins
 from pygraph.lowering.plan import Plan, judge_graph, plan
 from pygraph.lowering.program import read_program
 from pygraph.lowering.wrap import wrap_regions
 from pygraph.lowering.write_back import write_back
 from pygraph.passes.manager import PassManager
-from pygraph.regions import region_reports, region_wrapper
+from pygraph.recompile import Boxed, Compiled, Recompilation, Wrapped, boxed
+from pygraph.regions import Wrapping, region_reports, region_wrapper
 from pygraph.report.collect import open_report
 from pygraph.report.model import GraphReport, PassReport
 from pygraph.settings import Settings
@@ -36,8 +40,6 @@ from pygraph.settings import Settings
 __all__ = ["pygraph"]
 
 _log = logging.getLogger("pygraph")
-
-Boxed = Callable[[list[Any]], Any]
 
 
 def pygraph(
@@ -92,37 +94,44 @@ class _Compiler:
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Boxed:
         report = open_report(_kind(kwargs))
         start = time.perf_counter()
-        spare = copy.deepcopy(gm.graph)  # Inductor rewrites the graph that it is given
+        original = Original.take(gm, example_inputs, kwargs)  # Inductor rewrites the graph that it is given
         report.times_ms["copy"] = (time.perf_counter() - start) * 1e3
+        write = functools.partial(dump_program, self.settings.dump_dir, report)
+        again = Recompilation(original, report, functools.partial(self._compile, original), write)
         try:
-            compiled = self._compile(gm, example_inputs, kwargs, report)
+            run = again.start()
         except Exception as error:  # whatever failed in here, the user's program must run
             if self.settings.strict:
                 raise
             _give_up(report, error)
-            gm.graph = spare
-            compiled = compat.compile_fx_inner(gm, example_inputs, **kwargs)
-        dump_program(self.settings.dump_dir, report)
-        return _boxed(compiled)
+            original.restore()
+            run = boxed(compat.compile_fx_inner(gm, example_inputs, **kwargs))
+            write()
+        return run
 
     def _compile(
-        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any], report: GraphReport
-    ) -> Any:
+        self, original: Original, again: Recompilation, report: GraphReport, failed: Failed, before: Compiled | None
+    ) -> Compiled | None:
+        """A program of the graph without what failed, or None when that is decided as ``before``."""
+        gm, kwargs = original.gm, original.kwargs
         report.notes += define_seeds(gm)
-        planned = self._plan(gm, kwargs, report)
+        planned = self._plan(gm, kwargs, report, failed)
+        if before is not None and before.same(planned.decision, failed):
+            return None
         start = time.perf_counter()
         report.notes += write_back(gm, planned.graph, planned.lifted)
         report.times_ms["write_back"] = (time.perf_counter() - start) * 1e3
         start = time.perf_counter()
-        judge = functools.partial(judge_graph, device=planned.decision.device)
-        compiled = compile_steered(gm, example_inputs, kwargs, planned.decision, judge)
+        judge = functools.partial(judge_graph, device=planned.decision.device, failed=failed)
+        inputs = list(original.inputs)
+        program = compile_steered(gm, inputs, kwargs, planned.decision, judge, failed.digest())
         report.times_ms["inductor"] = (time.perf_counter() - start) * 1e3
-        self._wrap(compiled, planned, report)
-        return compiled
+        regions = self._wrap(program, planned, report, again)
+        return Compiled(program, planned.decision, failed, _entry(program, regions), regions)
 
-    def _plan(self, gm: torch.fx.GraphModule, kwargs: Mapping[str, Any], report: GraphReport) -> Plan:
+    def _plan(self, gm: torch.fx.GraphModule, kwargs: Mapping[str, Any], report: GraphReport, failed: Failed) -> Plan:
         manager = PassManager(self.settings.passes, dump_dir=graph_dir(self.settings.dump_dir, report))
-        planned = plan(gm, report.kind, self._static_inputs(gm, kwargs), manager)
+        planned = plan(gm, report.kind, self._static_inputs(gm, kwargs), manager, failed)
         if report.kind == "forward":
             self.forward = planned.graph
         report.device = planned.decision.device
@@ -139,17 +148,34 @@ class _Compiler:
             return tuple(kwargs.get("static_input_idxs") or ())
         return backward_static_inputs(gm, self.forward) if self.forward is not None else ()
 
-    def _wrap(self, compiled: Any, planned: Plan, report: GraphReport) -> None:
-        record = program_record(compiled)
+    def _wrap(self, program: Any, planned: Plan, report: GraphReport, again: Recompilation) -> Wrapped:
+        record = program_record(program)
         if record is None:
             report.notes.append("Inductor did not partition this program: nothing is captured")
-            return
+            return ()
         notes, forbidden = compare(planned.decision, record)
         report.notes += notes
-        report.record, report.source = record, compiled.source_code
-        report.emitted = read_program(compiled.source_code)
+        report.record, report.source = record, program.source_code
+        report.emitted = read_program(program.source_code)
         report.regions = region_reports(planned.decision, record, report.emitted, forbidden)
-        wrap_regions(compiled, [region_wrapper(region, report, self.settings) for region in report.regions])
+        lines = line_origins(program.source_code, report.emitted.regions, record.regions, planned.decision)
+        heard = None if self.settings.strict else again.listener(planned.decision, record)
+        wrapping = Wrapping(report, self.settings, heard)
+        wrappers = [
+            region_wrapper(region, wrapping, origins) for region, origins in zip(report.regions, lines, strict=True)
+        ]
+        wrap_regions(program, wrappers)
+        return tuple(wrapping.made.get(region.index) for region in report.regions)
+
+
+def _entry(program: Any, regions: Wrapped) -> Boxed:
+    """What a call of the program enters by: its only region's replay, where it has but one and does nothing else."""
+    only = regions[0] if len(regions) == 1 else None
+    if only is None:
+        return cast("Boxed", program)
+    region, function = only
+    names = getattr(function, "__globals__", {})
+    return shortcut(program.source_code, names, region.try_replay, program) or cast("Boxed", program)
 
 
 def _kind(kwargs: Mapping[str, Any]) -> str:
@@ -169,13 +195,3 @@ def _give_up(report: GraphReport, error: Exception) -> None:
     report.error = f"{type(error).__name__}: {error}"
     _log.warning("PyGraph left %s to plain Inductor: %s", report.name, report.error)
     _log.debug("where it failed", exc_info=error)
-
-
-def _boxed(compiled: Boxed) -> Boxed:
-    """A plain boxed function: Inductor's own object carries cache keys that would poison later plain compilations."""
-
-    def run(args: list[Any]) -> Any:
-        return compiled(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run

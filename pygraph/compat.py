@@ -27,7 +27,8 @@ from torch._inductor.virtualized import V as inductor_virtualized
 # -- AOTAutograd and Dynamo (2.11, 2.13) ---------------------------------------------------------------------------
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch import config as functorch_config
-from torch._guards import detect_fake_mode
+from torch._dynamo.convert_frame import compile_lock
+from torch._guards import CompileContext, TracingContext, compile_context, detect_fake_mode, tracing
 
 # -- operators in FX graphs (2.11, 2.13) ---------------------------------------------------------------------------
 from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors
@@ -39,6 +40,7 @@ from torch._C import _len_torch_dispatch_stack as dispatch_mode_depth
 from torch._C._functorch import peek_interpreter_stack as functorch_level
 
 __all__ = [
+    "CompileContext",
     "CompiledFxGraph",
     "HigherOrderOperator",
     "NopKernelSchedulerNode",
@@ -46,8 +48,11 @@ __all__ = [
     "OpOverloadPacket",
     "Scheduler",
     "SubgraphLowering",
+    "TracingContext",
+    "compile_context",
     "compile_fx",
     "compile_fx_inner",
+    "compile_lock",
     "compiler_config",
     "detect_fake_mode",
     "dispatch_mode_depth",
@@ -61,9 +66,10 @@ __all__ = [
     "inductor_ir",
     "inductor_virtualized",
     "prepare_planning_info",
+    "tracing",
 ]
 
-# -- Host driver: capture (2.11, 2.13) -----------------------------------------------------------------------------
+# -- Host driver: capture; both drivers: stepping (2.11, 2.13) ------------------------------------------------------
 from torch._C import DispatchKey
 from torch._C._dynamo import guards as dynamo_guards
 from torch._subclasses.fake_tensor import (
@@ -73,6 +79,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
 
 __all__ += [
     "DataDependentOutputException",
@@ -82,6 +89,7 @@ __all__ += [
     "FakeTensorMode",
     "TorchDispatchMode",
     "dynamo_guards",
+    "without_dispatch_modes",
 ]
 
 # -- CUDA driver: capture (2.11) -----------------------------------------------------------------------------------

@@ -92,11 +92,13 @@ class OptionError(PygraphError):
 
 
 class CaptureError(PygraphError):
-    """A region that cannot be captured. ``reason`` is a code, ``detail`` says what was met."""
+    """A region that cannot be captured. ``reason`` is a code, ``detail`` says what was met, ``launch`` in which launch
+    it was met (its number in the capture), where it was in one."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", *, launch: int | None = None) -> None:
         self.reason = reason
         self.detail = detail
+        self.launch = launch
         super().__init__(f"{reason}: {detail}" if detail else reason)
 
 

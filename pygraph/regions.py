@@ -6,7 +6,8 @@ What a region does once it is called is ``pygraph.runtime``'s; what is decided a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ from pygraph.runtime.cuda import CudaDriver
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.provenance import Origin
+from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.region import Region
 from pygraph.settings import Settings
 
-__all__ = ["driver_for", "region_reports", "region_wrapper"]
+__all__ = ["Wrapping", "driver_for", "region_reports", "region_wrapper"]
 
 
 def region_reports(
@@ -52,22 +55,43 @@ def _unwrapped_reason(decision: Decision, planned: tuple[int, ...], forbidden: b
     return ""
 
 
+@dataclass(frozen=True)
+class Wrapping:
+    """What the regions of one program share. ``heard`` is told of captures that fail for operators of the graph;
+    ``made`` collects the regions, with the functions that they took the place of, by index."""
+
+    report: GraphReport
+    settings: Settings
+    heard: Callable[[Refusal], None] | None = None
+    made: dict[int, tuple[Region, RegionFunction]] = field(default_factory=dict)
+
+
 def region_wrapper(
-    region: RegionReport, report: GraphReport, settings: Settings
+    region: RegionReport, wrapping: Wrapping, origins: Mapping[int, Origin]
 ) -> Callable[[RegionFunction], RegionFunction] | None:
-    """What makes a replayable region of a partition function, or None when it is to stay as it is."""
+    """What makes a replayable region of a partition function, or None when it is to stay as it is.
+
+    ``origins`` says what the function's lines run; they count from its first one, which is 0.
+    """
     if not region.wrapped:
         return None
-    driver = driver_for(report.device)
+    device = wrapping.report.device
+    driver = driver_for(device)
     if driver is None:
-        region.wrapped, region.reason = False, f"no driver captures on {report.device}"
+        region.wrapped, region.reason = False, f"no driver captures on {device}"
         return None
-    return functools.partial(_wrap, region=region, report=report, settings=settings, driver=driver)
+    return functools.partial(_wrap, region=region, wrapping=wrapping, origins=origins, driver=driver)
 
 
 def _wrap(
-    function: RegionFunction, *, region: RegionReport, report: GraphReport, settings: Settings, driver: Driver
+    function: RegionFunction,
+    *,
+    region: RegionReport,
+    wrapping: Wrapping,
+    origins: Mapping[int, Origin],
+    driver: Driver,
 ) -> RegionFunction:
+    report, settings = wrapping.report, wrapping.settings
     options = RegionOptions(
         capture_after=settings.capture_after,
         max_captures=settings.max_captures,
@@ -76,8 +100,18 @@ def _wrap(
     folder = graph_dir(settings.dump_dir, report)
     observer = None if folder is None else functools.partial(dump_launches, folder, region.index, report.device)
     name = f"{report.name}.region{region.index}"
-    made = Region(function, driver, name=name, options=options, on_capture=observer)
+    first = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
+    made = Region(
+        function,
+        driver,
+        name=name,
+        options=options,
+        on_capture=observer,
+        origins={first + line: origin for line, origin in origins.items()},
+        on_refusal=wrapping.heard,
+    )
     region.record = made.record
+    wrapping.made[region.index] = (made, function)
     return _Strict(made) if settings.strict else made
 
 

@@ -4,6 +4,7 @@ from pygraph.frontend.args import to_fx_arg
 from pygraph.frontend.costs import cost_of
 from pygraph.frontend.fx import CONSTANT, lift, result_paths
 from pygraph.frontend.launches import lift_launches
+from pygraph.frontend.location import location_of
 from pygraph.frontend.names import FrontendError, op_name, resolve_op
 from pygraph.frontend.roles import backward_static_inputs
 
@@ -14,6 +15,7 @@ __all__ = [
     "cost_of",
     "lift",
     "lift_launches",
+    "location_of",
     "op_name",
     "resolve_op",
     "result_paths",

@@ -28,7 +28,8 @@ __all__ = ["lift_launches"]
 _ROLES = {AllocationKind.INPUT: "input", AllocationKind.POOL: "buffer", AllocationKind.CONSTANT: "constant"}
 _NAMES = {AllocationKind.INPUT: "arg", AllocationKind.POOL: "pool", AllocationKind.CONSTANT: "constant"}
 _ORDER = (AllocationKind.INPUT, AllocationKind.CONSTANT, AllocationKind.POOL)
-_PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?=,|$)")
+"""The first of the lines that a launch is said to come from."""
 
 
 def lift_launches(
@@ -199,7 +200,7 @@ def _cost(operands: Iterable[_Operand], known: bool) -> Cost:
 
 
 def _location(loc: str | None) -> Location | None:
-    match = _PLACE.fullmatch(loc or "")
+    match = _PLACE.match(loc or "")
     return Location(match["file"], int(match["line"])) if match else None
 
 

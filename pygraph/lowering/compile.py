@@ -17,6 +17,7 @@ from pygraph import compat
 from pygraph.lowering.decision import Decision
 from pygraph.lowering.record import ProgramRecord
 from pygraph.lowering.steering import Steering
+from pygraph.passes.judge_devices import CONSTANT
 
 __all__ = ["compare", "compile_steered", "program_record"]
 
@@ -29,14 +30,16 @@ def compile_steered(
     kwargs: Mapping[str, Any],
     decision: Decision,
     judge: Judge,
+    failed: str = "",
 ) -> Any:
     """Inductor's compiled graph for ``gm``, cut where ``decision`` says.
 
-    Inductor's configuration stays the user's but for the partition itself. Its cache key gets the decision and this
-    package's source, since both shape the program; plain compilations of the same graph have another key.
+    Inductor's configuration stays the user's but for the partition itself. Its cache key gets the decision, what
+    ``judge`` knows to have failed (a digest) and this package's source, since all of them shape the program; plain
+    compilations of the same graph have another key.
     """
     steering = Steering(decision, judge)
-    tag = f"{compat.compiler_config.cache_key_tag}|pygraph {_source_digest()} {decision.digest()}"
+    tag = f"{compat.compiler_config.cache_key_tag}|pygraph {_source_digest()} {decision.digest()} {failed}".rstrip()
     with (
         steering.active(),
         compat.compiler_config.patch(cache_key_tag=tag),
@@ -64,7 +67,8 @@ def compare(decision: Decision, record: ProgramRecord) -> tuple[list[str], set[i
     for index, steps in enumerate(record.regions):
         for name in dict.fromkeys(origin for step in steps for origin in step.origins):
             placed = decision.nodes.get(name)
-            if placed is not None and not placed.capturable:
+            # A constant launches nothing: where a kernel names one, Inductor has folded it or put it on the device.
+            if placed is not None and not placed.capturable and placed.op != CONSTANT:
                 notes.append(f"region {index} holds {name} ({placed.op}), judged not capturable: {placed.reason}")
                 forbidden.add(index)
     if len(record.regions) > len(decision.regions):

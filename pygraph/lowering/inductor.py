@@ -137,12 +137,24 @@ def origins(part: Any) -> list[Any]:
     Inductor's origins of an external kernel are its own FX node and those of operands that were not realized when it
     was lowered; the buffers realized for it, which are nodes of their own, carry the latter. A buffer that was made on
     behalf of the kernel itself (a copy into other strides) carries all of them: then nothing is taken away.
+
+    A buffer that is realized because an external kernel needs it gets that kernel's origin, too, although what the
+    kernel computes is not in it: at most a copy of it in other strides, which nothing speaks against.
     """
     found = getattr(part.node, "origins", None) or ()
+    if isinstance(part.node, compat.inductor_ir.ComputedBuffer):
+        found = [origin for origin in found if not _is_external(origin)] or found
     if isinstance(part.node, compat.inductor_ir.ExternKernel):
         operands = {origin for name in part.read_writes.reads for origin in _buffer_origins(name.name)}
         found = [origin for origin in found if origin not in operands] or found
     return sorted(found, key=lambda origin: str(origin.name))
+
+
+def _is_external(origin: Any) -> bool:
+    """Whether an FX node is computed by an external kernel."""
+    kernel = compat.inductor_ir.ExternKernel
+    operations = compat.inductor_virtualized.graph.operations
+    return any(isinstance(one, kernel) and getattr(one, "origin_node", None) is origin for one in operations)
 
 
 def _buffer_origins(name: str) -> Sequence[Any]:

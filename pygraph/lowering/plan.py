@@ -12,6 +12,7 @@ import torch
 from pygraph.frontend import lift
 from pygraph.ir import CAPTURABLE, H200, HOST, REASON, DeviceModel, Graph, TensorType
 from pygraph.lowering.decision import Decision, decide
+from pygraph.lowering.failed import Failed
 from pygraph.lowering.write_back import Fingerprint, fingerprint
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
@@ -35,10 +36,19 @@ class Plan:
     passes_ms: float
 
 
-def plan(gm: torch.fx.GraphModule, kind: str, static_inputs: tuple[int, ...], manager: PassManager) -> Plan:
-    """Decide on ``gm``. Raises PygraphError (PassError, VerifyError, …) and leaves ``gm`` as it is."""
+def plan(
+    gm: torch.fx.GraphModule,
+    kind: str,
+    static_inputs: tuple[int, ...],
+    manager: PassManager,
+    failed: Failed | None = None,
+) -> Plan:
+    """Decide on ``gm``, of which the operators ``failed`` were tried. Raises PygraphError (PassError, VerifyError, …)
+    and leaves ``gm`` as it is."""
     start = time.perf_counter()
     graph = lift(gm, kind=kind, static_inputs=static_inputs)
+    if failed:
+        failed.mark(graph)
     before = fingerprint(graph)
     lifted = time.perf_counter()
     ctx = _context(graph)
@@ -59,9 +69,11 @@ def captured_device(graph: Graph) -> str:
     return "cuda" if "cuda" in kinds else "cpu"
 
 
-def judge_graph(fx_graph: Any, device: str) -> Mapping[str, str | None]:
+def judge_graph(fx_graph: Any, device: str, failed: Failed | None = None) -> Mapping[str, str | None]:
     """The reason of each node of an FX graph by name, None where it is capturable: for nodes that Inductor made."""
     gm = fx_graph.owning_module or torch.fx.GraphModule(torch.nn.Module(), fx_graph)
     graph = lift(gm, kind="inference")
+    if failed:
+        failed.mark(graph)
     Legality().run(graph, PassContext(device, MODELS[device]))
     return {n.name: None if n.meta.get(CAPTURABLE) else n.meta.get(REASON) or "unknown-node" for n in graph.nodes}

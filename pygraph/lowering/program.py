@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["EmittedProgram", "EmittedRegion", "annotate", "read_program"]
+__all__ = ["EmittedProgram", "EmittedRegion", "annotate", "kernel_calls", "read_program"]
 
 _PREFIX = "partition_"
 _MAIN = "call"
@@ -38,9 +38,9 @@ def read_program(source: str) -> EmittedProgram:
     tree = ast.parse(source)
     functions = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
     named = sorted((int(name[len(_PREFIX) :]), f) for name, f in functions.items() if _is_region(name))
-    regions = tuple(EmittedRegion(i, f.lineno, _arguments(f), tuple(_kernels(f))) for i, f in named)
+    regions = tuple(EmittedRegion(i, f.lineno, _arguments(f), tuple(kernel_calls(f))) for i, f in named)
     main = functions.get(_MAIN)
-    return EmittedProgram(regions, tuple(_kernels(main)) if main is not None else ())
+    return EmittedProgram(regions, tuple(kernel_calls(main)) if main is not None else ())
 
 
 def _is_region(name: str) -> bool:
@@ -55,8 +55,9 @@ def _arguments(function: ast.FunctionDef) -> tuple[str, ...]:
     return ()
 
 
-def _kernels(function: ast.FunctionDef) -> Iterator[str]:
-    calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
+def kernel_calls(code: ast.AST) -> Iterator[str]:
+    """The kernels and operators that ``code`` calls, by name, in the order of its text."""
+    calls = [n for n in ast.walk(code) if isinstance(n, ast.Call)]
     for call in sorted(calls, key=lambda c: (c.lineno, c.col_offset)):
         name = _kernel_name(ast.unparse(call.func))
         if name:
@@ -66,7 +67,7 @@ def _kernels(function: ast.FunctionDef) -> Iterator[str]:
 def _kernel_name(called: str) -> str | None:
     """The kernel behind a called expression; None for allocations, views and asserts."""
     root, _, rest = called.partition(".")
-    if root.startswith(("cpp_", "triton_")):
+    if root.startswith(("cpp_", "triton_")) or rest == "run":
         return root
     if root == "extern_kernels":
         return called

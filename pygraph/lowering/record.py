@@ -8,17 +8,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["ProgramRecord", "RecordedMaps", "Step"]
+__all__ = ["Made", "ProgramRecord", "RecordedMaps", "Step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An FX node that Inductor's own passes made, so that no decision names it: its operator, and the nodes of the
+    decision that it may have been made from. (Not the user's line: the same program at another line comes from cache.)
+    """
+
+    name: str
+    op: str
+    sources: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One scheduled (fused) node: its buffers, the FX nodes that it computes, and why it is outside, if it is."""
+    """One scheduled (fused) node: its buffers, the FX nodes that it computes, and why it is outside, if it is.
+
+    ``made`` describes those of them that Inductor made.
+    """
 
     buffers: tuple[str, ...]
     origins: tuple[str, ...]
     launches: bool
     reason: str | None
+    made: tuple[Made, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pygraph.frontend import location_of, op_name
 from pygraph.lowering import inductor
 from pygraph.lowering.alternate import count_runs, fewest_runs
 from pygraph.lowering.decision import BARRIER, RNG, Decision
-from pygraph.lowering.record import ProgramRecord, RecordedMaps, Step
+from pygraph.lowering.record import Made, ProgramRecord, RecordedMaps, Step
 
 __all__ = ["Steering"]
 
@@ -118,10 +119,22 @@ class Steering:
 
     def _step(self, snode: Any) -> Step:
         parts = inductor.scheduled_parts(snode)
-        names = dict.fromkeys(o.name for part in parts for o in inductor.origins(part))
+        nodes = {o.name: o for part in parts for o in inductor.origins(part)}
         return Step(
             buffers=tuple(snode.get_buffer_names()),
-            origins=tuple(names),
+            origins=tuple(nodes),
             launches=any(inductor.launches(part) for part in parts),
             reason=self.should_partition(snode),
+            made=tuple(self._made(node) for node in nodes.values() if self._is_made(node)),
         )
+
+    def _is_made(self, origin: Any) -> bool:
+        known = origin.name in self.decision.nodes
+        return origin.op == "call_function" and not known and not inductor.is_tuple_getitem(origin)
+
+    def _made(self, origin: Any) -> Made:
+        """What is to be known of a node that Inductor made: it was made from one that runs the same operator, perhaps
+        inside of a higher-order one, in the same line of the user's."""
+        op, loc = op_name(origin.target), location_of(origin.meta)
+        nodes = self.decision.nodes.items() if loc else ()
+        return Made(origin.name, op, tuple(n for n, p in nodes if op in (p.op, p.runs) and p.loc == str(loc)))

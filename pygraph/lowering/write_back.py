@@ -14,9 +14,14 @@ from torch.fx import Node as FxNode
 
 from pygraph.frontend import resolve_op, result_paths, to_fx_arg
 from pygraph.ir import Arg, Graph, KernelNode, Value
+from pygraph.lowering.constants import moved_constant
 from pygraph.lowering.fake import refresh_values
 
 __all__ = ["Fingerprint", "fingerprint", "write_back"]
+
+_MOVE = torch.ops.prims.device_put.default
+_LIFT = torch.ops.aten.lift_fresh_copy.default
+"""The only operator that Inductor accepts a constant of the module for."""
 
 Fingerprint = Mapping[str, str]
 """What each node computes from what, by name, as text: taken before passes run, compared afterwards."""
@@ -47,6 +52,7 @@ def write_back(gm: torch.fx.GraphModule, graph: Graph, lifted: Fingerprint) -> l
 
 class _Writer:
     def __init__(self, gm: torch.fx.GraphModule, graph: Graph, lifted: Fingerprint) -> None:
+        self.gm = gm
         self.fx = gm.graph
         self.graph = graph
         self.lifted = lifted
@@ -99,10 +105,11 @@ class _Writer:
         """Insert a new node before the first kept node that follows it in the IR."""
         after = self.graph.nodes[self.graph.nodes.index(node) + 1 :]
         anchor = next((self.by_name[n.name] for n in after if n.name in self.by_name), self._output())
+        target, args = resolve_op(node.op), self._args(node.args)
+        if target is _MOVE and isinstance(args[0], FxNode) and args[0].op == "get_attr":
+            target, args = _LIFT, (moved_constant(self.gm, args[0], args[1]),)
         with self.fx.inserting_before(anchor):
-            made = self.fx.create_node(
-                "call_function", resolve_op(node.op), self._args(node.args), self._kwargs(node), name=node.name
-            )
+            made = self.fx.create_node("call_function", target, args, self._kwargs(node), name=node.name)
         if made.name != node.name:
             raise RuntimeError(f"FX renamed {node.name} to {made.name}")
         self.by_name[node.name] = made

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from pygraph.ir import TAGS, Arg, DType, GraphRef, KernelNode, OpaqueType, TensorType, Token, Value, values_in
 from pygraph.passes.judge_devices import device_copies, device_operands, device_random
-from pygraph.passes.operators import base_name, higher_order, known_unsafe
-from pygraph.passes.verdict import CAPTURED, Target, Verdict
+from pygraph.passes.operators import base_name, dropout_place, higher_order, known_unsafe
+from pygraph.passes.verdict import CAPTURED, FAILED, Target, Verdict
 
 __all__ = ["judge"]
 
@@ -29,6 +29,12 @@ def judge(node: KernelNode, target: Target) -> Verdict:
         if objection is not None:
             return objection
     return CAPTURED
+
+
+def _failed(node: KernelNode, _: Target) -> Verdict | None:
+    """What was tried already."""
+    met = node.meta.get(FAILED)
+    return None if met is None else Verdict(False, "failed-capture", f"{node.op} was tried: {met}")
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -198,6 +204,19 @@ def _own_random_state(node: KernelNode, _: Target) -> Verdict | None:
     return Verdict(False, "rng-state", f"{node.op} keeps random state of its own in %{state.name}")
 
 
+def _attention_dropout(node: KernelNode, target: Target) -> Verdict | None:
+    """Fused attention that drops something gives its seed and offset back for its backward."""
+    place = dropout_place(node.op)
+    if place is None or target.device.is_host:
+        return None
+    dropped = _argument(node, place, "dropout_p")
+    if dropped is None or (isinstance(dropped, (int, float)) and dropped == 0):
+        return None
+    shown = f"drops out {dropped:g} of its weights" if isinstance(dropped, (int, float)) else "may drop out weights"
+    where = "its random state lies on the CPU outside of a capture and on the device inside one"
+    return Verdict(False, "attention-dropout", f"{node.op} {shown}: {where}")
+
+
 _ARGUMENT_RULES: dict[str, Rule] = {
     "aten.index": _mask_read,
     "aten._unsafe_index": _mask_read,
@@ -211,11 +230,13 @@ _ARGUMENT_RULES: dict[str, Rule] = {
 }
 
 _RULES: tuple[Rule, ...] = (
+    _failed,
     _by_name,
     _higher_order,
     _tagged,
     device_copies,
     _by_arguments,
+    _attention_dropout,
     _affected,
     _opaque,
     device_random,

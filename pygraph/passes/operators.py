@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Entry", "base_name", "higher_order", "known_unsafe"]
+__all__ = ["Entry", "base_name", "dropout_place", "higher_order", "known_unsafe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +187,26 @@ _UNSAFE_PREFIXES: tuple[tuple[str, Entry], ...] = (
     ("sparse.", Entry("unsafe-operator", "works on sparse tensors")),
 )
 
+_DROPOUT_PLACES: dict[str, int] = {
+    "aten._cudnn_attention_backward": 13,
+    "aten._cudnn_attention_forward": 9,
+    "aten._efficient_attention_backward": 11,
+    "aten._efficient_attention_forward": 8,
+    "aten._flash_attention_backward": 10,
+    "aten._flash_attention_forward": 7,
+    "aten._scaled_dot_product_cudnn_attention": 5,
+    "aten._scaled_dot_product_cudnn_attention_backward": 13,
+    "aten._scaled_dot_product_efficient_attention": 5,
+    "aten._scaled_dot_product_efficient_attention_backward": 9,
+    "aten._scaled_dot_product_flash_attention": 3,
+    "aten._scaled_dot_product_flash_attention.quantized": 6,
+    "aten._scaled_dot_product_flash_attention_backward": 10,
+    "aten._scaled_dot_product_fused_attention_overrideable": 4,
+    "aten._scaled_dot_product_fused_attention_overrideable_backward": 12,
+}
+"""Fused attention and its backward, with the place of ``dropout_p`` (schemas of torch 2.11 and 2.13, where they have
+the operator)."""
+
 _CONTROL_FLOW = Entry("control-flow", "chooses on the host which of its subgraphs runs, or how often")
 _HOST_CALL = Entry("host-code", "runs code on the host")
 _RNG_STATE = Entry("rng-state", "saves or restores the random state on the host")
@@ -250,6 +270,12 @@ def known_unsafe(op: str) -> Entry | None:
     if found is not None:
         return found
     return next((entry for prefix, entry in _UNSAFE_PREFIXES if op.startswith(prefix)), None)
+
+
+@cache
+def dropout_place(op: str) -> int | None:
+    """The place of ``dropout_p`` among the arguments of a fused attention operator; None for any other operator."""
+    return _DROPOUT_PLACES.get(op, _DROPOUT_PLACES.get(base_name(op)))
 
 
 def higher_order(op: str) -> Entry | None:

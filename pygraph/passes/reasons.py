@@ -21,6 +21,11 @@ class Reason:
 
 _TABLE = (
     Reason(
+        "failed-capture",
+        "its region was captured with it, which failed there: the region was cut at the node, and compiled again",
+        "see what was met; tag an operator of yours cudagraph_unsafe to have it cut at once",
+    ),
+    Reason(
         "forbidden",
         "the option 'forbid' of the legality pass names the operator",
         "take the operator off the list to have it captured",
@@ -69,6 +74,12 @@ _TABLE = (
         "rng-state",
         "the random state itself is read or set, which happens on the host",
         "let replays draw from the generator, without saving and restoring its state in between",
+    ),
+    Reason(
+        "attention-dropout",
+        "fused attention with dropout keeps its random state on the CPU outside of a capture and on the device inside "
+        "one, so that its forward and its backward must both be captured, or neither",
+        "set the dropout of attention to 0, or have it computed by torch.nn.attention.SDPBackend.MATH",
     ),
     Reason(
         "stochastic",

@@ -17,11 +17,15 @@ from pygraph.ir import (
     Device,
     Graph,
     KernelNode,
+    MetaKey,
     TensorType,
     Value,
 )
 
-__all__ = ["CAPTURED", "Target", "Verdict", "annotate", "device_of", "devices_of", "target_of"]
+__all__ = ["CAPTURED", "FAILED", "Target", "Verdict", "annotate", "device_of", "devices_of", "target_of"]
+
+FAILED = MetaKey("failed", str)
+"""Node: what was met when its region was captured; set before the passes run, where a capture failed for the node."""
 
 META = "meta"
 """Tensors without memory: attention returns its random state so, as it cannot know yet whether it is captured."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pygraph.errors import CaptureError
+from pygraph.runtime.provenance import Failure
 from pygraph.runtime.recording import Launch
 
 __all__ = ["Refusal"]
@@ -15,24 +16,32 @@ __all__ = ["Refusal"]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A ``reason`` code, what was met (``detail``), and where: the launch's name and the user's line, if known."""
+    """A ``reason`` code, what was met (``detail``), and where: the launch's name and the user's line, if known.
+
+    ``nodes`` are the operators of the compiled graph that it may have come from, by name.
+    """
 
     reason: str
     detail: str = ""
     launch: str | None = None
     loc: str | None = None
+    nodes: tuple[str, ...] = ()
 
     @classmethod
     def at(cls, launch: Launch, reason: str, detail: str) -> Refusal:
         """A refusal caused by ``launch``."""
-        return cls(reason, detail, launch.name, launch.loc)
+        return cls(reason, detail, launch.name, launch.loc, launch.nodes)
 
     @classmethod
-    def of(cls, error: BaseException) -> Refusal:
-        """What a failed capture said; only text is kept, so that no traceback keeps a tensor alive."""
+    def of(cls, error: BaseException, failure: Failure | None = None) -> Refusal:
+        """What a failed capture said, and the call that it failed in; only text is kept, so that no traceback keeps a
+        tensor alive."""
+        reason, detail = "capture-raised", f"{type(error).__name__}: {error}"
         if isinstance(error, CaptureError):
-            return cls(error.reason, error.detail)
-        return cls("capture-raised", f"{type(error).__name__}: {error}")
+            reason, detail = error.reason, error.detail
+        if failure is None:
+            return cls(reason, detail)
+        return cls(reason, detail, failure.name, failure.origin.loc, failure.origin.nodes)
 
     def __str__(self) -> str:
         where = f" [{self.launch}{f' at {self.loc}' if self.loc else ''}]" if self.launch else ""

@@ -6,7 +6,7 @@ A Region stands in for a compiled region's function. How captures are made, comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from threading import Lock, get_ident
 from typing import Any
 
@@ -19,6 +19,7 @@ from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.driver import Driver, Executable, Program
 from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
 from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.provenance import Origin, blamed, tracing
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.slots import SlotTable
 
@@ -35,9 +36,10 @@ class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
     ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``on_capture`` is
-    told each program that was captured, compared and will be replayed; it must not raise. Nothing of a call is kept
-    after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a replay broke its contract;
-    a capture that fails never shows but in ``record``.
+    told each program that was captured, compared and will be replayed; it must not raise. ``origins`` says what the
+    lines of ``fn`` run; ``on_refusal`` is told why a capture failed that leaves the region without any, if that names
+    operators; it must not raise. Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel
+    raises, and ReplayError when a replay broke its contract; a capture that fails never shows but in ``record``.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class Region:
         options: RegionOptions | None = None,
         written_hint: Iterable[int] = (),
         on_capture: Callable[[Program], None] | None = None,
+        origins: Mapping[int, Origin] | None = None,
+        on_refusal: Callable[[Refusal], None] | None = None,
     ) -> None:
         self.record = RegionRecord(name)
         self._count_replay = self.record.tally("replays").hit
@@ -57,12 +61,14 @@ class Region:
         self._driver = driver
         self._options = options or RegionOptions()
         self._hint = frozenset(written_hint)
-        self._on_capture = on_capture
+        self._on_capture, self._on_refusal = on_capture, on_refusal
+        self._origins: Mapping[int, Origin] = origins or {}
         self._variants = VariantTable(
             self._options.max_captures, self._options.max_tracked, self._options.capture_after - 1
         )
         self._lock = Lock()
-        self._last: Executable | None = None
+        self._consume: Callable[[list[Any]], Sequence[Any] | None] | None = None
+        """How the capture that was used last is replayed, where no call has to be told from another by hand."""
         self._key: ScalarKey | None = None
         self._slots: SlotTable | None = None
         self._sensitive: frozenset[int] = frozenset()
@@ -70,16 +76,24 @@ class Region:
         self._failures = 0
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        last = self._last
-        if last is None or _capturing or dispatch_mode_depth() or functorch_level() is not None:
-            return self._choose(args)
+        outputs = self.try_replay(args)
+        return self._choose(args) if outputs is None else outputs
+
+    def try_replay(self, args: list[Any]) -> Sequence[Any] | None:
+        """Replay the capture that was used last; None, with nothing done and ``args`` as it was, if that does not fit.
+
+        Raises what a call raises.
+        """
+        consume = self._consume
+        if consume is None or _capturing or dispatch_mode_depth() or functorch_level() is not None:
+            return None
         try:
-            outputs = _consuming(last)(args)
+            outputs = consume(args)
         except BaseException as error:
             self._raised(args, error)
             raise
         if outputs is None:
-            return self._choose(args)
+            return None
         args.clear()
         self._count_replay()
         counters.REPLAYS.hit()
@@ -125,14 +139,15 @@ class Region:
     def _verified(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
         if not self._options.verify_always:
             return _consuming(executable)(args)
-        return verify(self._fn, self._driver, executable, args, self._scope(variant), self.record.name)
+        scope = self._scope(variant, variant.program)
+        return verify(self._fn, self._driver, executable, args, scope, self.record.name)
 
     def _prefer(self, variant: Variant, executable: Executable) -> None:
         """Try ``executable`` first from now on, unless calls have to be told apart by the bits of a float."""
         self._variants.used(variant)
         plain = self._key is not None and self._key.plain
         if plain and not self._options.verify_always and variant.executable is executable and not self._off:
-            self._last = executable
+            self._consume = _consuming(executable)
 
     def _miss(self, key: Hashable, args: list[Any], *, watched: bool = False) -> Sequence[Any]:
         """No capture fits: count the call, and capture if the variant ran often enough and nobody else captures.
@@ -168,11 +183,13 @@ class Region:
         made = self._try_capture(args)
         if isinstance(made, Refusal):
             self._refuse(variant, made)
+            if made.nodes and not self._variants.captured and self._on_refusal is not None:
+                self._on_refusal(made)
             return self._uncaptured(args)
         variant.written = made.written | self._hint
         self._sensitive |= made.program.recording.offset_sensitive
         try:
-            verdict = compare(self._fn, self._driver, made.executable, args, self._scope(variant))
+            verdict = compare(self._fn, self._driver, made.executable, args, self._scope(variant, made.program))
         except BaseException as error:
             made.executable.close()
             variant.ran = 0
@@ -188,10 +205,12 @@ class Region:
         state = None
         _capturing.append(get_ident())
         try:
-            state = self._driver.snapshot_rng()
-            return capture(self._fn, self._driver, args, self._options, self._slots)
-        except Exception as error:  # noqa: BLE001 - operators raise anything on stand-ins; the call must be answered
-            return Refusal.of(error)
+            with tracing(self._fn, self._origins):
+                try:
+                    state = self._driver.snapshot_rng()
+                    return capture(self._fn, self._driver, args, self._options, self._slots)
+                except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
+                    return Refusal.of(error, blamed(error))
         finally:
             _capturing.remove(get_ident())
             if state is not None:
@@ -203,9 +222,10 @@ class Region:
             made.executable.close()
             self._refuse(variant, verdict.refusal or Refusal("closed"))
             return
-        variant.tolerant = verdict.tolerant
+        variant.spread = verdict.spread
+        variant.program = made.program if self._options.verify_always else None
         for executable in self._variants.install(variant, made.executable):
-            self._last = None if self._last is executable else self._last
+            self._consume = None
             executable.close()
         self._slots = made.table
         self._describe(made, verdict)
@@ -213,8 +233,10 @@ class Region:
         if self._on_capture is not None:
             self._on_capture(made.program)
 
-    def _scope(self, variant: Variant) -> Scope:
-        return Scope(variant.written, self._sensitive, self._options.comparison_budget, variant.tolerant)
+    def _scope(self, variant: Variant, program: Program | None) -> Scope:
+        chosen = self._options.comparison_budget
+        budget = self._driver.spare_bytes() if chosen is None else chosen
+        return Scope(variant.written, self._sensitive, budget, variant.spread, program)
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""
@@ -241,7 +263,7 @@ class Region:
 
     def _retire(self, refusal: Refusal) -> None:
         self._off = True
-        self._last = None
+        self._consume = None
         self._slots = None
         self.record.state, self.record.reason = "uncaptured", str(refusal)
         for executable in self._variants.clear():
@@ -261,7 +283,7 @@ class Region:
         record.slots, record.launches = len(program.slots), len(program.recording.launches)
         record.workspace_bytes = program.layout.nbytes
         notes = list(made.table.notes)
-        if verdict.tolerant:
+        if verdict.spread is not None:
             notes.append("non-deterministic: compared within a tolerance")
         record.notes.extend(note for note in notes if note not in record.notes)
 

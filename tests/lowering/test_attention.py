@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraph.lowering.attention import define_seeds
+from pygraph.passes.operators import _DROPOUT_PLACES
 
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
@@ -67,3 +68,34 @@ def test_state_that_nobody_uses_is_left_alone() -> None:
     gm = traced(EFFICIENT, None, True, used=(0,))
     assert define_seeds(gm) == []
     assert not constants(gm)
+
+
+@pytest.mark.parametrize("name", sorted(_DROPOUT_PLACES))
+def test_the_place_of_the_dropout_is_that_of_torch(name: str) -> None:
+    _, base, *overload = name.split(".")
+    packet = getattr(torch.ops.aten, base)
+    overloads = overload or [o for o in packet.overloads() if f"{name}.{o}" not in _DROPOUT_PLACES and o != "out"]
+    for one in overloads:
+        names = [argument.name for argument in getattr(packet, one)._schema.arguments]
+        assert names[_DROPOUT_PLACES[name]] == "dropout_p", one
+
+
+def test_every_fused_attention_that_drops_out_on_a_device_is_known() -> None:
+    schemas = {s.name.replace("::", ".") for s in torch._C._jit_get_all_schemas() if _drops_out(s)}
+    assert {name for name in schemas if "_for_cpu" not in name} <= {*_DROPOUT_PLACES, *UNFUSED}
+
+
+UNFUSED = {
+    "aten._flash_attention_forward_no_dropout_inplace",
+    "aten._scaled_dot_product_attention_math",
+    "aten._scaled_dot_product_attention_math_for_mps",
+    "aten._triton_scaled_dot_attention",
+    "aten.scaled_dot_product_attention",
+}
+"""Decomposed before legality, without a device to capture on, never with dropout, or without a state to return."""
+
+
+def _drops_out(schema: object) -> bool:
+    name = str(schema.name)  # type: ignore[attr-defined]
+    arguments = schema.arguments  # type: ignore[attr-defined]
+    return name.startswith("aten::") and "attention" in name and any(a.name == "dropout_p" for a in arguments)

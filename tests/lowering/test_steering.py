@@ -141,6 +141,16 @@ def test_a_region_with_an_uncapturable_operator_is_named_and_barred() -> None:
     assert notes == ["region 0 holds item (aten.item.default), judged not capturable: host-read"]
 
 
+def test_a_constant_that_was_folded_into_a_kernel_bars_nothing() -> None:
+    nodes = {
+        "held": Placed("pygraph.constant", None, "cpu-operator", False),
+        "held_cuda": Placed("prims.device_put.default", 0, None, True),
+        "mul": Placed("aten.mul.Tensor", 0, None, True),
+    }
+    record = ProgramRecord(((step("held", "held_cuda", "mul"),),), (True,))
+    assert compare(Decision("cuda", nodes, (0,), frozenset({0}), "legality"), record) == ([], set())
+
+
 def test_more_regions_than_decided_are_reported() -> None:
     record = ProgramRecord(
         ((step("mm"),), (step("x", reason="unsupported-device"),), (step("relu"),)), (True, False, True)

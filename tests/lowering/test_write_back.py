@@ -105,3 +105,28 @@ def test_an_operator_that_torch_does_not_have_is_refused() -> None:
     graph.add("aten.no_such_operator.default", relu.args, (relu.output.type,), before=relu)
     with pytest.raises(FrontendError, match="no_such_operator"):
         write_back(gm, graph, before)
+
+
+def test_a_constant_is_moved_once_and_not_by_each_call() -> None:
+    gm, graph = lifted(lambda x: x * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor([1.0, 2.0, 3.0]), torch.randn(3))
+    before = fingerprint(graph)
+    constants = [node for node in graph.nodes if node.op == "pygraph.constant"]
+    for constant in constants:
+        (lift_node,) = [user for user in constant.output.users if user.op.startswith("aten.lift_fresh")]
+        moved = graph.add(
+            "prims.device_put.default",
+            (constant.output, Device("cpu")),
+            (constant.output.type,),
+            name=f"{constant.name}_there",
+            before=lift_node,
+        )
+        graph.replace_uses(lift_node.output, moved.output)
+        graph.erase(lift_node)
+    write_back(gm, graph, before)
+    assert "prims.device_put.default" not in operators(gm)
+    assert operators(gm).count("aten.lift_fresh_copy.default") == len(constants) == 2
+    x = torch.randn(3)
+    expected = x * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor([1.0, 2.0, 3.0])
+    assert torch.equal(gm(x), expected)
+    compiled = torch._inductor.compile(gm, [x])
+    assert torch.equal(compiled(x), expected)

@@ -23,6 +23,22 @@ REFUSED = [
     ("host-read", '%r = aten.segment_reduce.default(%x, "sum", lengths = %i) : f32[4]@cuda:0'),
     ("host-read", "%r = aten.linspace.Tensor_Tensor(%v, %v, 5, device = @cuda:0) : f32[5]@cuda:0"),
     ("host-read", f"%r = aten.index_put.default(%x, [%m], %x) : {GPU}"),
+    ("failed-capture", f'%r = aten.mm.default(%x, %x) : {GPU} {{failed = "host-read: it reads"}}'),
+    ("attention-dropout", f"%r = aten._scaled_dot_product_flash_attention.default(%x, %x, %x, 0.1) : {GPU}"),
+    (
+        "attention-dropout",
+        f"%r = aten._scaled_dot_product_flash_attention.default(%x, %x, %x, dropout_p = 0.1) : {GPU}",
+    ),
+    (
+        "attention-dropout",
+        f"%r = aten._scaled_dot_product_efficient_attention.default(%x, %x, %x, None, true, 0.5) : {GPU}",
+    ),
+    (
+        "attention-dropout",
+        "%r = aten._scaled_dot_product_efficient_attention_backward.default("
+        f"%x, %x, %x, %x, None, %x, %x, %i, %i, 0.1, [true, true, true, false]) : {GPU}",
+    ),
+    ("attention-dropout", f"%r = aten._scaled_dot_product_cudnn_attention.default(%x, %x, %x, None, true, %f) : {GPU}"),
     ("host-assert", '^e = aten._assert_scalar.default(%u, "positive")'),
     ("dynamic-shape", "%r = aten.nonzero.default(%x) : i64[u1, 2]@cuda:0"),
     ("dynamic-shape", "%r = aten.masked_select.default(%x, %m) : f32[u1]@cuda:0"),
@@ -66,6 +82,10 @@ REFUSED = [
 ]
 
 CAPTURED = [
+    f"%r = aten._scaled_dot_product_flash_attention.default(%x, %x, %x) : {GPU}",
+    f"%r = aten._scaled_dot_product_flash_attention.default(%x, %x, %x, 0.0, true) : {GPU}",
+    f"%r = aten._scaled_dot_product_efficient_attention.default(%x, %x, %x, None, true) : {GPU}",
+    f"%r = aten._scaled_dot_product_cudnn_attention.default(%x, %x, %x, None, true, 0.0, true) : {GPU}",
     f"%r = aten.mm.default(%x, %x) : {GPU}",
     f"%r = mylib.pure.default(%x) : {GPU}",
     "%r = aten.view.default(%x, [16]) : f32[16]@cuda:0 !reads[] !aliases[0:0]",

@@ -1,0 +1,207 @@
+"""Operators that cannot be captured, found only when it is tried: the call is answered, the stream stays usable, the
+operator and the user's line are named, and the next call cuts there. On a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.report.model import GraphReport
+from pygraph.runtime.cuda.bindings import load as load_driver
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+CALLS = 7
+"""Enough to run uncaptured, fail to be captured, be compiled again, and then run, be captured and be replayed."""
+
+HERE = Path(__file__)
+
+
+def _define(name: str, run: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A custom operator, fine by its schema, that doubles ``x``; its gradient is made by a twin of the same kind."""
+    op = torch.library.custom_op(f"pygraphgpu::{name}", run, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_fake(lambda x: torch.empty_like(x))
+    back = torch.library.custom_op(f"pygraphgpu::{name}_back", run, mutates_args=(), schema="(Tensor x) -> Tensor")
+    back.register_fake(lambda x: torch.empty_like(x))
+    op.register_autograd(lambda ctx, g: back(g.contiguous()))
+    return op
+
+
+def _waits(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    torch.cuda.synchronize()
+    return y
+
+
+def _waits_unseen(x: torch.Tensor) -> torch.Tensor:
+    """Breaks the capture, and raises nothing: the error code is ignored."""
+    driver = load_driver()
+    y = x * 2
+    driver.cuStreamSynchronize(driver.CUstream(torch.cuda.current_stream().cuda_stream))
+    return y
+
+
+def _elsewhere(x: torch.Tensor) -> torch.Tensor:
+    """Launches on the legacy default stream, whatever stream is current."""
+    current = torch.cuda.current_stream()
+    if not torch.cuda.is_current_stream_capturing():
+        current.synchronize()
+    with torch.cuda.stream(torch.cuda.default_stream()):
+        y = x * 2
+    if not torch.cuda.is_current_stream_capturing():
+        torch.cuda.default_stream().synchronize()
+    return y
+
+
+def _reads(x: torch.Tensor) -> torch.Tensor:
+    return x * (2.0 if x.sum().item() < 1e30 else 3.0)
+
+
+def _copies(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.full((1,), 2.0).to("cuda")
+
+
+def _fetches(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 0 * x.cpu().cuda()
+
+
+OPERATORS = {
+    "synchronise": _define("synchronise", _waits),
+    "broken_unseen": _define("broken_unseen", _waits_unseen),
+    "default_stream": _define("default_stream", _elsewhere),
+    "item": _define("item", _reads),
+    "pageable_copy": _define("pageable_copy", _copies),
+    "copy_to_host": _define("copy_to_host", _fetches),
+}
+
+
+def program(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(x @ w)
+        middle = op(hidden)  # the line of the operator
+        return torch.relu(middle @ w).sum(0)
+
+    return call
+
+
+def reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu((torch.relu(x @ w) * 2) @ w).sum(0)
+
+
+def line() -> str:
+    """The line of the operator, as reports write it."""
+    (number,) = [
+        i for i, text in enumerate(HERE.read_text().splitlines(), 1) if text.endswith("# the line of the operator")
+    ]
+    return f"{HERE.name}:{number}"
+
+
+def inputs(seed: int, rows: int = 32) -> torch.Tensor:
+    return torch.randn(rows, 64, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+def weight() -> torch.Tensor:
+    return (torch.randn(64, 64, generator=torch.Generator().manual_seed(99)) / 8).cuda()
+
+
+def check(ours: Callable[..., Any], seed: int, w: torch.Tensor, rows: int = 32) -> None:
+    x = inputs(seed, rows)
+    torch.testing.assert_close(ours(x, w), reference(x, w), msg=lambda text: f"call {seed}: {text}")
+
+
+def states(report: GraphReport) -> list[tuple[str, str]]:
+    """State and reason of each region, for messages."""
+    return [(region.state, region.why) for region in report.regions]
+
+
+def usable() -> None:
+    """Another region can be captured, compared and replayed afterwards, on the same stream."""
+    other = torch.compile(lambda x, w: torch.tanh(x @ w).sum(1), backend="pygraph")
+    w = weight()
+    for seed in range(4):
+        x = inputs(seed)
+        torch.testing.assert_close(other(x, w), torch.tanh(x @ w).sum(1))
+    report = pygraph.reports()[-1]
+    assert [state for state, _ in states(report)] == ["replay"], f"the stream was left unusable: {states(report)}"
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_the_call_is_answered_and_operator_and_line_are_named(name: str) -> None:
+    ours, w = torch.compile(program(OPERATORS[name]), backend="pygraph"), weight()
+    for seed in range(2):
+        check(ours, seed, w)
+    report = pygraph.reports()[0]
+    (region,) = report.regions
+    assert region.state == "uncaptured", f"{name} was captured: {states(report)}"
+    assert region.record is not None
+    named = [r for r in region.record.refusals.values() if r.launch == f"pygraphgpu.{name}.default"]
+    assert named, f"nobody named the operator: {region.record.refusals}"
+    assert named[0].loc is not None, f"no line: {named[0]}"
+    assert named[0].loc.endswith(line()), f"another line than {line()}: {named[0]}"
+    usable()
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_the_next_try_is_cut_there_and_replays(name: str) -> None:
+    ours, w = torch.compile(program(OPERATORS[name]), backend="pygraph"), weight()
+    for seed in range(CALLS):
+        check(ours, seed, w)
+    report = pygraph.reports()[0]
+    assert [state for state, _ in states(report)] == ["replay", "replay"], f"{states(report)}; {report.notes}"
+    left = [(u.op, u.reason) for u in report.uncaptured()]
+    assert left == [(f"pygraphgpu.{name}.default", "failed-capture")], f"{left}; {report.notes}"
+    usable()
+
+
+@pytest.mark.parametrize("name", ["synchronise", "broken_unseen", "item"])
+def test_training_is_cut_in_both_directions(name: str) -> None:
+    ours = torch.compile(program(OPERATORS[name]), backend="pygraph")
+    w, plain = weight().requires_grad_(), weight().requires_grad_()
+    with torch.enable_grad():
+        for seed in range(CALLS + 2):
+            x = inputs(seed)
+            w.grad = plain.grad = None
+            ours(x, w).square().mean().backward()
+            reference(x, plain).square().mean().backward()
+            torch.testing.assert_close(w.grad, plain.grad, msg=lambda text, seed=seed: f"call {seed}: {text}")
+    forward, backward = pygraph.reports()[:2]
+    for report in (forward, backward):
+        assert {state for state, _ in states(report)} == {"replay"}, f"{report.name}: {states(report)}; {report.notes}"
+        assert [u.reason for u in report.uncaptured()] == ["failed-capture"], f"{report.name}: {report.notes}"
+
+
+def test_dynamic_sizes_are_cut_too() -> None:
+    ours, w = torch.compile(program(OPERATORS["synchronise"]), backend="pygraph", dynamic=True), weight()
+    for seed, rows in enumerate((32, 32, 32, 32, 48, 48, 48)):
+        check(ours, seed, w, rows)
+    report = pygraph.reports()[0]
+    assert [state for state, _ in states(report)] == ["replay", "replay"], f"{states(report)}; {report.notes}"
+
+
+def test_attention_with_dropout_is_cut_before_it_is_tried() -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        q = torch.relu(x) + 1
+        out = torch.nn.functional.scaled_dot_product_attention(q, q * 2, q * 3, dropout_p=0.5)
+        return torch.relu(out * 2).sum()
+
+    ours = torch.compile(attend, backend="pygraph")
+    x = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.float16, requires_grad=True)
+    backends = [torch.nn.attention.SDPBackend.FLASH_ATTENTION, torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION]
+    with torch.enable_grad(), torch.nn.attention.sdpa_kernel(backends):
+        for _ in range(5):
+            x.grad = None
+            ours(x).backward()
+            assert x.grad is not None
+            assert torch.isfinite(x.grad).all()
+    for report in pygraph.reports():
+        left = [(u.op, u.reason) for u in report.uncaptured()]
+        assert left, f"{report.name}: the attention was not found: {states(report)}"
+        assert {reason for _, reason in left} == {"attention-dropout"}, f"{report.name}: {left}"
+        refused = [r for region in report.regions if region.record for r in region.record.refusals]
+        assert refused == [], f"{report.name}: {states(report)}"

@@ -1,0 +1,131 @@
+"""The shortcut past the main function of a program that is one region: text, results, and what declining does."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.compat import dynamo_guards
+from pygraph.lowering.direct import shortcut
+
+SOURCE = """
+class Runner:
+    def call(self, args):
+        arg0_1, arg1_1, arg2_1 = args
+        args.clear()
+        s0 = arg2_1
+        assert_size_stride(arg0_1, (s0, 4), (4, 1))
+        with torch.cuda._DeviceGuard(0):
+            torch.cuda.set_device(0)
+            stream0 = get_raw_stream(0)
+            partition0_args = [arg1_1, arg0_1, s0]
+            del arg1_1
+            del arg0_1
+            (buf0, buf1,) = self.partitions[0](partition0_args)
+            del partition0_args
+            del buf1
+            return (reinterpret_tensor(buf0, (2, 2), (2, 1), 0), arg2_1, None, )
+"""
+
+
+class Program:
+    """Stands for the whole program: notes what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Any]] = []
+
+    def __call__(self, args: list[Any]) -> str:
+        self.calls.append(list(args))
+        return "whole"
+
+
+def replayed(args: list[Any]) -> list[torch.Tensor]:
+    """Like a region: takes its arguments, empties the list."""
+    first, second, number = args
+    args.clear()
+    return [(first + second * number).flatten(), first]
+
+
+def made(source: str = SOURCE, replay: Any = replayed, program: Any = None) -> Any:
+    return shortcut(source, {"reinterpret_tensor": dynamo_guards._reinterpret_tensor}, replay, program or Program())
+
+
+def test_the_region_is_replayed_and_its_results_are_arranged_as_emitted() -> None:
+    program = Program()
+    args: list[Any] = [torch.ones(2, 2), torch.full((2, 2), 5.0), 3]
+    result = made(program=program)(args)
+    assert args == []
+    assert torch.equal(result[0], torch.full((2, 2), 8.0))
+    assert result[1:] == (3, None)
+    assert program.calls == []
+
+
+def test_the_whole_program_gets_every_argument_in_its_place_when_the_replay_declines() -> None:
+    program = Program()
+    args: list[Any] = [torch.ones(2, 2), torch.full((2, 2), 5.0), 3]
+    given = list(args)
+    assert made(replay=lambda args: None, program=program)(args) == "whole"
+    assert [[id(a) for a in call] for call in program.calls] == [[id(a) for a in given]]
+
+
+def test_no_argument_is_held_while_the_region_runs() -> None:
+    alive: list[bool] = []
+
+    def replay(args: list[Any]) -> list[torch.Tensor]:
+        first = weakref.ref(args[0])
+        args.clear()
+        gc.collect()
+        alive.append(first() is not None)
+        return [torch.zeros(4), torch.zeros(1)]
+
+    made(replay=replay)([torch.ones(1), torch.ones(1), 3])
+    assert alive == [False]
+
+
+def test_what_a_replay_raises_is_raised() -> None:
+    def replay(args: list[Any]) -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        made(replay=replay)([torch.ones(1), torch.ones(1), 3])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "buf5 = empty_strided_cuda((4,), (1,), torch.float32)",
+        "triton_poi_fused_0.run(arg0_1, 4, stream=stream0)",
+        "extern_kernels.mm(arg0_1, arg1_1, out=arg0_1)",
+        "arg0_1.copy_(arg1_1)",
+        "u0 = arg0_1.item()",
+        "if arg2_1:\n                pass",
+        "(buf9,) = self.partitions[0](partition0_args)",
+        "del arg2_1",
+        "for _ in range(2):\n                pass",
+    ],
+)
+def test_a_program_that_does_more_has_no_shortcut(line: str) -> None:
+    where = "            (buf0, buf1,) = self"
+    if "partition0_args" in line:
+        source = SOURCE.replace("            del partition0_args", f"            {line}")
+    else:
+        source = SOURCE.replace(where, f"            {line}\n{where}")
+    assert source != SOURCE
+    assert made(source) is None
+
+
+@pytest.mark.parametrize(
+    "result",
+    ["reinterpret_tensor(buf0, (s0, 2), (2, 1), 0)", "buf0[0]", "aten.view(buf0, (4,))", "buf0 + 1"],
+)
+def test_results_that_are_computed_have_no_shortcut(result: str) -> None:
+    assert made(SOURCE.replace("reinterpret_tensor(buf0, (2, 2), (2, 1), 0)", result)) is None
+
+
+def test_a_program_without_regions_has_no_shortcut() -> None:
+    assert made("def call(args):\n    arg0_1, = args\n    args.clear()\n    return (arg0_1, )\n") is None
+    assert made("x = 1\n") is None
