@@ -1,9 +1,10 @@
-"""Runs the CUDA benchmark: each side of each workload in a process of its own, one after the other on one GPU.
+"""Runs the CUDA benchmark: each side of each workload in a process of its own, timed one after the other on one GPU.
 
-    python -m benchmarks.cuda [NAME …] [--out FILE] [--seconds N]
+    python -m benchmarks.cuda [NAME …] [--out FILE] [--seconds N] [--jobs N] [--compile-time]
 
-Sides do not share a process, because the memory pools that one of them keeps would count against the others. Prints
-a row per workload and writes everything as JSON: versions, GPU, date, every side's figures, ratios.
+First all sides are compiled, several at once, into caches on disk; then each is timed with these caches, on a GPU
+that does nothing else. Sides do not share a process, because the memory pools that one of them keeps would count
+against the others. ``--compile-time`` compiles them one at a time, from nothing, and reports how long that took.
 """
 
 from __future__ import annotations
@@ -11,90 +12,92 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.cuda.measure import MODES, difference, measure
+from benchmarks.cuda.measure import MODES
+from benchmarks.cuda.processes import Outcome, Processes, Side
+from benchmarks.cuda.results import Results
 from benchmarks.cuda.workloads import WORKLOADS
 
-RATIOS = ("wall_us", "host_us", "compile_s", "peak_mb", "reserved_mb")
+COMPILE_SHARE = 0.6
+"""The part of the time that compiling ahead may take; a side that is not done compiles when it is timed."""
 
 
-def main() -> None:
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line. Raises SystemExit with a message for an unknown name or a number out of range."""
+    parser = argparse.ArgumentParser(prog="benchmarks.cuda", description="CUDA benchmark")
+    parser.add_argument("names", nargs="*", metavar="NAME", default=[], help=f"any of {', '.join(WORKLOADS)}")
+    parser.add_argument("--out", type=Path, help="where everything is written as JSON, anew after each side")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="what is not measured by then is left out")
+    parser.add_argument("--jobs", type=int, default=8, help="processes that compile at once")
+    parser.add_argument("--compile-time", action="store_true", help="measure it: one process at a time, no caches")
+    parser.add_argument("--caches", type=Path, help="keep what was compiled here, and use it next time")
+    chosen = parser.parse_args(argv)
+    unknown = [name for name in chosen.names if name not in WORKLOADS]
+    if unknown:
+        parser.error(f"no workload is called {unknown[0]}; there are {', '.join(WORKLOADS)}")
+    if chosen.jobs < 1 or chosen.seconds <= 0:
+        parser.error("--jobs and --seconds must be positive")
+    if chosen.caches is not None and chosen.compile_time:
+        parser.error("--compile-time compiles from nothing: it cannot be used with --caches")
+    return chosen
+
+
+def sides_of(names: Sequence[str]) -> list[Side]:
+    """Every side of the workloads, those of one workload next to each other."""
+    return [Side(name, mode) for name in names for mode in WORKLOADS[name].modes]
+
+
+def compile_order(sides: Sequence[Side]) -> list[Side]:
+    """The first side of every workload first: what Triton compiles for it serves the others."""
+    return sorted(sides, key=lambda side: list(MODES).index(side.mode))
+
+
+def run(chosen: argparse.Namespace, processes: Processes, results: Results, sides: Sequence[Side]) -> None:
+    """Both phases; after each side, what was found so far is written."""
+    start = time.monotonic()
+    until = start + COMPILE_SHARE * (processes.end - start)
+    jobs = 1 if chosen.compile_time else chosen.jobs
+    order = list(sides) if chosen.compile_time else compile_order(sides)
+    save(chosen.out, results)
+    for side, outcome in processes.compile_all(order, jobs, until).items():
+        results.compiled(side, outcome, timed=chosen.compile_time)
+    save(chosen.out, results)
+    print(f"compiled {len(sides)} sides in {time.monotonic() - start:.0f} s", flush=True)
+
+    def done(side: Side, outcome: Outcome) -> None:
+        results.add(side, outcome, processes.result(side))
+        save(chosen.out, results)
+        if side.mode == WORKLOADS[side.workload].modes[-1]:
+            print(side.workload, json.dumps(results.headline(side.workload)), flush=True)
+
+    processes.time_each(sides, done)
+
+
+def save(out: Path | None, results: Results) -> None:
+    """Write the results where they were asked for."""
+    if out is not None:
+        results.write(out)
+
+
+def main(argv: Sequence[str]) -> None:
     """Run the chosen workloads until the time is up."""
-    parser = argparse.ArgumentParser(description="CUDA benchmark")
-    parser.add_argument("names", nargs="*", metavar="NAME", default=[])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.side:
-        mode, result = chosen.side
-        row = measure(WORKLOADS[chosen.names[0]], mode, Path(result))
-        print(json.dumps({**row, "regions": _regions()}))
-        return
+    chosen = arguments(argv)
     end = time.monotonic() + chosen.seconds
-    results: dict[str, Any] = {"machine": _machine(), "workloads": {}}
-    for name in chosen.names or WORKLOADS:
-        if end - time.monotonic() < 20:
-            break
-        results["workloads"][name] = row = _workload(name, end)
-        print(name, json.dumps({key: row[key] for key in ("ratios", "errors") if row[key]}), flush=True)
-        if chosen.out:
-            chosen.out.write_text(json.dumps(results, indent=1))
-
-
-def _workload(name: str, end: float) -> dict[str, Any]:
-    """Every side's figures, and the other sides' over PyGraph's (above 1, PyGraph takes less), where results agree."""
-    sides: dict[str, Any] = {}
-    errors: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for mode in MODES:
-            row = _side(name, mode, Path(folder) / mode, end - time.monotonic())
-            (errors if isinstance(row, str) else sides)[mode] = row  # type: ignore[assignment]
-        reference = next(iter(sides), None)
-        for mode in list(sides):
-            apart = difference(torch.load(Path(folder) / str(reference)), torch.load(Path(folder) / mode))
-            sides[mode]["difference"] = apart
-            if not apart <= WORKLOADS[name].tolerance:
-                errors[mode] = f"results differ from {reference}'s by {apart} of their magnitude"
-    ours = sides.get("pygraph", {}) if "pygraph" not in errors else {}
-    others = [mode for mode in sides if ours and mode != "pygraph" and mode not in errors]
-    ratios = {f"{key} {mode}": round(sides[mode][key] / ours[key], 3) for mode in others for key in RATIOS}
-    return {"ratios": ratios, "errors": errors, "sides": sides}
-
-
-def _side(name: str, mode: str, result: Path, seconds: float) -> dict[str, Any] | str:
-    """One side's figures, or what went wrong."""
-    command = [sys.executable, "-m", "benchmarks.cuda", name, "--side", mode, str(result)]
-    caches = {"TORCHINDUCTOR_CACHE_DIR": f"{result}-inductor", "TRITON_CACHE_DIR": f"{result}-triton"}
-    environ = {**os.environ, **caches}  # each side compiles from nothing
-    limit = max(seconds, 1.0)
-    try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit, check=False)
-    except subprocess.TimeoutExpired:
-        return f"not done within {seconds:.0f} s"
-    if done.returncode != 0:
-        return done.stderr[-800:]
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return row
-
-
-def _regions() -> list[dict[str, Any]]:
-    import pygraph
-
-    return [
-        {"graph": report.name, "region": region.index, "state": region.state, "why": region.why}
-        for report in pygraph.reports()
-        for region in report.regions
-    ]
+    sides = sides_of(chosen.names or list(WORKLOADS))
+    results = Results(_machine(), sides, {name: workload.tolerance for name, workload in WORKLOADS.items()})
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = chosen.caches or Path(scratch)
+        run(chosen, Processes(folder, end, cold=chosen.compile_time), results, sides)
+    left_out = results.as_json()["left_out"]
+    if left_out:
+        print(f"left out: {json.dumps(left_out)}", flush=True)
 
 
 def _machine() -> dict[str, str]:
@@ -107,4 +110,4 @@ def _machine() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

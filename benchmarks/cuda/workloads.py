@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.cuda.capture_cost import capture_cost
 from benchmarks.cuda.measure import Step, Workload
 
 __all__ = ["WORKLOADS"]
@@ -202,7 +203,8 @@ def llama_training(compile: Compile) -> Step:
         vocab_size=32000,
         use_cache=False,
     )
-    model = hf.LlamaForCausalLM(config).to(DEVICE, torch.bfloat16).train()
+    with torch.device(DEVICE):
+        model = hf.LlamaForCausalLM(config).to(torch.bfloat16).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     tokens = torch.randint(0, 32000, (4, 1024), device=DEVICE)
     step = compile(model)
@@ -237,6 +239,9 @@ def mlp_training(compile: Compile) -> Step:
     return run
 
 
+BERT, GPT2, T5, XLNET = ((f"transformers.models.{kind}.modeling_{kind}",) for kind in ("bert", "gpt2", "t5", "xlnet"))
+LLAMA, VISION = ("transformers.models.llama.modeling_llama",), ("torchvision",)
+
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
     for workload in (
@@ -245,17 +250,18 @@ WORKLOADS: dict[str, Workload] = {
         Workload("mlp-host", mlp, calls=200),
         Workload("addresses-stable-300", many_addresses(False)),
         Workload("addresses-fresh-300", many_addresses(True)),
-        Workload("bert-1", language("bert", 1)),
-        Workload("gpt2-1", language("gpt2", 1)),
-        Workload("t5-1", language("t5", 1)),
-        Workload("xlnet-1", language("xlnet", 1)),
-        Workload("resnet50-1", resnet(1)),
-        Workload("bert-64", language("bert", 64), calls=10),
-        Workload("gpt2-64", language("gpt2", 64), calls=10),
-        Workload("t5-64", language("t5", 64), calls=10),
-        Workload("xlnet-32", language("xlnet", 32), calls=10),
-        Workload("resnet50-128", resnet(128), calls=10),
         Workload("mlp-training", mlp_training, calls=50),
-        Workload("llama-1b-training", llama_training, calls=3, blocks=3),
+        Workload("capture-cost", modes=("pygraph",), own=capture_cost),
+        Workload("bert-1", language("bert", 1), imports=BERT),
+        Workload("gpt2-1", language("gpt2", 1), imports=GPT2),
+        Workload("t5-1", language("t5", 1), imports=T5),
+        Workload("xlnet-1", language("xlnet", 1), imports=XLNET),
+        Workload("resnet50-1", resnet(1), imports=VISION),
+        Workload("bert-64", language("bert", 64), calls=10, imports=BERT),
+        Workload("gpt2-64", language("gpt2", 64), calls=10, imports=GPT2),
+        Workload("t5-64", language("t5", 64), calls=10, imports=T5),
+        Workload("xlnet-32", language("xlnet", 32), calls=10, imports=XLNET),
+        Workload("resnet50-128", resnet(128), calls=10, imports=VISION),
+        Workload("llama-1b-training", llama_training, calls=3, blocks=3, imports=LLAMA),
     )
 }

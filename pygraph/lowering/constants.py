@@ -22,7 +22,9 @@ def moved_constant(gm: torch.fx.GraphModule, constant: FxNode, device: torch.dev
             return node
     value: torch.Tensor = getattr(gm, str(constant.target))
     mode = compat.detect_fake_mode([node.meta.get("val") for node in nodes])
-    gm.register_buffer(name, value.detach().to(device))
+    with compat.without_dispatch_modes():  # AOTAutograd compiles under its fake mode, and this has to be real memory
+        moved = value.detach().to(device)
+    gm.register_buffer(name, moved)
     with gm.graph.inserting_after(constant):
         made: FxNode = gm.graph.create_node("get_attr", name)
     made.meta["val"] = mode.from_tensor(getattr(gm, name)) if mode is not None else getattr(gm, name)

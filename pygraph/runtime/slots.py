@@ -19,6 +19,10 @@ __all__ = ["SlotTable", "discover", "resolve"]
 
 _Shape = tuple[tuple[LaunchKind, str, int], ...]
 
+_REACH = 1 << 20
+"""Bytes that a kernel's pointer may lie outside of its tensor (1 MiB), beside 4 times the tensor: convolutions begin
+where padding would be, some rows of pixels before."""
+
 _PAIRS = 1 << 44
 """Below, an address may as well be two numbers of 32 bits in one word; above, the upper one would exceed 4096, and the
 lower one would still have to be exactly where somebody's memory begins."""
@@ -217,7 +221,7 @@ def _moved(pair: _Pair, launch: Launch, position: int, x: int, y: int) -> Slot |
     if common:
         (kind, index), offset = common[0].key, common[0].offset
         return Slot(launch.index, position, kind, index, offset)
-    movers = pair.moves.get(y - x, ())
+    movers = [mover for mover in pair.moves.get(y - x, ()) if _near(mover, x)]
     if pair.displaced and len(movers) == 1 and movers[0].born <= launch.index:
         return Slot(launch.index, position, *movers[0].key, x - movers[0].address)
     if left and right:
@@ -230,6 +234,15 @@ def _moved(pair: _Pair, launch: Launch, position: int, x: int, y: int) -> Slot |
     if movers:
         return Refusal.at(launch, "stray-address", f"word {position} moves with an allocation that it lies outside of")
     return None
+
+
+def _near(allocation: Allocation, address: int) -> bool:
+    """Whether an address may have been made from where ``allocation`` begins.
+
+    Half a word of an earlier address, beside a number, moves like the address, but lies nowhere near it.
+    """
+    reach = _REACH + 4 * allocation.nbytes
+    return allocation.address - reach <= address <= allocation.address + allocation.nbytes + reach
 
 
 def _unmoved(pair: _Pair, launch: Launch, position: int, word: int) -> Refusal | None:

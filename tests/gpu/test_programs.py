@@ -1,57 +1,24 @@
-"""Programs compiled on CUDA, against Inductor alone: values, gradients, mutation, random numbers."""
+"""Programs compiled on CUDA, against Inductor alone: values, mutation, random numbers.
+
+Training is in ``test_training``, programs of two devices in ``test_placement``.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-import pygraph
-from pygraph.backend import pygraph as backend
+from tests.gpu.programs import assert_replayed, assert_same, compiled, network
+from tests.gpu.programs import device_tensor as cuda
 
 CALLS = 5
 
 pytestmark = pytest.mark.usefixtures("fresh")
-
-
-@pytest.fixture(autouse=True)
-def _with_gradients() -> Iterator[None]:
-    with torch.enable_grad():
-        yield
-
-
-def cuda(*size: int, **kind: Any) -> torch.Tensor:
-    return torch.randn(*size, device="cuda", **kind)
-
-
-def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    return torch.compile(function, backend=backend, options=options or None, dynamic=options.pop("dynamic", None))
-
-
-def assert_replayed(at_least: int = 1) -> None:
-    """Every wrapped region was replayed, and no capture was refused."""
-    reports = pygraph.reports()
-    assert [r.error for r in reports] == [None] * len(reports)
-    regions = [region for report in reports for region in report.regions if region.wrapped]
-    assert len(regions) >= at_least
-    refused = [f"{region.index}: {region.state} {region.why}" for region in regions if region.state != "replay"]
-    assert not refused, "\n".join(refused)
-
-
-def assert_same(actual: Any, expected: Any) -> None:
-    """Equal but for rounding: two compilations may tune one reduction to other block sizes. (That a replay has the
-    bits of the uncaptured run is checked by the runtime itself, here and in the tests of operators.)"""
-    for a, b in zip(torch.utils._pytree.tree_leaves(actual), torch.utils._pytree.tree_leaves(expected), strict=True):
-        if isinstance(a, torch.Tensor):
-            assert a.device == b.device
-            torch.testing.assert_close(a, b, equal_nan=True)
-        else:
-            assert a == b
 
 
 def against_inductor(function: Callable[..., Any], make: Callable[[], tuple[Any, ...]], **options: Any) -> None:
@@ -109,83 +76,6 @@ def test_equals_inductor(name: str) -> None:
 @pytest.mark.parametrize("name", ["attention", "dropout", "decode"])
 def test_equals_inductor_with_every_replay_verified(name: str) -> None:
     against_inductor(*PROGRAMS[name], verify="always")
-
-
-def network() -> nn.Module:
-    torch.manual_seed(1)
-    layers = [nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.LayerNorm(64)]
-    return nn.Sequential(*layers, nn.GELU(), nn.Linear(64, 8)).cuda()
-
-
-def train(
-    call: Callable[..., Any], model: nn.Module, steps: int = 6, *, set_to_none: bool = True, accumulate: int = 1
-) -> list[Any]:
-    """Losses, then every parameter and buffer."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    losses = []
-    for step in range(steps):
-        torch.manual_seed(step)
-        x = cuda(16, 32)
-        loss = call(x).square().mean()
-        loss.backward()
-        losses.append(loss.detach().clone())
-        if step % accumulate == accumulate - 1:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=set_to_none)
-    return losses + [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
-
-
-@pytest.mark.parametrize("options", [{}, {"set_to_none": False}, {"accumulate": 2}], ids=str)
-def test_training_equals_inductor(options: dict[str, Any]) -> None:
-    first, second = network(), network()
-    actual = train(compiled(first), first, **options)
-    assert_replayed(2)
-    assert_same(actual, train(torch.compile(second), second, **options))
-
-
-def test_autocast() -> None:
-    first, second = network(), network()
-
-    def under(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                return call(x).float()
-
-        return run
-
-    actual = train(under(compiled(first)), first)
-    assert_replayed(2)
-    assert_same(actual, train(under(torch.compile(second)), second))
-
-
-def test_checkpointing() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    def wrapped(model: nn.Module) -> Callable[..., Any]:
-        return lambda x: checkpoint(model, x, use_reentrant=False)
-
-    first, second = network(), network()
-    actual = train(compiled(wrapped(first)), first)
-    assert_replayed(2)
-    assert_same(actual, train(torch.compile(wrapped(second)), second))
-
-
-def test_a_compiled_optimizer_step() -> None:
-    def steps(compile_: Callable[..., Any]) -> list[torch.Tensor]:
-        torch.manual_seed(5)
-        parameters = [cuda(64, 64).requires_grad_(), cuda(64).requires_grad_()]
-        optimizer = torch.optim.AdamW(parameters, lr=torch.tensor(0.01, device="cuda"), capturable=True)
-        step = compile_(optimizer.step)
-        for seed in range(5):
-            torch.manual_seed(seed)
-            for parameter in parameters:
-                parameter.grad = torch.randn_like(parameter)
-            step()
-        return [p.detach().clone() for p in parameters]
-
-    actual = steps(compiled)
-    assert_replayed()
-    assert_same(actual, steps(torch.compile))
 
 
 def test_parameters_that_are_reassigned_and_moved() -> None:

@@ -369,3 +369,17 @@ def test_an_address_that_moves_with_several_or_with_the_unborn_is_refused() -> N
 
     for build in (several, unborn):
         assert refused(displaced(build)).reason == "stray-address"
+
+
+def test_half_an_earlier_address_beside_a_number_is_no_address() -> None:
+    def build(capture: Capture) -> None:
+        x = capture.input(64)
+        capture.launch(x, 5 << 32 | x & 0xFFFFFFFF)
+
+    captures = Capture(0x7FBF_5AC0_0000), Capture(0x7FBF_73A0_0000)
+    for capture in captures:
+        build(capture)
+    table = discover(captures[0].recording(displaced=True), captures[1].recording(displaced=True))
+    assert isinstance(table, SlotTable)
+    assert table.slots == (Slot(0, 0, INPUT, 0, 0),)
+    assert table.padding == ((0, 1),)

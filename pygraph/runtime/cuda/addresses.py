@@ -33,10 +33,11 @@ PAGE = 1 << 25
 SCRATCH = 1 << 28
 """Bytes of scratch memory (256 MiB), half of them on either side of the address that is used."""
 
-_FIRST, _STEP, _LAST = 0x3A51 << 32, 1 << 38, 0x54 << 40
+_FIRST, _STEP, _LAST = 0x3A51 << 32, (1 << 38) + (1 << 26), 0x54 << 40
 """Where ranges are asked for, and how far apart. Left to itself, the driver reserves them from 0x3_0200_0000 on, and
 then two neighbouring numbers of 32 bits (a count and the number 4, say) read as an address. Here the upper one would
-have to lie between 14929 and 21504 and, in a range of 128 GiB, be no multiple of 64."""
+have to lie between 14929 and 21504 and, in a range of 128 GiB, be no multiple of 64. From one range to the next, both
+halves of an address move: half an earlier address beside a number never moves as far as an allocation does."""
 
 _numbers = itertools.count()
 

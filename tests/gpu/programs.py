@@ -1,0 +1,102 @@
+"""What tests of compiled programs share: how they are compiled, what their reports must say, how results are compared.
+
+Nothing here asks for a device when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import pygraph
+from pygraph.backend import pygraph as backend
+from pygraph.report.model import RegionReport
+
+__all__ = [
+    "DEVICE",
+    "EVERYTHING",
+    "assert_replayed",
+    "assert_same",
+    "compiled",
+    "device_tensor",
+    "figures",
+    "network",
+    "replaying_regions",
+    "wrapped_regions",
+]
+
+DEVICE = "cuda"
+
+EVERYTHING = {"passes": "legality,placement,partitioning,indirection"}
+"""Capture whatever can be captured, however little a graph would save."""
+
+
+def device_tensor(*size: int, **kind: Any) -> torch.Tensor:
+    """Random numbers on the device."""
+    return torch.randn(*size, device=DEVICE, **kind)
+
+
+def network() -> nn.Module:
+    """A small network with batch statistics and dropout, always with the same parameters."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.LayerNorm(64)]
+    return nn.Sequential(*layers, nn.GELU(), nn.Linear(64, 8)).to(DEVICE)
+
+
+def compiled(function: Callable[..., Any], *, dynamic: bool | None = None, **options: Any) -> Callable[..., Any]:
+    """``function`` compiled by PyGraph with ``options``."""
+    return torch.compile(function, backend=backend, dynamic=dynamic, options=options or None)
+
+
+def wrapped_regions() -> list[RegionReport]:
+    """The regions of every graph compiled so far that may be captured."""
+    return [region for report in pygraph.reports() for region in report.regions if region.wrapped]
+
+
+def replaying_regions() -> list[RegionReport]:
+    """Those that are replayed."""
+    return [region for region in wrapped_regions() if region.state == "replay"]
+
+
+def figures() -> str:
+    """Every region's state and counts, for messages."""
+    rows = []
+    for report in pygraph.reports():
+        rows.append(
+            f"{report.name}: error {report.error}, left outside {[(u.op, u.reason) for u in report.uncaptured()]}"
+        )
+        for region in report.regions:
+            record = region.record
+            counts = "no record"
+            if record is not None:
+                counts = f"captures {record.captures}, replays {record.replays}, uncaptured {record.uncaptured}"
+                counts += f", keys {record.keys}, refusals {sorted(map(str, record.refusals.values()))}"
+            rows.append(f"  region {region.index}: {region.state} {region.why}: {counts}; kernels {region.kernels}")
+    return "\n".join(rows)
+
+
+def assert_replayed(at_least: int = 1) -> None:
+    """Every wrapped region was replayed, no capture was refused, and PyGraph gave nothing up."""
+    assert not [report.error for report in pygraph.reports() if report.error], figures()
+    regions = wrapped_regions()
+    assert len(regions) >= at_least, figures()
+    assert [region.state for region in regions] == ["replay"] * len(regions), figures()
+
+
+def assert_same(actual: Any, expected: Any, *, call: object = None) -> None:
+    """Equal but for rounding, on the same devices: two compilations may tune one reduction to other block sizes, and
+    fused kernels round less often than eager. (That a replay has the bits of the uncaptured run is checked by the
+    runtime itself, here and in the tests of operators.)"""
+    ours, theirs = (torch.utils._pytree.tree_leaves(tree) for tree in (actual, expected))
+    assert len(ours) == len(theirs), f"call {call}: {len(ours)} results, not {len(theirs)}"
+    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if isinstance(a, torch.Tensor):
+            assert a.device == b.device, f"result {place} of call {call} is on {a.device}, not {b.device}"
+            torch.testing.assert_close(
+                a, b, equal_nan=True, msg=lambda text, at=place: f"result {at} of call {call}: {text}\n{figures()}"
+            )
+        else:
+            assert a == b, f"result {place} of call {call}"

@@ -1,0 +1,220 @@
+"""Dynamic shapes: one compiled graph for every size, captures per size up to a cap, memory that stays where it was."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pygraph
+from pygraph.regions import driver_for
+from pygraph.runtime.counters import RegionRecord
+from tests.gpu.programs import DEVICE, EVERYTHING, assert_replayed, assert_same, compiled, device_tensor, figures
+
+SIZES = tuple(range(4, 204, 4))
+MB = 1 << 20
+WIDTH = 66
+"""No size equals the width: Dynamo would take the two for one symbol."""
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+Call = Callable[..., Any]
+
+
+def doubles(*size: int) -> torch.Tensor:
+    """Double precision, in which no order of a sum shows at the tolerance of a comparison."""
+    return device_tensor(*size, dtype=torch.float64)
+
+
+def block(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden = F.gelu(F.layer_norm(x, (WIDTH,)) @ w)
+    scores = torch.softmax(hidden @ v @ x.t(), -1)
+    return x + scores @ x, hidden.sum(0)
+
+
+def pointwise(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.softmax(x * w, -1) + x.sin(), x.relu()
+
+
+def weights() -> tuple[torch.Tensor, torch.Tensor]:
+    return doubles(WIDTH, WIDTH) / 8, doubles(WIDTH, WIDTH) / 8
+
+
+def rows(size: int, *, marked: bool) -> torch.Tensor:
+    x = doubles(size, WIDTH)
+    if marked:
+        torch._dynamo.mark_dynamic(x, 0)
+    return x
+
+
+def shuffled(passes: int, seed: int = 0) -> list[int]:
+    """Every size ``passes`` times, in random order."""
+    order = [size for size in SIZES for _ in range(passes)]
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def only_record() -> RegionRecord:
+    """The record of the one region of the one graph."""
+    records = [region.record for report in pygraph.reports() for region in report.regions if region.record is not None]
+    assert len(pygraph.reports()) == 1, figures()
+    assert len(records) == 1, figures()
+    return records[0]
+
+
+@dataclass
+class Counted:
+    """What the driver did meanwhile: captures made, and executables that are still alive."""
+
+    captures: int
+    executables: weakref.WeakSet[Any]
+
+    def alive(self) -> int:
+        gc.collect()
+        return len(self.executables)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """Counts what the device's own driver is asked for."""
+    driver = driver_for(DEVICE)
+    assert driver is not None
+    capture, instantiate = driver.capture, driver.instantiate
+    found = Counted(0, weakref.WeakSet())
+
+    def capturing(fn: Any, args: Sequence[Any]) -> Any:
+        found.captures += 1
+        return capture(fn, args)
+
+    def instantiating(program: Any) -> Any:
+        executable = instantiate(program)
+        found.executables.add(executable)
+        return executable
+
+    monkeypatch.setattr(driver, "capture", capturing)
+    monkeypatch.setattr(driver, "instantiate", instantiating)
+    return found
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["dynamic", "mark_dynamic"])
+def test_one_graph_serves_every_size(marked: bool, counted: Counted) -> None:
+    dynamic = None if marked else True
+    ours = compiled(block, dynamic=dynamic, max_captures=64, **EVERYTHING)
+    theirs = torch.compile(block, dynamic=dynamic)
+    w, v = weights()
+    for turn, size in enumerate(shuffled(4)):
+        torch.manual_seed(turn)
+        x = rows(size, marked=marked)
+        assert_same(ours(x, w, v), theirs(x, w, v), call=f"{turn} of size {size}")
+    assert_replayed()
+    record = only_record()
+    assert (record.keys, record.captures) == (len(SIZES), len(SIZES)), figures()
+    # one call of each size runs uncaptured, one is captured; the other two are replayed
+    assert (record.uncaptured, record.replays) == (2 * len(SIZES), 2 * len(SIZES)), figures()
+    assert counted.alive() == len(SIZES)
+
+
+def test_results_equal_eager_under_a_small_cap() -> None:
+    ours = compiled(block, dynamic=True, max_captures=4, **EVERYTHING)
+    w, v = weights()
+    for turn, size in enumerate(shuffled(4, seed=1)):
+        torch.manual_seed(turn)
+        x = rows(size, marked=False)
+        assert_same(ours(x, w, v), block(x, w, v), call=f"{turn} of size {size}")
+    assert_replayed()
+    assert only_record().keys == len(SIZES), figures()
+
+
+class Watched:
+    """Says of each call what became of it."""
+
+    def __init__(self, **options: Any) -> None:
+        self._call = compiled(block, dynamic=True, **options, **EVERYTHING)
+        self._weights = weights()
+
+    def __call__(self, size: int) -> str:
+        before = self._counts()
+        x = doubles(size, WIDTH)
+        actual = self._call(x, *self._weights)
+        assert_same(actual, block(x, *self._weights), call=f"size {size}")
+        captures, replays, uncaptured = (now - then for now, then in zip(self._counts(), before, strict=True))
+        kinds = {(1, 0, 1): "captured", (0, 1, 0): "replayed", (0, 0, 1): "uncaptured"}
+        return kinds[captures, replays, uncaptured]
+
+    def _counts(self) -> tuple[int, int, int]:
+        if not pygraph.reports():
+            return (0, 0, 0)
+        record = only_record()
+        return record.captures, record.replays, record.uncaptured
+
+
+@pytest.mark.parametrize("occurrence", [2, 3, 5])
+def test_a_size_is_captured_at_its_nth_occurrence(occurrence: int) -> None:
+    call = Watched(capture_after=occurrence)
+    expected = ["uncaptured"] * (occurrence - 1) + ["captured", "replayed", "replayed"]
+    mixed = [[call(size) for size in (24, 56, 88)] for _ in range(occurrence + 2)]
+    for place, size in enumerate((24, 56, 88)):
+        assert [turn[place] for turn in mixed] == expected, f"size {size}\n{figures()}"
+
+
+def test_the_least_recently_used_capture_goes_first(counted: Counted) -> None:
+    call = Watched(max_captures=3)
+    for size in (16, 24, 32):
+        assert [call(size) for _ in range(3)] == ["uncaptured", "captured", "replayed"], figures()
+    assert call(16) == "replayed"
+    assert [call(40) for _ in range(3)] == ["uncaptured", "captured", "replayed"], figures()
+    assert counted.alive() == 3
+    assert [call(size) for size in (16, 32, 40)] == ["replayed"] * 3, figures()
+    # 24 had to go. It comes back after twice as many calls as at first, in place of 16.
+    assert [call(24) for _ in range(4)] == ["uncaptured", "uncaptured", "captured", "replayed"], figures()
+    assert [call(size) for size in (32, 40)] == ["replayed"] * 2, figures()
+    assert call(16) == "uncaptured", figures()
+    assert counted.alive() == 3
+
+
+@pytest.mark.parametrize("sizes", [(64, 128, 192, 320), (128, 64)], ids=str)
+def test_another_size_of_the_same_launches_is_captured_once(sizes: tuple[int, ...], counted: Counted) -> None:
+    """The slots of the first size, which takes two captures, explain a single capture of any other one."""
+    ours = compiled(pointwise, **EVERYTHING)
+    w = doubles(WIDTH)
+    made = []
+    for size in sizes:
+        before = counted.captures
+        for _ in range(4):
+            x = rows(size, marked=True)
+            assert_same(ours(x, w), pointwise(x, w), call=f"size {size}")
+        made.append(counted.captures - before)
+    assert_replayed()
+    assert made == [2] + [1] * (len(sizes) - 1), f"captures per size: {made}\n{figures()}"
+    record = only_record()
+    assert (record.captures, record.replays) == (len(sizes), 2 * len(sizes)), figures()
+
+
+def one_pass(call: Call, w: torch.Tensor, v: torch.Tensor) -> tuple[int, int]:
+    """Bytes allocated and reserved after each size came three times."""
+    for size in shuffled(3):
+        call(doubles(size, WIDTH), w, v)
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+
+def test_memory_stays_where_it_was_after_every_size_has_come(counted: Counted) -> None:
+    cap = 8
+    call = compiled(block, dynamic=True, max_captures=cap, **EVERYTHING)
+    w, v = weights()
+    first = one_pass(call, w, v)
+    figures_of_passes = [first] + [one_pass(call, w, v) for _ in range(2)]
+    said = f"bytes allocated and reserved after each pass: {figures_of_passes}\n{figures()}"
+    assert_replayed()
+    assert counted.alive() <= cap, f"{counted.alive()} captures are alive\n{said}"
+    for allocated, reserved in figures_of_passes[1:]:
+        assert allocated <= first[0] + MB // 16, said
+        assert reserved <= 1.02 * first[1] + 4 * MB, said  # two of the allocator's small segments
