@@ -145,15 +145,21 @@ def _are_picked(deleted: ast.Delete, picked: Mapping[str, Sequence[str]]) -> boo
 
 
 def _tried(region: ast.stmt, taken: Sequence[str], picked: Mapping[str, Sequence[str]]) -> list[ast.stmt]:
-    """``outputs = region(picked)``, with what happens when the region declines: every argument is put back."""
+    """``outputs = region(picked)``, with what happens when the region declines: every argument is put back.
+
+    They are put into the caller's list, so that nothing here holds what the program lets go of as it runs.
+    """
     assert isinstance(region, ast.Assign)
     assert isinstance(region.value, ast.Call)
     given = ast.unparse(region.value.args[0])
+    held = ", ".join(dict.fromkeys([*taken, *picked[given], given]))
     text = f"""
 {_OUTPUTS} = {_REPLAY}({given})
 if {_OUTPUTS} is None:
     [{", ".join(picked[given])}] = {given}
-    return {_PROGRAM}([{", ".join(taken)}])
+    args[:] = [{", ".join(taken)}]
+    del {held}
+    return {_PROGRAM}(args)
 """
     region.value = ast.Name(_OUTPUTS, ast.Load())
     return [*ast.parse(text).body, region]

@@ -138,12 +138,13 @@ def origins(part: Any) -> list[Any]:
     was lowered; the buffers realized for it, which are nodes of their own, carry the latter. A buffer that was made on
     behalf of the kernel itself (a copy into other strides) carries all of them: then nothing is taken away.
 
-    A buffer that is realized because an external kernel needs it gets that kernel's origin, too, although what the
-    kernel computes is not in it: at most a copy of it in other strides, which nothing speaks against.
+    A buffer that is realized because an external kernel, or a copy to another device, needs it gets the origin of that,
+    too, although what it computes is not in it: at most a copy in other strides, which nothing speaks against.
     """
     found = getattr(part.node, "origins", None) or ()
     if isinstance(part.node, compat.inductor_ir.ComputedBuffer):
-        found = [origin for origin in found if not _is_external(origin)] or found
+        where = part.get_device()
+        found = [origin for origin in found if not _is_external(origin) and not _is_elsewhere(origin, where)] or found
     if isinstance(part.node, compat.inductor_ir.ExternKernel):
         operands = {origin for name in part.read_writes.reads for origin in _buffer_origins(name.name)}
         found = [origin for origin in found if origin not in operands] or found
@@ -155,6 +156,12 @@ def _is_external(origin: Any) -> bool:
     kernel = compat.inductor_ir.ExternKernel
     operations = compat.inductor_virtualized.graph.operations
     return any(isinstance(one, kernel) and getattr(one, "origin_node", None) is origin for one in operations)
+
+
+def _is_elsewhere(origin: Any, device: Any) -> bool:
+    """Whether the result of an FX node lies on another kind of device than ``device``."""
+    value = origin.meta.get("val")
+    return isinstance(value, torch.Tensor) and device is not None and value.device.type != device.type
 
 
 def _buffer_origins(name: str) -> Sequence[Any]:

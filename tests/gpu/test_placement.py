@@ -55,6 +55,9 @@ def assert_decided(case: Mixed) -> None:
     assert len(replaying_regions()) == case.regions, figures()
     outside = {left.reason for report in pygraph.reports() for left in report.uncaptured()}
     assert outside <= set(case.cut), figures()
+    (report,) = pygraph.reports()
+    assert report.emitted is not None
+    assert not [kernel for kernel in report.emitted.outside if kernel.startswith("triton_")], report.emitted.outside
 
 
 def assert_counts(case: Mixed) -> None:

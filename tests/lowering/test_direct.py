@@ -86,6 +86,19 @@ def test_no_argument_is_held_while_the_region_runs() -> None:
     assert alive == [False]
 
 
+def test_no_argument_is_held_while_the_whole_program_runs() -> None:
+    alive: list[bool] = []
+
+    def program(args: list[Any]) -> None:
+        watched = [weakref.ref(arg) for arg in args[:2]]
+        args.clear()
+        gc.collect()
+        alive.extend(ref() is not None for ref in watched)
+
+    made(replay=lambda args: None, program=program)([torch.ones(1), torch.ones(1), 3])
+    assert alive == [False, False]
+
+
 def test_what_a_replay_raises_is_raised() -> None:
     def replay(args: list[Any]) -> None:
         raise ValueError("broken")
