@@ -30,7 +30,7 @@ def graph_dir(dump_dir: str | None, report: GraphReport) -> Path | None:
 def dump_program(dump_dir: str | None, report: GraphReport) -> None:
     """Write program and report now, and the report again at exit, when it knows what was replayed.
 
-    A folder that cannot be written is warned of and changes nothing else.
+    What cannot be rendered or written is warned of and changes nothing else.
     """
     folder = graph_dir(dump_dir, report)
     if folder is None:
@@ -40,7 +40,7 @@ def dump_program(dump_dir: str | None, report: GraphReport) -> None:
         if report.source:
             (folder / "program.py").write_text(program_text(report), encoding="utf-8")
         _write_report(folder, report)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - whatever a dump meets, the program that it describes must run
         _log.warning("cannot write dumps to %s: %s", folder, error)
         return
     atexit.register(_write_report, folder, report)

@@ -439,6 +439,19 @@ def test_an_unwritable_dump_directory_changes_nothing_else(tmp_path: Path, caplo
     assert "cannot write dumps" in caplog.text
 
 
+def test_a_report_that_cannot_be_rendered_changes_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> str:
+        raise ValueError("no such glyph")
+
+    monkeypatch.setattr("pygraph.report.text.render_text", broken)
+    model, x = Mlp().eval(), torch.randn(4, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model, dump_dir=str(tmp_path))(x), model(x))
+    assert "no such glyph" in caplog.text
+
+
 def test_explain_names_regions_reasons_and_lines() -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True), torch.no_grad():
         explanation = pygraph.explain(Scaled(), torch.randn(8, 16))

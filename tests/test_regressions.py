@@ -109,3 +109,28 @@ def test_the_frames_of_an_error_show_the_arguments_of_their_own_call() -> None:
         seen.append(frame.f_locals["x"])
     assert pygraph.counters()["replays"] > 1
     assert [x.mean().item() for x in seen] == [-9.0 - i for i in range(CALLS)]
+
+
+@pytest.mark.parametrize("broken", ["read_program", "wrap_regions", "_entry"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_failure_after_inductor_is_done_leaves_training_to_plain_inductor(
+    monkeypatch: pytest.MonkeyPatch, broken: str, dynamic: bool
+) -> None:
+    from pygraph import backend
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("broken")
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.tanh(x @ w).t() @ x)
+
+    monkeypatch.setattr(backend, broken, fail)
+    ours = torch.compile(f, backend="pygraph", options=EVERYTHING, dynamic=dynamic)
+    for rows in (4, 4, 6):
+        x, w = torch.randn(rows, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+        mine, theirs = ours(x, w), f(x, w)
+        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(
+            torch.autograd.grad(mine.sum(), (x, w)), torch.autograd.grad(theirs.sum(), (x, w)), atol=1e-4, rtol=1e-4
+        )
+    assert {report.error for report in pygraph.reports()} == {"RuntimeError: broken"}

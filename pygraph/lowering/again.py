@@ -50,10 +50,15 @@ class Original:
         )
 
     def restore(self) -> None:
-        """Give the module and its subgraphs their graphs back, whatever was made of those."""
+        """Give the module and its subgraphs their graphs back, whatever was made of those, and take back what
+        AOTAutograd was told of a program's strides: Inductor accepts no second report."""
         for path, module in _modules(self.gm).items():
             if path in self.graphs:
                 module.graph = copy.deepcopy(self.graphs[path])
+        context = compat.TracingContext.try_get()
+        told = None if context is None else context.output_strides
+        if told is not None:
+            told.clear()
 
     @contextlib.contextmanager
     def surroundings(self) -> Iterator[None]:

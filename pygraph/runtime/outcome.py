@@ -5,8 +5,8 @@ Two outcomes are compared here; how the runs are made and in which order is ``co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,13 +21,15 @@ class Outcome:
     """``structure`` and ``contents`` of each output, fingerprints of some arguments afterwards, and the random state.
 
     The structure of an output tensor is its type, sizes, strides, dtype, device and whose memory it is: a byte of
-    which argument, or which fresh storage and offset.
+    which argument, or which fresh storage and offset. ``gaps`` are fingerprints of what lies between the elements of
+    an argument, for those with gaps: no run writes there, however little it repeats itself.
     """
 
     structure: tuple[Hashable, ...]
     contents: tuple[bytes, ...]
     arguments: dict[int, bytes]
     rng: object
+    gaps: Mapping[int, bytes] = field(default_factory=dict)
 
     def equal(self, other: Outcome) -> list[bool]:
         """For each of ``results``, whether two runs of one structure left the same bits."""
@@ -44,7 +46,7 @@ def observe(outputs: Sequence[Any], args: Sequence[Any], watched: Collection[int
     """The outcome of a run that returned ``outputs`` and left ``args``; ``watched`` arguments are fingerprinted."""
     contents = tuple(digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs)
     arguments = {position: digest(span(args[position])) for position in sorted(watched)}
-    return Outcome(_structure(outputs, args), contents, arguments, rng)
+    return Outcome(_structure(outputs, args), contents, arguments, rng, _gaps([(p, args[p]) for p in sorted(watched)]))
 
 
 def results(outputs: Sequence[Any], args: Sequence[Any], watched: Collection[int]) -> list[Any]:
@@ -64,6 +66,9 @@ def difference(reference: Outcome, other: Outcome, *, values: bool = True) -> st
     for position, fingerprint in reference.arguments.items():
         if values and other.arguments[position] != fingerprint:
             return f"argument {position} has other values afterwards"
+    for position, fingerprint in reference.gaps.items():
+        if other.gaps[position] != fingerprint:
+            return f"argument {position} has other bytes between its elements afterwards"
     return None if same_state(reference.rng, other.rng) else "the random state afterwards is another one"
 
 
@@ -76,6 +81,31 @@ def same_state(a: object, b: object) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
     return bool(a == b)
+
+
+def _gaps(watched: Sequence[tuple[int, torch.Tensor]]) -> dict[int, bytes]:
+    """The bytes between the elements of each argument, but for elements of others that lie there."""
+    found: dict[int, bytes] = {}
+    for position, arg in watched:
+        if extent(arg) <= arg.numel() * arg.element_size():
+            continue
+        data = span(arg).clone()
+        for _, other in watched:
+            _clear(data, arg.data_ptr(), other)
+        found[position] = digest(data)
+    return found
+
+
+def _clear(data: torch.Tensor, low: int, arg: torch.Tensor) -> None:
+    """Set the bytes of ``arg``'s elements to 0 in ``data``, a copy of those that lie from the address ``low`` on."""
+    start, end = max(low, arg.data_ptr()), min(low + data.numel(), arg.data_ptr() + extent(arg))
+    if data.device != arg.device or start >= end:
+        return
+    kept = torch.ones(extent(arg), dtype=torch.uint8, device=data.device)
+    width = arg.element_size()
+    size = [n if step else 1 for n, step in zip(arg.size(), arg.stride(), strict=True)]  # expanded: written once
+    kept.as_strided((*size, width), (*(step * width for step in arg.stride()), 1)).zero_()
+    data[start - low : end - low] *= kept[start - arg.data_ptr() : end - arg.data_ptr()]
 
 
 def _structure(outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Hashable, ...]:

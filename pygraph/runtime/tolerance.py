@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 __all__ = [
+    "COARSE",
     "FACTOR",
     "RUNS",
     "TOLERANCE",
     "Gap",
     "Spread",
     "Unlike",
+    "allowance",
     "beyond",
     "gap",
     "repeats",
@@ -27,10 +29,14 @@ __all__ = [
 ]
 
 TOLERANCE = 64
-"""What is allowed in any case: TOLERANCE · eps(dtype) · max|reference|, for each tensor by itself.
+"""What is allowed in any case: TOLERANCE · eps(dtype) · max|reference|, for each tensor by itself (but see COARSE).
 
 Re-ordered additions of n terms differ by about sqrt(n) · eps of the largest partial sum; 64 allows some 4,000 terms.
 """
+
+COARSE = 2.0**-4
+"""No more than this part of max|reference|, or one eps if that is more, is allowed in any case. In bfloat16, 64 · eps
+is half of max|reference|, and hardly anything would be wrong; nobody keeps long sums in types as coarse."""
 
 RUNS = 3
 """How many more times a region that does not repeat itself runs uncaptured."""
@@ -108,11 +114,17 @@ def beyond(spread: Spread, reference: Sequence[Any], other: Sequence[Any], equal
         found = gap(reference[index], other[index])
         if isinstance(found, str):
             return Unlike(index, found)
-        bound = found.scale * max(TOLERANCE * torch.finfo(reference[index].dtype).eps, FACTOR * part)
+        bound = found.scale * max(allowance(reference[index].dtype), FACTOR * part)
         if not found.distance <= bound:
             apart = f"uncaptured runs are {found.scale * part:.2e} apart"
             return Unlike(index, f"is off by {found.distance:.2e}, allowed are {bound:.2e} ({apart})")
     return None
+
+
+def allowance(dtype: torch.dtype) -> float:
+    """The part of a tensor's largest magnitude that a replay may be off by, however close uncaptured runs are."""
+    eps = torch.finfo(dtype).eps
+    return min(TOLERANCE * eps, max(eps, COARSE))
 
 
 def gap(reference: torch.Tensor, other: torch.Tensor) -> Gap | str:

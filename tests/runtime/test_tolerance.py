@@ -9,7 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.tolerance import FACTOR, TOLERANCE, Gap, Spread, Unlike, beyond, gap, repeats, unrepeated, widened
+from pygraph.runtime.tolerance import (
+    FACTOR,
+    TOLERANCE,
+    Gap,
+    Spread,
+    Unlike,
+    allowance,
+    beyond,
+    gap,
+    repeats,
+    unrepeated,
+    widened,
+)
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -102,6 +114,21 @@ def test_the_bound(scale: float, part: float, times: float, dtype: torch.dtype, 
     assert (found is None) == (distance <= bound)
     if found is not None:
         assert found.how.startswith(f"is off by {distance:.2e}, allowed are {bound:.2e} (uncaptured runs are ")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "part"),
+    [
+        (torch.float64, 64 * 2.0**-52),
+        (torch.complex64, 64 * 2.0**-23),
+        (torch.float16, 64 * 2.0**-10),
+        (torch.bfloat16, 2.0**-4),
+        (torch.float8_e4m3fn, 2.0**-3),
+        (torch.float8_e5m2, 2.0**-2),
+    ],
+)
+def test_what_is_allowed_in_any_case_is_a_small_part_in_coarse_types_too(dtype: torch.dtype, part: float) -> None:
+    assert allowance(dtype) == part
 
 
 def test_bits_that_are_equal_are_never_beyond() -> None:

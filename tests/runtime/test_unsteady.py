@@ -92,6 +92,56 @@ def test_a_replay_off_by_ten_times_the_spread_is_refused(seed: int, scale: float
     assert driver.executables[0].closed
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_replay_with_other_values_is_refused_in_coarse_types(dtype: torch.dtype) -> None:
+    draw = noise(7)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        x, state = args
+        args.clear()
+        state.add_(1)
+        return [(x + torch.finfo(dtype).eps / 8 * draw(SIZE)).to(dtype)]
+
+    def spoil(outputs: list[Any]) -> None:
+        outputs[0] = (outputs[0].float() * 0.6).to(dtype)
+
+    assert run(fn)[0].replays == 1
+    record, _ = run(fn, spoiled(fn, spoil))
+    assert record.replays == 0
+    assert "non-deterministic: output 0 is off by " in str(record.reason), record.reason
+
+
+@pytest.mark.parametrize("spoiled_at", [None, 1, 7])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_bytes_between_the_elements_of_a_written_argument_have_no_tolerance(
+    spoiled_at: int | None, interleaved: bool
+) -> None:
+    draw = noise(3)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        first, second = args
+        args.clear()
+        first.add_(1 + 1e-3 * draw(4))
+        second.add_(1 + 1e-3 * draw(4))
+        return []
+
+    def kernel(args: list[Any]) -> Sequence[Any]:
+        first = args[0]
+        fn(args)
+        if spoiled_at is not None:
+            first.as_strided((1,), (1,), first.storage_offset() + spoiled_at).fill_(777.0)
+        return []
+
+    region = Region(fn, FakeDriver(kernel, written=(0, 1)), name="toy")
+    for _ in range(3):
+        memory = torch.zeros(16)
+        region([memory[0::4], memory[2::4] if interleaved else torch.zeros(4)])
+        assert memory[1::2].tolist() == [0.0] * 8
+    assert region.record.replays == (spoiled_at is None), region.record.reason
+    if spoiled_at is not None:
+        assert "argument 0 has other bytes between its elements" in str(region.record.reason)
+
+
 def _a_bit_elsewhere(outputs: list[Any]) -> None:
     outputs[1].view(torch.uint8)[9] ^= 1
 
