@@ -96,6 +96,7 @@ def _wrap(
         capture_after=settings.capture_after,
         max_captures=settings.max_captures,
         verify_always=settings.verify == "always",
+        measure=settings.measure,
     )
     folder = graph_dir(settings.dump_dir, report)
     observer = None if folder is None else functools.partial(dump_launches, folder, region.index, report.device)

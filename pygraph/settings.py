@@ -30,6 +30,7 @@ class Settings:
     verify         ``first``: a replay is compared once before it counts; ``always``: at every call
     capture_after  the occurrence of a set of sizes at which it is captured (2 or more)
     max_captures   captures that one region keeps
+    measure        whether real calls try if a replay pays, and what does not is left uncaptured
     inductor       patches to Inductor's configuration for this compilation
     """
 
@@ -40,6 +41,7 @@ class Settings:
     verify: str = "first"
     capture_after: int = 2
     max_captures: int = 16
+    measure: bool = False
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -135,6 +137,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "verify": _verify,
     "capture_after": _positive(2),
     "max_captures": _positive(1),
+    "measure": _bool,
     "inductor": _mapping,
 }
 _PARSERS: dict[str, Callable[[str], object]] = {
@@ -145,4 +148,5 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "verify": _parse_text,
     "capture_after": _parse_int,
     "max_captures": _parse_int,
+    "measure": _parse_bool,
 }

@@ -27,6 +27,13 @@ def test_a_false_variable(text: str) -> None:
     assert Settings.make({}, {"PYGRAPH_DISABLE": text}).disable is False
 
 
+def test_measuring_is_off_unless_asked_for() -> None:
+    assert Settings.make({}, {}).measure is False
+    assert Settings.make({}, {"PYGRAPH_MEASURE": "1"}).measure is True
+    with pytest.raises(OptionError, match="PYGRAPH_MEASURE"):
+        Settings.make({}, {"PYGRAPH_MEASURE": "often"})
+
+
 def test_an_unknown_name_is_rejected_with_the_nearest_one() -> None:
     with pytest.raises(OptionError, match="unknown option 'dump_dirs'; did you mean 'dump_dir'"):
         Settings.make({"dump_dirs": "x"}, {})
@@ -46,6 +53,8 @@ def test_a_name_like_nothing_lists_the_known_ones() -> None:
         ("capture_after", 1),
         ("capture_after", True),
         ("max_captures", 0),
+        ("measure", 1),
+        ("measure", "on"),
         ("passes", 3),
         ("dump_dir", 4),
         ("inductor", "max_autotune"),

@@ -6,7 +6,6 @@ Units are in the names (``ms``, ``us``, ``bytes``); shares are 0 to 1. Keys are 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from typing import Any, TypedDict
 
@@ -22,11 +21,12 @@ from pygraph.report.facts import (
     why,
 )
 from pygraph.report.model import GraphReport, PassReport, RegionReport, Uncaptured
+from pygraph.report.trials import TrialJson, trial_json
 from pygraph.runtime.counters import RegionRecord
 
 __all__ = ["SCHEMA_VERSION", "ReportJson", "json_text", "to_json"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised when a key is renamed or removed, or its meaning changes."""
 
 
@@ -84,8 +84,7 @@ class RecordJson(TypedDict):
     slots: int
     launches: int
     workspace_bytes: int
-    uncaptured_us: float | None
-    replay_us: float | None
+    trials: list[TrialJson]
     notes: list[str]
     refusals: list[RefusalJson]
 
@@ -264,8 +263,7 @@ def _record(record: RegionRecord) -> RecordJson:
         slots=record.slots,
         launches=record.launches,
         workspace_bytes=record.workspace_bytes,
-        uncaptured_us=_finite(record.uncaptured_us),
-        replay_us=_finite(record.replay_us),
+        trials=[trial_json(trial) for trial in record.trials],
         notes=list(record.notes),
         refusals=[RefusalJson(reason=r.reason, detail=r.detail, launch=r.launch, loc=r.loc) for r in refusals],
     )
@@ -287,8 +285,3 @@ def _cost(row: CostRow) -> CostJson:
 
 def _sum(quantity: Quantity) -> SumJson:
     return SumJson(value=quantity.value, known=quantity.known, unknown=quantity.unknown)
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no infinity: a time that was never measured is None."""
-    return value if value is not None and math.isfinite(value) else None

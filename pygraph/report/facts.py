@@ -14,6 +14,7 @@ from pygraph.ir import DETAIL, H200, HOST, REGION, Cost, DeviceModel, Graph, Ker
 from pygraph.ir.cost import evaluate
 from pygraph.passes.reasons import REASONS
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
+from pygraph.report.trials import trial_text
 
 __all__ = [
     "CostRow",
@@ -85,8 +86,7 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     record = region.record
     if record is None:
         return
-    if record.uncaptured_us is not None and record.replay_us is not None:
-        yield f"{record.replay_us:.1f} µs replayed, {record.uncaptured_us:.1f} µs uncaptured"
+    yield from (trial_text(trial) for trial in record.trials)
     yield from record.notes
     yield from (str(refusal) for refusal in record.refusals.values() if refusal.reason not in region.why)
 

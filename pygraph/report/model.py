@@ -12,6 +12,7 @@ from pygraph.ir import Graph
 from pygraph.lowering.decision import Decision
 from pygraph.lowering.program import EmittedProgram
 from pygraph.lowering.record import ProgramRecord
+from pygraph.report.trials import passed_over
 from pygraph.runtime.counters import RegionRecord
 
 __all__ = ["GraphReport", "PassReport", "RegionReport", "Uncaptured"]
@@ -57,8 +58,11 @@ class RegionReport:
 
     @property
     def state(self) -> str:
-        """``cold``, ``warm``, ``replay`` or ``uncaptured``."""
-        return self.record.state if self.record is not None else "uncaptured"
+        """``cold``, ``warm``, ``replay`` or ``uncaptured``, which may be by measured selection's decision."""
+        record = self.record
+        if record is None or passed_over(record.trials, record.captures):
+            return "uncaptured"
+        return record.state
 
     @property
     def why(self) -> str:

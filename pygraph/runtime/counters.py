@@ -9,7 +9,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import overload
+from typing import Any, overload
 
 from pygraph.runtime.refusal import Refusal
 
@@ -68,6 +68,8 @@ class RegionRecord:
     ``state`` is ``cold`` (never ran), ``warm`` (ran uncaptured), ``replay`` (has captures) or ``uncaptured`` (left
     off, for ``reason``). ``keys`` counts distinct keys seen (at least: forgotten keys count again); ``slots``,
     ``launches`` and ``workspace_bytes`` are those of the last capture. ``refusals`` holds the first of each reason.
+    ``trials`` are what measured selection decided, and from what, as plain data: ``TrialReport.as_dict``, with the
+    number of the ``capture`` and, for each candidate, ``samples`` (blocks that counted, and their median in seconds).
     """
 
     name: str
@@ -82,8 +84,7 @@ class RegionRecord:
     workspace_bytes: int = 0
     notes: list[str] = field(default_factory=list)
     refusals: dict[str, Refusal] = field(default_factory=dict)
-    uncaptured_us: float | None = None
-    replay_us: float | None = None
+    trials: list[dict[str, Any]] = field(default_factory=list)
 
     def tally(self, name: str) -> Tally:
         """The count behind ``replays`` or ``uncaptured``."""

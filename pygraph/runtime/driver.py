@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from pygraph.runtime.recording import AllocationKind, Recording
 
 __all__ = ["Driver", "Executable", "Inert", "Layout", "Program", "Slot", "Transient"]
@@ -127,6 +129,13 @@ class Driver(Protocol):
 
     def spare_bytes(self) -> int:
         """Bytes of the current device's memory that copies may take for a moment."""
+        ...
+
+    def synchronise(self, device: torch.device | None) -> bool:
+        """Wait until ``device`` (None: the current one) has done what the caller submitted to its current stream.
+
+        False, with nothing done, where waiting is not possible, since that stream is being captured.
+        """
         ...
 
     def transient(self, args: Sequence[Any]) -> AbstractContextManager[Transient]:

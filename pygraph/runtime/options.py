@@ -20,8 +20,8 @@ class RegionOptions:
     ``comparison_budget``: bytes that copies of arguments may take while a replay is compared, by default what the
     driver can spare. ``reuse_workspace``:
     whether intermediates that are never alive together share bytes. ``alignment``: bytes that an argument's address
-    stays congruent by. ``verify_always``: compare every replay with an uncaptured run. Raises OptionError when a
-    value is out of range.
+    stays congruent by. ``verify_always``: compare every replay with an uncaptured run. ``measure``: have real calls try
+    whether a replay pays, unless every replay is compared. Raises OptionError when a value is out of range.
     """
 
     capture_after: int = 2
@@ -32,6 +32,7 @@ class RegionOptions:
     reuse_workspace: bool = True
     alignment: int = 16
     verify_always: bool = False
+    measure: bool = False
 
     def __post_init__(self) -> None:
         least = {"capture_after": 2, "max_captures": 1, "max_tracked": 1, "max_refusals": 1}

@@ -18,6 +18,7 @@ from pygraph.runtime.comparison import Scope, Verdict, compare, rewind, verify
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.driver import Driver, Executable, Program
 from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
+from pygraph.runtime.measuring import Measured, Site, disturb, measured
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.provenance import Origin, blamed, tracing
 from pygraph.runtime.refusal import Refusal
@@ -69,6 +70,8 @@ class Region:
         self._lock = Lock()
         self._consume: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
+        self._measured: Measured | None = None
+        """What was used last, if it is under measured selection."""
         self._key: ScalarKey | None = None
         self._slots: SlotTable | None = None
         self._sensitive: frozenset[int] = frozenset()
@@ -105,6 +108,8 @@ class Region:
 
     def _choose(self, args: list[Any]) -> Sequence[Any]:
         """Replay another variant than the last one, or run uncaptured, or capture."""
+        if _capturing:  # somebody's capture takes part of the time
+            self._spoil()
         if self._off or get_ident() in _capturing or functorch_level() is not None:
             return self._uncaptured(args)
         if self._key is None:
@@ -112,22 +117,28 @@ class Region:
         key = self._key.of(args)
         if dispatch_mode_depth():  # a mode has to see each operator, as AOTAutograd's does in the very first call
             return self._miss(key, args, watched=True)
-        for variant in self._variants.under(key):
-            outputs = self._replay(variant, args)
+        variants = self._variants.under(key)
+        for variant in variants:
+            outputs = self._use(variant, args, alone=len(variants) == 1)
             if outputs is not None:
                 return outputs
         return self._miss(key, args)
 
-    def _replay(self, variant: Variant, args: list[Any]) -> Sequence[Any] | None:
-        """Replay ``variant`` if it is captured and fits."""
+    def _use(self, variant: Variant, args: list[Any], *, alone: bool) -> Sequence[Any] | None:
+        """Replay ``variant``, or run it uncaptured where measured selection says so, if it is captured and fits."""
         executable = variant.executable
         if executable is None:
             return None
         try:
-            outputs = self._verified(variant, executable, args)
+            if isinstance(executable, Measured) and executable.awaits_uncaptured():
+                return self._passed_over(variant, executable, args, alone=alone)
+            return self._replay(variant, executable, args)
         except BaseException as error:
             self._raised(args, error)
             raise
+
+    def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
+        outputs = self._verified(variant, executable, args)
         if outputs is None:
             return None
         args.clear()
@@ -142,9 +153,22 @@ class Region:
         scope = self._scope(variant, variant.program)
         return verify(self._fn, self._driver, executable, args, scope, self.record.name)
 
+    def _passed_over(
+        self, variant: Variant, executable: Measured, args: list[Any], *, alone: bool
+    ) -> Sequence[Any] | None:
+        """Run a call of a captured variant uncaptured; None, with nothing done, if it is of another one after all."""
+        if not executable.grants(args, alone=alone):
+            return None
+        if executable is not self._measured:
+            self._prefer(variant, executable)
+        return self._run(args)
+
     def _prefer(self, variant: Variant, executable: Executable) -> None:
         """Try ``executable`` first from now on, unless calls have to be told apart by the bits of a float."""
         self._variants.used(variant)
+        if executable is not self._measured:
+            self._spoil()
+            self._measured = executable if isinstance(executable, Measured) and not self._off else None
         plain = self._key is not None and self._key.plain
         if plain and not self._options.verify_always and variant.executable is executable and not self._off:
             self._consume = _consuming(executable)
@@ -169,8 +193,20 @@ class Region:
             return self._capture(variant, args)
         finally:
             self._lock.release()
+            disturb()
+
+    def _spoil(self) -> None:
+        """A call came in between: what is being timed of the variant that was used last does not count."""
+        last = self._measured
+        if last is not None:
+            last.spoil()
 
     def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
+        """Run uncaptured a call that measured selection has not asked for."""
+        self._spoil()
+        return self._run(args)
+
+    def _run(self, args: list[Any]) -> Sequence[Any]:
         outputs = self._fn(args)
         self._count_uncaptured()
         counters.UNCAPTURED.hit()
@@ -187,6 +223,7 @@ class Region:
                 self._on_refusal(made)
             return self._uncaptured(args)
         variant.written = made.written | self._hint
+        site = Site(self._driver, args, made.program.recording.offset_sensitive)
         self._sensitive |= made.program.recording.offset_sensitive
         try:
             verdict = compare(self._fn, self._driver, made.executable, args, self._scope(variant, made.program))
@@ -198,7 +235,7 @@ class Region:
         args.clear()
         self._count_uncaptured()
         counters.UNCAPTURED.hit()
-        self._settle(variant, made, verdict)
+        self._settle(variant, made, verdict, site)
         return verdict.outputs
 
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
@@ -216,7 +253,7 @@ class Region:
             if state is not None:
                 rewind(self._driver, state)
 
-    def _settle(self, variant: Variant, made: Captured, verdict: Verdict) -> None:
+    def _settle(self, variant: Variant, made: Captured, verdict: Verdict, site: Site) -> None:
         """Use the executable from now on, or close it."""
         if verdict.refusal is not None or self._off:
             made.executable.close()
@@ -224,12 +261,15 @@ class Region:
             return
         variant.spread = verdict.spread
         variant.program = made.program if self._options.verify_always else None
-        for executable in self._variants.install(variant, made.executable):
+        self._describe(made, verdict)
+        used = made.executable
+        if self._options.measure and not self._options.verify_always:
+            used = measured(used, site, self.record, variant.key)
+        for executable in self._variants.install(variant, used):
             self._consume = None
             executable.close()
         self._slots = made.table
-        self._describe(made, verdict)
-        self._prefer(variant, made.executable)
+        self._prefer(variant, used)
         if self._on_capture is not None:
             self._on_capture(made.program)
 
@@ -256,6 +296,7 @@ class Region:
     def _raised(self, args: list[Any], error: BaseException) -> None:
         """A call raised: ``args`` is emptied as ever, and a replay that broke its contract is the region's last."""
         args.clear()
+        self._spoil()
         if isinstance(error, ReplayError):
             refusal = Refusal("replay-failed", str(error))
             self._note(refusal)
@@ -263,7 +304,7 @@ class Region:
 
     def _retire(self, refusal: Refusal) -> None:
         self._off = True
-        self._consume = None
+        self._consume = self._measured = None
         self._slots = None
         self.record.state, self.record.reason = "uncaptured", str(refusal)
         for executable in self._variants.clear():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import types
 import typing
@@ -12,7 +11,8 @@ import pytest
 
 from pygraph.ir.parser import parse
 from pygraph.report.as_json import SCHEMA_VERSION, ReportJson, json_text, to_json
-from tests.report.samples import cut_graph, failed_report, full_report
+from pygraph.report.trials import TrialJson
+from tests.report.samples import cut_graph, failed_report, full_report, trial
 
 
 def problems(value: object, wanted: object, at: str = "$") -> list[str]:
@@ -46,7 +46,7 @@ def test_it_keeps_to_its_schema_also_as_text(known: bool) -> None:
     document = to_json([full_report(known=known), failed_report()])
     assert problems(document, ReportJson) == []
     assert json.loads(json_text([full_report(known=known), failed_report()])) == document
-    assert document["schema"] == SCHEMA_VERSION == 1
+    assert document["schema"] == SCHEMA_VERSION == 2
 
 
 def test_the_checker_itself_finds_mistakes() -> None:
@@ -88,10 +88,15 @@ def test_unknown_is_null_and_infinity_never_appears() -> None:
     report = full_report(known=False)
     record = report.regions[0].record
     assert record is not None
-    record.replay_us = math.inf
+    record.trials = [trial()]
     text = json_text([report])
-    assert json.loads(text)["graphs"][0]["cost"][0]["flops"] == {"value": None, "known": 1024.0, "unknown": 1}
     assert "Infinity" not in text
+    (plain,) = json.loads(text)["graphs"][0]["regions"][0]["record"]["trials"]
+    assert list(plain) == list(typing.get_type_hints(TrialJson))
+    assert plain["looks"][0]["standings"][0]["most"] is None
+    assert (plain["lost_us"], plain["budget_us"]) == (pytest.approx(20e3), pytest.approx(24e3))
+    assert plain["samples"]["uncaptured"] == {"blocks": 0, "median_us": None}
+    assert json.loads(text)["graphs"][0]["cost"][0]["flops"] == {"value": None, "known": 1024.0, "unknown": 1}
 
 
 def test_the_same_report_gives_the_same_text_without_addresses() -> None:

@@ -24,9 +24,10 @@ from pygraph.report.facts import (
     why,
 )
 from pygraph.report.model import RegionReport, Uncaptured
+from pygraph.report.trials import trial_text
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.refusal import Refusal
-from tests.report.samples import cut_graph, failed_report, full_report
+from tests.report.samples import cut_graph, failed_report, full_report, trial
 
 
 @pytest.mark.parametrize(
@@ -114,14 +115,32 @@ def test_advice_is_given_once_for_each_known_reason() -> None:
 
 
 def test_a_region_says_why_once() -> None:
-    record = RegionRecord("r", "uncaptured", "host-read: x.item()", uncaptured_us=30.0, replay_us=12.5)
+    record = RegionRecord("r", "uncaptured", "host-read: x.item()", trials=[trial()])
     record.refusals = {"host-read": Refusal("host-read", "x.item()"), "opaque": Refusal("opaque", "y")}
     region = RegionReport(0, (0,), (), (), True, "", record)
     assert list(why(full_report(), region)) == [
         "host-read: x.item()",
-        "12.5 µs replayed, 30.0 µs uncaptured",
+        trial_text(trial()),
         "opaque: y",
     ]
+
+
+def test_a_trial_says_what_was_decided_why_from_what_and_at_what_cost() -> None:
+    assert trial_text(trial()) == (
+        "measured: capture 1 runs uncaptured (faster: patched takes 20.0% longer than uncaptured, at least 3.0%); "
+        "µs per call of the program: patched 1200.0 (median of 1 block), uncaptured not timed; "
+        "lost 20000 of 24000 µs in 130 calls"
+    )
+
+
+def test_a_region_whose_captures_all_lost_their_trials_is_not_replayed() -> None:
+    report = full_report()
+    record = report.regions[0].record
+    assert record is not None
+    record.captures, record.trials = 2, [trial(1), trial(2, "patched")]
+    assert (report.regions[0].state, report.captured_launches) == ("replay", 2)
+    record.trials.append(trial(2))
+    assert (report.regions[0].state, report.captured_launches) == ("uncaptured", 0)
 
 
 def test_a_region_that_selection_left_off_says_what_selection_said() -> None:

@@ -67,6 +67,7 @@ class FakeExecutable:
 class FakeDriver:
     """``written``: arguments that the recorded launch writes (None: unknown). ``edits``, one per capture to come,
     change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region.
+    ``drains`` waits for the device, and says whether it could.
     ``within``: whether transient memory is in use now; ``given_back``: how often it was given back."""
 
     name = "fake"
@@ -78,6 +79,7 @@ class FakeDriver:
         self.exact = True
         self.edits: list[Callable[[Capture], None]] = []
         self.declines: Callable[[list[Any]], bool] = lambda args: False
+        self.drains: Callable[[], bool] = lambda: True
         self.refuses: Exception | None = None
         self.captures = 0
         self.executables: list[FakeExecutable] = []
@@ -119,6 +121,10 @@ class FakeDriver:
 
     def spare_bytes(self) -> int:
         return 1 << 30
+
+    def synchronise(self, device: torch.device | None) -> bool:
+        assert device is None
+        return self.drains()
 
     @contextlib.contextmanager
     def transient(self, args: Sequence[Any]) -> Iterator[Transient]:

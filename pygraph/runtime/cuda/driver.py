@@ -119,6 +119,15 @@ class CudaDriver:
         free, _ = torch.cuda.mem_get_info()
         return (free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()) // 2
 
+    def synchronise(self, device: torch.device | None) -> bool:
+        """Waits for the current stream alone: to wait for a whole device breaks captures that other threads make."""
+        stream = torch.cuda.current_stream(device)
+        with torch.cuda.device(stream.device):
+            if torch.cuda.is_current_stream_capturing():
+                return False
+        stream.synchronize()
+        return True
+
     @contextlib.contextmanager
     def transient(self, args: Sequence[Any]) -> Iterator[Transient]:
         """A private pool of torch's allocator; ordinary memory without the native half, where the allocator in use has

@@ -92,6 +92,10 @@ class HostDriver:
         """A fixed amount: what is free on a host is not one program's to take."""
         return _SPARE
 
+    def synchronise(self, device: torch.device | None) -> bool:  # noqa: ARG002
+        """Nothing to wait for: a call on the host returns when it is done."""
+        return True
+
     def transient(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[Transient]:  # noqa: ARG002
         """Ordinary memory: the system gets back what is freed on the CPU."""
         return contextlib.nullcontext(contextlib.nullcontext)

@@ -1,0 +1,118 @@
+"""What a trial measured and decided, as plain data: a block of calls, a look at the rounds so far, the whole trial.
+
+Everything here turns into JSON by ``TrialReport.as_dict``. Nothing here measures or decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+__all__ = ["Block", "Grant", "Look", "Standing", "TrialReport"]
+
+_TAIL_DOUBT = 0.1
+
+
+class Grant(NamedTuple):
+    """Permission to make ``calls`` calls with ``candidate`` before asking again; at least one."""
+
+    candidate: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Calls in a row under one candidate, begun and ended on a drained device.
+
+    ``dropped`` calls (none or one) came before the window that is timed, ``calls`` in it. ``seconds``: the window,
+    from the entry of its first call, through everything that the program did, until the device was drained.
+    ``waited``: the part of it spent draining. ``tail``: what a drain waits after a single call. ``start``: how many
+    calls the trial had seen before. ``purpose``: ``baseline`` (never drained), ``probe`` or ``round``.
+    ``kept``: whether it counts; a block with a stray pause, or whose calls were not as granted, does not.
+    """
+
+    candidate: str
+    purpose: str
+    start: int
+    dropped: int
+    calls: int
+    seconds: float
+    waited: float
+    tail: float = 0.0
+    kept: bool = True
+
+    @property
+    def per_call(self) -> float:
+        """Seconds per call as in the midst of many calls: the window less its ``tail``.
+
+        Host and device are a flow shop of two machines. With h and g seconds per call there, n calls from a drained
+        start to a drained end take n·max(h, g) and a constant. A window that opens on the entry of the second call
+        holds all but that first call's host part, so the constant is what a drain waits after one call. A single call
+        that was never overlapped takes h + g, of which the smaller is taken off.
+        """
+        tail = self.tail if self.dropped else min(self.waited, self.seconds - self.waited)
+        return max(self.seconds - tail, self.seconds / (self.calls + 1)) / self.calls
+
+    @property
+    def doubt(self) -> float:
+        """The fraction of ``per_call`` that the tail may make it wrong by: it was seen once, and noisily."""
+        return _TAIL_DOUBT * self.tail / (self.calls * self.per_call)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A candidate against the leader, as log-ratios of time per call: the mean, and the bounds used by the look."""
+
+    candidate: str
+    ratio: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen after ``rounds`` rounds; ``alpha`` is what was spent on each side of each comparison."""
+
+    rounds: int
+    alpha: float
+    leader: str
+    standings: tuple[Standing, ...]
+    eliminated: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """A trial from end to end.
+
+    ``candidates`` in the model's order, so the first is the model's choice. ``decision`` is what is used from now on,
+    ``reason`` why:
+
+    - ``faster``: all others were slower, beyond chance
+    - ``equivalent``: no other is faster by more than the margin; the model's choice
+    - ``undecided``: no difference was seen in all rounds; the model's choice
+    - ``budget``: the lost time was spent before anything was certain; the model's choice, or if that was eliminated
+      what looked fastest of what was left
+    - ``disturbed``: calls did not run as asked for; ``threads``: they came from several threads; ``stalled``: they
+      stopped coming; ``drain-failed``; ``closed``, or whatever else stopped it from outside: the model's choice
+
+    ``per_call`` is seconds per call of what was timed; ``lost`` and ``budget`` are seconds, ``calls`` all that the
+    trial saw. ``dropped`` candidates cost too much to be tried to the end.
+    """
+
+    candidates: tuple[str, ...]
+    decision: str
+    reason: str
+    detail: str
+    per_call: dict[str, float]
+    lost: float
+    budget: float
+    calls: int
+    seed: int
+    dropped: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    looks: tuple[Look, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """This report in types that JSON has."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,87 @@
+"""A region under measured selection in virtual time, which checks every call that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.runtime import measuring
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.region import Region
+from tests.runtime.fake import FakeDriver
+from tests.runtime.simulation import Cost, Machine, Program
+
+__all__ = ["ENOUGH", "FAST", "SLOW", "Case"]
+
+FAST, SLOW = Cost(50, 20), Cost(65, 20, 4)
+ENOUGH = 700
+"""Calls within which each of these trials ends."""
+
+
+class Case:
+    """A region that adds its first argument to its second, in virtual time: what a call costs is known."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, patched: Cost = FAST, uncaptured: Cost = SLOW, **options: Any
+    ) -> None:
+        costs = {"patched": patched, "uncaptured": uncaptured}
+        self.machine = Machine(Program(costs, user_host=10, noise=0.03))
+        self.lock = Lock()
+        monkeypatch.setattr(measuring, "perf_counter", self._alone(self.machine.clock))
+        self.driver = FakeDriver(self._replay, written=[1])
+        self.driver.drains = self._drain
+        self.ran: list[str] = []
+        self.fails: dict[str, int] = {}
+        self.region = Region(
+            self._function, self.driver, name="toy", options=RegionOptions(**{"measure": True, **options})
+        )
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        return self.region.record.trials
+
+    def _alone(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        """``act`` for several threads."""
+
+        def locked(*args: Any) -> Any:
+            with self.lock:
+                return act(*args)
+
+        return locked
+
+    def _drain(self) -> bool:
+        self._alone(self.machine.drain)()
+        return True
+
+    def _function(self, args: list[Any]) -> Sequence[Any]:
+        return self._run("uncaptured", args)
+
+    def _replay(self, args: list[Any]) -> Sequence[Any]:
+        return self._run("patched", args)
+
+    def _run(self, name: str, args: list[Any]) -> Sequence[Any]:
+        x, total, *rest = args
+        args.clear()
+        self.fails[name] = self.fails.get(name, 0) - 1
+        if self.fails[name] == 0:
+            raise ArithmeticError(name)
+        self._alone(self.machine.call)(name)
+        self.ran.append(name)
+        total.add_(x)
+        return [total * 3 + sum(rest), total]
+
+    def call(self, size: int = 2, *rest: Any) -> None:
+        """One call, whose results and whose mutation are checked."""
+        x, total = torch.ones(size), torch.full((size,), 4.0)
+        outputs = self.region([x, total, *rest])
+        assert total.tolist() == [5.0] * size, "mutated once"
+        assert outputs[1] is total
+        assert outputs[0].tolist() == [15.0 + sum(rest)] * size
+
+    def calls(self, count: int, size: int = 2, *rest: Any) -> None:
+        for _ in range(count):
+            self.call(size, *rest)
