@@ -1,4 +1,8 @@
-"""Compiled programs called from the user's streams and threads, beside pinned copies, with streams of their own."""
+"""Compiled programs called from the user's streams and threads, beside pinned copies, with streams of their own.
+
+Runs after the training tests: in torch 2.11, a compilation with dynamic sizes makes AOTAutograd refuse a checkpointed
+model later in the process (``Node mm_4 was invalid, but is output``), with Inductor alone, too.
+"""
 
 from __future__ import annotations
 
