@@ -19,7 +19,7 @@ from pygraph.runtime.recording import Access, Recording
 from pygraph.runtime.region import Region
 from tests.runtime.captures import Capture
 
-__all__ = ["FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "make", "noisy"]
+__all__ = ["FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "make", "noisy", "watched_region"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -170,3 +170,16 @@ def make(fn: Function = double, driver: FakeDriver | None = None, **options: Any
     """A region around ``fn`` with some options, and its driver."""
     chosen = driver or FakeDriver()
     return Region(fn, chosen, name="toy", options=RegionOptions(**options)), chosen
+
+
+def watched_region(options: RegionOptions | None = None) -> tuple[Region, FakeDriver, list[bool]]:
+    """A region that writes its second argument, its driver, and whether each run was in transient memory."""
+    driver = FakeDriver(written=(1,))
+    within: list[bool] = []
+
+    def look(args: list[Any]) -> Sequence[Any]:
+        within.append(driver.within)
+        args[1].add_(1)
+        return [args[0].sum()]
+
+    return Region(look, driver, name="toy", options=options), driver, within

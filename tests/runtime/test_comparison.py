@@ -14,7 +14,7 @@ from pygraph.errors import ReplayError
 from pygraph.runtime.driver import Transient
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.region import Region
-from tests.runtime.fake import FakeDriver
+from tests.runtime.fake import FakeDriver, watched_region
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -327,15 +327,7 @@ def test_damage_to_an_argument_read_in_place_is_said() -> None:
 
 
 def test_only_the_run_that_answers_uses_memory_that_is_kept() -> None:
-    driver = FakeDriver(written=(1,))
-    within: list[bool] = []
-
-    def look(args: list[Any]) -> Sequence[Any]:
-        within.append(driver.within)
-        args[1].add_(1)
-        return [args[0].sum()]
-
-    region = Region(look, driver, name="toy")
+    region, driver, within = watched_region()
     for _ in range(2):
         region([torch.ones(4), torch.zeros(4)])
     assert within == [False, True, False], "uncaptured; replayed, uncaptured"

@@ -11,7 +11,7 @@ import torch
 from pygraph.errors import ReplayError
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.region import Region
-from tests.runtime.fake import FakeDriver
+from tests.runtime.fake import FakeDriver, watched_region
 from tests.runtime.test_comparison import Case, wrong_byte
 from tests.runtime.test_unsteady import noise
 
@@ -54,15 +54,7 @@ def test_verify_always_without_room_runs_uncaptured() -> None:
 
 
 def test_verify_always_answers_from_memory_that_is_kept() -> None:
-    driver = FakeDriver(written=(1,))
-    within: list[bool] = []
-
-    def look(args: list[Any]) -> Sequence[Any]:
-        within.append(driver.within)
-        args[1].add_(1)
-        return [args[0].sum()]
-
-    region = Region(look, driver, name="toy", options=RegionOptions(verify_always=True))
+    region, driver, within = watched_region(RegionOptions(verify_always=True))
     for _ in range(2):
         region([torch.ones(4), torch.zeros(4)])
     within.clear()

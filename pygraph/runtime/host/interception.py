@@ -19,7 +19,7 @@ from pygraph.runtime.host.operators import record_operator
 from pygraph.runtime.host.recorder import Recorder
 from pygraph.runtime.provenance import blame
 
-__all__ = ["is_composite", "module_constants", "over", "rebind", "recording"]
+__all__ = ["decomposed", "module_constants", "over", "rebind", "recording"]
 
 _guards: Any = dynamo_guards
 
@@ -148,11 +148,9 @@ class _Operators(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
-        if isinstance(func, OpOverload) and is_composite(func):
-            with self:
-                result = func.decompose(*args, **named)
-            if result is not NotImplemented:
-                return result
+        result = decomposed(self, func, args, named)
+        if result is not NotImplemented:
+            return result
         try:
             return record_operator(self._recorder, func, args, named)
         except Exception:
@@ -160,7 +158,15 @@ class _Operators(TorchDispatchMode):
             raise
 
 
-def is_composite(op: OpOverload) -> bool:
+def decomposed(mode: TorchDispatchMode, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """What an operator that is defined by others alone returns, each seen by ``mode``; NotImplemented for the rest."""
+    if not isinstance(func, OpOverload) or not _is_composite(func):
+        return NotImplemented
+    with mode:
+        return func.decompose(*args, **named)
+
+
+def _is_composite(op: OpOverload) -> bool:
     """Whether ``op`` is defined by other operators alone; it only gets here where autograd keys are switched off."""
     defined = op.has_kernel_for_dispatch_key
     return defined(DispatchKey.CompositeImplicitAutograd) and not defined(DispatchKey.CPU)

@@ -14,7 +14,7 @@ from pygraph.compat import OpOverload, TorchDispatchMode, without_dispatch_modes
 from pygraph.errors import CaptureError
 from pygraph.runtime.driver import Program
 from pygraph.runtime.host.instantiate import add_launch, native_word
-from pygraph.runtime.host.interception import is_composite, over
+from pygraph.runtime.host.interception import decomposed, over
 from pygraph.runtime.host.kernels import Kernel, Parameter, is_native_function
 from pygraph.runtime.host.launches import HostCapture
 from pygraph.runtime.host.operators import fresh_results, operand_uses
@@ -164,11 +164,9 @@ class _Operators(TorchDispatchMode):
         named = dict(kwargs or {})
         if not isinstance(func, OpOverload):
             return func(*args, **named)
-        if is_composite(func):
-            with self:
-                result = func.decompose(*args, **named)
-            if result is not NotImplemented:
-                return result
+        result = decomposed(self, func, args, named)
+        if result is not NotImplemented:
+            return result
         uses = operand_uses(func, args, named)
         if uses is None:
             return func(*args, **named)
