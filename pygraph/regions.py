@@ -97,6 +97,7 @@ def _wrap(
         max_captures=settings.max_captures,
         verify_always=settings.verify == "always",
         measure=settings.measure,
+        cache_dir=settings.cache_dir,
     )
     folder = graph_dir(settings.dump_dir, report)
     observer = None if folder is None else functools.partial(dump_launches, folder, region.index, report.device)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import platformdirs
+
 from pygraph.errors import OptionError
 from pygraph.passes.manager import DEFAULT_PIPELINE
 
@@ -31,6 +33,7 @@ class Settings:
     capture_after  the occurrence of a set of sizes at which it is captured (2 or more)
     max_captures   captures that one region keeps
     measure        whether real calls try if a replay pays, and what does not is left uncaptured
+    cache_dir      where decisions of measured selection are kept for later processes; nothing is kept when None
     inductor       patches to Inductor's configuration for this compilation
     """
 
@@ -42,6 +45,7 @@ class Settings:
     capture_after: int = 2
     max_captures: int = 16
     measure: bool = False
+    cache_dir: str | None = field(default_factory=lambda: platformdirs.user_cache_dir("pygraph"))
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -111,6 +115,11 @@ def _path(name: str, value: object) -> str | None:
     return None if value is None else os.fspath(value)
 
 
+def _optional_path(name: str, value: object) -> str | None:
+    """An empty path is none, as in the environment."""
+    return _path(name, value) or None
+
+
 def _verify(name: str, value: object) -> str:
     if value not in ("first", "always"):
         raise OptionError(f"{name} must be 'first' or 'always', not {value!r}")
@@ -138,6 +147,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "capture_after": _positive(2),
     "max_captures": _positive(1),
     "measure": _bool,
+    "cache_dir": _optional_path,
     "inductor": _mapping,
 }
 _PARSERS: dict[str, Callable[[str], object]] = {
@@ -149,4 +159,5 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "capture_after": _parse_int,
     "max_captures": _parse_int,
     "measure": _parse_bool,
+    "cache_dir": _parse_optional,
 }

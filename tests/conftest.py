@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def _caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("caches")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, _caches: Path) -> None:
+    """What one test decided or calibrated is none of the next one's, nor of the user's."""
+    monkeypatch.setenv("PYGRAPH_CACHE_DIR", str(_caches / str(next(_numbers))))
 
 
 @pytest.fixture

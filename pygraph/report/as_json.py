@@ -84,6 +84,7 @@ class RecordJson(TypedDict):
     slots: int
     launches: int
     workspace_bytes: int
+    staged_bytes: int
     trials: list[TrialJson]
     notes: list[str]
     refusals: list[RefusalJson]
@@ -216,7 +217,7 @@ def _graph(report: GraphReport) -> GraphJson:
         times_ms={name: float(ms) for name, ms in report.times_ms.items()},
         regions=[_region(report, region) for region in report.regions],
         uncaptured=[_uncaptured(row) for row in report.uncaptured()],
-        cost_model=device_model(report).name,
+        cost_model=device_model(report).label,
         cost=[_cost(row) for row in cost_rows(report)],
         notes=list(report.notes),
         pgir=None if graph is None else str(graph),
@@ -263,6 +264,7 @@ def _record(record: RegionRecord) -> RecordJson:
         slots=record.slots,
         launches=record.launches,
         workspace_bytes=record.workspace_bytes,
+        staged_bytes=record.staged_bytes,
         trials=[trial_json(trial) for trial in record.trials],
         notes=list(record.notes),
         refusals=[RefusalJson(reason=r.reason, detail=r.detail, launch=r.launch, loc=r.loc) for r in refusals],

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pygraph.ir import DETAIL, H200, HOST, REGION, Cost, DeviceModel, Graph, KernelNode
+from pygraph.analysis.timing import node_time_us
+from pygraph.ir import DETAIL, H200, HOST, REGION, DeviceModel, Graph, KernelNode
 from pygraph.ir.cost import evaluate
 from pygraph.passes.reasons import REASONS
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
@@ -87,6 +88,8 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     if record is None:
         return
     yield from (trial_text(trial) for trial in record.trials)
+    if record.staged_bytes:
+        yield f"holds {bytes_text(Quantity(record.staged_bytes))} for copies of inputs"
     yield from record.notes
     yield from (str(refusal) for refusal in record.refusals.values() if refusal.reason not in region.why)
 
@@ -155,7 +158,9 @@ class CostRow:
 
 
 def device_model(report: GraphReport) -> DeviceModel:
-    """The model that turns cost into relative time."""
+    """The model that turns cost into time: the one that the passes had, or the built-in one of the device."""
+    if report.model is not None:
+        return report.model
     return H200 if report.device.startswith("cuda") else HOST
 
 
@@ -167,7 +172,7 @@ def cost_rows(report: GraphReport) -> list[CostRow]:
     rows: dict[int | None, CostRow] = {}
     for node in _launching(report, report.graph):
         region = inside.get(node.name)
-        row = _node_row(region, node.cost, model, hints)
+        row = _node_row(region, node, model, hints)
         rows[region] = rows[region] + row if region in rows else row
     return sorted(rows.values(), key=lambda row: (row.region is None, row.region or 0))
 
@@ -180,10 +185,11 @@ def _launching(report: GraphReport, graph: Graph) -> Iterator[KernelNode]:
             yield node
 
 
-def _node_row(region: int | None, cost: Cost, model: DeviceModel, hints: dict[str, int]) -> CostRow:
+def _node_row(region: int | None, node: KernelNode, model: DeviceModel, hints: dict[str, int]) -> CostRow:
+    cost = node.cost
     read, written = evaluate(cost.read, hints), evaluate(cost.written, hints)
     moved = None if read is None or written is None else read + written
-    time = model.time_us(cost, hints)
+    time = node_time_us(node, model, hints)
     return CostRow(region, 1, _quantity(evaluate(cost.flops, hints)), _quantity(moved), _quantity(time))
 
 

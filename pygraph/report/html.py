@@ -83,7 +83,7 @@ def _page(report: GraphReport, max_boxes: int) -> GraphPage:
         picture=picture,
         costs=costs,
         bars=list(_bars(costs)),
-        model=facts.device_model(report).name,
+        model=facts.device_model(report).label,
         pgir=_limited(str(report.graph)) if report.graph is not None else "",
         source=_limited(report.source),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pygraph.ir import Graph
+from pygraph.ir import DeviceModel, Graph
 from pygraph.lowering.decision import Decision
 from pygraph.lowering.program import EmittedProgram
 from pygraph.lowering.record import ProgramRecord
@@ -76,14 +76,16 @@ class RegionReport:
 class GraphReport:
     """One compiled graph.
 
-    ``graph`` is the IR after the passes. ``times_ms`` has lift, passes, write-back and inductor. ``notes`` says
-    where the program differs from the decision; ``error`` why PyGraph gave the graph up to plain Inductor, if it did.
+    ``graph`` is the IR after the passes, ``model`` what they costed it with. ``times_ms`` has lift, passes,
+    write-back and inductor. ``notes`` says where the program differs from the decision; ``error`` why PyGraph gave
+    the graph up to plain Inductor, if it did.
     """
 
     index: int
     kind: str
     device: str
     graph: Graph | None = None
+    model: DeviceModel | None = None
     pipeline: str = ""
     passes: tuple[PassReport, ...] = ()
     decision: Decision | None = None

@@ -103,7 +103,7 @@ def _graph(report: GraphReport) -> Iterator[RenderableType]:
         yield _indented(_bullets([f"{code}: {text}" for code, text in advice(report.uncaptured()).items()]))
     costs = cost_rows(report)
     if costs:
-        yield from _section(f"Cost (before fusion; time modelled on {device_model(report).name})", _costs(costs))
+        yield from _section(f"Cost (before fusion; time modelled on {device_model(report).label})", _costs(costs))
     if report.notes:
         yield from _section("Notes", _bullets(report.notes))
 

@@ -9,9 +9,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-__all__ = ["SampleJson", "TrialJson", "passed_over", "trial_json", "trial_text"]
+__all__ = ["SampleJson", "StoredJson", "TrialJson", "passed_over", "trial_json", "trial_text"]
 
-_RUNS = {"patched": "replays with patched addresses", "uncaptured": "runs uncaptured"}
+_RUNS = {
+    "patched": "replays with patched addresses",
+    "copied": "replays with copied inputs",
+    "uncaptured": "runs uncaptured",
+}
 
 
 class SampleJson(TypedDict):
@@ -21,8 +25,20 @@ class SampleJson(TypedDict):
     median_us: float | None
 
 
+class StoredJson(TypedDict):
+    """Where a decision of an earlier trial was found: the file, its age in seconds when it was read, and how many
+    ``trials`` there had been by then."""
+
+    path: str
+    age_s: float
+    trials: int
+
+
 class TrialJson(TypedDict):
     """One trial: of which of the region's captures, what was decided and why, and at what cost.
+
+    ``stored`` is None for a trial of this process; what was decided earlier cost nothing here. ``capture`` 0: none was
+    made, since it was decided against.
 
     ``blocks`` and ``looks`` are as in ``pygraph.runtime.selection.records``, times in seconds; what is not bounded is
     None.
@@ -40,6 +56,7 @@ class TrialJson(TypedDict):
     samples: dict[str, SampleJson]
     dropped: list[str]
     seed: int
+    stored: StoredJson | None
     blocks: list[dict[str, Any]]
     looks: list[dict[str, Any]]
 
@@ -59,9 +76,16 @@ def trial_json(trial: Mapping[str, Any]) -> TrialJson:
         samples={name: _sample(sample) for name, sample in trial["samples"].items()},
         dropped=list(trial["dropped"]),
         seed=trial["seed"],
+        stored=_stored(trial.get("stored")),
         blocks=_finite(trial["blocks"]),
         looks=_finite(trial["looks"]),
     )
+
+
+def _stored(stored: Mapping[str, Any] | None) -> StoredJson | None:
+    if stored is None:
+        return None
+    return StoredJson(path=stored["path"], age_s=stored["age"], trials=stored["trials"])
 
 
 def _sample(sample: Mapping[str, Any]) -> SampleJson:
@@ -79,14 +103,27 @@ def _finite(value: Any) -> Any:
 
 
 def trial_text(trial: Mapping[str, Any]) -> str:
-    """A trial in one line: decision, reason, medians per call of the caller's whole loop, lost time and its budget."""
+    """A trial in one line: decision, reason, medians per call of the caller's whole loop, lost time and its budget, or
+    the file that it was found in."""
     decision = trial["decision"]
     medians = ", ".join(_median(name, sample) for name, sample in trial["samples"].items())
+    runs = _RUNS.get(decision, decision)
+    said = f"({trial['reason']}: {trial['detail']}); µs per call of the program: {medians}"
+    stored = trial.get("stored")
+    if stored is not None:
+        what = f"capture {trial['capture']} {runs}" if trial["capture"] else f"not captured, {runs}"
+        return f"measured: {what}, as an earlier trial decided {_age(stored['age'])} ago {said}; {stored['path']}"
     lost, budget = trial["lost"] * 1e6, trial["budget"] * 1e6
-    return (
-        f"measured: capture {trial['capture']} {_RUNS.get(decision, decision)} ({trial['reason']}: {trial['detail']}); "
-        f"µs per call of the program: {medians}; lost {lost:.0f} of {budget:.0f} µs in {trial['calls']} calls"
-    )
+    cost = f"lost {lost:.0f} of {budget:.0f} µs in {trial['calls']} calls"
+    return f"measured: capture {trial['capture']} {runs} {said}; {cost}"
+
+
+def _age(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``3 h``, ``5 days``: rounded down."""
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds // unit:.0f} {name}"
+    return f"{seconds // 86400:.0f} days"
 
 
 def _median(name: str, sample: Mapping[str, Any]) -> str:
@@ -97,6 +134,7 @@ def _median(name: str, sample: Mapping[str, Any]) -> str:
 
 
 def passed_over(trials: Sequence[Mapping[str, Any]], captures: int) -> bool:
-    """Whether the last trial of each of a region's ``captures`` left it uncaptured."""
+    """Whether the last trial of each of a region's ``captures`` left it uncaptured, or no capture was made for that."""
     latest = {trial["capture"]: trial["decision"] for trial in trials}
-    return 0 < captures == len(latest) and set(latest.values()) == {"uncaptured"}
+    unmade = latest.pop(0, None)
+    return captures == len(latest) and {unmade, *latest.values()} - {None} == {"uncaptured"}

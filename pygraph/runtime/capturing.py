@@ -19,6 +19,7 @@ from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.slots import SlotTable, discover, resolve
+from pygraph.runtime.staging import Stageable, stageable
 
 __all__ = ["Captured", "capture"]
 
@@ -39,12 +40,14 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """An executable, the program that it came from, its slots, and the arguments that it may write."""
+    """An executable, the program that it came from, its slots, the arguments that it may write, and those that copies
+    may stand for."""
 
     executable: Executable
     program: Program
     table: SlotTable
     written: frozenset[int]
+    stageable: tuple[Stageable, ...] = ()
 
 
 def capture(
@@ -69,7 +72,9 @@ def capture(
     if doubt is not None:
         return doubt
     program = _program(first, found, args, options)
-    return Captured(driver.instantiate(program), program, found, written_arguments(first, found.slots))
+    written = written_arguments(first, found.slots)
+    inputs = stageable(program, written, driver.copy_cost)
+    return Captured(driver.instantiate(program), program, found, written, inputs)
 
 
 def _captured_twice(

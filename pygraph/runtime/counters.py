@@ -67,9 +67,12 @@ class RegionRecord:
 
     ``state`` is ``cold`` (never ran), ``warm`` (ran uncaptured), ``replay`` (has captures) or ``uncaptured`` (left
     off, for ``reason``). ``keys`` counts distinct keys seen (at least: forgotten keys count again); ``slots``,
-    ``launches`` and ``workspace_bytes`` are those of the last capture. ``refusals`` holds the first of each reason.
+    ``launches`` and ``workspace_bytes`` are those of the last capture; ``staged_bytes`` are held now for copies of
+    inputs, by all captures. ``refusals`` holds the first of each reason.
     ``trials`` are what measured selection decided, and from what, as plain data: ``TrialReport.as_dict``, with the
     number of the ``capture`` and, for each candidate, ``samples`` (blocks that counted, and their median in seconds).
+    One that was found on disk has ``stored`` (path, age in seconds, number of trials) and no calls; its ``capture`` is
+    0 where none was made.
     """
 
     name: str
@@ -82,6 +85,7 @@ class RegionRecord:
     slots: int = 0
     launches: int = 0
     workspace_bytes: int = 0
+    staged_bytes: int = 0
     notes: list[str] = field(default_factory=list)
     refusals: dict[str, Refusal] = field(default_factory=dict)
     trials: list[dict[str, Any]] = field(default_factory=list)
@@ -103,7 +107,8 @@ _totals: Counter[str] = Counter()
 
 
 def add(name: str, amount: int = 1) -> None:
-    """Add to a process-wide count. Names in use: captures, patched, refused and ``refused.CODE``."""
+    """Add to a process-wide count. Names in use: captures, patched, recalled (decisions that were found on disk),
+    refused and ``refused.CODE``."""
     with _lock:
         _totals[name] += amount
 

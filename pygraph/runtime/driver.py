@@ -15,7 +15,7 @@ import torch
 
 from pygraph.runtime.recording import AllocationKind, Recording
 
-__all__ = ["Driver", "Executable", "Inert", "Layout", "Program", "Slot", "Transient"]
+__all__ = ["CopyCost", "Driver", "Executable", "Inert", "Layout", "Program", "Slot", "Transient"]
 
 Transient = Callable[[], AbstractContextManager[object]]
 """Within ``with transient():``, entered as often as one likes, what this thread allocates is transient memory."""
@@ -74,11 +74,31 @@ class Program:
     inert: tuple[Inert, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class CopyCost:
+    """What a copy of an input costs, against patching the launches that use it; host time in µs.
+
+    ``patch_us`` for each launch, ``copy_us`` to submit one copy. Beyond ``most_bytes`` a copy takes time in proportion
+    to its bytes, and is not considered.
+    """
+
+    patch_us: float
+    copy_us: float
+    most_bytes: int
+
+
 class Executable(Protocol):
     """A captured region, ready to be replayed any number of times.
 
     It may also have ``consume(args)``: a replay that lets go of each argument as soon as it is dead and leaves ``args``
     empty, or returns None with ``args`` as it was.
+
+    Where its driver has a ``copy_cost``, it also has ``moves()``, which says how often the address of each argument was
+    another than at the replay before, and ``stage(arguments)``: from the next replay on, these arguments are copied to
+    memory at a fixed address, which the launches use, instead of those so far. A copy never stands for an argument
+    that may share memory with a written one. It returns the bytes that are held for copies; none are for no arguments.
+    It returns None, with nothing changed, while a replay is under way or the caller's stream is captured, and where
+    there is no memory.
     """
 
     def replay(self, args: list[Any]) -> list[Any] | None:
@@ -107,6 +127,11 @@ class Driver(Protocol):
         """``host`` or ``cuda``."""
         ...
 
+    def identity(self, device: torch.device | None) -> str:
+        """All of the machine that times on ``device`` (None: the current one) depend on, as text: the same in every
+        process on equal machines. Versions of torch and of PyGraph are left out."""
+        ...
+
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
         """Record ``fn`` on stand-ins for ``args``, disjoint from those of every earlier capture that is alive.
 
@@ -117,6 +142,11 @@ class Driver(Protocol):
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. Raises CaptureError when it cannot be."""
+        ...
+
+    @property
+    def copy_cost(self) -> CopyCost | None:
+        """What copies of inputs cost; None where executables cannot make them."""
         ...
 
     def snapshot_rng(self) -> object:

@@ -15,6 +15,7 @@ import torch
 from pygraph.runtime.digest import bits
 from pygraph.runtime.driver import Executable, Program
 from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.remembering import Entry, LeftOut
 from pygraph.runtime.tolerance import Spread
 
 __all__ = ["ScalarKey", "Variant", "VariantTable", "signature"]
@@ -66,7 +67,19 @@ class Variant:
     It is captured when it ran ``wanted`` times. ``program`` is kept where every replay is compared.
     """
 
-    __slots__ = ("executable", "key", "program", "ran", "refusal", "signature", "spread", "wanted", "written")
+    __slots__ = (
+        "entry",
+        "executable",
+        "key",
+        "left_out",
+        "program",
+        "ran",
+        "refusal",
+        "signature",
+        "spread",
+        "wanted",
+        "written",
+    )
 
     def __init__(self, key: Hashable, facts: Hashable, wanted: int) -> None:
         self.key = key
@@ -78,10 +91,16 @@ class Variant:
         self.refusal: Refusal | None = None
         self.spread: Spread | None = None
         self.written: frozenset[int] = frozenset()
+        self.entry: Entry | None = None
+        """What is kept of it across processes."""
+        self.left_out: LeftOut | None = None
+        """It is not captured, since an earlier trial decided against it."""
 
     @property
     def due(self) -> bool:
         """Whether it should be captured now."""
+        if self.left_out is not None and not self.left_out.over:
+            return False
         return self.executable is None and self.refusal is None and self.ran >= self.wanted
 
     def postpone(self) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Sequence
-from statistics import median
+from dataclasses import replace
+from functools import partial
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -19,14 +20,20 @@ import torch
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.driver import Driver, Executable
 from pygraph.runtime.keys import signature
+from pygraph.runtime.remembering import Entry, LeftOut
 from pygraph.runtime.selection.queue import TRIALS
-from pygraph.runtime.selection.records import TrialReport
+from pygraph.runtime.selection.records import Decided, TrialReport
 from pygraph.runtime.selection.selector import Selector
+from pygraph.runtime.staging import WATCHED, Copies, Stageable
 
-__all__ = ["PATCHED", "UNCAPTURED", "Measured", "Site", "disturb", "measured"]
+__all__ = ["CANDIDATES", "COPIED", "PATCHED", "UNCAPTURED", "Measured", "Site", "disturb", "left_out", "measured"]
 
-PATCHED, UNCAPTURED = "patched", "uncaptured"
-"""The candidates, in the model's order: a region is captured because the model thinks that a replay pays."""
+PATCHED, COPIED, UNCAPTURED = "patched", "copied", "uncaptured"
+"""The candidates, in the model's order: a region is captured because the model thinks that a replay pays. ``copied``
+replays with copies at fixed addresses of the inputs that move, instead of patching the launches that use them."""
+
+CANDIDATES = (PATCHED, COPIED, UNCAPTURED)
+"""All there are; a region may have fewer. Decisions among others are not comparable."""
 
 _PERIOD = 256
 """Calls after which the selector is asked again, whatever it grants: more than a block on trial ever has."""
@@ -72,10 +79,18 @@ class Measured:
 
     The selector is asked on the entry of a call, when the calls that it granted are used up. Only calls that ran are
     counted, so that it does no harm to come by here twice in one call. Thread-safe; a call that comes while another
-    thread asks runs as the last one did, and what is being timed does not count.
+    thread asks runs as the last one did, and what is being timed does not count. Where there are ``copies``, the first
+    calls are replayed with patched addresses, whatever the selector would say, to see which inputs move.
     """
 
-    def __init__(self, executable: Executable, selector: Selector, site: Site, record: RegionRecord) -> None:
+    def __init__(
+        self,
+        executable: Executable,
+        selector: Selector,
+        site: Site,
+        record: RegionRecord,
+        copies: Copies | None = None,
+    ) -> None:
         self.replay = executable.replay
         self._passed_over = False
         self._unsure = False
@@ -86,7 +101,8 @@ class Measured:
         self._record, self._number = record, record.captures
         self._asking = Lock()
         self._clashed = False
-        self._left = 0
+        self._copies = copies
+        self._left = 0 if copies is None else WATCHED
         self._published = 0
         with _adding:
             _alive.add(self)
@@ -134,6 +150,8 @@ class Measured:
         self._selector.close()
         with self._asking:
             self._publish()
+            if self._copies is not None:
+                self._copies.close()
         self._executable.close()
 
     def _ask(self) -> None:
@@ -144,7 +162,11 @@ class Measured:
             if self._clashed:
                 self._clashed = False
                 self._selector.spoil()
+            if self._copies is not None and not self._copies.choose():
+                self._selector.withdraw(COPIED)
             candidate, calls = self._selector.step()
+            if self._copies is not None and not self._copies.switch(candidate == COPIED):
+                self._selector.spoil()
             self._passed_over = candidate == UNCAPTURED
             self._unsure = calls == 1 or calls >= _PERIOD
             self._left = min(calls, _PERIOD)
@@ -160,12 +182,60 @@ class Measured:
             self._published += 1
 
 
-def measured(executable: Executable, site: Site, record: RegionRecord, key: Hashable) -> Measured:
-    """``executable`` under measured selection; ``record`` gets the trials, and counts this capture already."""
-    seed = site.seed(record.name, key)
-    selector = Selector([PATCHED, UNCAPTURED], perf_counter, site.drain, seed=seed, queue=TRIALS)
+def measured(
+    executable: Executable,
+    site: Site,
+    record: RegionRecord,
+    key: Hashable,
+    entry: Entry | None = None,
+    *,
+    changed: bool = False,
+    inputs: Sequence[Stageable] = (),
+) -> Measured:
+    """``executable`` under measured selection; ``record`` gets the trials, and counts this capture already.
+
+    Replays with copies of ``inputs`` were compared, and are a candidate if there are any.
+    What ``entry`` has of an earlier trial among the same candidates is used without a new one, unless the program is
+    known to have ``changed`` since: then it is what the new trial begins with. What is decided goes there.
+    """
+    copies = Copies(executable, inputs, record) if inputs else None
+    seed, candidates = site.seed(record.name, key), [name for name in CANDIDATES if name != COPIED or inputs]
+    past = None if entry is None else entry.past(candidates)
+    if entry is not None and past is not None and not changed:
+        record.trials.append(entry.trial(record.captures, seed))
+    selector = Selector(
+        candidates,
+        perf_counter,
+        site.drain,
+        seed=seed,
+        queue=TRIALS,
+        past=past,
+        changed=changed,
+        remember=None if entry is None else partial(_keep, entry),
+    )
     site.selector = weakref.ref(selector)  # weak, since the selector holds the site
-    return Measured(executable, selector, site, record)
+    return Measured(executable, selector, site, record, copies)
+
+
+def left_out(entry: Entry, site: Site, record: RegionRecord, key: Hashable) -> LeftOut:
+    """What runs uncaptured, without a capture, as ``entry`` has it; ``record`` gets the trial that decided so."""
+    assert entry.stored is not None
+    past = entry.stored.decided
+    trial = entry.trial(0, site.seed(record.name, key))
+    if all(_file(other) != _file(trial) for other in record.trials):  # sizes are forgotten, and met again
+        record.trials.append(trial)
+    return LeftOut(site, past, perf_counter, lambda pace: _keep(entry, replace(past, pace=pace)))
+
+
+def _file(trial: dict[str, Any]) -> str | None:
+    """The file that a trial without a capture was read from."""
+    return None if trial["capture"] else str(trial["stored"]["path"])
+
+
+def _keep(entry: Entry, decided: Decided) -> None:
+    """Store a decision. That takes a moment, which no block on trial is to be charged with."""
+    entry.keep(decided)
+    disturb()
 
 
 def disturb() -> None:
@@ -177,12 +247,6 @@ def disturb() -> None:
 
 
 def _plain(report: TrialReport, number: int) -> dict[str, Any]:
-    """A report in types that JSON has, with the capture that it is of, and the medians (seconds per call) of the
-    blocks that counted. Single calls stand in where there is no other block."""
-    samples = {}
-    for name in report.candidates:
-        kept = [block for block in report.blocks if block.candidate == name and block.kept]
-        rounds = [block.per_call for block in kept if block.purpose == "round"]
-        times = rounds or [block.per_call for block in kept]
-        samples[name] = {"blocks": len(times), "median": median(times) if times else None}
+    """A report in types that JSON has, with the capture that it is of, and what counted of each candidate."""
+    samples = {name: {"blocks": one.blocks, "median": one.median} for name, one in report.samples.items()}
     return {"capture": number, **report.as_dict(), "samples": samples}

@@ -21,7 +21,8 @@ class RegionOptions:
     driver can spare. ``reuse_workspace``:
     whether intermediates that are never alive together share bytes. ``alignment``: bytes that an argument's address
     stays congruent by. ``verify_always``: compare every replay with an uncaptured run. ``measure``: have real calls try
-    whether a replay pays, unless every replay is compared. Raises OptionError when a value is out of range.
+    whether a replay pays, unless every replay is compared. ``cache_dir``: the directory that what they decide is
+    kept in for other processes; nothing is kept when None. Raises OptionError when a value is out of range.
     """
 
     capture_after: int = 2
@@ -33,6 +34,7 @@ class RegionOptions:
     alignment: int = 16
     verify_always: bool = False
     measure: bool = False
+    cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         least = {"capture_after": 2, "max_captures": 1, "max_tracked": 1, "max_refusals": 1}

@@ -7,6 +7,7 @@ A Region stands in for a compiled region's function. How captures are made, comp
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock, get_ident
 from typing import Any
 
@@ -18,10 +19,11 @@ from pygraph.runtime.comparison import Scope, Verdict, compare, rewind, verify
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.driver import Driver, Executable, Program
 from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
-from pygraph.runtime.measuring import Measured, Site, disturb, measured
+from pygraph.runtime.measuring import CANDIDATES, UNCAPTURED, Measured, Site, disturb, left_out, measured
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.provenance import Origin, blamed, tracing
 from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.remembering import memory_of
 from pygraph.runtime.slots import SlotTable
 
 __all__ = ["Region"]
@@ -67,6 +69,7 @@ class Region:
         self._variants = VariantTable(
             self._options.max_captures, self._options.max_tracked, self._options.capture_after - 1
         )
+        self._memory = memory_of(fn, driver, self._options, CANDIDATES)
         self._lock = Lock()
         self._consume: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
@@ -128,7 +131,7 @@ class Region:
         """Replay ``variant``, or run it uncaptured where measured selection says so, if it is captured and fits."""
         executable = variant.executable
         if executable is None:
-            return None
+            return self._left_out(variant, args, alone=alone)
         try:
             if isinstance(executable, Measured) and executable.awaits_uncaptured():
                 return self._passed_over(variant, executable, args, alone=alone)
@@ -163,6 +166,14 @@ class Region:
             self._prefer(variant, executable)
         return self._run(args)
 
+    def _left_out(self, variant: Variant, args: list[Any], *, alone: bool) -> Sequence[Any] | None:
+        """Run uncaptured a call of a variant that was decided not to be captured; None, with nothing done, if that is
+        over, or if the call is of another one."""
+        left_out = variant.left_out
+        if left_out is None or not left_out.grants(args, alone=alone):
+            return None
+        return self._uncaptured(args)
+
     def _prefer(self, variant: Variant, executable: Executable) -> None:
         """Try ``executable`` first from now on, unless calls have to be told apart by the bits of a float."""
         self._variants.used(variant)
@@ -190,6 +201,8 @@ class Region:
             variant.ran += 1
             return outputs
         try:
+            if self._recall(variant, args):
+                return self._uncaptured(args)
             return self._capture(variant, args)
         finally:
             self._lock.release()
@@ -214,6 +227,17 @@ class Region:
             self.record.state = "warm"
         return outputs
 
+    def _recall(self, variant: Variant, args: Sequence[Any]) -> bool:
+        """Look up what was decided on a variant that is due; whether it is left out, by what an earlier trial decided.
+
+        One that is due although it was left out is not asked about again: the program has changed since.
+        """
+        variant.entry = None if self._memory is None else self._memory.entry(args)
+        if variant.entry is None or variant.left_out is not None or not variant.entry.decided_on(UNCAPTURED):
+            return False
+        variant.left_out = left_out(variant.entry, Site(self._driver, args, self._sensitive), self.record, variant.key)
+        return True
+
     def _capture(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
         made = self._try_capture(args)
@@ -223,10 +247,13 @@ class Region:
                 self._on_refusal(made)
             return self._uncaptured(args)
         variant.written = made.written | self._hint
+        made = self._with_copies(made, variant)
         site = Site(self._driver, args, made.program.recording.offset_sensitive)
         self._sensitive |= made.program.recording.offset_sensitive
         try:
-            verdict = compare(self._fn, self._driver, made.executable, args, self._scope(variant, made.program))
+            staged = tuple(each.argument for each in made.stageable)
+            scope = replace(self._scope(variant, made.program), staged=staged)
+            verdict = compare(self._fn, self._driver, made.executable, args, scope)
         except BaseException as error:
             made.executable.close()
             variant.ran = 0
@@ -237,6 +264,11 @@ class Region:
         counters.UNCAPTURED.hit()
         self._settle(variant, made, verdict, site)
         return verdict.outputs
+
+    def _with_copies(self, made: Captured, variant: Variant) -> Captured:
+        """``made``, with no more inputs to be copied than may be: none where nobody measures whether that pays."""
+        wanted = made.stageable if self._options.measure and not self._options.verify_always else ()
+        return replace(made, stageable=tuple(each for each in wanted if each.argument not in variant.written))
 
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
         state = None
@@ -264,7 +296,10 @@ class Region:
         self._describe(made, verdict)
         used = made.executable
         if self._options.measure and not self._options.verify_always:
-            used = measured(used, site, self.record, variant.key)
+            changed = variant.left_out is not None
+            inputs = made.stageable if verdict.staged else ()
+            used = measured(used, site, self.record, variant.key, variant.entry, changed=changed, inputs=inputs)
+            variant.left_out = None
         for executable in self._variants.install(variant, used):
             self._consume = None
             executable.close()
@@ -326,6 +361,8 @@ class Region:
         notes = list(made.table.notes)
         if verdict.spread is not None:
             notes.append("non-deterministic: compared within a tolerance")
+        if verdict.doubt is not None:
+            notes.append(f"inputs are not copied, as such a replay was wrong: {verdict.doubt}")
         record.notes.extend(note for note in notes if note not in record.notes)
 
 

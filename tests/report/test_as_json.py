@@ -72,6 +72,7 @@ def test_it_says_what_the_report_says() -> None:
         ("uncaptured", "capture"),
     ]
     assert graph["regions"][0]["record"]["workspace_bytes"] == 4096
+    assert graph["regions"][0]["record"]["staged_bytes"] == 0
     assert [row["node"] for row in graph["uncaptured"]] == ["item"]
     assert graph["cost"][0]["flops"] == {"value": 1088.0, "known": 1088.0, "unknown": 0}
     assert failed["error"] == "LiftError: <unknown> operand & more"
@@ -94,6 +95,10 @@ def test_unknown_is_null_and_infinity_never_appears() -> None:
     (plain,) = json.loads(text)["graphs"][0]["regions"][0]["record"]["trials"]
     assert list(plain) == list(typing.get_type_hints(TrialJson))
     assert plain["looks"][0]["standings"][0]["most"] is None
+    assert plain["stored"] is None
+    record.trials = [{**trial(0), "stored": {"path": "1f.json", "age": 3.5, "trials": 2}}]
+    (found,) = json.loads(json_text([report]))["graphs"][0]["regions"][0]["record"]["trials"]
+    assert found["stored"] == {"path": "1f.json", "age_s": 3.5, "trials": 2}
     assert (plain["lost_us"], plain["budget_us"]) == (pytest.approx(20e3), pytest.approx(24e3))
     assert plain["samples"]["uncaptured"] == {"blocks": 0, "median_us": None}
     assert json.loads(text)["graphs"][0]["cost"][0]["flops"] == {"value": None, "known": 1024.0, "unknown": 1}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pygraph.runtime import measuring
+from pygraph.runtime.driver import CopyCost
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.region import Region
 from tests.runtime.fake import FakeDriver
@@ -23,17 +24,28 @@ ENOUGH = 700
 
 
 class Case:
-    """A region that adds its first argument to its second, in virtual time: what a call costs is known."""
+    """A region that adds its first argument to its second, in virtual time: what a call costs is known.
+
+    Its first argument, which moves, can be copied if it is said what a call costs then.
+    """
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, patched: Cost = FAST, uncaptured: Cost = SLOW, **options: Any
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        patched: Cost = FAST,
+        uncaptured: Cost = SLOW,
+        copied: Cost | None = None,
+        **options: Any,
     ) -> None:
-        costs = {"patched": patched, "uncaptured": uncaptured}
+        costs = {"patched": patched, "uncaptured": uncaptured, "copied": copied or SLOW}
         self.machine = Machine(Program(costs, user_host=10, noise=0.03))
         self.lock = Lock()
         monkeypatch.setattr(measuring, "perf_counter", self._alone(self.machine.clock))
         self.driver = FakeDriver(self._replay, written=[1])
         self.driver.drains = self._drain
+        if copied is not None:
+            self.driver.copy_cost = CopyCost(patch_us=1.0, copy_us=0.5, most_bytes=1 << 20)
+            self.driver.moving = frozenset([0])
         self.ran: list[str] = []
         self.fails: dict[str, int] = {}
         self.region = Region(
@@ -61,7 +73,7 @@ class Case:
         return self._run("uncaptured", args)
 
     def _replay(self, args: list[Any]) -> Sequence[Any]:
-        return self._run("patched", args)
+        return self._run("copied" if any(each.staged for each in self.driver.executables) else "patched", args)
 
     def _run(self, name: str, args: list[Any]) -> Sequence[Any]:
         x, total, *rest = args

@@ -64,6 +64,11 @@ class _Argument:
             and value.storage_offset() * value.element_size() + self.nbytes <= value.untyped_storage().nbytes()
         )
 
+    @property
+    def stageable(self) -> bool:
+        """Whether a copy may stand for it: nothing writes to it, nor looks around it."""
+        return isinstance(self.captured, torch.Tensor) and not self.written and self.offset < 0 and self.nbytes > 0
+
     def misaligned(self, address: int) -> bool:
         return bool(self.nbytes) and address % self.alignment != self.residue
 
@@ -74,6 +79,7 @@ class _Source:
 
     address: int | None = None
     patches: list[tuple[int, int, int]] = field(default_factory=list)
+    moves: int = 0
 
 
 class PythonRegion:
@@ -91,6 +97,8 @@ class PythonRegion:
         self._nodes: list[Any] = []
         self._outputs: list[tuple[Any, ...]] = []
         self._origins: dict[int, tuple[int, int]] = {}
+        self._staged: dict[int, torch.Tensor] = {}
+        self._staging_stream: torch.cuda.Stream | None = None
         self._busy = threading.Lock()
         self._closed = False
 
@@ -152,6 +160,30 @@ class PythonRegion:
         """Output ``output`` is copied out of its allocation, of which it owns ``nbytes`` from ``start`` only."""
         self._origins[output] = (start, nbytes)
 
+    # -- copies of inputs ---------------------------------------------------------------------------------------------
+
+    def moves(self) -> list[int]:
+        """How often the address of each argument was another than at the replay before."""
+        return [source.moves for source in self._sources[1 : 1 + len(self._arguments)]]
+
+    def stage(self, arguments: Sequence[int]) -> int | None:
+        """As ``CudaExecutable.stage`` says."""
+        if self._closed or torch.cuda.is_current_stream_capturing() or not self._busy.acquire(blocking=False):
+            return None
+        try:
+            self._staged = {i: self._buffer(self._arguments[i]).fill_(0xFF) for i in arguments}
+            self._staging_stream = torch.cuda.current_stream(self._device)
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            self._busy.release()
+        return sum(buffer.numel() for buffer in self._staged.values())
+
+    def _buffer(self, argument: _Argument) -> torch.Tensor:
+        if not argument.stageable:
+            raise RuntimeError("no copy can stand for this argument")
+        return self._bytes(argument.nbytes + argument.alignment)
+
     # -- replaying ----------------------------------------------------------------------------------------------------
 
     def consume(self, args: list[Any]) -> list[Any] | None:
@@ -179,12 +211,15 @@ class PythonRegion:
         if not all(a.accepts(value, self._device) for a, value in zip(self._arguments, args, strict=True)):
             return None
         addresses = [value.data_ptr() if isinstance(value, torch.Tensor) else 0 for value in args]
+        here = bool(self._staged) and self._staging_stream == torch.cuda.current_stream(self._device)
+        staged = self._staged if here else {}
         misaligned = [i for i, a in enumerate(self._arguments) if a.misaligned(addresses[i])]
         if not all(self._copyable(i, args) for i in misaligned):
             return None
-        copies = [self._aligned_copy(i, args[i]) for i in misaligned]
-        for i, (_, address) in zip(misaligned, copies, strict=True):
-            addresses[i] = address
+        buffers = {i: buffer for i, buffer in staged.items() if self._copyable(i, args)}
+        buffers.update((i, self._buffer(self._arguments[i])) for i in misaligned if i not in buffers)
+        for i, buffer in buffers.items():
+            addresses[i] = self._aligned_copy(i, args[i], buffer)
         workspace = self._bytes(self._workspace)
         fresh = [self._bytes(nbytes) for nbytes in self._fresh]
         if not self._patch([workspace.data_ptr(), *addresses, *(memory.data_ptr() for memory in fresh)]):
@@ -194,21 +229,20 @@ class PythonRegion:
 
     def _copyable(self, index: int, args: Sequence[Any]) -> bool:
         """Whether a copy may stand for an argument: nothing writes to the original, nor looks around it."""
-        argument = self._arguments[index]
-        if argument.written or argument.offset >= 0:
+        if not self._arguments[index].stageable:
             return False
         mine = _reach(args[index])
         others = (_reach(v) for i, v in enumerate(args) if i != index and self._arguments[i].written)
         return not any(mine[0] < other[1] and other[0] < mine[1] for other in others)
 
-    def _aligned_copy(self, index: int, value: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def _aligned_copy(self, index: int, value: torch.Tensor, buffer: torch.Tensor) -> int:
+        """Where in ``buffer`` the copy of an argument begins."""
         argument = self._arguments[index]
-        buffer = self._bytes(argument.nbytes + argument.alignment)
         shift = (argument.residue - buffer.data_ptr()) % argument.alignment
         source = torch.empty(0, dtype=torch.uint8, device=value.device)
         source.set_(value.untyped_storage(), value.storage_offset() * value.element_size(), (argument.nbytes,), (1,))
         buffer[shift : shift + argument.nbytes].copy_(source)
-        return buffer, buffer.data_ptr() + shift
+        return buffer.data_ptr() + shift
 
     def _bytes(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", self._device))
@@ -224,6 +258,7 @@ class PythonRegion:
                 self._nodes[node].write(place, address + delta)
                 dirty[node] = None
             source.address = address
+            source.moves += 1
         self._closed = self._closed or not all(succeeded(self._nodes[node].apply(self._exec)) for node in dirty)
         return not self._closed
 
@@ -273,6 +308,7 @@ class PythonRegion:
         self._closed = True
         if self._busy.acquire(blocking=False):
             self._sources, self._nodes, self._outputs, self._arguments = [], [], [], []
+            self._staged = {}
             del self._graph
             self._busy.release()
 

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.driver import Executable, Program, Transient
+from pygraph.runtime.driver import CopyCost, Executable, Program, Transient
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.instantiate import make_graph
 from pygraph.runtime.host.launches import HostCapture
 from pygraph.runtime.host.stepping import HostStepper, trace
+from pygraph.runtime.identity import cpu_model
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.stepping import Stepper, Watcher
 
@@ -39,6 +40,16 @@ class HostExecutable:
         self._kept = tuple(kept)
         self.replay = graph.replay
 
+    def stage(self, arguments: Sequence[int]) -> int | None:
+        """As ``Executable`` says."""
+        held: int | None = self._graph.stage(list(arguments))
+        return held
+
+    def moves(self) -> Sequence[int]:
+        """How often the address of each argument was another than at the replay before."""
+        moves: list[int] = self._graph.moves()
+        return moves
+
     def close(self) -> None:
         """Give back everything that the executable holds; replaying afterwards returns None."""
         self._graph.close()
@@ -46,6 +57,9 @@ class HostExecutable:
 
 
 _SPARE = 1 << 30
+
+_COPY_COST = CopyCost(patch_us=0.01, copy_us=0.3, most_bytes=4 << 10)
+"""Patching is one store in memory; a copy costs its bytes from the first on, at some 10 GB/s."""
 
 
 class HostDriver:
@@ -58,6 +72,15 @@ class HostDriver:
     def name(self) -> str:
         """``host``."""
         return "host"
+
+    def identity(self, device: torch.device | None) -> str:  # noqa: ARG002
+        """The processor, and how many threads operators use."""
+        return f"host: {cpu_model()}, {torch.get_num_threads()} threads"
+
+    @property
+    def copy_cost(self) -> CopyCost:
+        """Small inputs of thirty launches or more."""
+        return _COPY_COST
 
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
         """Record ``fn``. The payload is a HostCapture; dropping it gives the address space back."""

@@ -4,6 +4,7 @@
 
 #include "outputs.h"
 #include "source.h"
+#include "staging.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -41,14 +42,10 @@ class Region {
   // The number of the source of the argument's address; so for one that is no tensor, which has none.
   size_t add_tensor_argument(
       const Tensor& captured, bool written, int64_t offset, size_t nbytes, size_t alignment, uintptr_t address) {
-    arguments_.add({captured, written, offset, nbytes, alignment, address});
-    return argument_source();
+    return add_argument({captured, written, offset, nbytes, alignment, address});
   }
 
-  size_t add_value_argument(py::object value) {
-    arguments_.add(Argument(std::move(value)));
-    return argument_source();
-  }
+  size_t add_value_argument(py::object value) { return add_argument(Argument(std::move(value))); }
 
   void add_output(
       OutputKind kind,
@@ -60,6 +57,13 @@ class Region {
       py::object object) {
     auto meta = c10::scalarTypeToTypeMeta(dtype.value_or(at::kByte));
     outputs_.add({kind, index, offset, std::move(size), std::move(stride), meta, std::move(object)});
+  }
+
+  // How often the address of each argument was another than at the replay before.
+  std::vector<uint64_t> moves() const {
+    std::vector<uint64_t> found;
+    for (auto source : argument_sources_) found.push_back(sources_[source].moves);
+    return found;
   }
 
   // Gives everything back; while a replay is under way, when that is over.
@@ -83,8 +87,8 @@ class Region {
 
   bool may_replay(PyObject* args) const { return !closed_ && !busy_ && !modes_active() && PyList_CheckExact(args); }
 
-  // Makes the source of the argument that was added last.
-  virtual size_t argument_source() = 0;
+  // Whether the way in which arguments are replayed may be changed now. Asked under the GIL, as replays are begun.
+  bool may_stage() const { return !closed_ && !busy_; }
 
   size_t new_source() {
     sources_.emplace_back();
@@ -92,16 +96,27 @@ class Region {
   }
 
   virtual void release() {
+    staging_.clear();
     sources_.clear();
+    argument_sources_.clear();
     arguments_.clear();
     outputs_.clear();
   }
 
   Arguments<backend> arguments_;
   Outputs<backend> outputs_;
+  Staging<backend> staging_;
+  std::vector<size_t> argument_sources_; // by argument
   std::vector<Source<Patch>> sources_;
   bool busy_ = false;
   std::atomic<bool> closed_{false}; // also set while a replay runs without the GIL
+
+ private:
+  size_t add_argument(Argument argument) {
+    arguments_.add(std::move(argument));
+    argument_sources_.push_back(new_source());
+    return argument_sources_.back();
+  }
 };
 
 inline void bind_output_kinds(py::module_& m) {

@@ -11,6 +11,7 @@ template <typename Patch>
 struct Source {
   uintptr_t address = 0;
   bool known = false;
+  uint64_t moves = 0; // how often the address was another than the last time
   std::vector<Patch> patches;
 
   // Hands each place to `write` where the address is another than the last time.
@@ -20,6 +21,7 @@ struct Source {
     for (const auto& patch : patches) write(patch);
     address = to;
     known = true;
+    ++moves;
   }
 };
 

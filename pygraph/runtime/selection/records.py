@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
-__all__ = ["Block", "Grant", "Look", "Standing", "TrialReport"]
+__all__ = ["TELLING", "Block", "Decided", "Grant", "Look", "Sample", "Standing", "TrialReport"]
+
+TELLING = ("faster", "equivalent", "undecided", "budget")
+"""Reasons of trials that were run to their end. The others say nothing of the candidates."""
 
 _TAIL_DOUBT = 0.1
 
@@ -71,6 +75,14 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """Blocks of one candidate that counted: how many, and the median of their seconds per call; None of no blocks."""
+
+    blocks: int
+    median: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """What was seen after ``rounds`` rounds; ``alpha`` is what was spent on each side of each comparison."""
 
@@ -113,6 +125,36 @@ class TrialReport:
     blocks: tuple[Block, ...]
     looks: tuple[Look, ...]
 
+    @property
+    def samples(self) -> dict[str, Sample]:
+        """What counted, by candidate. Single calls stand in where there is no other block."""
+        found = {}
+        for name in self.candidates:
+            kept = [block for block in self.blocks if block.candidate == name and block.kept]
+            rounds = [block.per_call for block in kept if block.purpose == "round"]
+            times = rounds or [block.per_call for block in kept]
+            found[name] = Sample(len(times), median(times) if times else None)
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         """This report in types that JSON has."""
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What outlives a trial, and the process that it was in.
+
+    ``candidates`` in the model's order, ``decision``, ``reason``, ``detail``, ``per_call`` and ``samples`` as in the
+    report of the trial, the last of ``trials``. ``pace``: seconds per call of the whole program under the decision, as
+    the watch sees it; None as long as that is not known.
+    """
+
+    candidates: tuple[str, ...]
+    decision: str
+    reason: str
+    detail: str
+    per_call: dict[str, float]
+    samples: dict[str, Sample]
+    trials: int
+    pace: float | None = None

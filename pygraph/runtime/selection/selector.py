@@ -6,15 +6,16 @@ The way in to measured selection. What a trial does is ``trial``'s business, wha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Lock, get_ident
 
 from pygraph.runtime.selection.options import SelectionOptions
 from pygraph.runtime.selection.queue import TRIALS, TrialQueue
-from pygraph.runtime.selection.records import Grant, TrialReport
+from pygraph.runtime.selection.records import TELLING, Decided, Grant, TrialReport
 from pygraph.runtime.selection.trial import Trial
 from pygraph.runtime.selection.watch import Watch
 
-__all__ = ["FOREVER", "Selector"]
+__all__ = ["FOREVER", "Selector", "past_watch"]
 
 FOREVER = 1 << 62
 """Calls in a grant that is never asked about again."""
@@ -23,6 +24,11 @@ _WAIT = 64
 """Calls between two questions whether it is this region's turn."""
 _MAX_SWITCHES = 3
 """Changes of thread in one trial that are taken for a caller that moves; more are callers that interleave."""
+
+
+def past_watch(past: Decided, options: SelectionOptions) -> Watch:
+    """A watch on what was decided before: it compares with the pace of then, where that is known."""
+    return Watch(options.drift, None if past.pace is None else past.pace * options.period)
 
 
 class Selector:
@@ -39,6 +45,10 @@ class Selector:
     ``clock`` gives seconds, ``drain`` waits until the device has done all that was submitted, ``seed`` makes the order
     of blocks repeatable. ``step`` raises what ``drain`` raises; the region then stays with the model's choice.
     Thread-safe; a thread that comes while another one steps gets the last decision for one call.
+
+    ``past`` is what was decided on the same candidates before, maybe by another process: it is used and watched without
+    a trial, or, if the program has ``changed`` since, until there is one. ``remember`` is told what is to outlive this
+    process, at the end of a trial and once more when the pace after it is known; it must not raise.
     """
 
     def __init__(
@@ -50,9 +60,12 @@ class Selector:
         seed: int = 0,
         options: SelectionOptions | None = None,
         queue: TrialQueue = TRIALS,
+        past: Decided | None = None,
+        changed: bool = False,
+        remember: Callable[[Decided], None] | None = None,
     ) -> None:
         self.reports: list[TrialReport] = []
-        self.decision = candidates[0]
+        self.decision = candidates[0] if past is None else past.decision
         self._candidates = tuple(candidates)
         self._clock, self._drain, self._seed = clock, drain, seed
         self._options = options or SelectionOptions()
@@ -62,7 +75,12 @@ class Selector:
         self._watch: Watch | None = None
         self._thread = 0
         self._switches = 0
-        self._settled = len(candidates) == 1
+        self._past, self._remember = past, remember
+        self._spent = 0 if past is None else past.trials
+        self._withdrawn: set[str] = set()
+        self._settled = len(candidates) == 1 or self._spent >= self._options.trials
+        if past is not None and not changed:
+            self._watch = past_watch(past, self._options)
 
     def step(self) -> Grant:
         """The candidate for the next calls, and how many of them, this one included."""
@@ -83,6 +101,10 @@ class Selector:
         if trial is not None:
             trial.spoil()
 
+    def withdraw(self, candidate: str) -> None:
+        """Leave ``candidate`` out of the trials to come: in this process there is nothing to it. A decision stays."""
+        self._withdrawn.add(candidate)
+
     def close(self, reason: str = "closed") -> None:
         """End what is going on, for good: the decision stays as it is."""
         with self._lock:
@@ -92,6 +114,7 @@ class Selector:
         if self._settled:
             return Grant(self.decision, FOREVER)
         if self._watch is not None and not self._watch.observe(self._clock()):
+            self._note_pace(self._watch)
             return Grant(self.decision, self._options.period)
         self._watch = None
         if not self._queue.enter(self._token):
@@ -112,8 +135,8 @@ class Selector:
         return grant
 
     def _start(self) -> Trial:
-        others = [name for name in self._candidates if name != self.decision]
-        number = len(self.reports)
+        others = [name for name in self._candidates if name != self.decision and name not in self._withdrawn]
+        number = self._spent
         self._trial = Trial(
             [self.decision, *others],
             self._clock,
@@ -144,10 +167,35 @@ class Selector:
             return
         self.reports.append(trial.report)
         self.decision = trial.report.decision
-        self._settled = len(self.reports) >= self._options.trials or trial.report.reason == "threads"
+        self._spent += 1
+        self._settled = self._spent >= self._options.trials or trial.report.reason == "threads"
+        self._past = None  # of another pace, at best
+        if trial.report.reason in TELLING:
+            self._keep(self._decided(trial.report))
         if not self._settled:
             self._watch = Watch(self._options.drift)
             self._watch.observe(self._clock())
+
+    def _decided(self, report: TrialReport) -> Decided:
+        return Decided(
+            self._candidates,
+            report.decision,
+            report.reason,
+            report.detail,
+            dict(report.per_call),
+            report.samples,
+            self._spent,
+        )
+
+    def _note_pace(self, watch: Watch) -> None:
+        """Remember what the watch compares with, once it knows."""
+        if self._past is not None and self._past.pace is None and watch.reference is not None:
+            self._keep(replace(self._past, pace=watch.reference / self._options.period))
+
+    def _keep(self, decided: Decided) -> None:
+        self._past = decided
+        if self._remember is not None:
+            self._remember(decided)
 
     def _stop(self, reason: str, detail: str) -> None:
         trial = self._trial

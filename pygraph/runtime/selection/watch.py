@@ -13,12 +13,13 @@ _PERIODS = 5
 
 
 class Watch:
-    """Compares the time per period with that of the first ones; ``factor`` is how far it may move, up or down."""
+    """Compares the time per period with ``reference``, seconds, by default that of the first ones; ``factor`` is how
+    far it may move, up or down."""
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor: float, reference: float | None = None) -> None:
+        self.reference = reference
         self._factor = factor
         self._before: float | None = None
-        self._reference: float | None = None
         self._times: deque[float] = deque(maxlen=_PERIODS)
 
     def observe(self, now: float) -> bool:
@@ -29,8 +30,8 @@ class Watch:
         if len(self._times) < _PERIODS:
             return False
         usual = lower_median(self._times)
-        if self._reference is None:
-            self._reference = usual
+        if self.reference is None:
+            self.reference = usual
             self._times.clear()
             return False
-        return not 1 / self._factor <= usual / self._reference <= self._factor
+        return not 1 / self._factor <= usual / self.reference <= self._factor
