@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pygraph.version import __version__
+
 if TYPE_CHECKING:
     from pygraph.api import counters, explain, reports, reset
     from pygraph.passes.base import Pass, PassContext, PassResult
     from pygraph.passes.registry import register
 
-__version__ = "0.1.0"
-__all__ = ["Pass", "PassContext", "PassResult", "counters", "explain", "register", "reports", "reset"]
+__all__ = ["Pass", "PassContext", "PassResult", "__version__", "counters", "explain", "register", "reports", "reset"]
 
 _HOMES = {
     "Pass": "pygraph.passes.base",

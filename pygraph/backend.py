@@ -135,7 +135,7 @@ class _Compiler:
         if report.kind == "forward":
             self.forward = planned.graph
         report.device = planned.decision.device
-        report.graph, report.decision = planned.graph, planned.decision
+        report.graph, report.model, report.decision = planned.graph, planned.model, planned.decision
         report.pipeline = planned.decision.pipeline
         report.passes = tuple(PassReport(p.text, p.time_ms, p.modified, p.notes) for p in planned.result.passes)
         report.times_ms.update(lift=planned.lift_ms, passes=planned.passes_ms)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pygraph.analysis.dependences import dependence_lists
+from pygraph.analysis.timing import node_time_us
 from pygraph.ir import DeviceModel, Graph, KernelNode
 
 __all__ = ["CriticalPath", "critical_path"]
@@ -27,7 +28,7 @@ class CriticalPath:
 def critical_path(graph: Graph, model: DeviceModel, values: Mapping[str, int] | None = None) -> CriticalPath:
     """The critical path of ``graph``; the earliest in program order where several take as long."""
     known = graph.hints if values is None else values
-    costs = [model.time_us(node.cost, known) for node in graph.nodes]
+    costs = [node_time_us(node, model, known) for node in graph.nodes]
     lists = dependence_lists(graph)
     finish: list[float] = []
     came_from: list[int | None] = []

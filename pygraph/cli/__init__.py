@@ -1,4 +1,4 @@
-"""The command line: ``pygraph explain``, ``pygraph opt``, ``pygraph passes``. One module per command.
+"""The command line: ``pygraph bench``, ``calibrate``, ``explain``, ``opt``, ``passes``. One module per command.
 
 Nothing here imports torch before a command needs it: ``opt`` and ``passes`` work on text and start fast.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import click
 
 from pygraph import __version__
+from pygraph.cli.bench import bench
+from pygraph.cli.calibrate import calibrate
 from pygraph.cli.explain import explain
 from pygraph.cli.failures import Failure, failing
 from pygraph.cli.opt import opt
@@ -34,6 +36,8 @@ def main() -> None:
         configure()
 
 
+main.add_command(bench)
+main.add_command(calibrate)
 main.add_command(explain)
 main.add_command(opt)
 main.add_command(passes)

@@ -1,7 +1,7 @@
 """The IR: values, kernel nodes, graphs, costs, text. Imports sympy and ``pygraph.errors`` only, never torch."""
 
 from pygraph.ir.annotations import CAPTURABLE, DETAIL, PLACEMENT, REASON, REGION, SELECTED, TAGS, Parameter, Region
-from pygraph.ir.cost import FREE, H200, HOST, UNKNOWN, Cost, DeviceModel
+from pygraph.ir.cost import FREE, H200, HOST, UNKNOWN, Cost, DeviceModel, Peak
 from pygraph.ir.dims import canonical
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.graph import Graph, GraphError
@@ -43,6 +43,7 @@ __all__ = [
     "MetaKey",
     "OpaqueType",
     "Parameter",
+    "Peak",
     "Region",
     "ScalarType",
     "Stage",

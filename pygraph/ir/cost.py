@@ -5,14 +5,16 @@ Formulas per operator live in ``pygraph.frontend``; this file only adds, substit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import sympy
 
 from pygraph.ir.types import Dim, as_dim, symbol
 
-__all__ = ["FREE", "H200", "HOST", "UNKNOWN", "Cost", "DeviceModel", "evaluate", "total"]
+__all__ = ["FREE", "H200", "HOST", "UNKNOWN", "Cost", "DeviceModel", "Peak", "evaluate", "total"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +80,38 @@ def _sum_column(column: tuple[Dim | None, ...]) -> Dim | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Peak:
+    """How fast a device multiplies matrices of one element type (its name in ``.pgir`` text).
+
+    gflops   the rate of large ones, GFLOP/s
+    ramp     work in FLOP at which half of that is reached, since small ones do not fill the device
+    """
+
+    dtype: str
+    gflops: float
+    ramp: float = 0.0
+
+    def time_us(self, flops: float) -> float:
+        """Time in µs of ``flops`` operations: the rate is ``gflops / (1 + √(ramp / flops))``."""
+        return (flops + math.sqrt(flops * self.ramp)) / (self.gflops * 1e3)
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceModel:
     """Rates and overheads of one device, to turn a cost into µs.
 
     bandwidth_gbs   memory traffic, GB/s
-    peak_gflops     arithmetic, GFLOP/s (dense, the common training type)
+    peak_gflops     arithmetic, GFLOP/s (dense, the common training type), where ``peaks`` says nothing of a type
     launch_us       host time to launch one kernel without a graph
     replay_us       host time to launch a captured region
     node_us         further host time per captured launch
     patch_us        host time to patch one launch's addresses
     kernel_us       device time that a kernel takes however small
     copy_us         time of a small device-to-device copy; larger ones cost bandwidth
+    cache_bytes     traffic of one kernel that stays within a cache
+    cache_gbs       its rate, GB/s; 0 where it is not known to differ
+    peaks           arithmetic by element type
+    source          where the figures come from
     """
 
     name: str
@@ -100,19 +123,83 @@ class DeviceModel:
     patch_us: float
     kernel_us: float
     copy_us: float
+    cache_bytes: float = 0.0
+    cache_gbs: float = 0.0
+    peaks: tuple[Peak, ...] = ()
+    source: str = "built-in"
 
-    def time_us(self, cost: Cost, values: Mapping[str, int]) -> float | None:
-        """Device time of ``cost`` in µs by the roofline rule, or None where the cost is unknown."""
+    @property
+    def label(self) -> str:
+        """Name and source, for people."""
+        return f"{self.name}, {self.source}"
+
+    def time_us(self, cost: Cost, values: Mapping[str, int], dtype: str | None = None) -> float | None:
+        """Device time of ``cost`` in µs, or None where the cost is unknown.
+
+        Each launch takes ``kernel_us``, and arithmetic (in ``dtype``) or traffic, whichever takes longer.
+        """
         parts = [evaluate(part, values) for part in (cost.flops, cost.read, cost.written, cost.launches)]
         if any(part is None for part in parts):
             return None
         flops, read, written, launches = (part or 0.0 for part in parts)
-        work = max(flops / (self.peak_gflops * 1e3), (read + written) / (self.bandwidth_gbs * 1e3))
-        return max(work, launches * self.kernel_us)
+        return launches * self.kernel_us + max(self.peak(dtype).time_us(flops), self.traffic_us(read + written))
+
+    def peak(self, dtype: str | None) -> Peak:
+        """Arithmetic in ``dtype``: the general rate, without a ramp, where nothing is known of it."""
+        found = (peak for peak in self.peaks if peak.dtype == dtype)
+        return next(found, Peak(dtype or "", self.peak_gflops))
+
+    def with_tf32(self) -> DeviceModel:
+        """The model of a program that multiplies float32 in TF32; the same one where that rate is not known."""
+        found = next((peak for peak in self.peaks if peak.dtype == "tf32"), None)
+        if found is None:
+            return self
+        others = tuple(peak for peak in self.peaks if peak.dtype != "f32")
+        return replace(self, peaks=(*others, replace(found, dtype="f32")))
+
+    def traffic_us(self, nbytes: float) -> float:
+        """Time in µs of one kernel's memory traffic, bytes read and written."""
+        cached = self.cache_gbs > 0.0 and nbytes <= self.cache_bytes
+        return nbytes / ((self.cache_gbs if cached else self.bandwidth_gbs) * 1e3)
 
     def copy_time_us(self, nbytes: float) -> float:
         """Time in µs to copy ``nbytes`` within the device (each byte is read and written)."""
-        return max(self.copy_us, 2 * nbytes / (self.bandwidth_gbs * 1e3))
+        return max(self.copy_us, self.traffic_us(2 * nbytes))
+
+    def uncaptured_us(self, launches: float) -> float:
+        """Host time in µs of ``launches`` without a graph."""
+        return launches * self.launch_us
+
+    def replayed_us(self, launches: float, patches_us: float = 0.0) -> float:
+        """Host time in µs of a replay of ``launches``, of which patching (or copying) takes ``patches_us``."""
+        return self.replay_us + launches * self.node_us + patches_us
+
+    def as_json(self) -> dict[str, Any]:
+        """The model as JSON has it."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Any) -> DeviceModel:
+        """What ``as_json`` gave. Raises ValueError when it is anything else, or a figure cannot be one."""
+        try:
+            given = dict(data)
+            peaks = tuple(Peak(str(p["dtype"]), float(p["gflops"]), float(p["ramp"])) for p in given.pop("peaks"))
+            name, source = str(given.pop("name")), str(given.pop("source"))
+            figures: dict[str, Any] = {key: float(value) for key, value in given.items()}
+            model = DeviceModel(name, **figures, peaks=peaks, source=source)
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"not a device model: {error}") from error
+        _check(model)
+        return model
+
+
+def _check(model: DeviceModel) -> None:
+    figures = {f.name: getattr(model, f.name) for f in fields(model) if f.name not in ("name", "source", "peaks")}
+    figures |= {f"{peak.dtype} {name}": getattr(peak, name) for peak in model.peaks for name in ("gflops", "ramp")}
+    rates = {name for name in figures if name.endswith("gflops")} | {"bandwidth_gbs"}
+    wrong = [n for n, value in figures.items() if not 0.0 <= value < math.inf or (n in rates and value == 0.0)]
+    if wrong:
+        raise ValueError(f"not a device model: {wrong[0]} is {figures[wrong[0]]}")
 
 
 H200 = DeviceModel("h200", 4300.0, 790_000.0, 2.7, 0.9, 0.0011, 0.24, 1.0, 2.9)

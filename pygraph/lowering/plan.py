@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pygraph.calibration.store import stored_model
 from pygraph.frontend import lift
 from pygraph.ir import CAPTURABLE, H200, HOST, REASON, DeviceModel, Graph, TensorType
 from pygraph.lowering.decision import Decision, decide
@@ -18,18 +19,20 @@ from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.manager import PassManager, PipelineResult
 
-__all__ = ["Plan", "judge_graph", "plan"]
+__all__ = ["MODELS", "Plan", "judge_graph", "model_for", "plan"]
 
 MODELS: dict[str, DeviceModel] = {"cpu": HOST, "cuda": H200}
-"""The device model that a graph is costed with, by the kind of device whose work is captured."""
+"""The built-in device models, by the kind of device whose work is captured: used where none was calibrated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The IR after the passes and its fingerprint from before, what the passes did, the decision, and times in ms."""
+    """The IR after the passes and its fingerprint from before, what it was costed with, what the passes did, the
+    decision, and times in ms."""
 
     graph: Graph
     lifted: Fingerprint
+    model: DeviceModel
     result: PipelineResult
     decision: Decision
     lift_ms: float
@@ -55,12 +58,20 @@ def plan(
     result = manager.run(graph, ctx)
     done = time.perf_counter()
     decision = decide(graph, ctx.device, manager.text)
-    return Plan(graph, before, result, decision, (lifted - start) * 1e3, (done - lifted) * 1e3)
+    return Plan(graph, before, ctx.model, result, decision, (lifted - start) * 1e3, (done - lifted) * 1e3)
 
 
 def _context(graph: Graph) -> PassContext:
     device = captured_device(graph)
-    return PassContext(device, MODELS[device])
+    places = (value.type.device for value in graph.values() if isinstance(value.type, TensorType))
+    index = next((place.index for place in places if place.kind == device and place.index is not None), None)
+    return PassContext(device, model_for(device, index))
+
+
+def model_for(device: str, index: int | None = None) -> DeviceModel:
+    """The device model that a graph is costed with: calibrated on this machine, or else built in."""
+    model = stored_model(device, index) or MODELS[device]
+    return model if torch.get_float32_matmul_precision() == "highest" else model.with_tf32()
 
 
 def captured_device(graph: Graph) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pygraph.analysis.dependences import dependence_lists
+from pygraph.analysis.timing import node_time_us
 from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, Graph, KernelNode, Region, Stage
 from pygraph.ir.cost import evaluate
 from pygraph.passes.base import Pass, PassContext, PassResult
@@ -88,7 +89,7 @@ def _kind(node: KernelNode) -> Kind:
 
 def _work_us(node: KernelNode, ctx: PassContext, graph: Graph) -> float:
     values = ctx.values_for(graph)
-    time = ctx.model.time_us(node.cost, values)
+    time = node_time_us(node, ctx.model, values)
     if time is not None:
         return time
     launches = evaluate(node.cost.launches, values)

@@ -5,13 +5,14 @@ Writing one never fails the run. Parsing the graph itself is ``pygraph.ir.parser
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pygraph.ir import H200, HOST, Graph
+from pygraph.ir import H200, HOST, DeviceModel, Graph
 from pygraph.passes.base import PassContext
 
 __all__ = ["Reproducer", "read_header", "write_reproducer"]
@@ -47,7 +48,7 @@ def write_reproducer(
 
 
 def read_header(text: str) -> Reproducer:
-    """What the leading comment lines of a ``.pgir`` text say. Raises ValueError for a malformed value of a symbol."""
+    """What the leading comment lines of a ``.pgir`` text say. Raises ValueError where a value is malformed."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if not line.startswith("//"):
@@ -63,7 +64,7 @@ def _header(pipeline: str, ctx: PassContext, error: str) -> str:
     lines = [
         f"// pipeline: {pipeline}",
         f"// device: {ctx.device}",
-        f"// model: {ctx.model.name}",
+        f"// model: {_model_text(ctx.model)}",
         *([f"// values: {values}"] if values else []),
         f"// error: {' '.join(error.split())}",
     ]
@@ -82,4 +83,13 @@ def _context(found: dict[str, str]) -> PassContext | None:
         return None
     pairs = (item.split("=") for item in found.get("values", "").split(",") if item.strip())
     values = {name.strip(): int(value) for name, value in pairs}
-    return PassContext(found["device"], _MODELS.get(found.get("model", ""), HOST), values)
+    return PassContext(found["device"], _model(found.get("model", "")), values)
+
+
+def _model_text(model: DeviceModel) -> str:
+    """The name of a built-in model; all figures of any other, since nobody else may have them."""
+    return model.name if model in _MODELS.values() else json.dumps(model.as_json())
+
+
+def _model(text: str) -> DeviceModel:
+    return DeviceModel.from_json(json.loads(text)) if text.startswith("{") else _MODELS.get(text, HOST)

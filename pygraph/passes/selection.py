@@ -65,8 +65,7 @@ class Selection(Pass):
             _mark(region, True, UNKNOWN_COST, f"{unknown} is unknown: decided by measurement")
             return
         model = ctx.model
-        plain = launches * model.launch_us
-        replay = model.replay_us + launches * model.node_us + patches
+        plain, replay = model.uncaptured_us(launches), model.replayed_us(launches, patches)
         detail = f"launches: {launches:g}, uncaptured {plain:.2f} µs, replayed {replay:.2f} µs"
         pays = plain - replay > self.min_gain_us
         _mark(region, pays, GAIN if pays else TOO_SMALL, detail)
