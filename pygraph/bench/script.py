@@ -1,0 +1,133 @@
+"""A user's script as a side: torch.compile compiles in the side's way, and the process waits where blocks end.
+
+A call that counts is one of an outermost compiled callable, from its entry to the next one's entry: all that the
+script does in between is timed with it. Which calls are timed is ``serving``'s business.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from pygraph.bench.protocol import Channel, Spec
+from pygraph.bench.serving import Serving
+from pygraph.bench.sides import compile_as
+from pygraph.bench.watching import what_was_captured
+
+__all__ = ["Gate", "run_script"]
+
+_OWN = ("backend", "mode", "options")
+"""Arguments of torch.compile that belong to the side."""
+
+
+def run_script(spec: Spec, channel: Channel, serving: Serving) -> None:
+    """Run the script as ``python SCRIPT ARGS`` would, until the coordinator has seen enough or the script ends."""
+    gate = Gate(spec.side, serving)
+    sys.argv = [spec.program, *spec.args]
+    sys.path.insert(0, str(Path(spec.program).resolve().parent))
+    status: object = None
+    with mock.patch.object(torch, "compile", gate.compile):
+        try:
+            runpy.run_path(spec.program, run_name="__main__")
+        except SystemExit as error:
+            status = error.code
+    serving.save()
+    if status not in (None, 0):
+        raise RuntimeError(f"the script exited with status {status}")
+    told = f"the script ended after {serving.made} calls of what it compiled"
+    channel.fail("ended", told, {"calls": serving.made, **what_was_captured()})
+
+
+class Gate:
+    """Stands in for torch.compile, and before every call of what that returned, however it was called."""
+
+    def __init__(self, side: str, serving: Serving) -> None:
+        self._side, self._serving = side, serving
+        self._inside = False
+        self._first = True
+        self._compile = torch.compile
+
+    def compile(self, model: Any = None, **given: Any) -> Any:
+        """As torch.compile, a decorator without ``model``; backend, mode and options are the side's."""
+        if model is None:
+            return functools.partial(self.compile, **given)
+        if given.get("disable"):
+            return model
+        kept = {name: value for name, value in given.items() if name not in _OWN}
+        compiled = compile_as(self._side, model, self._compile, **kept)
+        if isinstance(model, nn.Module):
+            return _Gated(model, compiled, self)
+
+        @functools.wraps(model)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return model(*args, **kwargs)
+            return self.call(compiled, args, kwargs)
+
+        return call
+
+    def call(self, compiled: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call ``compiled``, which is an outermost call unless it comes from within another one."""
+        if self._inside:
+            return compiled(*args, **kwargs)
+        keep = self._enter()
+        self._inside = True
+        try:
+            result = compiled(*args, **kwargs)
+        finally:
+            self._inside = False
+        if keep:
+            self._serving.keep(result)
+        return result
+
+    def _enter(self) -> bool:
+        """Wait as long as the coordinator wants; whether it wants the result. The process ends here when it is done."""
+        if self._first:  # it was told to go before the script began
+            self._first = False
+            self._serving.began = time.perf_counter()
+            return True
+        keep = next(self._serving.calls, None)
+        if keep is None:
+            sys.stderr.flush()
+            os._exit(0)
+        return keep
+
+
+class _Gated(nn.Module):
+    """What torch.compile returns for a module: the module itself to whoever looks, compiled to whoever calls it."""
+
+    def __init__(self, module: nn.Module, compiled: Callable[..., Any], gate: Gate) -> None:
+        super().__init__()
+        self._orig_mod = module
+        object.__setattr__(self, "_compiled", compiled)
+        object.__setattr__(self, "_gate", gate)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as a call."""
+        return self(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self._orig_mod(*args, **kwargs)
+        return self._gate.call(self._compiled, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_orig_mod":
+            return super().__getattr__(name)
+        return getattr(self._orig_mod, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_orig_mod" in self.__dict__.get("_modules", {}) and name != "training":
+            setattr(self._orig_mod, name, value)
+        else:
+            super().__setattr__(name, value)

@@ -1,0 +1,131 @@
+"""The process of one side: ``python -m pygraph.bench.worker SPEC``, with commands on stdin and answers on stdout.
+
+It imports what it will need and says that it is ready; before it is told to compile, it does not touch the GPU. What
+the program prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pygraph.bench.protocol import Channel, Failure, Spec
+
+if TYPE_CHECKING:
+    from pygraph.bench.serving import Serving
+    from pygraph.bench.workload import Workload
+
+__all__ = ["main", "open_channel", "serve"]
+
+
+def main() -> None:
+    """Serve until told to finish; whatever the program raises is answered, and ends the process with status 1."""
+    spec = Spec.read(sys.argv[1])
+    status = serve(spec, open_channel())
+    sys.stderr.flush()
+    os._exit(status)  # a script's threads and handlers are no part of what is measured
+
+
+def open_channel() -> Channel:
+    """The pipes that the process was started with, out of the way of what the program reads and prints."""
+    commands = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return Channel(commands, answers)
+
+
+def serve(spec: Spec, channel: Channel) -> int:
+    """Run the side of ``spec``; returns the exit status."""
+    try:
+        run = _prepared(spec, channel)
+        channel.answer({"ready": True})
+        run()
+    except Exception as error:  # noqa: BLE001 - a side runs anybody's program: whatever it raises is the answer
+        traceback.print_exc()
+        channel.fail(_kind(error), "".join(traceback.format_exception_only(error)).strip())
+        return 1
+    return 0
+
+
+def _prepared(spec: Spec, channel: Channel) -> Callable[[], None]:
+    """What is to be done, with everything imported that it needs."""
+    import torch
+
+    from pygraph.backend import pygraph as _backend  # noqa: F401 - imported on every side alike
+    from pygraph.bench.serving import Serving
+    from pygraph.bench.sides import measures
+    from pygraph.bench.watching import settling
+    from pygraph.compat import inductor_config
+
+    if spec.phase == "check":
+        inductor_config.fallback_random = True
+    watched = settling if spec.phase == "time" and measures(spec.side) else None
+    serving = Serving(channel, spec.device, Path(spec.result) if spec.result else None, watched)
+    program = _script(spec, channel, serving) if spec.script else _workload(spec, serving)
+
+    def run() -> None:
+        if next(serving.calls, None) is None:  # nobody wants it any more
+            return
+        random.seed(0)
+        torch.manual_seed(0)
+        program()
+
+    return run
+
+
+def _script(spec: Spec, channel: Channel, serving: Serving) -> Callable[[], None]:
+    from pygraph.bench.script import run_script
+
+    return lambda: run_script(spec, channel, serving)
+
+
+def _workload(spec: Spec, serving: Serving) -> Callable[[], None]:
+    from pygraph.bench.registry import workloads
+
+    workload = workloads(spec.suite)[spec.program]
+    for module in workload.imports:
+        importlib.import_module(module)
+    return lambda: _run(spec, workload, serving)
+
+
+def _run(spec: Spec, workload: Workload, serving: Serving) -> None:
+    """Call the step as often as the coordinator wants. Results are dropped before the next call."""
+    from pygraph.bench.sides import compile_as, step_as
+
+    build = workload.tiny if spec.tiny else workload.build
+    step = step_as(spec.side, build(lambda target: compile_as(spec.side, target), spec.device))
+    serving.began = time.perf_counter()
+    serving.keep(step())
+    for keep in serving.calls:
+        if keep:
+            serving.keep(step())
+        else:
+            step()
+
+
+def _kind(error: BaseException) -> Failure:
+    import torch
+
+    from pygraph.bench.graphed import Inapplicable
+
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, Inapplicable):
+            return "inapplicable"
+        if isinstance(chain, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in str(chain):
+            return "memory"
+        chain = chain.__cause__ or chain.__context__
+    return "failed"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What a benchmark runs: a program that makes a step, given how to compile.
+
+Workloads say what runs, and what must be equal about it. How it is compiled is in ``sides``, how it is timed elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+__all__ = ["Build", "Compile", "Step", "Workload"]
+
+Step: TypeAlias = Callable[[], Any]
+"""One step. Returns the tensor, or the list or tuple of tensors, that has to be equal on all sides."""
+
+Compile: TypeAlias = Callable[[Any], Any]
+"""What a side makes of a module or a function: something that is called as that is."""
+
+Build: TypeAlias = Callable[[Compile, str], Step]
+"""Makes models and inputs on a device (``cuda`` or ``cpu``), compiles what a user would compile, and returns the step.
+
+Seeded, so that every process builds the same. Everything but ``compile`` is equal on all sides.
+"""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A workload of the suite.
+
+    ``name`` is kebab-case, with the batch size at the end where there are several; ``kind`` is ``inference``,
+    ``training`` or ``decode``; ``domain`` is what a reader groups by (language, vision, …). ``about`` says in a
+    sentence what it is and why it is here. ``calls`` is the length of a timed block. ``tolerance`` bounds how far
+    results may be from eager's, relative to their largest magnitude, and ``why_tolerance`` says where that comes from.
+    ``random`` for steps that draw random numbers: results are then compared with Inductor drawing as eager does.
+    ``whole_step`` where the whole step can be captured by hand with ``torch.cuda.graph``. ``tiny`` builds the same
+    program so small that a CPU runs it in a second or two. ``packages`` are those to be installed besides torch, and
+    ``imports`` modules that take long to import.
+    """
+
+    name: str
+    kind: str
+    domain: str
+    about: str
+    build: Build
+    tiny: Build
+    calls: int = 30
+    tolerance: float = 1e-2
+    why_tolerance: str = "half-precision sums in another order"
+    random: bool = False
+    whole_step: bool = False
+    packages: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
