@@ -29,9 +29,10 @@ bench: $(READY)  ## the host driver and the compiler, as ratios within one run
 	$(BIN)/python benchmarks/host_replay.py
 	$(BIN)/python benchmarks/compile_time.py
 
-bench-gpu: $(READY)  ## against Inductor's modes, on a CUDA device
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torchvision
-	$(BIN)/python -m benchmarks.cuda
+bench-gpu: $(READY)  ## the suite, side by side with eager, Inductor's modes and CUDA graphs by hand, on a CUDA device
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt timm torchvision
+	$(BIN)/pygraph bench --ablations --out bench-results
+	$(BIN)/python benchmarks/capture_cost.py --out bench-results/capture-cost.json
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import platformdirs
 import pytest
 
 from pygraph.errors import OptionError
@@ -34,6 +37,18 @@ def test_measuring_is_off_unless_asked_for() -> None:
         Settings.make({}, {"PYGRAPH_MEASURE": "often"})
 
 
+def test_decisions_are_kept_in_the_users_cache_unless_said_otherwise(tmp_path: Path) -> None:
+    assert Settings.make({}, {}).cache_dir == platformdirs.user_cache_dir("pygraph")
+    assert Settings.make({}, {"PYGRAPH_CACHE_DIR": "here"}).cache_dir == "here"
+    assert Settings.make({"cache_dir": tmp_path}, {"PYGRAPH_CACHE_DIR": "here"}).cache_dir == str(tmp_path)
+
+
+def test_an_empty_cache_directory_keeps_nothing() -> None:
+    assert Settings.make({}, {"PYGRAPH_CACHE_DIR": ""}).cache_dir is None
+    for nothing in ("", None):
+        assert Settings.make({"cache_dir": nothing}, {"PYGRAPH_CACHE_DIR": "here"}).cache_dir is None
+
+
 def test_an_unknown_name_is_rejected_with_the_nearest_one() -> None:
     with pytest.raises(OptionError, match="unknown option 'dump_dirs'; did you mean 'dump_dir'"):
         Settings.make({"dump_dirs": "x"}, {})
@@ -55,6 +70,7 @@ def test_a_name_like_nothing_lists_the_known_ones() -> None:
         ("max_captures", 0),
         ("measure", 1),
         ("measure", "on"),
+        ("cache_dir", 3),
         ("passes", 3),
         ("dump_dir", 4),
         ("inductor", "max_autotune"),

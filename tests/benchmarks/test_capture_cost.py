@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pygraph
-from benchmarks.cuda import capture_cost
+from benchmarks import capture_cost
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -1,16 +1,21 @@
 """What the call that captures costs, against an uncaptured call and a replay of the same size: for dynamic shapes.
 
+    python benchmarks/capture_cost.py [--device cpu] [--out FILE]
+
 Everything is measured in one process, which PyGraph compiles; a new size is captured once where the slots of the
 first one explain it. Nothing here is compared with other compilers.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,7 +27,7 @@ from pygraph.backend import pygraph as backend
 from pygraph.regions import driver_for
 from pygraph.runtime import region as region_module
 
-__all__ = ["PROGRAMS", "SIZES", "Meter", "capture_cost", "cost_of"]
+__all__ = ["PROGRAMS", "SIZES", "Meter", "cost_of"]
 
 DEVICE = "cuda"
 SIZES = tuple(range(16, 656, 16))
@@ -117,11 +122,6 @@ def metered(meter: Meter) -> Iterator[None]:
         yield
 
 
-def capture_cost() -> dict[str, Any]:
-    """The row of the workload: for each program, medians in µs by what became of the call."""
-    return {"figures": {name: cost_of(build, SIZES) for name, build in PROGRAMS.items()}}
-
-
 def cost_of(build: Callable[[], Sized], sizes: Sequence[int]) -> dict[str, Any]:
     """Medians of host and wall time in µs per kind of call, of the parts of a capture, and ratios to uncaptured."""
     torch.manual_seed(0)
@@ -191,3 +191,22 @@ def _summary(rows: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
             share = medians[kind]["comparison_us"] / medians[kind]["wall_us"]
             found["ratios"][f"comparison of {kind}"] = round(share, 3)
     return found
+
+
+def main() -> None:
+    """Print, for each program, medians in µs by what became of the call, and their ratios to uncaptured calls."""
+    global DEVICE
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default=DEVICE)
+    parser.add_argument("--out", type=Path, help="write what is printed as JSON")
+    chosen = parser.parse_args()
+    DEVICE = chosen.device
+    found = {name: cost_of(build, SIZES) for name, build in PROGRAMS.items()}
+    for name, figures in found.items():
+        print(name, json.dumps(figures, indent=1))
+    if chosen.out is not None:
+        chosen.out.write_text(json.dumps({"torch": torch.__version__, "device": DEVICE, "programs": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
