@@ -72,7 +72,8 @@ def compile_all(
     """Fill the caches of every side that has any, and check results where that has to be done apart.
 
     ``jobs`` processes at once, until the time ``until`` of ``time.monotonic``; what was not done by then is logged as
-    late, and compiles when it is timed. Choices that Inductor made by timing kernels on a loaded GPU are forgotten.
+    late, and compiles when it is timed. What Inductor chose for the first side by timing kernels, on a GPU that others
+    loaded if there are several jobs, goes for all sides: not always the best, but no side has better kernels by luck.
     """
     tasks = _tasks(programs)
     threads = max((os.cpu_count() or 1) // jobs, 1)
@@ -89,7 +90,9 @@ def compile_all(
     with ThreadPoolExecutor(jobs) as pool:
         for _ in pool.map(one, tasks):
             pass
-    launcher.home.forget_choices()
+    for program in programs:
+        first, *others = [side for side in program.sides if SIDES[side].caches] or [""]
+        launcher.home.share_choices(program.name, first, others)
 
 
 def _tasks(programs: Sequence[Program]) -> list[_Task]:

@@ -70,10 +70,9 @@ class Home:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
 
-    def forget_choices(self) -> None:
-        """Remove every choice that was made by timing kernels."""
-        for path in self.folder.rglob(CHOICES):
-            path.unlink()
+    def has_choices(self, program: str, side: str) -> bool:
+        """Whether a side has chosen before, or needs not, being given what another one chose."""
+        return any((self.of(program, side) / "inductor").rglob(CHOICES))
 
     def environ(self, program: str, side: str, phase: Phase) -> dict[str, str]:
         """The environment of a process: caches apart; and no trials on a GPU that others load meanwhile."""

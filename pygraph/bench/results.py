@@ -187,6 +187,9 @@ def _figures(side: str, outcome: SideOutcome, groups: Sequence[Group]) -> dict[s
         if samples:
             found[key] = spread(samples).as_json()
     found.update({key: outcome.facts[key] for key in (*_MEMORY, "coverage", "regions") if key in outcome.facts})
+    first = outcome.facts.get("first_calls")
+    if first and "wall_us" in found:
+        found["first_calls"] = {**first, "over_later": round(first["us"] / found["wall_us"]["median"], 4)}
     return found
 
 

@@ -25,6 +25,8 @@ _TRIAL_CALLS = 5000
 """How many calls it goes on for."""
 _BETWEEN_LOOKS = 50
 """Calls between two looks whether trials go on."""
+_FIRST_SECONDS = 1.5
+"""How long the first calls are timed, if there are not enough of them before."""
 _MEMORY_CALLS = 3
 """Calls over which the peak of memory is taken."""
 
@@ -81,13 +83,17 @@ class Serving:
         self._drain()
         return {"compile_s": round(time.perf_counter() - self.began, 3)}
 
-    def _warm(self, calls: int, seconds: float) -> Steps:
-        """``calls`` in all, and more until ``seconds`` have passed and trials have ended; then memory is looked at."""
+    def _warm(self, calls: int, seconds: float, first: int = 0) -> Steps:
+        """``calls`` in all, and more until ``seconds`` have passed and trials have ended; then memory is looked at.
+
+        ``first``: how many of those that follow the ``calls`` are timed, trials and all.
+        """
         reserved, free = self._reserved(), self._free()
         while self.made < calls:
             yield from self._call(self._kept.has_room() or self.made + 1 == calls)
         self._drain()
         self.save()
+        begun = (yield from self._first(first)) if first else {}
         yield from self._until(time.perf_counter() + seconds)
         gc.collect()
         if self._gpu:
@@ -99,7 +105,17 @@ class Serving:
             yield from self._call()
         self._drain()
         each = (time.perf_counter() - start) / _MEMORY_CALLS
-        return {"call_us": each * 1e6, "calls": self.made, "trials": decided(), **self._memory(reserved, free)}
+        found = {"call_us": each * 1e6, "calls": self.made, "trials": decided(), **begun}
+        return {**found, **self._memory(reserved, free)}
+
+    def _first(self, calls: int) -> Steps:
+        """Up to ``calls`` calls: how many there were, and µs per call until the device had done them all."""
+        made, start = self.made, time.perf_counter()
+        while self.made - made < calls and time.perf_counter() < start + _FIRST_SECONDS:
+            yield from self._call()
+        self._drain()
+        count = self.made - made
+        return {"first_calls": {"calls": count, "us": (time.perf_counter() - start) / count * 1e6}}
 
     def _until(self, end: float) -> Iterator[bool]:
         while time.perf_counter() < end:  # not drained in between, since a trial that is under way would see it

@@ -19,6 +19,7 @@ __all__ = [
     "REFERENCE",
     "SIDES",
     "Side",
+    "cloning",
     "compile_as",
     "measures",
     "sides_for",
@@ -188,6 +189,23 @@ def compile_as(name: str, target: Any, compile: Callable[..., Any] | None = None
     if side.arguments is None:
         return target
     return (compile or torch.compile)(target, **{**given, **side.arguments()})
+
+
+def cloning(target: Callable[..., Any]) -> Callable[..., Any]:
+    """``target``, with every tensor cloned that it returns, in tuples and lists too."""
+
+    def cloned(*args: Any, **more: Any) -> Any:
+        return _cloned(target(*args, **more))
+
+    return cloned
+
+
+def _cloned(result: Any) -> Any:
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        return result.clone()
+    return type(result)(map(_cloned, result)) if isinstance(result, (tuple, list)) else result
 
 
 def step_as(name: str, step: Step) -> Step:

@@ -28,6 +28,8 @@ FEWEST_ROUNDS = 3
 _SHORTEST_BLOCK_US = 20_000.0
 """A block is no shorter: draining takes some 10 µs."""
 _MOST_CALLS = 4000
+FIRST_CALLS = 1000
+"""Calls over which PyGraph's own trials are accounted for."""
 _WARM_SECONDS = 0.2
 """Calls go on for this long before the first block, so that the clocks of the GPU are up."""
 _STALLED = 240.0
@@ -189,13 +191,15 @@ class Timing:
         found: Mapping[str, SideOutcome],
         meanwhile: Callable[[], None],
     ) -> None:
-        """One side by itself, since it times kernels to choose among them; then the others, which take its choices."""
-        compiled = [side for side in alive if SIDES[side].caches]
-        first = compiled[0] if compiled else None
+        """One side by itself, where it has to time kernels to choose among them; then those that take its choices."""
+        home, compiled = self._launcher.home, [side for side in alive if SIDES[side].caches]
+        first = next(iter(compiled), None)
         self._tell(f"{program.name}: compiling")
+        if first is not None and home.has_choices(program.name, first):
+            first = None
         if first is not None:
             self._all({first: alive[first]}, found, "compile")
-            self._launcher.home.share_choices(program.name, first, compiled[1:])
+            home.share_choices(program.name, first, compiled[1:])
         self._all({side: each for side, each in alive.items() if side != first}, found, "compile", meanwhile)
         for side in [side for side in alive if found[side].failure is not None]:
             del alive[side]
@@ -204,7 +208,8 @@ class Timing:
         """Warm up one after the other, and end those whose results are not the reference's."""
         for side in list(alive):
             self._tell(f"{program.name}: {side} warms up")
-            answer = alive[side].ask(self._until(), "warm", calls=CALLS_COMPARED, seconds=_WARM_SECONDS)
+            first = FIRST_CALLS if SIDES[side].ours and not program.finite else 0
+            answer = alive[side].ask(self._until(), "warm", calls=CALLS_COMPARED, seconds=_WARM_SECONDS, first=first)
             _note(alive, found, side, answer)
             if side in alive and not program.apart:
                 found[side].difference = self._difference(program, side)

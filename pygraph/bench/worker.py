@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pygraph.bench.protocol import Channel, Failure, Spec
 
@@ -99,10 +99,11 @@ def _workload(spec: Spec, serving: Serving) -> Callable[[], None]:
 
 def _run(spec: Spec, workload: Workload, serving: Serving) -> None:
     """Call the step as often as the coordinator wants. Results are dropped before the next call."""
-    from pygraph.bench.sides import compile_as, step_as
+    from pygraph.bench.sides import cloning, compile_as, step_as
 
     build = workload.tiny if spec.tiny else workload.build
-    step = step_as(spec.side, build(lambda target: compile_as(spec.side, target), spec.device))
+    keeps = cloning if workload.feeds_back and spec.side == "reduce-overhead" else _same
+    step = step_as(spec.side, build(lambda target: keeps(compile_as(spec.side, target)), spec.device))
     serving.began = time.perf_counter()
     serving.keep(step())
     for keep in serving.calls:
@@ -110,6 +111,10 @@ def _run(spec: Spec, workload: Workload, serving: Serving) -> None:
             serving.keep(step())
         else:
             step()
+
+
+def _same(target: Any) -> Any:
+    return target
 
 
 def _kind(error: BaseException) -> Failure:

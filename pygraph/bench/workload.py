@@ -33,9 +33,10 @@ class Workload:
     sentence what it is and why it is here. ``calls`` is the length of a timed block. ``tolerance`` bounds how far
     results may be from eager's, relative to their largest magnitude, and ``why_tolerance`` says where that comes from.
     ``random`` for steps that draw random numbers: results are then compared with Inductor drawing as eager does.
-    ``whole_step`` where the whole step can be captured by hand with ``torch.cuda.graph``. ``tiny`` builds the same
-    program so small that a CPU runs it in a second or two. ``packages`` are those to be installed besides torch, and
-    ``imports`` modules that take long to import.
+    ``whole_step`` where the whole step can be captured by hand with ``torch.cuda.graph``. ``feeds_back`` where what was
+    compiled gets results of an earlier step: ``reduce-overhead`` overwrites those, so that its users clone them, and
+    so does that side. ``tiny`` builds the same program so small that a CPU runs it in a second or two. ``packages`` are
+    those to be installed besides torch, and ``imports`` modules that take long to import.
     """
 
     name: str
@@ -49,5 +50,6 @@ class Workload:
     why_tolerance: str = "half-precision sums in another order"
     random: bool = False
     whole_step: bool = False
+    feeds_back: bool = False
     packages: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()

@@ -105,15 +105,10 @@ def test_each_side_has_caches_of_its_own_and_shares_triton_unless_cold(tmp_path:
     assert (first["TRITON_CACHE_DIR"] != second["TRITON_CACHE_DIR"]) is cold
 
 
-def test_choices_that_were_timed_while_others_ran_are_forgotten(tmp_path: Path) -> None:
-    choice = tmp_path / "work" / "a" / "default" / "inductor" / "xy" / "kernel.best_config"
-    choice.parent.mkdir(parents=True)
-    choice.write_text("{}")
-    kept = choice.with_name("kernel.py")
-    kept.write_text("")
-    compiled(tmp_path, [program("a")])
-    assert not choice.exists()
-    assert kept.exists()
+def test_what_the_first_side_chose_by_timing_kernels_goes_for_all(tmp_path: Path) -> None:
+    compiled(tmp_path, [program("a")], {"default": {"chooses": "fast"}, "pygraph": {"chooses": "by luck"}})
+    found = {path.parts[-4]: path.read_text() for path in (tmp_path / "work" / "a").rglob("*.best_config")}
+    assert found == {"default": "fast", "pygraph": "fast"}
 
 
 def test_the_file_is_valid_whenever_it_is_read(tmp_path: Path) -> None:
