@@ -26,11 +26,13 @@ class Staging {
   // nothing changed, where there is no memory.
   template <typename F>
   std::optional<size_t> replace(const Arguments<backend>& arguments, const std::vector<size_t>& positions, F&& hold) {
+    for (auto i : positions) {
+      TORCH_CHECK(i < arguments.size() && arguments[i].stageable(), "no copy can stand for argument ", i);
+    }
     std::vector<Staged> chosen;
     size_t held = 0;
     try {
       for (auto i : positions) {
-        TORCH_CHECK(i < arguments.size() && arguments[i].stageable(), "no copy can stand for argument ", i);
         auto nbytes = arguments[i].nbytes + arguments[i].alignment;
         at::DataPtr memory = hold(nbytes);
         auto address = arguments[i].next_place(reinterpret_cast<uintptr_t>(memory.get()));
