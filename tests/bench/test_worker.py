@@ -1,0 +1,70 @@
+"""A worker whose coordinator is gone ends, whatever it is doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pygraph.bench.protocol import Spec
+
+COORDINATOR = """
+import json, subprocess, sys, time
+worker = subprocess.Popen(
+    [sys.executable, "-m", "pygraph.bench.worker", sys.argv[1]],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+)
+worker.stdout.readline()
+worker.stdin.write(b'{"do": "compile"}\\n')
+worker.stdin.flush()
+print(worker.pid, flush=True)
+time.sleep(600)
+"""
+
+SCRIPT = """
+import os, subprocess, sys, time
+helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with open("pids.part", "w") as file:
+    file.write(f"{os.getpid()} {helper.pid}")
+os.rename("pids.part", "pids")
+time.sleep(600)
+"""
+
+
+def test_it_ends_with_its_coordinator_and_takes_its_helpers_along(tmp_path: Path) -> None:
+    script = tmp_path / "busy.py"
+    script.write_text(SCRIPT)
+    spec = Spec(program=str(script), side="eager", phase="time", device="cpu", result="", script=True)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    coordinator = subprocess.Popen(
+        [sys.executable, "-c", COORDINATOR, spec.text()], stdout=subprocess.PIPE, cwd=tmp_path, env=environ
+    )
+    try:
+        pids = [int(pid) for pid in _text(tmp_path / "pids", 120.0).split()]
+        assert len(pids) == 2
+        assert all(_runs(pid) for pid in pids)
+    finally:
+        coordinator.send_signal(signal.SIGKILL)
+        coordinator.wait()
+    end = time.monotonic() + 20.0
+    while any(_runs(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(_runs(pid) for pid in pids), "the worker or its helper goes on without a coordinator"
+
+
+def _text(path: Path, seconds: float) -> str:
+    end = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    return path.read_text()
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and no zombie, which nobody but its new parent can clear away."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
