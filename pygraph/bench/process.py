@@ -140,9 +140,13 @@ class Process:
                 self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
+        self.kill()
+        self._process.wait()
+
+    def kill(self) -> None:
+        """Kill it and whatever it started, without waiting until they are gone."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
 
     def _listen(self) -> None:
         stream = self._process.stdout

@@ -148,11 +148,11 @@ class Timing:
             self._compile(program, alive, found, meanwhile)
             if full := _without_memory(found):
                 return full
+            for other in self._waiting.values():
+                other.ready(self._until())  # what it imports is no company for what is timed
             self._warm_all(program, alive, found)
             if full := _without_memory(found):
                 return full
-            for other in self._waiting.values():
-                other.ready(self._until())  # what it imports is no company for what is timed
             group = Group(sides)
             timed.groups.append(group)
             self._rounds(program, alive, found, group, timed)
@@ -314,5 +314,8 @@ def _late_trials(found: Mapping[str, SideOutcome]) -> list[str]:
 
 
 def _end(processes: Iterable[Process]) -> None:
-    for process in processes:
+    ending = list(processes)
+    for process in ending:
+        process.kill()  # all at once: to take down what a process has on a GPU takes a second
+    for process in ending:
         process.end()

@@ -1,7 +1,7 @@
 """The process of one side: ``python -m pygraph.bench.worker SPEC``, with commands on stdin and answers on stdout.
 
-It imports what it will need and says that it is ready; before it is told to compile, it does not touch the GPU. What
-the program prints goes to stderr.
+It imports what it will need, opens the GPU, and says that it is ready; until it is told to compile, it does nothing
+there. What the program prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def _prepared(spec: Spec, channel: Channel) -> Callable[[], None]:
     watched = settling if spec.phase == "time" and measures(spec.side) else None
     serving = Serving(channel, spec.device, Path(spec.result) if spec.result else None, watched)
     program = _script(spec, channel, serving) if spec.script else _workload(spec, serving)
+    if spec.device == "cuda":
+        torch.zeros(1, device="cuda")
 
     def run() -> None:
         if next(serving.calls, None) is None:  # nobody wants it any more

@@ -126,3 +126,27 @@ def test_a_program_needs_no_more_than_with_inductor_alone(train: bool, excess: f
     )
     assert ours <= excess * plain, f"{ours / MB:.0f} MB instead of {plain / MB:.0f}"
     assert reserved <= excess * plain_reserved, f"reserved {reserved / MB:.0f} MB, not {plain_reserved / MB:.0f}"
+
+
+def doubled(args: list[Any]) -> tuple[Any, ...]:
+    return (args[0] * 2 + 1, args[0].sin().cumsum(0))
+
+
+def test_without_memory_a_replay_raises_and_the_next_one_is_right(driver: Driver) -> None:
+    """What the allocator throws reaches the caller as it is, and nothing of the call is left behind."""
+    made = captured(driver, doubled, [torch.randn(16 * MB, device="cuda")])
+    args = [torch.randn(16 * MB, device="cuda")]
+    expected = doubled(list(args))
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 4 * MB) / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            made.executable.replay(list(args))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    for _ in range(2):
+        outputs = made.executable.replay(list(args))
+        assert outputs is not None, "the replay turned its arguments away"
+        assert same_bits(outputs, expected)
