@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-gpu bench bench-gpu lint types imports check clean
+.PHONY: demo test test-fast test-sweep test-gpu bench bench-gpu lint types imports check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,10 +16,13 @@ demo: $(READY)  ## explain and run a small BERT through the whole road
 	$(BIN)/python examples/demo.py
 
 test: $(READY) lint types imports  ## everything that CI runs
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(BIN)/python -m pytest -m 'not gpu and not sweep'
 
 test-fast: $(READY)  ## the tests without real models
-	$(BIN)/python -m pytest -m 'not gpu and not models' -q
+	$(BIN)/python -m pytest -m 'not gpu and not models and not sweep' -q
+
+test-sweep: $(READY)  ## every workload of the benchmark's suite, small, compiled and against eager
+	$(BIN)/python -m pytest -m 'sweep and not gpu'
 
 test-gpu: $(READY)  ## the driver contract, programs and a wide sweep of models, on a CUDA device
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt timm torchvision

@@ -83,7 +83,7 @@ def test_steps_repeat(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in REPRESENTATIVE else pytest.param(n, marks=pytest.mark.models) for n in WORKLOADS]
+    "name", [n if n in REPRESENTATIVE else pytest.param(n, marks=pytest.mark.sweep) for n in WORKLOADS]
 )
 def test_pygraph_equals_eager(name: str) -> None:
     workload = installed(WORKLOADS[name])

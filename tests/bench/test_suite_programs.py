@@ -117,7 +117,7 @@ def test_programs_take_the_ways_they_are_about(name: str, sure: bool) -> None:
 
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.models]) for name in PROGRAMS]
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.sweep]) for name in PROGRAMS]
 )
 def test_compiled_programs_equal_eager(name: str) -> None:
     workload = PROGRAMS[name]
