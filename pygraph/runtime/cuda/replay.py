@@ -171,7 +171,8 @@ class PythonRegion:
         if self._closed or torch.cuda.is_current_stream_capturing() or not self._busy.acquire(blocking=False):
             return None
         try:
-            self._staged = {i: self._buffer(self._arguments[i]).fill_(0xFF) for i in arguments}
+            with torch.inference_mode(False):  # copies serve replays inside and outside of inference mode
+                self._staged = {i: self._buffer(self._arguments[i]).fill_(0xFF) for i in arguments}
             self._staging_stream = torch.cuda.current_stream(self._device)
         except torch.OutOfMemoryError:
             return None

@@ -78,7 +78,7 @@ class Store:
                 data = file.read(_LARGEST + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError where the path can be no file's
             self._warn(error)
             return None
         try:
@@ -101,13 +101,13 @@ class Store:
             return None
         try:
             write_atomically(stored.path, text)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._warn(error)
             return None
         self._prune()
         return stored
 
-    def _warn(self, error: OSError) -> None:
+    def _warn(self, error: OSError | ValueError) -> None:
         if self.folder not in _warned:
             _warned.add(self.folder)
             _log.warning("decisions are not kept across processes in %s: %s", self.folder, error)

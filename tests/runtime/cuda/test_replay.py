@@ -162,6 +162,17 @@ def test_a_misaligned_input_is_copied_either_way(region: _OnHost) -> None:
             assert region.at(0) % 16 == 0
 
 
+@pytest.mark.parametrize("within", [True, False])
+def test_copies_serve_replays_inside_and_outside_of_inference_mode(region: _OnHost, within: bool) -> None:
+    x, y = inputs()
+    with torch.inference_mode(within):
+        assert region.stage([0]) == NBYTES + 16
+    for inside in (True, False, True):
+        with torch.inference_mode(inside):
+            region.calls(x, y)
+            assert region.at(0) != x.data_ptr()
+
+
 def test_a_switch_is_refused_where_it_cannot_be(region: _OnHost, stream: SimpleNamespace) -> None:
     stream.capturing = True
     assert region.stage([0]) is None
