@@ -134,3 +134,24 @@ def test_a_failure_after_inductor_is_done_leaves_training_to_plain_inductor(
             torch.autograd.grad(mine.sum(), (x, w)), torch.autograd.grad(theirs.sum(), (x, w)), atol=1e-4, rtol=1e-4
         )
     assert {report.error for report in pygraph.reports()} == {"RuntimeError: broken"}
+
+
+@pytest.mark.parametrize("passes", [EVERYTHING["passes"], "legality,placement,partitioning{max-regions=0}"])
+def test_memory_of_another_size_than_was_compiled_for_is_refused(passes: str) -> None:
+    """Dynamo does not guard the memory behind overlapping views of which one is written. The program checks it, in
+    regions and outside of them."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(0.5)
+        return torch.mm(x, y) + 1
+
+    def views(memory: torch.Tensor, begin: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return memory[begin : begin + 36].view(6, 6), memory[begin + 4 : begin + 40].view(6, 6)
+
+    ours = torch.compile(f, backend="pygraph", dynamic=False, options={"passes": passes})
+    for _ in range(4):
+        memory = torch.randn(512)
+        expected = f(*views(memory.clone(), 400))
+        torch.testing.assert_close(ours(*views(memory, 400)), expected)
+    with pytest.raises(AssertionError, match="expected size"):
+        ours(*views(torch.randn(100), 60))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -51,6 +52,7 @@ class Listener(Protocol):
 
 
 _active = threading.local()
+_expecting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @contextmanager
@@ -75,6 +77,7 @@ def install_scheduler_hooks() -> None:
     """Hook into Inductor's scheduler, once for the process. Without a listener nothing changes."""
     scheduler: Any = compat.Scheduler
     ask, grouped, partition = scheduler.should_partition, scheduler.process_grouped_nodes, scheduler.graph_partition
+    generate = scheduler._codegen
 
     def should_partition(self: Any, node: Any) -> str | None:
         listener = _listener()
@@ -95,9 +98,28 @@ def install_scheduler_hooks() -> None:
             graph.partition_maps = listener.record(partitions, outside, graph.partition_maps)
         return partitions, signatures
 
+    def _codegen(self: Any, nodes: list[Any]) -> None:
+        if _listener() is not None:
+            _expect_sizes(compat.inductor_virtualized.graph.wrapper_code)
+        generate(self, nodes)
+
     scheduler.should_partition = should_partition
     scheduler.process_grouped_nodes = process_grouped_nodes
     scheduler.graph_partition = graph_partition
+    scheduler._codegen = _codegen
+
+
+def _expect_sizes(wrapper: Any) -> None:
+    """Have the code of a program or of a partition check the sizes of its inputs, as without partitions.
+
+    torch 2.13 writes such a check before the first use of an input, from a list that it fills too late for partitions,
+    and not at all for what lies outside of them. An input that Dynamo does not guard (the memory behind views that
+    overlap, one of them written) would then be used with whatever size it has. Where there is no list (2.11), checks
+    come first of all, and are complete.
+    """
+    if hasattr(wrapper, "_pending_input_asserts") and compat.inductor_config.size_asserts and wrapper not in _expecting:
+        _expecting.add(wrapper)
+        wrapper.codegen_input_size_asserts()
 
 
 def scheduled_parts(snode: Any) -> list[Any]:

@@ -285,6 +285,15 @@ def test_a_folder_that_cannot_be_written_is_warned_of_once(tmp_path: Path, warne
     assert str(store.folder) in said.getMessage()
 
 
+def test_a_folder_that_no_path_can_name_is_warned_of_once(tmp_path: Path, warned: list[logging.LogRecord]) -> None:
+    store = Store(tmp_path / "a\0b")
+    for _ in range(2):
+        assert store.load(KEY) is None
+        assert store.save(KEY, SOME) is None
+    (said,) = warned
+    assert "null" in said.getMessage()
+
+
 def test_a_full_disk_leaves_nothing_behind_and_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[logging.LogRecord]
 ) -> None:
