@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pygraph.bench.plan import CALLS_COMPARED, Launcher, Program
+from pygraph.bench.plan import Launcher, Program
+from pygraph.bench.process import Process
 from pygraph.bench.protocol import Answer, Phase
 from pygraph.bench.sides import REFERENCE, SIDES
 from pygraph.cache import read_json, write_atomically
@@ -44,7 +45,7 @@ class CompileLog:
         self._path, self._stamp = path, dict(stamp)
         found = read_json(path)
         self._rows: dict[str, dict[str, Any]] = {}
-        if isinstance(found, dict) and found.get("stamp") == self._stamp:
+        if isinstance(found, dict) and found.get("stamp") == self._stamp and isinstance(found.get("rows"), dict):
             self._rows = found["rows"]
         self._lock = threading.Lock()
 
@@ -78,21 +79,36 @@ def compile_all(
     tasks = _tasks(programs)
     threads = max((os.cpu_count() or 1) // jobs, 1)
     finished = iter(range(1, len(tasks) + 1))
-    lock = threading.Lock()
+    lock, stopped, running = threading.Lock(), threading.Event(), set[Process]()
 
     def one(task: _Task) -> None:
-        found = _run(task, launcher, until, threads)
+        found = _run(task, launcher, until, threads, running)
+        if stopped.is_set():  # it was killed, which says nothing of the side
+            return
         with lock:
             log.put(task.program.name, task.side, task.phase, _row(found))
             _compare(task.program, launcher, log)
             tell(f"[{next(finished)}/{len(tasks)}] {_told(task, found)}")
 
-    with ThreadPoolExecutor(jobs) as pool:
-        for _ in pool.map(one, tasks):
-            pass
+    _map(one, tasks, jobs, stopped, running)
     for program in programs:
         first, *others = [side for side in program.sides if SIDES[side].caches] or [""]
         launcher.home.share_choices(program.name, first, others)
+
+
+def _map(
+    one: Callable[[_Task], None], tasks: Sequence[_Task], jobs: int, stopped: threading.Event, running: set[Process]
+) -> None:
+    """``one`` of each task, ``jobs`` at once. An interrupt kills what is ``running``, for which threads would wait."""
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for _ in pool.map(one, tasks):
+                pass
+        except BaseException:  # raised again: only the waiting is spared
+            stopped.set()
+            for process in list(running):
+                process.kill()
+            raise
 
 
 def _tasks(programs: Sequence[Program]) -> list[_Task]:
@@ -105,20 +121,22 @@ def _tasks(programs: Sequence[Program]) -> list[_Task]:
     return tasks
 
 
-def _run(task: _Task, launcher: Launcher, until: float, threads: int) -> Answer:
+def _run(task: _Task, launcher: Launcher, until: float, threads: int, running: set[Process]) -> Answer:
     until = min(until, time.monotonic() + _LONGEST)
     if time.monotonic() >= until:
         return Answer({}, "late", "there was no time left for it")
     process = launcher.start(task.program, task.side, task.phase, threads)
+    running.add(process)
+    calls = task.program.compared if task.phase == "check" else _FILLING_CALLS
     try:
-        return _commands(process.ask, process.ready(until), until, task.phase)
+        return _commands(process.ask, process.ready(until), until, calls)
     finally:
         process.end(5.0)
+        running.discard(process)
 
 
-def _commands(ask: Callable[..., Answer], ready: Answer, until: float, phase: Phase) -> Answer:
+def _commands(ask: Callable[..., Answer], ready: Answer, until: float, calls: int) -> Answer:
     """The row of the first call, or what failed; a script that ends before the last call has done what it can."""
-    calls = CALLS_COMPARED if phase == "check" else _FILLING_CALLS
     first = ready if ready.failure else ask(until, "compile")
     if first.failure:
         return Answer({}) if first.failure == "ended" and first.row.get("calls") else first
@@ -158,4 +176,4 @@ def _compare(program: Program, launcher: Launcher, log: CompileLog) -> None:
         expected = expected or load(launcher.home.result(program.name, REFERENCE, "check"))
         path = launcher.home.result(program.name, side, "check")
         apart = difference(expected, load(path)) if path.exists() else math.inf
-        log.put(program.name, side, "check", {**row, "difference": apart if math.isfinite(apart) else "infinite"})
+        log.put(program.name, side, "check", {**row, "difference": "infinite" if apart == math.inf else apart})

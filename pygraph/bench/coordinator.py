@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pygraph import __version__
 from pygraph.bench.compile_phase import CompileLog, compile_all
-from pygraph.bench.plan import Launcher, Program
+from pygraph.bench.plan import Launcher, Program, scripts_in
 from pygraph.bench.results import Results
 from pygraph.bench.sides import OURS, measures
 from pygraph.bench.timing import Timed, Timing
@@ -69,7 +70,13 @@ def run(
     start = time.monotonic()
     end = start + options.seconds
     about = machine(launcher.device)
-    stamp = {"device": launcher.device, "tiny": launcher.tiny, "torch": about["torch"], "gpu": about.get("gpu")}
+    stamp = {
+        **{key: about.get(key) for key in ("device", "gpu", "torch")},
+        "tiny": launcher.tiny,
+        "pygraph": __version__,
+        "suite": launcher.suite,
+        "scripts": scripts_in(programs),
+    }
     log = CompileLog(launcher.home.folder / "compiled.json", stamp)
     settings = {**options.as_json(), "device": launcher.device, "tiny": launcher.tiny}
     results = Results(programs, log, about, settings, skipped)

@@ -7,6 +7,7 @@ is too large is decided in ``results``.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,13 @@ class Kept:
         self._bytes += sum(tensor.nbytes for tensor in copies)
 
     def save(self, path: Path) -> None:
-        """Put everything kept into a file, and forget it."""
+        """Put everything kept into a file at once, and forget it. With nothing kept since, what is there stays."""
+        if not self._results:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(self._results, path)
+        part = path.with_suffix(".part")  # whoever is ended in the middle leaves no half of a file to compare with
+        torch.save(self._results, part)
+        os.replace(part, path)
         self._results = {}
 
 
@@ -84,11 +89,14 @@ def tensors_of(result: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(item)
 
 
-def difference(reference: Results, other: Results) -> float:
+def difference(reference: Results, other: Results) -> float | None:
     """The largest relative difference of all calls that the reference has; infinite where anything cannot be compared.
 
-    That is: a call or a tensor is missing, sizes or dtypes differ, or NaNs and infinities are in other places.
+    That is: a call or a tensor is missing, sizes or dtypes differ, or NaNs and infinities are in other places. None
+    where the reference holds no number at all, so that equality would say nothing.
     """
+    if not any(tensor.numel() for tensors in reference.values() for tensor in tensors):
+        return None
     apart = 0.0
     for call, expected in reference.items():
         found = other.get(call)

@@ -19,6 +19,7 @@ from pygraph.bench.facts import (
     troubles,
 )
 from pygraph.bench.sides import BASELINES, OURS
+from pygraph.bench.statistics import LEVEL
 
 __all__ = ["render_markdown"]
 
@@ -51,7 +52,8 @@ def _head(document: Mapping[str, Any]) -> str:
         f"# {where}, {machine['date']}\n\n"
         f"PyGraph {document['pygraph']}, {', '.join(versions)}. Every side in a process of its own, all alive at the "
         f"same time, {settings['blocks']} rounds of blocks in random order. Ratios are taken within rounds: above 1, "
-        f"PyGraph takes less. ± is half of the 95 % interval of the median.{small}"
+        f"PyGraph takes less. ± is half of the 95 % interval of the median, or of one as sure as stands beside it "
+        f"where rounds are too few.{small}"
     )
 
 
@@ -118,9 +120,16 @@ def _ratio_cell(row: Mapping[str, Any], side: str) -> str:
             return "**WRONG RESULTS**"
         return _NONE if status in ("ok", "") else str(status)
     text = f"{ratio['ratio']:.2f}"
-    if ratio["interval"]:
-        text += f" ± {(ratio['interval'][1] - ratio['interval'][0]) / 2:.2f}"
+    text += _interval(ratio)
     return text if ratio["ratio"] >= LOSS or side not in BASELINES else f"**{text}**"
+
+
+def _interval(ratio: Mapping[str, Any]) -> str:
+    """Half the interval, and how sure it is where that is less than it is meant to be; one round has none."""
+    if not ratio["interval"] or not ratio["confidence"]:
+        return " (1 round)" if ratio["interval"] else ""
+    text = f" ± {(ratio['interval'][1] - ratio['interval'][0]) / 2:.2f}"
+    return text if ratio["confidence"] >= LEVEL else f"{text} ({ratio['confidence']:.0%})"
 
 
 def _memory(row: Mapping[str, Any]) -> str:
@@ -155,8 +164,8 @@ def _ablations(document: Mapping[str, Any]) -> str:
     lines += [_line(head), _line(["---"] * len(head))]
     for name, row in document["workloads"].items():
         lines.append(_line([name, *(_ratio_cell(row, side) for side in present)]))
-    means = [geometric(document, side)[0] for side in present]
-    lines.append(_line(["geometric mean", *(_NONE if mean is None else f"{mean:.3f}" for mean in means)]))
+    means = [geometric(document, side) for side in present]
+    lines.append(_line(["geometric mean", *(_NONE if mean is None else f"{mean:.3f} of {n}" for mean, n in means)]))
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ Building and calling them is done in processes of their own.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,12 @@ from pygraph.bench.registry import SUITE
 from pygraph.bench.sides import SIDES
 from pygraph.bench.workload import Workload
 
-__all__ = ["CALLS_COMPARED", "Launcher", "Program", "program_of_script", "program_of_workload"]
+__all__ = ["CALLS_COMPARED", "Launcher", "Program", "program_of_script", "program_of_workload", "scripts_in"]
 
 CALLS_COMPARED = 7
-"""Calls whose results are compared. Each side has made its captures by the fourth."""
+"""Calls whose results are compared at least. By the fourth, each side has captured what is the same in each call."""
+_TURNS_COMPARED = 4
+"""How often sizes that take turns come before comparing ends: run, captured, and replayed on every side."""
 
 _SCRIPT_CALLS = 10
 
@@ -28,8 +31,9 @@ _SCRIPT_CALLS = 10
 class Program:
     """A workload or a script with the ``sides`` that it is run on.
 
-    ``apart``: it draws random numbers, so that results are compared in processes of their own, in which Inductor draws
-    as eager does. ``finite``: it ends by itself, so that blocks have ``calls`` calls, no more.
+    The results of the first ``compared`` calls are compared. ``apart``: it draws random numbers, so that this is done
+    in processes of their own, in which Inductor draws as eager does. ``finite``: it ends by itself, so that blocks
+    have ``calls`` calls, no more.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Program:
     tolerance: float
     why_tolerance: str
     apart: bool
+    compared: int = CALLS_COMPARED
     finite: bool = False
     script: str = ""
     args: tuple[str, ...] = ()
@@ -58,6 +63,7 @@ def program_of_workload(workload: Workload, sides: Sequence[str], calls: int | N
         tolerance=workload.tolerance,
         why_tolerance=workload.why_tolerance,
         apart=workload.random,
+        compared=max(CALLS_COMPARED, _TURNS_COMPARED * workload.turns),
     )
 
 
@@ -77,6 +83,16 @@ def program_of_script(path: str, args: Sequence[str], sides: Sequence[str], call
         script=path,
         args=tuple(args),
     )
+
+
+def scripts_in(programs: Sequence[Program]) -> list[list[str]]:
+    """Path, digest and arguments of each script: what was found of one does not hold for another of that name."""
+    found = []
+    for program in programs:
+        if program.script:
+            path = Path(program.script).resolve()
+            found.append([str(path), hashlib.sha256(path.read_bytes()).hexdigest(), *program.args])
+    return found
 
 
 @dataclass(frozen=True)

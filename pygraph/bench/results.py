@@ -28,7 +28,10 @@ SCHEMA = 1
 
 _TIMES = ("wall_us", "host_us", "gpu_us")
 _MEMORY = ("peak_bytes", "reserved_bytes", "device_bytes")
-_BINDING = {"machine": ("gpu", "device", "torch", "cuda", "driver"), "settings": ("tiny", "blocks", "measure")}
+_BINDING = {
+    "machine": ("gpu", "device", "cpu", "cores", "torch", "cuda", "driver"),
+    "settings": ("tiny", "blocks", "measure"),
+}
 """What results have in common that are put together."""
 _SKIPPING = ("failed", "inapplicable", "died")
 """Ways to fail when compiled ahead that are not tried again when it is timed."""
@@ -132,12 +135,12 @@ class Results:
 
     def _why_unchecked(self, program: Program, side: str) -> str:
         if not program.apart:
-            return f"there are no results of {REFERENCE} to compare with"
+            return f"there are no results of {REFERENCE} to compare with, or no numbers in them"
         for name in (REFERENCE, side):
             row = self._log.row(program.name, name, "check")
             if row is None or row.get("failure"):
                 return f"results could not be compared: {name}: {row['error'] if row else 'not computed'}"
-        return "results were not compared"
+        return f"{REFERENCE}'s calls returned no numbers to compare with"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -156,6 +159,8 @@ def combine(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = documents[0]
     combined = {**first, "workloads": {}, "left_out": {}, "skipped": {}}
     for document in documents:
+        if document["pygraph"] != first["pygraph"]:
+            raise ValueError("these results do not belong together: they differ in the version of PyGraph")
         for key in ("machine", "settings"):
             apart = [name for name in _BINDING[key] if document[key].get(name) != first[key].get(name)]
             if apart:

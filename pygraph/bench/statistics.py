@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Ratio", "Spread", "geometric_mean", "median_interval", "ratio_within_rounds", "spread"]
+__all__ = ["LEVEL", "Ratio", "Spread", "geometric_mean", "median_interval", "ratio_within_rounds", "spread"]
 
 LEVEL = 0.95
 """How sure an interval is, where there are enough samples."""

@@ -11,10 +11,10 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pygraph.bench.plan import CALLS_COMPARED, Launcher, Program
+from pygraph.bench.plan import Launcher, Program
 from pygraph.bench.process import Process
 from pygraph.bench.protocol import Answer, Failure
 from pygraph.bench.sides import OURS, REFERENCE, SIDES
@@ -158,8 +158,7 @@ class Timing:
             self._rounds(program, alive, found, group, timed)
             self._all(alive, found, "finish")
             timed.notes += _late_trials(found)
-            for side, outcome in found.items():
-                timed.sides.setdefault(side, outcome)
+            timed.sides.update({side: _worse(timed.sides.get(side), outcome) for side, outcome in found.items()})
             return _without_memory(found)
         finally:
             _end(alive.values())
@@ -209,7 +208,7 @@ class Timing:
         for side in list(alive):
             self._tell(f"{program.name}: {side} warms up")
             first = FIRST_CALLS if SIDES[side].ours and not program.finite else 0
-            answer = alive[side].ask(self._until(), "warm", calls=CALLS_COMPARED, seconds=_WARM_SECONDS, first=first)
+            answer = alive[side].ask(self._until(), "warm", calls=program.compared, seconds=_WARM_SECONDS, first=first)
             _note(alive, found, side, answer)
             if side in alive and not program.apart:
                 found[side].difference = self._difference(program, side)
@@ -218,7 +217,7 @@ class Timing:
                 alive.pop(side).end()
 
     def _difference(self, program: Program, side: str) -> float | None:
-        """How far this side's results are from eager's; None where there are none of eager's."""
+        """How far this side's results are from eager's; None where there are none of eager's, or nothing in them."""
         from pygraph.bench.correctness import difference, load
 
         reference = self._launcher.home.result(program.name, REFERENCE, "time")
@@ -301,6 +300,15 @@ def _note(
         return
     found[side].failure, found[side].error = answer.failure, answer.error
     alive.pop(side)
+
+
+def _worse(before: SideOutcome | None, now: SideOutcome) -> SideOutcome:
+    """What is known of a side that ran in several groups: the first one's facts, and what went wrong in any of them."""
+    if before is None:
+        return now
+    known = [each.difference for each in (before, now) if each.difference is not None]
+    failed = before if before.failure is not None else now
+    return replace(before, failure=failed.failure, error=failed.error, difference=max(known, default=None))
 
 
 def _late_trials(found: Mapping[str, SideOutcome]) -> list[str]:

@@ -32,6 +32,7 @@ class Workload:
     ``training`` or ``decode``; ``domain`` is what a reader groups by (language, vision, …). ``about`` says in a
     sentence what it is and why it is here. ``calls`` is the length of a timed block. ``tolerance`` bounds how far
     results may be from eager's, relative to their largest magnitude, and ``why_tolerance`` says where that comes from.
+    ``turns``: so many sizes of inputs take turns; results are then compared until each has come four times.
     ``random`` for steps that draw random numbers: results are then compared with Inductor drawing as eager does.
     ``whole_step`` where the whole step can be captured by hand with ``torch.cuda.graph``. ``feeds_back`` where what was
     compiled gets results of an earlier step: ``reduce-overhead`` overwrites those, so that its users clone them, and
@@ -48,6 +49,7 @@ class Workload:
     calls: int = 30
     tolerance: float = 1e-2
     why_tolerance: str = "half-precision sums in another order"
+    turns: int = 1
     random: bool = False
     whole_step: bool = False
     feeds_back: bool = False

@@ -123,9 +123,16 @@ class Calibration:
         return tuple(point for point in self.points if point.panel == name)
 
     def unfit(self) -> str | None:
-        """Why compilations should not use the model, in words: it predicts badly, as on a busy machine. None if not."""
-        for name, title in PANELS.items():
-            error = error_of(self.panel(name))
+        """Why compilations should not use the model, in words: it predicts badly, as on a busy machine. None if not.
+
+        Each kind of call has to be predicted by itself: what is decided follows from how they compare.
+        """
+        parts = [(title, self.panel(name)) for name, title in PANELS.items()]
+        for kind in dict.fromkeys(point.kind for point in self.panel(HOST_CALL)):
+            one = tuple(point for point in self.panel(HOST_CALL) if point.kind == kind)
+            parts.append((f"{PANELS[HOST_CALL]} ({kind})", one))
+        for title, points in parts:
+            error = error_of(points)
             if error is not None and error.median > WORST:
                 return f"{title} is off by more than a factor of {WORST:g} for half of them"
         return None
@@ -142,7 +149,7 @@ class Calibration:
         try:
             if data["format"] != FORMAT:
                 raise ValueError(f"format {data['format']}, not {FORMAT}")
-            return Calibration(
+            made = Calibration(
                 identity=Identity(**{key: str(value) for key, value in data["identity"].items()}),
                 date=str(data["date"]),
                 seconds=float(data["seconds"]),
@@ -151,8 +158,12 @@ class Calibration:
                 sweeps=tuple(_sweep(row) for row in data["sweeps"]),
                 points=tuple(_point(row) for row in data["points"]),
             )
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a calibration: {type(error).__name__}: {error}") from error
+        for figure in made.figures:
+            if figure.field and getattr(made.model, figure.field, None) != figure.value:
+                raise ValueError(f"not a calibration: {figure.field} of the model is not what was measured")
+        return made
 
 
 def _numbers(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -65,7 +65,10 @@ def save(calibration: Calibration) -> Path | None:
 
 
 def load(identity: Identity) -> Calibration | None:
-    """The calibration that was saved for ``identity``; None without one. A damaged file is named in one warning."""
+    """The calibration that was saved for ``identity``; None without one.
+
+    A damaged file, or one with a model that is not to be used, is named in one warning.
+    """
     folder = cache.cache_dir()
     if folder is None:
         return None
@@ -77,6 +80,9 @@ def load(identity: Identity) -> Calibration | None:
         found = Calibration.from_json(data)
     except ValueError as error:
         cache.warn_once(path, str(error))
+        return None
+    if unfit := found.unfit():
+        cache.warn_once(path, unfit)
         return None
     return found if found.identity == identity else None
 

@@ -1,7 +1,7 @@
 """Processes that answer as sides do, without torch: what they are told, and when, goes to a log.
 
 A plan says, by side, what one does otherwise: die, hang or fail at a command (once, or whenever it is told to),
-compute something else, end early.
+compute something else (at once, or the next time), end early.
 """
 
 from __future__ import annotations
@@ -62,8 +62,11 @@ for line in sys.stdin:
             open(choice, "w").write(plan["chooses"])
         row = {"compile_s": 1.0, "caches": {k: v for k, v in os.environ.items() if k.endswith("CACHE_DIR")}}
     if does == "warm":
-        shutil.copy(folder + "/" + plan.get("result", "right") + ".pt", spec["result"])
-        row = {"call_us": plan.get("call_us", 5000.0), "calls": 7, "trials": 0, "reserved_bytes": 2 * 2**20}
+        again = plan.get("then") if os.path.exists(folder + "/" + spec["side"] + "-warmed") else None
+        open(folder + "/" + spec["side"] + "-warmed", "w").close()
+        shutil.copy(folder + "/" + (again or plan.get("result", "right")) + ".pt", spec["result"])
+        row = {"call_us": plan.get("call_us", 5000.0), "calls": command["calls"], "trials": 0}
+        row["reserved_bytes"] = 2 * 2**20
     if does == "block":
         made += 1
         if plan.get("blocks", 1000) < made:

@@ -71,6 +71,22 @@ def test_what_there_is_no_time_for_is_late(tmp_path: Path) -> None:
     assert [(log.row("a", side, "compile") or {}).get("failure") for side in ("default", "pygraph")] == ["late", "late"]
 
 
+def test_an_interrupt_ends_what_compiles_and_says_nothing_of_it(tmp_path: Path) -> None:
+    """The pool waits for its threads, and each of them for a process that may take a quarter of an hour."""
+    starter = launcher(tmp_path, {"b": {}, "b default": {"hang": "compile"}})
+    log, start = CompileLog(tmp_path / "compiled.json", STAMP), time.monotonic()
+
+    def interrupted(_: str) -> None:
+        while not any(name == "b" and what == "compile begins" for name, _, _, what, _ in events(tmp_path)):
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_all([program("a"), program("b")], starter, log, 2, soon(60.0), interrupted)
+    assert time.monotonic() - start < 30
+    assert log.row("b", "default", "compile") is None
+
+
 def test_results_of_programs_that_draw_are_compared_on_every_side(tmp_path: Path) -> None:
     sides = ("eager", "default", "make-graphed-callables", "pygraph")
     plans = {"pygraph": {"result": "wrong"}, "make-graphed-callables": {"fail": {"compile": "inapplicable"}}}
@@ -93,6 +109,8 @@ def test_the_log_is_kept_for_another_command_and_forgotten_when_it_does_not_appl
     compiled(tmp_path, [program("a")])
     assert CompileLog(tmp_path / "compiled.json", STAMP).row("a", "default", "compile") is not None
     assert CompileLog(tmp_path / "compiled.json", {"device": "cuda"}).row("a", "default", "compile") is None
+    (tmp_path / "compiled.json").write_text(json.dumps({"stamp": STAMP}))
+    assert CompileLog(tmp_path / "compiled.json", STAMP).row("a", "default", "compile") is None
     (tmp_path / "compiled.json").write_text("{")
     assert CompileLog(tmp_path / "compiled.json", STAMP).row("a", "default", "compile") is None
 

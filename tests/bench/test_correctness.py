@@ -16,7 +16,7 @@ from pygraph.bench.correctness import Kept, difference, load, tensors_of
 NAN, INF = float("nan"), float("inf")
 
 
-def apart(reference: torch.Tensor, other: torch.Tensor) -> float:
+def apart(reference: torch.Tensor, other: torch.Tensor) -> float | None:
     return difference({1: [reference]}, {1: [other]})
 
 
@@ -25,7 +25,7 @@ def test_differences_are_relative_to_the_largest_magnitude() -> None:
     assert apart(reference, reference.clone()) == 0.0
     assert apart(reference, torch.tensor([1.2, -4.0, NAN, INF])) == pytest.approx(0.05)
     assert apart(torch.zeros(2), torch.tensor([0.0, 0.25])) == 0.25
-    assert apart(torch.zeros(0), torch.zeros(0)) == 0.0
+    assert difference({1: [torch.zeros(0), torch.ones(1)]}, {1: [torch.zeros(0), torch.ones(1)]}) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,24 @@ def test_one_wrong_element_is_seen_wherever_it_is(values: list[float], at: int, 
     reference = torch.tensor(values)
     other = reference.clone()
     other[at % len(values)] += by
-    assert apart(reference, other) > 0.0
+    found = apart(reference, other)
+    assert found is not None
+    assert found > 0.0
+
+
+@pytest.mark.parametrize("nothing", [{}, {1: [], 2: []}, {1: [torch.zeros(0, 3)]}], ids=["no call", "None", "empty"])
+def test_equal_results_without_a_number_say_nothing(nothing: dict[int, list[torch.Tensor]]) -> None:
+    assert difference(nothing, nothing) is None
+
+
+def test_saving_again_with_nothing_new_keeps_what_is_there(tmp_path: Path) -> None:
+    """A script that ends after its results were saved saves once more."""
+    kept, path = Kept(), tmp_path / "result.pt"
+    kept.add(1, torch.ones(2))
+    kept.save(path)
+    kept.save(path)
+    assert [tensor.tolist() for tensor in load(path)[1]] == [[1.0, 1.0]]
+    assert [file.name for file in tmp_path.iterdir()] == ["result.pt"]
 
 
 def test_tensors_and_numbers_of_nested_results_in_order() -> None:

@@ -44,6 +44,19 @@ def test_a_table_for_each_domain() -> None:
         assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
 
 
+@pytest.mark.parametrize(
+    ("confidence", "interval", "shown"),
+    [(0.9375, [1.5, 2.5], "2.00 ± 0.50 (94%)"), (0.0, [2.0, 2.0], "2.00 (1 round)"), (None, None, "2.00")],
+)
+def test_an_interval_says_where_it_is_less_sure(
+    confidence: float | None, interval: list[float] | None, shown: str
+) -> None:
+    found = document()
+    ratio = {"ratio": 2.0, "interval": interval, "confidence": confidence, "rounds": 1}
+    found["workloads"]["gains-1"]["ratios"]["default"]["wall_us"] = ratio
+    assert row(section(render_markdown(found), "Language"), "gains-1").split(" | ")[2] == shown
+
+
 def test_wrong_results_are_told_first_and_have_no_ratio() -> None:
     page = render_markdown(document())
     assert page.index("## WRONG RESULTS") < page.index("## Overall")
@@ -82,7 +95,7 @@ def test_ablations_and_trials() -> None:
     assert "without capture" in table
     assert "without placement" not in table
     assert row(table, "gains-1") == "| gains-1 | 1.90 ± 0.19 |"
-    assert row(table, "geometric mean") == "| geometric mean | 1.900 |"
+    assert row(table, "geometric mean") == "| geometric mean | 1.900 of 5 |"
     assert row(section(page, "Measured selection"), "gains-1") == "| gains-1 | 1 | patched (faster) | 12 of 400 |"
 
 

@@ -12,7 +12,7 @@ import pytest
 from pygraph.bench.compile_phase import CompileLog
 from pygraph.bench.coordinator import Options, headline, run
 from pygraph.bench.plan import Program
-from pygraph.bench.results import SCHEMA, Results, read
+from pygraph.bench.results import SCHEMA, Results, combine, read
 from pygraph.bench.timing import Group, SideOutcome, Timed
 from tests.bench.fakes import launcher, program
 
@@ -87,7 +87,7 @@ def test_results_that_were_not_compared_give_no_ratio(tmp_path: Path) -> None:
     row = results(tmp_path, [each]).add(each, timed(dict.fromkeys(SIDES, None), eager="died"))
     assert row["ratios"] == {}
     assert row["sides"]["pygraph"]["status"] == "unchecked"
-    assert row["sides"]["pygraph"]["error"] == "there are no results of eager to compare with"
+    assert row["sides"]["pygraph"]["error"] == "there are no results of eager to compare with, or no numbers in them"
     assert row["sides"]["pygraph"]["wall_us"]["median"] == 100.0
 
 
@@ -216,3 +216,15 @@ def test_other_documents_are_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ValueError):
             read(path)
+
+
+@pytest.mark.parametrize("part", ["cores", "gpu", "pygraph"])
+def test_results_of_another_machine_or_version_are_not_put_together(part: str) -> None:
+    made: dict[str, Any] = {"pygraph": "1", "machine": {"cores": 2, "gpu": "x"}, "settings": {"tiny": False}}
+    made |= {"workloads": {"a": {}}, "left_out": {"b": "late"}, "skipped": {}}
+    more = {**made, "workloads": {"b": {}}, "left_out": {}}
+    together = combine([made, more])
+    assert (set(together["workloads"]), together["left_out"]) == ({"a", "b"}, {})
+    other = {**more, "pygraph": "2"} if part == "pygraph" else {**more, "machine": {**more["machine"], part: 64}}
+    with pytest.raises(ValueError, match="do not belong together"):
+        combine([made, other])

@@ -133,6 +133,18 @@ def test_sides_that_do_not_fit_together_are_timed_in_pairs(tmp_path: Path) -> No
     assert found.sides["default"].difference == 0.0
 
 
+def test_a_side_that_is_wrong_beside_one_of_the_others_is_wrong(tmp_path: Path) -> None:
+    plans = {"default": {"fail": {"compile": "memory once"}}, "pygraph": {"then": "wrong"}}
+    found = timed(tmp_path, plans)["first"]
+    assert [set(group.rounds[0]) for group in found.groups] == [{"eager", "pygraph"}, {"default"}]
+    assert found.sides["pygraph"].difference == pytest.approx(0.5)
+
+
+def test_results_are_compared_until_sizes_that_take_turns_were_replayed(tmp_path: Path) -> None:
+    facts = timed(tmp_path, programs=[program(compared=32)], blocks=1)["first"].sides["pygraph"].facts
+    assert facts["calls"] == 32
+
+
 def test_a_side_that_never_fits_loses_its_row_alone(tmp_path: Path) -> None:
     found = timed(tmp_path, {"default": {"fail": {"warm": "memory"}}})["first"]
     assert [group.sides for group in found.groups] == [("eager",), ("default",), ("pygraph",)]

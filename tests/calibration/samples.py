@@ -36,13 +36,14 @@ def point(predicted: float, measured: float, panel: str = DEVICE, kind: str = "p
 
 def calibration(identity: Identity | None = None, **changes: float) -> Calibration:
     """A calibration of ``identity``; ``changes`` replace figures of its model."""
+    model = dataclasses.replace(MODEL, **changes)  # type: ignore[arg-type]
     return Calibration(
         identity=identity or Identity("cuda", "some device", "550.1", "2.11", "0.1"),
         date="2026-01-02T03:04:05",
         seconds=4.5,
-        model=dataclasses.replace(MODEL, **changes),  # type: ignore[arg-type]
+        model=model,
         figures=(
-            Figure("uncaptured launch", "µs", 3.0, 2.9, 3.2, "launch_us"),
+            Figure("uncaptured launch", "µs", model.launch_us, 2.9, 3.2, "launch_us"),
             Figure("matrix products, f32", "GFLOP/s", 20_000.0, 19_000.0, 21_000.0),
         ),
         sweeps=(Sweep("pointwise", "bytes", (512.0, 1024.0), (1.5, 1.6)),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -74,4 +75,27 @@ def test_json_round_trip_with_errors() -> None:
 def test_json_that_is_no_calibration(change: dict[str, Any]) -> None:
     data = json.loads(json.dumps({**calibration().as_json(), **change}))
     with pytest.raises(ValueError, match=r"not a|format"):
+        Calibration.from_json(data)
+
+
+def test_each_kind_of_call_has_to_be_predicted() -> None:
+    """An uncaptured launch that takes nothing is four points of ten: no median of all would show it."""
+    good = [point(5.0, 4.0, HOST_CALL, "replay") for _ in range(6)]
+    bad = [point(1e-3, 50.0, HOST_CALL, "uncaptured") for _ in range(4)]
+    made = dataclasses.replace(calibration(), points=(*good, *bad))
+    assert made.unfit() == "host time per call (uncaptured) is off by more than a factor of 3 for half of them"
+    assert dataclasses.replace(calibration(), points=tuple(good)).unfit() is None
+
+
+def test_a_model_whose_figures_are_not_those_that_were_measured_is_damaged() -> None:
+    data = json.loads(json.dumps(calibration().as_json()))
+    for wrong in (0.0, 3e9):
+        data["model"]["launch_us"] = wrong
+        with pytest.raises(ValueError, match="launch_us of the model is not what was measured"):
+            Calibration.from_json(data)
+
+
+def test_a_number_that_no_float_holds_is_damage() -> None:
+    data = {**calibration().as_json(), "seconds": 10**400}
+    with pytest.raises(ValueError, match="not a calibration"):
         Calibration.from_json(data)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from pygraph import cache
-from pygraph.calibration.records import Identity
+from pygraph.calibration.records import HOST_CALL, Identity
 from pygraph.calibration.store import identity_of, load, path_of, save, stored_model
-from tests.calibration.samples import calibration
+from tests.calibration.samples import calibration, point
 
 
 def test_what_is_saved_is_loaded() -> None:
@@ -67,6 +67,14 @@ def test_a_damaged_file_is_named_once_and_ignored(text: str, caplog: pytest.LogC
         assert load(made.identity) is None
     named = [record for record in caplog.records if str(path) in record.getMessage()]
     assert len(named) == 1
+
+
+def test_a_model_that_predicts_badly_is_not_used_even_if_it_was_kept(caplog: pytest.LogCaptureFixture) -> None:
+    made = calibration()
+    save(dataclasses.replace(made, points=(point(100.0, 1.0, HOST_CALL),)))
+    with caplog.at_level(logging.WARNING, "pygraph"):
+        assert load(made.identity) is None
+    assert "off by more than a factor of 3" in caplog.text
 
 
 def test_the_model_is_read_once_and_anew_after_saving(monkeypatch: pytest.MonkeyPatch) -> None:

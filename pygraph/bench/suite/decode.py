@@ -209,6 +209,7 @@ WORKLOADS: tuple[Workload, ...] = (
         partial(growing, layers=8, width=1024, heads=16, batch=8, words=8192, prompt=128, new=32),
         partial(growing, layers=2, width=32, heads=2, batch=2, words=64, prompt=5, new=4),
         calls=32,
+        turns=32,
         feeds_back=True,
         why_tolerance="half-precision sums in another order, through at most 32 tokens of cache",
     ),

@@ -108,6 +108,7 @@ WORKLOADS: tuple[Workload, ...] = (
         ),
         partial(encoder, lengths=(6, 3, 12, 9), words=64, width=32, heads=2, layers=2, batch=2),
         calls=32,
+        turns=8,
     ),
     Workload(
         "cnn-resolutions",
@@ -117,5 +118,6 @@ WORKLOADS: tuple[Workload, ...] = (
         partial(images, resolutions=(160, 224, 128, 192), widths=(64, 128, 256, 512), batch=8),
         partial(images, resolutions=(16, 32, 8, 24), widths=(8, 16), batch=2),
         calls=32,
+        turns=4,
     ),
 )

@@ -119,8 +119,8 @@ WORKLOADS: tuple[Workload, ...] = (
         "pointwise-256mb",
         "inference",
         "science",
-        "A chain of pointwise operators over other 256 MB inputs for each call: copies into a graph's inputs cost as "
-        "much as the work.",
+        "A chain of pointwise operators, with one running sum, over other 256 MB inputs for each call: copies into a "
+        "graph's inputs cost as much as the work.",
         partial(pointwise, count=64 * 2**20),
         partial(pointwise, count=2**12),
         tolerance=1e-4,
