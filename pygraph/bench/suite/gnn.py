@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pygraph.bench.suite.parts import in_turn
 from pygraph.bench.workload import Compile, Step, Workload
 
 __all__ = ["WORKLOADS"]
@@ -89,11 +90,7 @@ def sage(compile: Compile, device: str, *, nodes: int, edges: int, width: int, l
     ]
     run, turns = compile(model), cycle(samples)
 
-    def step() -> Any:
-        with torch.no_grad():
-            return run(*next(turns))
-
-    return step
+    return in_turn(run, turns)
 
 
 WORKLOADS: tuple[Workload, ...] = (

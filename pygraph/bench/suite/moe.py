@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pygraph.bench.suite.parts import Block, mlp
+from pygraph.bench.suite.parts import Block, in_turn, mlp
 from pygraph.bench.workload import Compile, Step, Workload
 
 __all__ = ["WORKLOADS"]
@@ -105,12 +105,7 @@ def mixture(
     model = Mixture(layers, width, heads, experts, capacity).to(device).eval()
     inputs = cycle([torch.randn(batch, length, width, device=device) for _ in range(4)])
     run = compile(model)
-
-    def step() -> Any:
-        with torch.no_grad():
-            return run(next(inputs))
-
-    return step
+    return in_turn(run, inputs)
 
 
 SIZES: dict[str, Any] = {"layers": 4, "width": 512, "heads": 8, "experts": 8, "batch": 4, "length": 128}

@@ -1,17 +1,20 @@
-"""Parts that workloads of several domains share: multi-layer perceptrons, a transformer block.
+"""Parts that workloads of several domains share: multi-layer perceptrons, a transformer block, steps on inputs in turn.
 
 What a workload runs, and at which sizes, is said in its own module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["Block", "mlp"]
+from pygraph.bench.workload import Step
+
+__all__ = ["Block", "in_turn", "mlp"]
 
 
 def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
@@ -47,3 +50,14 @@ class Block(nn.Module):
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         made: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return made
+
+
+def in_turn(run: Callable[..., Any], inputs: Iterator[Any]) -> Step:
+    """Inference on the next of ``inputs`` in each step: a tensor, or a tuple or list of arguments."""
+
+    def step() -> Any:
+        given = next(inputs)
+        with torch.no_grad():
+            return run(*given) if isinstance(given, (tuple, list)) else run(given)
+
+    return step

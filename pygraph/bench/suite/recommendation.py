@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import torch
 from torch import nn
 
 from pygraph.bench.suite.inference import floating
-from pygraph.bench.suite.parts import mlp
+from pygraph.bench.suite.parts import in_turn, mlp
 from pygraph.bench.workload import Compile, Step, Workload
 
 __all__ = ["WORKLOADS"]
@@ -58,11 +57,7 @@ def dlrm(
         ]
     score, turns = compile(model), cycle(requests)
 
-    def step() -> Any:
-        with torch.no_grad():
-            return score(*next(turns))
-
-    return step
+    return in_turn(score, turns)
 
 
 def workload(batch: int, calls: int, why: str) -> Workload:

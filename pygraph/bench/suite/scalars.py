@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pygraph.bench.suite.inference import floating
-from pygraph.bench.suite.parts import Block, mlp
+from pygraph.bench.suite.parts import Block, in_turn, mlp
 from pygraph.bench.workload import Compile, Step, Workload
 
 __all__ = ["WORKLOADS"]
@@ -134,12 +134,7 @@ def host_answer(compile: Compile, device: str, *, width: int, heads: int, layers
     model = HostAnswer(width, heads, layers, 10).to(device, dtype).eval()
     inputs = cycle([torch.randn(batch, length, width, device=device, dtype=dtype) for _ in range(4)])
     run = compile(model)
-
-    def step() -> Any:
-        with torch.no_grad():
-            return run(next(inputs))
-
-    return step
+    return in_turn(run, inputs)
 
 
 WORKLOADS: tuple[Workload, ...] = (

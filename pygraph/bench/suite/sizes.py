@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import torch
 from torch import nn
 
 from pygraph.bench.suite.inference import floating
-from pygraph.bench.suite.parts import Block
+from pygraph.bench.suite.parts import Block, in_turn
 from pygraph.bench.workload import Compile, Step, Workload
 
 __all__ = ["WORKLOADS"]
@@ -67,12 +66,7 @@ def encoder(
     model = Encoder(words, max(lengths), width, heads, layers).to(device, floating(device)).eval()
     turns = cycle([torch.randint(0, words, (batch, length), device=device) for length in lengths])
     run = compile(model)
-
-    def step() -> Any:
-        with torch.no_grad():
-            return run(next(turns))
-
-    return step
+    return in_turn(run, turns)
 
 
 def images(compile: Compile, device: str, *, resolutions: Sequence[int], widths: Sequence[int], batch: int) -> Step:
@@ -83,12 +77,7 @@ def images(compile: Compile, device: str, *, resolutions: Sequence[int], widths:
     model = model.to(device, dtype).eval()
     turns = cycle([torch.randn(batch, 3, size, size, device=device, dtype=dtype) for size in resolutions])
     run = compile(model)
-
-    def step() -> Any:
-        with torch.no_grad():
-            return run(next(turns))
-
-    return step
+    return in_turn(run, turns)
 
 
 WORKLOADS: tuple[Workload, ...] = (

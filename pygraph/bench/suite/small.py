@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pygraph.bench.suite.inference import floating
-from pygraph.bench.suite.parts import mlp
+from pygraph.bench.suite.parts import in_turn, mlp
 from pygraph.bench.workload import Compile, Step, Workload
 
 __all__ = ["WORKLOADS"]
@@ -82,12 +82,7 @@ def policy(compile: Compile, device: str, *, features: int, hidden: int, actions
     model = ActorCritic(features, hidden, actions).to(device).eval()
     observations = cycle([torch.randn(1, features, device=device) for _ in range(8)])
     act = compile(model)
-
-    def step() -> Any:
-        with torch.no_grad():
-            return act(next(observations))
-
-    return step
+    return in_turn(act, observations)
 
 
 # -- where a CUDA Graph cannot win -------------------------------------------------------------------------------------
@@ -119,12 +114,7 @@ def fresh_products(compile: Compile, device: str, *, size: int) -> Step:
     matrices = [torch.randn(size, size, device=device, dtype=floating(device)) * size**-0.5 for _ in range(5)]
     turns = cycle([(matrices[i], matrices[i - 1], matrices[i - 2]) for i in range(len(matrices))])
     run = compile(products)
-
-    def step() -> Any:
-        with torch.no_grad():
-            return run(*next(turns))
-
-    return step
+    return in_turn(run, turns)
 
 
 class EarlyExit(nn.Module):
@@ -149,12 +139,7 @@ def early_exit(compile: Compile, device: str, *, width: int, layers: int, classe
     model = EarlyExit(width, layers, classes).to(device).eval()
     inputs = cycle([torch.randn(batch, width, device=device) * scale for scale in (0.5, 0.6, 100.0, 0.7)])
     run = compile(model)
-
-    def step() -> Any:
-        with torch.no_grad():
-            return run(next(inputs))
-
-    return step
+    return in_turn(run, inputs)
 
 
 FLOAT = "float32 sums in another order"
