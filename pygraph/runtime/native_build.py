@@ -40,6 +40,10 @@ _log = logging.getLogger("pygraph.native")
 SHARED = Path(__file__).resolve().parent / "native"
 """Headers that every library may include: each of them is part of what a library depends on."""
 
+_CXX_RUNTIME = "-l:libstdc++.so.6"
+"""The C++ runtime that torch uses, by its file. Where only the static one is installed for linking, an extension would
+carry a second runtime, and die where the two meet: as soon as it raises."""
+
 _REPORT_EVERY = 10.0
 """Seconds between two lines that say that the compiler is still at work."""
 
@@ -110,7 +114,7 @@ class NativeLibrary:
         root = Path(torch.__file__).resolve().parent
         headers = (root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
         includes = [f"-isystem{path}" for path in (*headers, *self.includes)]
-        linked = [f"-L{root / 'lib'}", *(f"-l{name}" for name in self.libraries)]
+        linked = [_CXX_RUNTIME, f"-L{root / 'lib'}", *(f"-l{name}" for name in self.libraries)]
         return [*_compiler(), *flags, *includes, str(self.directory / self.sources[0]), "-o", str(output), *linked]
 
     def _compile(self, path: Path) -> None:

@@ -40,12 +40,19 @@ def split(
 
     Each part is a clone without the nodes of the others; torch's own graph becomes the first. What is instantiated
     here belongs to the caller.
+
+    Instances are uploaded before anybody patches them. A kernel that is patched before its first upload takes 0.3 µs
+    longer at every launch from then on (H200, driver 580), as nothing later puts right; one patched after it does not.
     """
     clones = [_clone(driver, graph.raw_cuda_graph(), nodes, *bound) for bound in bounds[1:]]
     begin, end = bounds[0]
     for node in nodes[end:]:
         call(driver.cuGraphDestroyNode, driver.CUgraphNode(node.handle))
     graph.instantiate()
+    stream = torch.cuda.current_stream()
+    for instance in (graph.raw_cuda_graph_exec(), *(part.instance for part in clones)):
+        call(driver.cuGraphUpload, driver.CUgraphExec(instance), driver.CUstream(stream.cuda_stream))
+    stream.synchronize()
     return [Part(0, 0, {i: nodes[i].handle for i in range(begin, end)}), *clones]
 
 

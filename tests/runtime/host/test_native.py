@@ -141,6 +141,16 @@ def test_a_compiler_that_fails_is_a_refusal(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.rglob("*.so"))
 
 
+def test_a_library_shares_the_runtime_that_torch_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the compiler would have linked a static one."""
+    (tmp_path / "tiny.cpp").write_text('#include <iostream>\nextern "C" void say() { std::cout << 1.5; }\n')
+    monkeypatch.setenv("CXX", "c++ -static-libstdc++")
+    tiny = native_build.NativeLibrary("tiny", "tiny", tmp_path, ("tiny.cpp",), ("c10",))
+    built, shared = ctypes.CDLL(str(tiny.build(tmp_path))), ctypes.CDLL("libstdc++.so.6")
+    streams = [ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout")) for library in (built, shared)]
+    assert streams[0] == streams[1]
+
+
 def test_processes_that_arrive_together_build_once(tmp_path: Path) -> None:
     """A stand-in for the compiler counts its calls and takes its time."""
     log = tmp_path / "calls"
