@@ -57,11 +57,13 @@ def _unwrapped_reason(decision: Decision, planned: tuple[int, ...], forbidden: b
 
 @dataclass(frozen=True)
 class Wrapping:
-    """What the regions of one program share. ``heard`` is told of captures that fail for operators of the graph;
-    ``made`` collects the regions, with the functions that they took the place of, by index."""
+    """What the regions of one program share. ``held`` names its inputs that outlive the call in any case; ``heard`` is
+    told of captures that fail for operators of the graph; ``made`` collects the regions, with the functions that they
+    took the place of, by index."""
 
     report: GraphReport
     settings: Settings
+    held: frozenset[str] = frozenset()
     heard: Callable[[Refusal], None] | None = None
     made: dict[int, tuple[Region, RegionFunction]] = field(default_factory=dict)
 
@@ -108,6 +110,7 @@ def _wrap(
         driver,
         name=name,
         options=options,
+        held=_positions(report.emitted, region.index, wrapping.held),
         on_capture=observer,
         origins={first + line: origin for line, origin in origins.items()},
         on_refusal=wrapping.heard,
@@ -115,6 +118,13 @@ def _wrap(
     region.record = made.record
     wrapping.made[region.index] = (made, function)
     return _Strict(made) if settings.strict else made
+
+
+def _positions(emitted: EmittedProgram | None, index: int, names: frozenset[str]) -> list[int]:
+    """Where ``names`` are among the arguments of a region."""
+    regions = () if emitted is None else emitted.regions
+    arguments = next((region.arguments for region in regions if region.index == index), ())
+    return [position for position, name in enumerate(arguments) if name in names]
 
 
 class _Strict:

@@ -1,6 +1,6 @@
 """What an input of a graph is, as far as AOTAutograd's names and the list of static inputs tell.
 
-Roles inform reports; only ``static`` is a promise, and it is the caller's.
+Roles inform reports, and what memory is worth giving back; only ``static`` is a promise, and it is the caller's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import fx
 from pygraph.frontend.call import schema_facts
 from pygraph.ir import Graph, ScalarType, TensorType, Type
 
-__all__ = ["backward_static_inputs", "role_of"]
+__all__ = ["backward_static_inputs", "held_inputs", "role_of"]
 
 
 def role_of(node: fx.Node, type: Type, kind: str, *, static: bool) -> tuple[str, bool]:
@@ -51,3 +51,8 @@ def backward_static_inputs(gm: fx.GraphModule, forward: Graph) -> tuple[int, ...
     static = {value.name for value in forward.inputs if value.static}
     names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
     return tuple(index for index, name in enumerate(names) if name in static)
+
+
+def held_inputs(graph: Graph) -> frozenset[str]:
+    """The inputs that somebody holds until the program returns: all but what a backward graph alone is left with."""
+    return frozenset(value.name for value in graph.inputs if value.role not in ("saved", "tangent"))

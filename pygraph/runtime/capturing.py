@@ -6,7 +6,7 @@ Nothing executes here and no state is kept; what a region does with the result i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,9 +56,11 @@ def capture(
     args: Sequence[Any],
     options: RegionOptions,
     table: SlotTable | None = None,
+    held: frozenset[int] = frozenset(),
 ) -> Captured | Refusal:
     """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture.
 
+    ``held`` are the arguments that outlive the call in any case.
     Raises what the driver raises: CaptureError, or anything that ``fn`` does on stand-ins.
     """
     first = driver.capture(fn, list(args))
@@ -71,7 +73,7 @@ def capture(
     doubt = collective(first) or outside(first, found.slots)
     if doubt is not None:
         return doubt
-    program = _program(first, found, args, options)
+    program = replace(_program(first, found, args, options), held=held)
     written = written_arguments(first, found.slots)
     inputs = stageable(program, written, driver.copy_cost)
     return Captured(driver.instantiate(program), program, found, written, inputs)

@@ -63,7 +63,8 @@ class Program:
     ``order`` is the order in which launches run (a permutation of their indices; the recorded order by default).
     ``alignment`` gives, for each tensor argument, the bytes that a replayed address must be congruent to the
     captured one by; an address that is not is copied first when the argument is only read. ``inert`` lists the words
-    that read as addresses and are not slots.
+    that read as addresses and are not slots. ``held`` are the arguments that somebody needs beyond the call, so that
+    nothing is gained by letting go of them early.
     """
 
     recording: Recording
@@ -72,6 +73,7 @@ class Program:
     order: tuple[int, ...]
     alignment: dict[int, int]
     inert: tuple[Inert, ...] = ()
+    held: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

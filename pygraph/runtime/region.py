@@ -38,11 +38,12 @@ _capturing: list[int] = []
 class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
-    ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``on_capture`` is
-    told each program that was captured, compared and will be replayed; it must not raise. ``origins`` says what the
-    lines of ``fn`` run; ``on_refusal`` is told why a capture failed that leaves the region without any, if that names
-    operators; it must not raise. Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel
-    raises, and ReplayError when a replay broke its contract; a capture that fails never shows but in ``record``.
+    ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``held`` those of
+    arguments that outlive the call in any case, such as parameters. ``on_capture`` is told each program that was
+    captured, compared and will be replayed; it must not raise. ``origins`` says what the lines of ``fn`` run;
+    ``on_refusal`` is told why a capture failed that leaves the region without any, if that names operators; it must not
+    raise. Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError
+    when a replay broke its contract; a capture that fails never shows but in ``record``.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Region:
         name: str,
         options: RegionOptions | None = None,
         written_hint: Iterable[int] = (),
+        held: Iterable[int] = (),
         on_capture: Callable[[Program], None] | None = None,
         origins: Mapping[int, Origin] | None = None,
         on_refusal: Callable[[Refusal], None] | None = None,
@@ -64,6 +66,7 @@ class Region:
         self._driver = driver
         self._options = options or RegionOptions()
         self._hint = frozenset(written_hint)
+        self._held = frozenset(held)
         self._on_capture, self._on_refusal = on_capture, on_refusal
         self._origins: Mapping[int, Origin] = origins or {}
         self._variants = VariantTable(
@@ -277,7 +280,7 @@ class Region:
             with tracing(self._fn, self._origins):
                 try:
                     state = self._driver.snapshot_rng()
-                    return capture(self._fn, self._driver, args, self._options, self._slots)
+                    return capture(self._fn, self._driver, args, self._options, self._slots, self._held)
                 except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                     return Refusal.of(error, blamed(error))
         finally:

@@ -36,7 +36,7 @@ def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any
     if graph is None:
         raise CaptureError("already-instantiated", "a capture makes one executable")
     native = machine.native if machine.replays_native else None
-    plan = (whole if native is None else cut)(program.recording, program.slots, program.layout)
+    plan = (whole if native is None else cut)(program)
     with torch.cuda.device(capture.device):
         anchor_copies(machine.driver, program, capture)
         parts = split(machine.driver, graph, capture.nodes, plan.bounds)

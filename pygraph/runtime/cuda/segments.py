@@ -1,7 +1,7 @@
 """Cuts a large region into segments that are launched one after the other, with memory given back in between.
 
 One graph holds its arguments, outputs and intermediates all at once, where the uncaptured program gives each back
-after its last use. Pure functions over a Recording and its slots; a region that holds little is one segment.
+after its last use. Pure functions over a Program; a region that holds little is one segment.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pygraph.runtime.driver import Layout, Slot
+from pygraph.runtime.driver import Layout, Program
 from pygraph.runtime.layout import Lifetime, lifetimes, pack
-from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
+from pygraph.runtime.recording import AllocationKind, OutputKind
 
 __all__ = ["Block", "Segments", "cut", "whole"]
 
@@ -22,8 +22,8 @@ WORTHWHILE = 64 << 20
 EXCESS = 0.01
 """Part of the uncaptured program's peak by which segments may exceed it."""
 
-FEWEST_LAUNCHES = 2
-"""Launches that a segment has at least."""
+FEWEST_LAUNCHES = 8
+"""Launches that a segment has at least: what it costs by itself, on the device too, is that of several kernels."""
 
 MOST_SEGMENTS = 64
 
@@ -55,11 +55,11 @@ class Segments:
     ideal: int
 
 
-def cut(recording: Recording, slots: Sequence[Slot], layout: Layout) -> Segments:
+def cut(program: Program) -> Segments:
     """The fewest segments whose peak comes close to the uncaptured program's; one, with ``layout``, where that saves
     too little."""
-    facts = _Facts.of(recording, slots, layout)
-    single = facts.plan(1, layout)
+    facts = _Facts.of(program)
+    single = facts.plan(1, program.layout)
     if single.held - single.ideal < max(WORTHWHILE, EXCESS * single.ideal):
         return single
     best, count = single, 2
@@ -73,9 +73,9 @@ def cut(recording: Recording, slots: Sequence[Slot], layout: Layout) -> Segments
     return best if single.held - best.held >= WORTHWHILE else single
 
 
-def whole(recording: Recording, slots: Sequence[Slot], layout: Layout) -> Segments:
-    """The region as one segment, with ``layout``."""
-    return _Facts.of(recording, slots, layout).plan(1, layout)
+def whole(program: Program) -> Segments:
+    """The region as one segment, with the program's own layout."""
+    return _Facts.of(program).plan(1, program.layout)
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,11 @@ class _Facts:
     fresh: Mapping[int, tuple[int, int]]
     """Fresh allocation ▸ (bytes, first launch)."""
     arguments: Mapping[int, tuple[int, int]]
-    """Argument ▸ (bytes, last launch; the number of launches for one that is returned)."""
+    """Argument ▸ (bytes, last launch; the number of launches for one that is held or returned)."""
 
     @classmethod
-    def of(cls, recording: Recording, slots: Sequence[Slot], layout: Layout) -> _Facts:
+    def of(cls, program: Program) -> _Facts:
+        recording, slots, layout = program.recording, program.slots, program.layout
         count = len(recording.launches)
         sizes = {a.key: a.nbytes for a in recording.allocations}
         first: dict[tuple[AllocationKind, int], int] = {}
@@ -101,7 +102,8 @@ class _Facts:
             key = (slot.kind, slot.index)
             first[key] = min(first.get(key, slot.launch), slot.launch)
             last[key] = max(last.get(key, slot.launch), slot.launch)
-        returned = {o.argument for o in recording.outputs if o.kind in (OutputKind.ARGUMENT, OutputKind.VIEW)}
+        needed = {o.argument for o in recording.outputs if o.kind in (OutputKind.ARGUMENT, OutputKind.VIEW)}
+        needed |= program.held
         pool, given = AllocationKind.POOL, AllocationKind.INPUT
         lives = lifetimes(recording, slots, layout.fresh)
         return cls(
@@ -111,7 +113,7 @@ class _Facts:
             lives,
             {i: (sizes[pool, i], first.get((pool, i), 0)) for i in layout.fresh},
             {
-                index: (nbytes, count if index in returned else last.get((kind, index), 0))
+                index: (nbytes, count if index in needed else last.get((kind, index), 0))
                 for (kind, index), nbytes in sizes.items()
                 if kind is given
             },

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.runtime.cuda.segments import EXCESS, WORTHWHILE, Segments, cut, whole
-from pygraph.runtime.driver import Slot
+from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 from pygraph.runtime.slots import SlotTable, discover
@@ -40,8 +40,13 @@ def backward(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
     return first, table.slots
 
 
+def program(recording: Recording, slots: tuple[Slot, ...], held: frozenset[int] = frozenset()) -> Program:
+    order = tuple(range(len(recording.launches)))
+    return Program(recording, slots, plan(recording, slots, alignment=512), order, {}, held=held)
+
+
 def made(recording: Recording, slots: tuple[Slot, ...]) -> Segments:
-    return cut(recording, slots, plan(recording, slots, alignment=512))
+    return cut(program(recording, slots))
 
 
 def test_a_region_that_holds_little_stays_whole() -> None:
@@ -50,7 +55,7 @@ def test_a_region_that_holds_little_stays_whole() -> None:
     assert segments.bounds == ((0, 32),)
     assert segments.blocks == ()
     assert segments.workspaces[0] == plan(recording, slots, alignment=512)
-    assert segments == whole(recording, slots, segments.workspaces[0])
+    assert segments == whole(program(recording, slots))
 
 
 def test_a_large_backward_is_cut_until_it_holds_what_the_uncaptured_program_does() -> None:
@@ -58,7 +63,7 @@ def test_a_large_backward_is_cut_until_it_holds_what_the_uncaptured_program_does
     segments = made(recording, slots)
     assert len(segments.bounds) > 1
     assert segments.held <= 1.05 * segments.ideal
-    single = whole(recording, slots, plan(recording, slots, alignment=512))
+    single = whole(program(recording, slots))
     assert single.held > 1.9 * single.ideal
     assert segments.ideal == single.ideal
 
@@ -71,6 +76,35 @@ def test_dead_arguments_are_let_go_of_and_returned_ones_are_not() -> None:
     assert segments.dead[254] == 0
     assert segments.dead[0] == len(segments.bounds) - 1
     assert sorted(segments.fresh.values()) == list(segments.fresh.values())
+
+
+def inference(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
+    """Each launch reads a weight and the running activation, and writes a new one: larger ones in the second half."""
+
+    def build(capture: Capture) -> Recording:
+        weights = [capture.input(size) for _ in range(layers)]
+        activation = capture.input(size)
+        for number, weight in enumerate(weights, start=1):
+            following = capture.pool(8 * size if number > layers // 2 else size)
+            capture.launch(weight, activation, following)
+            activation = following
+        return recorded(capture)
+
+    first, second = build(Capture()), build(Capture(0x6600_0000_0000, gap=8192))
+    table = discover(first, second)
+    assert isinstance(table, SlotTable)
+    return first, table.slots
+
+
+def test_nothing_is_gained_by_letting_go_of_what_others_hold() -> None:
+    """A model's weights stay where they are: cuts that would only free those cost time for nothing."""
+    recording, slots = inference(layers=64, size=8 * MB)
+    arguments = frozenset(range(65))
+    assert len(cut(program(recording, slots)).bounds) > 1
+    segments = cut(program(recording, slots, arguments))
+    assert segments.bounds == ((0, 64),)
+    assert segments.dead == {}
+    assert segments.held == segments.ideal
 
 
 @settings(deadline=None, max_examples=40)

@@ -1,0 +1,67 @@
+"""Which arguments of a region its program takes for held: they are not worth letting go of early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pygraph.runtime.driver import Executable, Program
+from pygraph.runtime.host import HostDriver
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """Every program that is instantiated."""
+    made: list[Program] = []
+    instantiate = HostDriver.instantiate
+
+    def instantiated(self: HostDriver, program: Program) -> Executable:
+        made.append(program)
+        return instantiate(self, program)
+
+    monkeypatch.setattr(HostDriver, "instantiate", instantiated)
+    return made
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def sizes(program: Program, *, held: bool) -> list[int]:
+    """Bytes of the tensor arguments that are held, or of the others, in order."""
+    return sorted(
+        a.nbytes
+        for a in program.recording.allocations
+        if a.kind.value == "input" and a.nbytes and (a.index in program.held) is held
+    )
+
+
+PARAMETERS = sorted(4 * count for count in (8 * 16, 16, 16 * 4, 4))
+
+
+def test_inference_holds_everything(programs: list[Program]) -> None:
+    compiled = torch.compile(model(), backend="pygraph")
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(torch.randn(5, 8))
+    (program,) = programs
+    assert sizes(program, held=True) == sorted([*PARAMETERS, 5 * 8 * 4])
+    assert sizes(program, held=False) == []
+
+
+def test_what_only_a_backward_has_is_not_held(programs: list[Program]) -> None:
+    compiled: Any = torch.compile(model(), backend="pygraph")
+    for _ in range(3):
+        compiled(torch.randn(5, 8)).sum().backward()
+    forward, backward = programs
+    assert sizes(forward, held=True) == sorted([*PARAMETERS, 5 * 8 * 4])
+    held, dying = sizes(backward, held=True), sizes(backward, held=False)
+    assert held == [16 * 4 * 4]
+    assert 5 * 16 * 4 in dying
+    assert 5 * 4 * 4 in dying
