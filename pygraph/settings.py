@@ -43,7 +43,7 @@ class Settings:
     disable: bool = False
     verify: str = "first"
     capture_after: int = 2
-    max_captures: int = 16
+    max_captures: int = 64
     measure: bool = False
     cache_dir: str | None = field(default_factory=lambda: platformdirs.user_cache_dir("pygraph"))
     inductor: Mapping[str, Any] = field(default_factory=dict)

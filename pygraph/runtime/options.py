@@ -26,7 +26,7 @@ class RegionOptions:
     """
 
     capture_after: int = 2
-    max_captures: int = 16
+    max_captures: int = 64
     max_tracked: int = 256
     max_refusals: int = 2
     comparison_budget: int | None = None
