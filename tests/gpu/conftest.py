@@ -33,7 +33,11 @@ def driver(request: pytest.FixtureRequest) -> object:
 
 @pytest.fixture(autouse=True)
 def _reproducible() -> Iterator[None]:
-    """Each test starts from the same generator state, and runs as compiled programs do: without gradients."""
+    """Each test starts from the same generator state, and runs as compiled programs do: without gradients. It leaves
+    a generator that goes on, and torch as it was: a capture that fails may break either."""
     torch.manual_seed(0)
     with torch.no_grad():
         yield
+    drawn = [torch.rand(8, device="cuda").tolist() for _ in range(3)]
+    assert len({tuple(each) for each in drawn}) == 3, f"the generator repeats itself: {drawn}"
+    assert not torch.cuda.is_current_stream_capturing()

@@ -167,7 +167,9 @@ class Twins:
 
 
 def compiled_arguments(device: str) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.randn(64, 64, device=device) for _ in range(3))
+    made = tuple(torch.randn(64, 64, device=device) for _ in range(3))
+    assert not torch.equal(made[0], made[1]), "exchanged, they would be the same"
+    return made
 
 
 def compiled_program(x: torch.Tensor, y: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
