@@ -184,6 +184,10 @@ def llama(compile: Compile, device: str, *, batch: int, length: int, words: int,
 
 DRIFT = "float32 gradients summed in another order, carried by a few optimizer steps"
 ADAM_DRIFT = f"{DRIFT}; AdamW moves weights whose gradient is nearly zero by its sign"
+ADAM_SMALL_WEIGHTS = (
+    "AdamW moves a weight whose gradient is rounding noise by the whole rate, either way: apart by up to 2 · 1e-4 in "
+    "each of 7 steps, where the largest weights are 0.09, drawn with a deviation of 0.02"
+)
 
 ENCODER: Sizes = {"words": 32000, "length": 128, "width": 512, "heads": 8, "layers": 6, "batch": 16}
 TINY_ENCODER: Sizes = {"words": 64, "length": 8, "width": 32, "heads": 2, "layers": 2, "batch": 4}
@@ -223,7 +227,8 @@ WORKLOADS: tuple[Workload, ...] = (
         "A BERT of 4 layers, width 512, batch 16, with dropout, also in attention, and AdamW.",
         partial(bert, batch=16, length=128, words=30522, **BERT),
         partial(bert, batch=2, length=8, words=64, **TINY_BERT),
-        why_tolerance=ADAM_DRIFT,
+        tolerance=2e-2,
+        why_tolerance=ADAM_SMALL_WEIGHTS,
         random=True,
         packages=("transformers",),
         imports=("transformers.models.bert.modeling_bert",),
