@@ -5,7 +5,7 @@ Only imports live here; what is done with them lives where it belongs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -104,3 +104,31 @@ from torch._inductor.async_compile import AsyncCompile
 from torch.fx.experimental.proxy_tensor import make_fx
 
 __all__ += ["AsyncCompile", "make_fx"]
+
+# -- Inductor: choosing by timing (2.11, 2.13) ---------------------------------------------------------------------
+
+
+class InductorTiming(NamedTuple):
+    """Where Inductor times kernels: ``autotuner.benchmark_all_configs`` times all configurations of one, everything
+    on a GPU goes through ``benchmarker.benchmark_gpu``, and ``padding`` decides which matrix products to pad.
+
+    What ``kernel.inductor_meta_common`` returns goes into the source of a kernel, and says which caches it uses.
+    """
+
+    kernel: Any
+    autotuner: Any
+    benchmarker: Any
+    padding: Any
+
+
+def inductor_timing() -> InductorTiming:
+    """The places above; imported when asked for, since they take a while and only a benchmark wants them."""
+    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.fx_passes import pad_mm
+    from torch._inductor.runtime.benchmarking import benchmarker
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    return InductorTiming(TritonKernel, CachingAutotuner, benchmarker, pad_mm)
+
+
+__all__ += ["InductorTiming", "inductor_timing"]

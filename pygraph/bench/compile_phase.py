@@ -31,6 +31,9 @@ _FILLING_CALLS = 4
 _LONGEST = 900.0
 """Seconds after which a process that compiles is taken for hung."""
 
+_PARTING = 5.0
+"""Seconds that a process may take to end once it is done."""
+
 Tell = Callable[[str], None]
 
 
@@ -53,6 +56,11 @@ class CompileLog:
         """What is known, or None."""
         return self._rows.get(f"{program} {side} {phase}")
 
+    def compiled(self, program: Program, side: str) -> bool:
+        """Whether a side was compiled to the end, so that kernels had to be timed for it then and not now."""
+        row = self.row(program.name, side, "compile")
+        return row is not None and not row.get("failure")
+
     def put(self, program: str, side: str, phase: Phase, row: Mapping[str, Any]) -> None:
         """Add to what is known, on disk too."""
         with self._lock:
@@ -72,9 +80,9 @@ def compile_all(
 ) -> None:
     """Fill the caches of every side that has any, and check results where that has to be done apart.
 
-    ``jobs`` processes at once, until the time ``until`` of ``time.monotonic``; what was not done by then is logged as
-    late, and compiles when it is timed. What Inductor chose for the first side by timing kernels, on a GPU that others
-    loaded if there are several jobs, goes for all sides: not always the best, but no side has better kernels by luck.
+    ``jobs`` processes at once, until the time ``until`` of ``time.monotonic``, when those under way are killed; what
+    was not done by then is logged as late, and compiles when it is timed. What a process chose by timing kernels goes
+    for all sides, whatever becomes of the process.
     """
     tasks = _tasks(programs)
     threads = max((os.cpu_count() or 1) // jobs, 1)
@@ -87,13 +95,11 @@ def compile_all(
             return
         with lock:
             log.put(task.program.name, task.side, task.phase, _row(found))
-            _compare(task.program, launcher, log)
+            if found.failure is None:
+                _compare(task.program, launcher, log)
             tell(f"[{next(finished)}/{len(tasks)}] {_told(task, found)}")
 
     _map(one, tasks, jobs, stopped, running)
-    for program in programs:
-        first, *others = [side for side in program.sides if SIDES[side].caches] or [""]
-        launcher.home.share_choices(program.name, first, others)
 
 
 def _map(
@@ -131,7 +137,7 @@ def _run(task: _Task, launcher: Launcher, until: float, threads: int, running: s
     try:
         return _commands(process.ask, process.ready(until), until, calls)
     finally:
-        process.end(5.0)
+        process.end(_PARTING, until)
         running.discard(process)
 
 

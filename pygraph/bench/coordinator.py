@@ -87,7 +87,7 @@ def run(
         compile_all(programs, launcher, log, 1 if options.compile_time else options.jobs, until, tell)
         tell(f"compiled in {time.monotonic() - start:.0f} s")
     if options.phase != "compile":
-        _time(programs, launcher, options, end, results, write, tell, step)
+        _time(programs, launcher, options, end, results, write, tell, step, log)
     return results
 
 
@@ -100,6 +100,7 @@ def _time(
     write: Callable[[Results], None],
     tell: Tell,
     step: Tell,
+    log: CompileLog,
 ) -> None:
     finished = iter(range(1, len(programs) + 1))
 
@@ -108,7 +109,7 @@ def _time(
         write(results)
         tell(f"[{next(finished)}/{len(programs)}] {headline(program.name, row)}")
 
-    timing = Timing(launcher, end, blocks=options.blocks, seed=options.seed, tell=step)
+    timing = Timing(launcher, end, blocks=options.blocks, seed=options.seed, tell=step, ahead=log.compiled)
     timing.run(programs, results.to_time, done)
 
 

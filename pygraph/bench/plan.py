@@ -115,10 +115,13 @@ class Launcher:
             phase=phase,
             device=self.device,
             result=str(result),
+            choices=str(self.home.choices(program.name)),
+            gpu_lock=str(self.home.gpu_lock),
             suite=self.suite,
             script=bool(program.script),
             args=program.args,
             tiny=self.tiny,
+            fresh=self.home.cold and phase == "compile",
         )
         environ = self.home.environ(program.name, side, phase)
         if threads is not None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,13 +27,16 @@ __all__ = ["Command", "Home", "Process", "command_of"]
 Command: TypeAlias = Callable[[Spec], Sequence[str]]
 """The command line of a side's process."""
 
-CHOICES = "*.best_config"
-"""Files in which Inductor keeps which configuration of a kernel was the fastest."""
-
 _TOLD = 1500
 """Characters of what a process that died had printed."""
 _PARTING = 10.0
 """Seconds that a process may take to end once it has closed its pipe."""
+_FAILED = 2.0
+"""Seconds that it may take to end once it has answered that it failed."""
+_KILLED = 30.0
+"""Seconds that are waited for one that was killed, since what it has on a GPU takes a while to be taken down."""
+_GONE = 1.0
+"""Seconds that are waited for it when there is no time left: it is nobody's business any more."""
 
 
 def command_of(spec: Spec) -> list[str]:
@@ -61,25 +64,21 @@ class Home:
         """The file for what a side computed."""
         return self.of(program, side) / f"{phase}.pt"
 
-    def share_choices(self, program: str, side: str, others: Iterable[str]) -> None:
-        """Give what ``side`` chose by timing kernels to the sides that compile the same ones."""
-        source = self.of(program, side) / "inductor"
-        for other in others:
-            for path in source.rglob(CHOICES):
-                copy = self.of(program, other) / "inductor" / path.relative_to(source)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, copy)
+    def choices(self, program: str) -> Path:
+        """The file of what was decided by timing kernels, for all sides of a program."""
+        return (self.folder / program / "choices.json").absolute()
 
-    def has_choices(self, program: str, side: str) -> bool:
-        """Whether a side has chosen before, or needs not, being given what another one chose."""
-        return any((self.of(program, side) / "inductor").rglob(CHOICES))
+    @property
+    def gpu_lock(self) -> Path:
+        """The file that is locked by whoever times kernels."""
+        return (self.folder / "gpu.lock").absolute()
 
     def environ(self, program: str, side: str, phase: Phase) -> dict[str, str]:
         """The environment of a process: caches apart; and no trials on a GPU that others load meanwhile."""
         own = self.of(program, side)
         triton = own / "triton" if self.cold else own.parent / "triton"
         more = {} if phase == "time" else {"PYGRAPH_MEASURE": "0"}
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(own / "inductor"), "TRITON_CACHE_DIR": str(triton)}
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(own / "compiled"), "TRITON_CACHE_DIR": str(triton)}
         return {**os.environ, **caches, **more}
 
 
@@ -113,13 +112,15 @@ class Process:
     def answer(self, until: float) -> Answer:
         """Its next answer, waited for until a time of ``time.monotonic``. One that fails ends the process."""
         try:
-            found = self._answers.get(timeout=max(until - time.monotonic(), 0.0))
+            found = self._answers.get(timeout=_left(until, threading.TIMEOUT_MAX))
         except queue.Empty:
             found = Answer({}, "late", "it was not done in time")
         if found is None:
-            found = Answer({}, "died", self._last_words())
-        if found.failure is not None:
-            self.end(2.0)
+            found = Answer({}, "died", self._last_words(until))
+        if found.failure == "late":
+            self.kill()  # one of several, perhaps, and the time is up: nobody waits for it here
+        elif found.failure is not None:
+            self.end(_FAILED, until)
         return found
 
     def ready(self, until: float) -> Answer:
@@ -133,15 +134,21 @@ class Process:
         self.tell(does, **more)
         return self.answer(until)
 
-    def end(self, patience: float = 0.0) -> None:
-        """End it and whatever it started; within ``patience`` seconds it may do so itself. Errors are no concern."""
+    def end(self, patience: float = 0.0, until: float = math.inf) -> None:
+        """End it and whatever it started; within ``patience`` seconds it may do so itself. Errors are no concern.
+
+        After ``until``, a time of ``time.monotonic``, it is killed without patience, and hardly waited for.
+        """
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience)
+        self._wait(_left(until, patience))
         self.kill()
-        self._process.wait()
+        self._wait(max(_left(until, _KILLED), _GONE))
+
+    def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
     def kill(self) -> None:
         """Kill it and whatever it started, without waiting until they are gone."""
@@ -154,14 +161,17 @@ class Process:
             self._answers.put(_read(line))
         self._answers.put(None)
 
-    def _last_words(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs, with its pipe closed
-            self._process.wait(_PARTING)
-        self.end()
-        code = self._process.wait()
+    def _last_words(self, until: float) -> str:
+        self.end(_PARTING, until)  # it may hang, with its pipe closed
+        code = self._process.poll()
         told = self._log.read_text(errors="replace").strip()[-_TOLD:]
-        why = f"signal {-code}" if code < 0 else f"status {code}"
-        return f"it ended with {why}" + (f": {told}" if told else "")
+        why = "closed its pipe" if code is None else f"ended with {f'signal {-code}' if code < 0 else f'status {code}'}"
+        return f"it {why}" + (f": {told}" if told else "")
+
+
+def _left(until: float, most: float) -> float:
+    """The seconds until then, ``most`` at most, and none once it has passed."""
+    return min(max(until - time.monotonic(), 0.0), most)
 
 
 def _read(line: bytes) -> Answer:

@@ -24,7 +24,8 @@ class Spec:
     """What a process is: which side of which program, where, and what for.
 
     ``program`` names a workload of ``suite`` (a module with WORKLOADS), or is the path of a script with ``args``.
-    ``result`` is the file that it leaves what it computed in.
+    ``result`` is the file that it leaves what it computed in. ``choices`` is the file of what was decided by timing
+    kernels, and ``gpu_lock`` the one to be locked meanwhile; ``fresh``: it decides anew.
     """
 
     program: str
@@ -32,10 +33,13 @@ class Spec:
     phase: Phase
     device: str
     result: str
+    choices: str
+    gpu_lock: str
     suite: str = ""
     script: bool = False
     args: tuple[str, ...] = ()
     tiny: bool = False
+    fresh: bool = False
 
     def text(self) -> str:
         """As JSON, for a command line."""

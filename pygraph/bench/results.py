@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pygraph import __version__
+from pygraph.bench.choices import choice_notes, counted
 from pygraph.bench.compile_phase import CompileLog
 from pygraph.bench.plan import Program
 from pygraph.bench.protocol import Phase
@@ -64,6 +65,9 @@ class Results:
     def add(self, program: Program, timed: Timed) -> dict[str, Any]:
         """Take in what was found of a program; returns its part of the document."""
         sides = {side: self._side(program, side, timed) for side in program.sides}
+        chosen = _chosen(program, timed)
+        for side, counts in counted(chosen).items():
+            sides[side]["choices"] = counts
         self._workloads[program.name] = {
             "about": program.about,
             "kind": program.kind,
@@ -74,7 +78,7 @@ class Results:
             "sides": sides,
             "ratios": _ratios(timed.groups, sides),
             "groups": [_group(group) for group in timed.groups],
-            "notes": list(timed.notes),
+            "notes": [*timed.notes, *choice_notes(chosen)],
         }
         return self._workloads[program.name]
 
@@ -170,6 +174,12 @@ def combine(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for key in ("left_out", "skipped"):
         combined[key] = {name: why for name, why in combined[key].items() if name not in combined["workloads"]}
     return combined
+
+
+def _chosen(program: Program, timed: Timed) -> dict[str, dict[str, str]]:
+    """The configurations of kernels that each compiled side used, as far as it told."""
+    facts = {side: timed.sides[side].facts for side in program.sides if side in timed.sides and SIDES[side].caches}
+    return {side: known["chosen"] for side, known in facts.items() if "chosen" in known}
 
 
 def _status(program: Program, outcome: SideOutcome, apart: float | None) -> str:

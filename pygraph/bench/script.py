@@ -22,7 +22,6 @@ from torch import nn
 from pygraph.bench.protocol import Channel, Spec
 from pygraph.bench.serving import Serving
 from pygraph.bench.sides import compile_as
-from pygraph.bench.watching import what_was_captured
 
 __all__ = ["Gate", "run_script"]
 
@@ -45,7 +44,7 @@ def run_script(spec: Spec, channel: Channel, serving: Serving) -> None:
     if status not in (None, 0):
         raise RuntimeError(f"the script exited with status {status}")
     told = f"the script ended after {serving.made} calls of what it compiled"
-    channel.fail("ended", told, {"calls": serving.made, **what_was_captured()})
+    channel.fail("ended", told, {"calls": serving.made, **serving.facts()})
 
 
 class Gate:

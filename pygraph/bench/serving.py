@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,24 @@ class Serving:
 
     It yields whether the result of the call is to be kept (``keep``), stays in ``next`` while the process is to wait,
     and ends when the process is to end. ``began`` may be set to the time at which the first call began. Results go to
-    the file ``result``. Warming up goes on, for a time, while ``settling`` says that a trial is under way.
+    the file ``result``. Warming up goes on, for a time, while ``settling`` says that a trial is under way; it is done
+    within ``alone``. ``more`` is told at the end beside what was captured.
     """
 
     def __init__(
-        self, channel: Channel, device: str, result: Path | None = None, settling: Callable[[], bool] | None = None
+        self,
+        channel: Channel,
+        device: str,
+        result: Path | None = None,
+        settling: Callable[[], bool] | None = None,
+        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+        more: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.made = 0
         self.began = 0.0
         self._channel, self._kept = channel, Kept()
         self._result, self._settling = result, settling
+        self._alone, self._more = alone, more
         self._gpu = device == "cuda"
         self._drain: Callable[[], None] = torch.cuda.synchronize if self._gpu else _nothing
         self.calls: Iterator[bool] = self._serve()
@@ -61,15 +70,20 @@ class Serving:
         if self._result is not None:
             self._kept.save(self._result)
 
+    def facts(self) -> dict[str, Any]:
+        """What is known at the end of all calls."""
+        return {**what_was_captured(), **self._more()}
+
     def _serve(self) -> Iterator[bool]:
         for command in self._channel.commands():
             does = command.pop("do")
             if does == "finish":
-                self._channel.answer(what_was_captured())
+                self._channel.answer(self.facts())
                 return
             served: dict[str, Callable[..., Steps]]
             served = {"compile": self._compile, "warm": self._warm, "block": self._block}
-            row = yield from served[does](**command)
+            with self._alone() if does == "warm" else nullcontext():
+                row = yield from served[does](**command)
             self._channel.answer(row)
 
     def _call(self, keep: bool = False) -> Iterator[bool]:

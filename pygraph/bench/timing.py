@@ -34,6 +34,8 @@ _WARM_SECONDS = 0.2
 """Calls go on for this long before the first block, so that the clocks of the GPU are up."""
 _STALLED = 240.0
 """Seconds after which a process that does not answer is taken for hung."""
+_FAREWELL = 3.0
+"""Seconds for telling what was captured, when the time is up: without it, what was measured would be lost."""
 
 Rows = dict[str, dict[str, float]]
 """What a round found, by side."""
@@ -68,13 +70,24 @@ class Timed:
 
 
 class Timing:
-    """Times programs one after the other, each for its share of the time until ``end`` (of ``time.monotonic``)."""
+    """Times programs one after the other, each for its share of the time until ``end`` (of ``time.monotonic``).
+
+    ``ahead`` says which sides have been compiled before.
+    """
 
     def __init__(
-        self, launcher: Launcher, end: float, *, blocks: int, seed: int, tell: Callable[[str], None] = lambda _: None
+        self,
+        launcher: Launcher,
+        end: float,
+        *,
+        blocks: int,
+        seed: int,
+        tell: Callable[[str], None] = lambda _: None,
+        ahead: Callable[[Program, str], bool] = lambda *_: False,
     ) -> None:
         self._launcher, self._end, self._tell = launcher, end, tell
         self._blocks, self._seed = blocks, seed
+        self._ahead = ahead
         self._waiting: dict[str, Process] = {}
         self._limit = end
 
@@ -94,7 +107,7 @@ class Timing:
                 running, self._waiting = self._waiting or self._start(program, sides), {}
                 done(program, self._program(program, sides, running, queue[place + 1 : place + 2]))
         finally:
-            _end(self._waiting.values())
+            _end(self._waiting.values(), self._end)
             self._waiting = {}
 
     def _program(
@@ -112,7 +125,7 @@ class Timing:
 
         full = self._group(program, tuple(sides), running, timed, meanwhile)
         for size in (2, 1):
-            if not full:
+            if not full or time.monotonic() >= self._end:
                 break
             timed.notes.append(f"not all sides fit in memory at once: {', '.join(full)}; at most {size} at a time")
             timed.sides, timed.groups = {}, []
@@ -121,6 +134,8 @@ class Timing:
 
     def _smaller(self, program: Program, groups: Iterable[tuple[str, ...]], timed: Timed) -> list[str]:
         for group in groups:
+            if time.monotonic() >= self._end:
+                break
             full = self._group(program, group, self._start(program, group), timed, lambda: None)
             if full and len(group) > 1:
                 return full
@@ -156,12 +171,12 @@ class Timing:
             group = Group(sides)
             timed.groups.append(group)
             self._rounds(program, alive, found, group, timed)
-            self._all(alive, found, "finish")
+            self._all(alive, found, "finish", until=max(self._until(), time.monotonic() + _FAREWELL))
             timed.notes += _late_trials(found)
             timed.sides.update({side: _worse(timed.sides.get(side), outcome) for side, outcome in found.items()})
             return _without_memory(found)
         finally:
-            _end(alive.values())
+            _end(running.values(), self._end)
 
     def _until(self, seconds: float = _STALLED) -> float:
         return min(self._end, time.monotonic() + seconds)
@@ -172,13 +187,14 @@ class Timing:
         found: Mapping[str, SideOutcome],
         does: str | None,
         meanwhile: Callable[[], None] = lambda: None,
+        until: float | None = None,
     ) -> None:
         """Have every process do something at the same time; with None, wait until all are ready for it."""
         for process in alive.values():
             if does is not None:
                 process.tell(does)
         meanwhile()
-        until = self._until()
+        until = self._until() if until is None else until
         for side in list(alive):
             process = alive[side]
             _note(alive, found, side, process.ready(until) if does is None else process.answer(until))
@@ -190,15 +206,13 @@ class Timing:
         found: Mapping[str, SideOutcome],
         meanwhile: Callable[[], None],
     ) -> None:
-        """One side by itself, where it has to time kernels to choose among them; then those that take its choices."""
-        home, compiled = self._launcher.home, [side for side in alive if SIDES[side].caches]
-        first = next(iter(compiled), None)
+        """One side by itself, where kernels have to be timed; then the others, which take what it chose."""
+        first = next((side for side in alive if SIDES[side].caches), None)
         self._tell(f"{program.name}: compiling")
-        if first is not None and home.has_choices(program.name, first):
-            first = None
-        if first is not None:
+        if first is not None and not self._ahead(program, first):
             self._all({first: alive[first]}, found, "compile")
-            home.share_choices(program.name, first, compiled[1:])
+        else:
+            first = None
         self._all({side: each for side, each in alive.items() if side != first}, found, "compile", meanwhile)
         for side in [side for side in alive if found[side].failure is not None]:
             del alive[side]
@@ -214,7 +228,7 @@ class Timing:
                 found[side].difference = self._difference(program, side)
             apart = found[side].difference
             if side in alive and apart is not None and not apart <= program.tolerance:
-                alive.pop(side).end()
+                alive.pop(side).end(until=self._end)
 
     def _difference(self, program: Program, side: str) -> float | None:
         """How far this side's results are from eager's; None where there are none of eager's, or nothing in them."""
@@ -263,7 +277,7 @@ class Timing:
         for side in order:
             answer = alive[side].ask(self._until(), "block", calls=calls, lead=LEAD_CALLS)
             if answer.failure == "ended":
-                alive.pop(side).end()
+                alive.pop(side).end(until=self._end)
                 found[side].facts.update(answer.row)
                 return None
             _note(alive, found, side, answer, keep=False)
@@ -321,9 +335,9 @@ def _late_trials(found: Mapping[str, SideOutcome]) -> list[str]:
     return notes
 
 
-def _end(processes: Iterable[Process]) -> None:
+def _end(processes: Iterable[Process], until: float) -> None:
     ending = list(processes)
     for process in ending:
         process.kill()  # all at once: to take down what a process has on a GPU takes a second
     for process in ending:
-        process.end()
+        process.end(until=until)

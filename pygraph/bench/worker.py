@@ -6,6 +6,7 @@ there. What the program prints goes to stderr.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import random
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from pygraph.bench.protocol import Channel, Failure, Spec
 
 if TYPE_CHECKING:
+    from pygraph.bench.choices import QuietGpu
+    from pygraph.bench.choosing import Chooser
     from pygraph.bench.serving import Serving
     from pygraph.bench.workload import Workload
 
@@ -76,15 +79,15 @@ def _prepared(spec: Spec, channel: Channel) -> Callable[[], None]:
     import torch
 
     from pygraph.backend import pygraph as _backend  # noqa: F401 - imported on every side alike
-    from pygraph.bench.serving import Serving
-    from pygraph.bench.sides import measures
-    from pygraph.bench.watching import settling
+    from pygraph.bench.choices import Choices, QuietGpu
+    from pygraph.bench.choosing import Chooser
     from pygraph.compat import inductor_config
 
     if spec.phase == "check":
         inductor_config.fallback_random = True
-    watched = settling if spec.phase == "time" and measures(spec.side) else None
-    serving = Serving(channel, spec.device, Path(spec.result) if spec.result else None, watched)
+    quiet = QuietGpu(Path(spec.gpu_lock))
+    chooser = Chooser(Choices(Path(spec.choices)), quiet, fresh=spec.fresh)
+    serving = _serving(spec, channel, chooser, quiet)
     program = _script(spec, channel, serving) if spec.script else _workload(spec, serving)
     if spec.device == "cuda":
         torch.zeros(1, device="cuda")
@@ -94,9 +97,26 @@ def _prepared(spec: Spec, channel: Channel) -> Callable[[], None]:
             return
         random.seed(0)
         torch.manual_seed(0)
-        program()
+        with chooser.installed():
+            program()
 
     return run
+
+
+def _serving(spec: Spec, channel: Channel, chooser: Chooser, quiet: QuietGpu) -> Serving:
+    """Where nothing is timed but kernels, calls give way to whoever times them."""
+    from pygraph.bench.serving import Serving
+    from pygraph.bench.sides import measures
+    from pygraph.bench.watching import settling
+
+    return Serving(
+        channel,
+        spec.device,
+        Path(spec.result) if spec.result else None,
+        settling if spec.phase == "time" and measures(spec.side) else None,
+        quiet.held if spec.device == "cuda" and spec.phase != "time" else contextlib.nullcontext,
+        lambda: {"chosen": chooser.used()},
+    )
 
 
 def _script(spec: Spec, channel: Channel, serving: Serving) -> Callable[[], None]:

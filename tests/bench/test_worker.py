@@ -37,7 +37,8 @@ time.sleep(600)
 def test_it_ends_with_its_coordinator_and_takes_its_helpers_along(tmp_path: Path) -> None:
     script = tmp_path / "busy.py"
     script.write_text(SCRIPT)
-    spec = Spec(program=str(script), side="eager", phase="time", device="cpu", result="", script=True)
+    files = {name: str(tmp_path / name) for name in ("choices", "gpu_lock")}
+    spec = Spec(program=str(script), side="eager", phase="time", device="cpu", result="", script=True, **files)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     coordinator = subprocess.Popen(
         [sys.executable, "-c", COORDINATOR, spec.text()], stdout=subprocess.PIPE, cwd=tmp_path, env=environ

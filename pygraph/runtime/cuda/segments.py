@@ -22,8 +22,8 @@ WORTHWHILE = 64 << 20
 EXCESS = 0.01
 """Part of the uncaptured program's peak by which segments may exceed it."""
 
-FEWEST_LAUNCHES = 8
-"""Launches that a segment has at least: what it costs by itself, on the device too, is that of several kernels."""
+FEWEST_LAUNCHES = 2
+"""Launches that a segment has at least."""
 
 MOST_SEGMENTS = 64
 

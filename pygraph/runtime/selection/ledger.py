@@ -6,16 +6,14 @@ All in seconds. Which blocks are run, and what follows from them, is the trial's
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 
 from pygraph.runtime.selection.records import Block
 from pygraph.runtime.selection.statistics import Difference, difference, lower_median, mild_median, spread
 
-__all__ = ["BASELINE_CALLS", "BASELINE_GROUPS", "Ledger"]
-
-BASELINE_GROUPS = 8
-BASELINE_CALLS = 2
-"""Calls in each group of the baseline: even, so that callers of period 2 look steady."""
+__all__ = ["Ledger"]
 
 _STRAY, _STRAY_DEVIATIONS = 0.1, 6.0
 """A block that takes longer than its candidate's others by this fraction, and by so many standard deviations, holds a
@@ -27,58 +25,83 @@ _SYNCED = 0.25
 _RECENT = 5
 """Blocks of a candidate that tell what is usual: programs drift."""
 _LEAST_NOISE, _MOST_NOISE = 0.03, 0.15
+_ENOUGH_GROUPS = 4
+"""Groups of calls below which their spread tells nothing."""
+_COLD = 2.0
+"""Single calls, the first for long, may take so many times as long as the same calls in a row."""
 
 
 class Ledger:
     """Accounts for a trial of ``candidates``, the incumbent first, that may lose the time of ``allowed`` calls.
 
-    ``idle_drain``: seconds that a drain of an idle device takes. ``overhead``: those that the trial's own work took.
-    ``noise``: the standard deviation of the log-ratio of two calls, as the baseline suggests.
+    ``expected``: seconds that a call of a candidate takes at least, as far as is known beforehand. ``idle_drain``:
+    seconds that a drain of an idle device takes. ``overhead``: those that the trial's own work took. ``debt``: those of
+    the budget that other trials have lost lately. ``noise``: the standard deviation of the log-ratio of two calls.
     """
 
-    def __init__(self, candidates: Sequence[str], allowed: float) -> None:
+    def __init__(self, candidates: Sequence[str], allowed: float, expected: Mapping[str, float] | None = None) -> None:
         self.blocks: list[Block] = []
         self.rounds: list[dict[str, Block]] = []
         self.calls = 0
         self.idle_drain = 0.0
         self.overhead = 0.0
+        self.debt = 0.0
         self.noise = _MOST_NOISE
+        self.base = 0.0
         self._candidates = tuple(candidates)
         self._allowed = allowed
-        self._baseline: list[float] = []
+        self._expected = dict(expected or {})
+        self._fill = 0.0
+        self._baseline = 0.0
         self._probes: dict[str, list[Block]] = {name: [] for name in candidates}
+        self._probing: list[float] = []
+        self._draining = 0.0
+        self._drained: dict[str, list[float]] = {name: [] for name in candidates}
         self._timed: dict[str, list[tuple[int, float]]] = {name: [] for name in candidates}
         self._run: dict[str, int] = dict.fromkeys(candidates, 0)
-        self._drained: dict[str, int] = dict.fromkeys(candidates, 0)
         self._astray: dict[str, int] = {}
         self._ratios: dict[str, float] = {}
-        self._alone: dict[str, float] = {}
         self._compared: dict[tuple[str, str], Difference] = {}
         self._scatter = 0.0
-        self._base = 0.0
 
-    def add(self, block: Block) -> None:
-        """Enter a block, whatever became of it. The baseline is what ran anyway, and loses nothing."""
-        self._enter(block)
-        self._base = self._measured_base()
+    def open(self, baseline: Block, groups: Sequence[float]) -> None:
+        """Enter the ``baseline``, once single calls of the incumbent have shown what a drain waits; ``groups``: seconds
+        of equal parts of its window.
 
-    def _enter(self, block: Block) -> None:
+        A single call between two drains takes no less than one of many, so that a pause in the baseline makes the
+        budget no larger than by what host and device overlap. What ran so far ran anyway: only its drains are lost.
+        """
+        incumbent = self._candidates[0]
+        start = baseline.start
+        baseline = replace(baseline, tail=self.tail(incumbent, start))
+        probes = self._probes[incumbent]
+        single = sum(probe.seconds for probe in probes) / len(probes)
+        self._baseline = self.base = min(baseline.per_call, single)
+        self.blocks.insert(0, replace(baseline, kept=baseline.per_call <= single))
+        self._fill = single - self.base
+        self._ratios[incumbent] = 1.0
+        if len(groups) >= _ENOUGH_GROUPS:
+            self.noise = _noise(groups, baseline.calls // len(groups))
+        self._draining += 2 * self._drain(incumbent)
+
+    def add(self, block: Block, elapsed: float) -> None:
+        """Enter a probe or a block of a round, whatever became of it; ``elapsed``: seconds between its drains."""
+        name = block.candidate
         self.blocks.append(block)
         self.calls += block.calls + block.dropped
-        if block.purpose == "baseline":
-            self._baseline.append(block.per_call)
-            self.noise = _noise(self._baseline)
-            return
-        self._run[block.candidate] += block.calls + block.dropped
-        self._drained[block.candidate] += 1
-        if not block.kept:
-            return
         if block.purpose == "probe":
-            self._probes[block.candidate].append(block)
-            self._alone[block.candidate] = max(one.seconds - one.per_call for one in self._probes[block.candidate])
-            self._ratios[block.candidate] = self._probed(block.candidate) / self._probed(self._candidates[0])
-        else:
-            self._timed[block.candidate].append((block.calls, block.per_call))
+            self._probing.append(elapsed if block.kept else self._single(name))
+            if block.kept:
+                self._probes[name].append(block)
+            if block.kept and name in self._candidates[1:]:
+                self._ratios[name] = self._probed(name) / self.base
+            return
+        self._run[name] += block.calls + block.dropped
+        if block.kept:
+            self._timed[name].append((block.calls, block.per_call))
+            self._drained[name].append(max(0.0, elapsed - (block.calls + block.dropped) * block.per_call))
+            self.base = lower_median([self._baseline, *(seconds for _, seconds in self._timed[self._candidates[0]])])
+        self._draining += self._drained[name][-1] if block.kept else self._drain(name)
 
     def close_round(self, blocks: dict[str, Block]) -> None:
         """Enter a round whose blocks all count. Ratios are taken within rounds, since programs change between them."""
@@ -119,7 +142,8 @@ class Ledger:
         Never three times in a row: then it is the candidate that has become slower.
         """
         recent = self._timed[block.candidate][-_RECENT:]
-        limit = _STRAY_EARLY * max(probe.per_call for probe in self._probes[block.candidate])
+        single = max(probe.per_call for probe in self._probes[block.candidate])
+        limit = _STRAY_EARLY * max(single, self.estimate(block.candidate))
         if recent:
             shorter = min([block.calls, *(calls for calls, _ in recent)])
             deviation = max(self.noise, self._scatter) / math.sqrt(2 * shorter)
@@ -130,29 +154,43 @@ class Ledger:
 
     def estimate(self, candidate: str) -> float:
         """Seconds per call of ``candidate``, on the scale of the incumbent's; of one that has not run, the latter's."""
-        return self._base * self._ratios.get(candidate, 1.0)
-
-    def _measured_base(self) -> float:
-        """The incumbent's seconds per call. Before it has run blocks: the mean of the baseline but its slowest groups,
-        which is too little where the host runs ahead, so that the budget errs on the safe side."""
-        incumbent = self._candidates[0]
-        if len(self._timed[incumbent]) >= 2:
-            return lower_median([seconds for _, seconds in self._timed[incumbent]])
-        calm = sorted(self._baseline)[: max(1, len(self._baseline) * 3 // 4)]
-        before = sum(calm) / len(calm) if calm else 0.0
-        return max(before, self._probed(incumbent)) if self._probes[incumbent] else before
+        return self.base * self._ratios.get(candidate, 1.0)
 
     def _probed(self, candidate: str) -> float:
-        return min(probe.per_call for probe in self._probes[candidate])
+        """Seconds per call as single ones tell: each fills and empties the device as one of the incumbent does, and
+        takes no less than its host's or its device's part."""
+        if candidate == self._candidates[0]:
+            return self._baseline
+        return min(max(probe.per_call, probe.seconds - self._fill) for probe in self._probes[candidate])
 
-    def tail(self, candidate: str) -> float:
-        """Seconds that a drain waits after a single call of ``candidate``, if that is the call that comes now: many
-        callers do one thing on even calls and another on odd ones. 0 before it was probed. A probe after which the
-        caller happened to wait for the device itself tells nothing."""
+    def _single(self, candidate: str) -> float:
+        """Seconds that a single call of ``candidate`` takes between two drains, as far as that is known."""
+        known = [probe.seconds for probe in self._probes[candidate][-1:]]
+        return max(*known, self._expected.get(candidate, 0.0), self.base) if known else self._unseen(candidate)
+
+    def _unseen(self, candidate: str) -> float:
+        return max(self._expected.get(candidate, 0.0), self.base) + self._fill
+
+    def affords_call(self, candidate: str) -> bool:
+        """Whether a single call of ``candidate`` stays within the budget, as far as is known what it takes."""
+        return self.lost + self._single(candidate) - self._best * self.base + self.idle_drain <= self.budget
+
+    def much_slower(self, candidate: str) -> Difference | None:
+        """The log-ratio of single calls of ``candidate`` and of what was known beforehand to the incumbent's time;
+        None of a single observation. They are cold, and may be off by a factor."""
+        seen = [probe.per_call for probe in self._probes[candidate]]
+        seen += [self._expected[candidate]] if candidate in self._expected else []
+        if len(seen) < 2:
+            return None
+        values = [math.log(seconds / self.base) for seconds in seen]
+        return difference(values, [1.0] * len(seen), [math.log(_COLD)] * len(seen), self.noise)
+
+    def tail(self, candidate: str, start: int) -> float:
+        """Seconds that a drain waits after a single call of ``candidate``, if that is call ``start``: many callers do
+        one thing on even calls and another on odd ones. A probe after which the caller happened to wait for the device
+        itself tells nothing."""
         probes = self._probes[candidate]
-        if not probes:
-            return 0.0
-        alike = [probe.waited for probe in probes if (probe.start - self.calls) % 2 == 0]
+        alike = [probe.waited for probe in probes if (probe.start - start) % 2 == 0]
         longest = max(probe.waited for probe in probes)
         return alike[-1] if alike and alike[-1] > _SYNCED * longest else longest
 
@@ -167,17 +205,20 @@ class Ledger:
     @property
     def budget(self) -> float:
         """Seconds that may be lost in all."""
-        return self._allowed * self._base
+        return max(0.0, self._allowed * self.base - self.debt)
 
     @property
     def lost(self) -> float:
-        """Seconds lost so far: what calls took beyond the fastest candidate's time, the drains, and the trial's own
-        work."""
-        base = self._base
-        best = min(self._ratios.values(), default=1.0)
+        """Seconds lost so far: what calls took beyond the fastest candidate's time, what draining took, and the trial's
+        own work. Probes count as they were timed, blocks of rounds by the candidates' ratios."""
+        best = self._best
         slower = sum(self._run[name] * (ratio - best) for name, ratio in self._ratios.items())
-        drains = sum(self._drained[name] * (alone + self.idle_drain) for name, alone in self._alone.items())
-        return self.overhead + base * slower + drains
+        probing = max(0.0, sum(self._probing) - len(self._probing) * best * self.base)
+        return self.overhead + self.base * slower + probing + self._draining
+
+    @property
+    def _best(self) -> float:
+        return min(self._ratios.values(), default=1.0)
 
     def uncertainty(self, names: Sequence[str]) -> dict[str, float]:
         """A standard error of the seconds per call of each of ``names`` against the first of them, and how far the mean
@@ -202,20 +243,26 @@ class Ledger:
 
     def excess(self, names: Sequence[str]) -> float:
         """Seconds that one call of each of ``names`` loses against the fastest candidate."""
-        best = min(self._ratios.values(), default=1.0)
-        return self._base * sum(self._ratios.get(name, 1.0) - best for name in names)
+        return self.base * sum(self._ratios.get(name, 1.0) - self._best for name in names)
 
     def drains(self, names: Sequence[str]) -> float:
         """Seconds that a drain after a block of each of ``names`` loses: n calls between drains take n times the time
         per call, what a single one takes more, and the drain itself."""
-        return sum(self._alone.get(name, 0.0) + self.idle_drain for name in names)
+        return sum(self._drain(name) for name in names)
+
+    def _drain(self, name: str) -> float:
+        """As the blocks of rounds show, or while there is none, single calls."""
+        if self._drained[name]:
+            return median(self._drained[name])
+        shortest = min((probe.seconds for probe in self._probes[name]), default=0.0)
+        return max(0.0, shortest - self.estimate(name)) + self.idle_drain
 
 
 def _log_ratio(one: Block, two: Block) -> float:
     return math.log(one.per_call / two.per_call)
 
 
-def _noise(baseline: Sequence[float]) -> float:
+def _noise(groups: Sequence[float], calls: int) -> float:
     """Within bounds, since a host that runs ahead of the device makes the noise look larger than it is."""
-    seen = spread([math.log(seconds) for seconds in baseline]) * math.sqrt(2 * BASELINE_CALLS)
+    seen = spread([math.log(seconds) for seconds in groups]) * math.sqrt(2 * calls)
     return min(max(seen, _LEAST_NOISE), _MOST_NOISE)
