@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -150,3 +152,36 @@ def test_without_memory_a_replay_raises_and_the_next_one_is_right(driver: Driver
         outputs = made.executable.replay(list(args))
         assert outputs is not None, "the replay turned its arguments away"
         assert same_bits(outputs, expected)
+
+
+OUTSIDE = """
+import torch
+
+def outside():
+    free, total = torch.cuda.mem_get_info()
+    return (total - free - torch.cuda.memory_reserved()) >> 20
+
+def pointwise(x, y):
+    return x.sin() * y + 1
+
+call = torch.compile(pointwise, backend="pygraph")
+with torch.no_grad():
+    x, y = torch.randn(2, 64, device="cuda")
+    torch.testing.assert_close(call(x, y), x.sin() * y + 1)
+    before = outside()
+    for _ in range(4):
+        call(x, y)
+    torch.cuda.synchronize()
+import pygraph
+print([region.state for report in pygraph.reports() for region in report.regions], outside() - before)
+"""
+"""What a process holds of the device besides torch's allocator, before a first capture and after it."""
+
+
+def test_a_program_without_products_holds_no_library() -> None:
+    """A handle of cuBLAS takes 66 MB. The driver takes memory for graphs in pieces of 32 MB."""
+    ran = subprocess.run([sys.executable, "-c", OUTSIDE], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    state, _, grown = ran.stdout.strip().rpartition(" ")
+    assert state == "['replay']"
+    assert int(grown) <= 48, f"{grown} MB"

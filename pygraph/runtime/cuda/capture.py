@@ -26,7 +26,7 @@ from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.foreign import with_foreign
 from pygraph.runtime.cuda.memory import CaptureMemory, SegmentMemory, SessionMemory
 from pygraph.runtime.cuda.nodes import GraphNode, read_nodes, serialise
-from pygraph.runtime.cuda.observation import Observer, Span, module_constants, observing
+from pygraph.runtime.cuda.observation import Observer, Span, calls_operators, module_constants, observing
 from pygraph.runtime.cuda.outputs import describe_outputs, repeated
 from pygraph.runtime.cuda.random_order import RandomOrder
 from pygraph.runtime.cuda.stand_ins import StandIns
@@ -128,7 +128,8 @@ class _Attempt:
 
     def record(self) -> Recording:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        torch.cuda.current_blas_handle()
+        if calls_operators(self._fn):
+            torch.cuda.current_blas_handle()  # cannot be made while capturing, and takes 66 MB of the device
         clear_cublas_workspaces()
         try:
             with self._on_side_stream():

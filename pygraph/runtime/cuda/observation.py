@@ -19,13 +19,19 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.stack import wipe_stack
 from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here
 
-__all__ = ["Observer", "Span", "module_constants", "observing", "tensors_in"]
+__all__ = ["Observer", "Span", "calls_operators", "module_constants", "observing", "tensors_in"]
 
 _HOST_READS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal")
 """Operators whose result is a Python value that depends on device memory."""
 
 _BUILT_IN = frozenset({"aten", "prims", "inductor"})
 """Namespaces of operators that are known to launch on the current stream or not at all."""
+
+_OF_THE_WRAPPER = frozenset(
+    {"torch", "math", "inf", "nan", "assert_size_stride", "assert_alignment"}
+    | {"empty_strided_cuda", "reinterpret_tensor", "get_raw_stream"}
+)
+"""Globals that Inductor's code uses besides its Triton kernels, and that run no operator but to allocate."""
 
 _READ_ONLY_NAMES = ("in_ptr", "arg_")
 """How Inductor names the pointers of its own Triton kernels that it only loads from."""
@@ -126,6 +132,16 @@ class Observer:
 def module_constants(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
     """The tensors among the globals of ``fn``, by name."""
     return {name: value for name, value in getattr(fn, "__globals__", {}).items() if isinstance(value, torch.Tensor)}
+
+
+def calls_operators(fn: Callable[..., Any]) -> bool:
+    """Whether ``fn`` may call operators, and by them libraries such as cuBLAS: all but code of Inductor that names its
+    Triton kernels only."""
+    code, known = getattr(fn, "__code__", None), getattr(fn, "__globals__", {})
+    if code is None or "async_compile" not in known or fn.__closure__ or "ops" in code.co_names:
+        return True
+    named = [name for name in code.co_names if name in known]
+    return not all(name in _OF_THE_WRAPPER or name.startswith("triton_") for name in named)
 
 
 @contextlib.contextmanager

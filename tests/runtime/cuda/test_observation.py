@@ -1,4 +1,5 @@
-"""Which call broke a capture: the first one after which the stream is not captured any more. Without a device."""
+"""Which call broke a capture: the first one after which the stream is not captured any more; and code that calls no
+operators. Without a device."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.observation import Observer, observing
+from pygraph.runtime.cuda.observation import Observer, calls_operators, observing
 from pygraph.runtime.provenance import Failure, Origin, blamed, tracing
 
 
@@ -145,3 +146,53 @@ def test_operators_that_need_the_host_are_blamed_before_they_run() -> None:
     assert raised.value.reason == "host-memory"
     assert found is not None
     assert found.name == "aten.sum.default"
+
+
+# -- code that calls no operators -----------------------------------------------------------------------------------
+
+POINTWISE = """
+def partition_0(args):
+    arg0_1, = args
+    args.clear()
+    assert_size_stride(arg0_1, (8, ), (1, ))
+    with torch.cuda._DeviceGuard(0):
+        torch.cuda.set_device(0)
+        buf0 = empty_strided_cuda((8, ), (1, ), torch.float32)
+        stream0 = get_raw_stream(0)
+        triton_poi_fused_add_0.run(arg0_1, buf0, 8, stream=stream0)
+        {more}
+        del arg0_1
+    return (reinterpret_tensor(buf0, (2, 4), (4, 1), 0), )
+"""
+GLOBALS = ("async_compile", "torch", "assert_size_stride", "empty_strided_cuda", "get_raw_stream", "reinterpret_tensor")
+
+
+def partition(more: str = "pass", *extra: str) -> Callable[..., Any]:
+    """A function such as Inductor emits, of which nothing is called."""
+    names: dict[str, Any] = dict.fromkeys((*GLOBALS, "triton_poi_fused_add_0", *extra))
+    exec(POINTWISE.format(more=more), names)
+    function: Callable[..., Any] = names["partition_0"]
+    return function
+
+
+def test_triton_kernels_alone_are_no_operators() -> None:
+    assert not calls_operators(partition())
+    assert not calls_operators(partition("triton_red_fused_sum_1.run(buf0)", "triton_red_fused_sum_1"))
+
+
+@pytest.mark.parametrize(
+    ("more", "extra"),
+    [
+        ("extern_kernels.mm(arg0_1, arg0_1, out=buf0)", "extern_kernels"),
+        ("aten.mm.out(arg0_1, arg0_1, out=buf0)", "aten"),
+        ("torch.ops.mylib.product.default(arg0_1)", "math"),
+        ("my_kernel_0.run(arg0_1, stream=stream0)", "my_kernel_0"),
+    ],
+)
+def test_anything_else_may_be(more: str, extra: str) -> None:
+    assert calls_operators(partition(more, extra))
+
+
+def test_of_code_that_is_not_inductors_nothing_is_known() -> None:
+    assert calls_operators(lambda args: [args[0] + 1])
+    assert calls_operators(torch.mm)
