@@ -106,6 +106,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 __all__ += ["AsyncCompile", "make_fx"]
 
 # -- Inductor: choosing by timing (2.11, 2.13) ---------------------------------------------------------------------
+from torch._dynamo.callback import callback_handler as compile_callbacks
 
 
 class InductorTiming(NamedTuple):
@@ -131,4 +132,4 @@ def inductor_timing() -> InductorTiming:
     return InductorTiming(TritonKernel, CachingAutotuner, benchmarker, pad_mm)
 
 
-__all__ += ["InductorTiming", "inductor_timing"]
+__all__ += ["InductorTiming", "compile_callbacks", "inductor_timing"]

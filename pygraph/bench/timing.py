@@ -34,8 +34,8 @@ _WARM_SECONDS = 0.2
 """Calls go on for this long before the first block, so that the clocks of the GPU are up."""
 _STALLED = 240.0
 """Seconds after which a process that does not answer is taken for hung."""
-_FAREWELL = 3.0
-"""Seconds for telling what was captured, when the time is up: without it, what was measured would be lost."""
+_FAREWELL = 2.0
+"""Seconds for a block to end, and for telling what was captured, when time is up: else what was measured is lost."""
 
 Rows = dict[str, dict[str, float]]
 """What a round found, by side."""
@@ -101,7 +101,7 @@ class Timing:
         queue = [(program, tuple(sides_of(program))) for program in programs]
         try:
             for place, (program, sides) in enumerate(queue):
-                if time.monotonic() >= self._end:
+                if self._over():
                     return
                 self._limit = time.monotonic() + (self._end - time.monotonic()) / (len(queue) - place)
                 running, self._waiting = self._waiting or self._start(program, sides), {}
@@ -125,7 +125,7 @@ class Timing:
 
         full = self._group(program, tuple(sides), running, timed, meanwhile)
         for size in (2, 1):
-            if not full or time.monotonic() >= self._end:
+            if not full or self._over():
                 break
             timed.notes.append(f"not all sides fit in memory at once: {', '.join(full)}; at most {size} at a time")
             timed.sides, timed.groups = {}, []
@@ -134,7 +134,7 @@ class Timing:
 
     def _smaller(self, program: Program, groups: Iterable[tuple[str, ...]], timed: Timed) -> list[str]:
         for group in groups:
-            if time.monotonic() >= self._end:
+            if self._over():
                 break
             full = self._group(program, group, self._start(program, group), timed, lambda: None)
             if full and len(group) > 1:
@@ -177,6 +177,9 @@ class Timing:
             return _without_memory(found)
         finally:
             _end(running.values(), self._end)
+
+    def _over(self) -> bool:
+        return time.monotonic() >= self._end
 
     def _until(self, seconds: float = _STALLED) -> float:
         return min(self._end, time.monotonic() + seconds)
@@ -253,14 +256,16 @@ class Timing:
         for number in range(self._blocks):
             if not alive:
                 return
-            now = time.monotonic()
-            if now >= self._end or (now >= self._limit and number >= FEWEST_ROUNDS):
+            if self._over() or (time.monotonic() >= self._limit and number >= FEWEST_ROUNDS):
                 timed.notes.append(f"there was time for {number} of {self._blocks} rounds")
                 return
             self._tell(f"{program.name}: round {number + 1} of {self._blocks}")
             rows = self._round(self._order(program, alive, number), alive, found, group.calls)
             if rows is None:
                 timed.notes.append(f"the script ended in round {number + 1} of {self._blocks}")
+                return
+            if len(rows) < len(alive):
+                timed.notes.append(f"there was time for {number} of {self._blocks} rounds")
                 return
             group.rounds.append(rows)
 
@@ -272,10 +277,12 @@ class Timing:
     def _round(
         self, order: Sequence[str], alive: dict[str, Process], found: Mapping[str, SideOutcome], calls: int
     ) -> Rows | None:
-        """One block of each side; None where a script has come to its end."""
+        """One block of each side, of some only when the time is up; None where a script has come to its end."""
         rows: Rows = {}
         for side in order:
-            answer = alive[side].ask(self._until(), "block", calls=calls, lead=LEAD_CALLS)
+            if self._over():
+                break
+            answer = alive[side].ask(self._until() + _FAREWELL, "block", calls=calls, lead=LEAD_CALLS)
             if answer.failure == "ended":
                 alive.pop(side).end(until=self._end)
                 found[side].facts.update(answer.row)

@@ -1,7 +1,7 @@
 """Processes that answer as sides do, without torch: what they are told, and when, goes to a log.
 
-A plan says, by side, what one does otherwise: die, hang or fail at a command (once, or whenever it is told to),
-compute something else (at once, or the next time), end early.
+A plan says, by side, what one does otherwise: die, hang or fail at a command (once, or whenever it is told to), go on
+without a pipe after one, compute something else (at once, or the next time), end early.
 """
 
 from __future__ import annotations
@@ -56,11 +56,8 @@ for line in sys.stdin:
     time.sleep(plan.get("takes", 0.01))
     row = {}
     if does == "compile":
-        choice = os.environ["TORCHINDUCTOR_CACHE_DIR"] + "/ab/kernel.best_config"
-        if "chooses" in plan and not os.path.exists(choice):
-            os.makedirs(os.path.dirname(choice), exist_ok=True)
-            open(choice, "w").write(plan["chooses"])
         row = {"compile_s": 1.0, "caches": {k: v for k, v in os.environ.items() if k.endswith("CACHE_DIR")}}
+        row.update({k: spec[k] for k in ("choices", "gpu_lock", "fresh")})
     if does == "warm":
         again = plan.get("then") if os.path.exists(folder + "/" + spec["side"] + "-warmed") else None
         open(folder + "/" + spec["side"] + "-warmed", "w").close()
@@ -74,8 +71,13 @@ for line in sys.stdin:
             break
         wall = plan.get("wall", 2.0) * (1 + made / 10)
         row = {"wall_us": wall, "host_us": 1.0, "calls": command["calls"]}
+    if does == "finish":
+        row = {"chosen": plan.get("chosen", {})}
     note(does + " ends")
     say(row)
+    if plan.get("linger") == does:
+        os.close(1)
+        time.sleep(600)
     if does == "finish":
         break
 """

@@ -123,10 +123,33 @@ def test_each_side_has_caches_of_its_own_and_shares_triton_unless_cold(tmp_path:
     assert (first["TRITON_CACHE_DIR"] != second["TRITON_CACHE_DIR"]) is cold
 
 
-def test_what_the_first_side_chose_by_timing_kernels_goes_for_all(tmp_path: Path) -> None:
-    compiled(tmp_path, [program("a")], {"default": {"chooses": "fast"}, "pygraph": {"chooses": "by luck"}})
-    found = {path.parts[-4]: path.read_text() for path in (tmp_path / "work" / "a").rglob("*.best_config")}
-    assert found == {"default": "fast", "pygraph": "fast"}
+def test_what_is_chosen_by_timing_kernels_is_shared_by_all_sides_of_a_program(tmp_path: Path) -> None:
+    log, _, _ = compiled(tmp_path, [program("a", apart=True), program("b")])
+    rows = {
+        (name, side, phase): log.row(name, side, phase) or {}
+        for name, side, phase in (("a", "default", "compile"), ("a", "pygraph", "check"), ("b", "default", "compile"))
+    }
+    first, other, second = rows.values()
+    assert first["choices"] == other["choices"] != second["choices"]
+    assert first["gpu_lock"] == other["gpu_lock"] == second["gpu_lock"]
+    assert Path(first["choices"]).is_absolute()
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_kernels_are_timed_anew_where_compiling_is_measured(tmp_path: Path, cold: bool) -> None:
+    log, _, _ = compiled(tmp_path, [program("a", apart=True)], cold=cold)
+    assert (log.row("a", "pygraph", "compile") or {})["fresh"] is cold
+    assert (log.row("a", "pygraph", "check") or {})["fresh"] is False
+
+
+@pytest.mark.parametrize("plan", [{"hang": "compile"}, {"hang": "warm"}, {"linger": "compile"}, {"linger": "finish"}])
+def test_it_returns_in_time_whatever_processes_do(tmp_path: Path, plan: Any) -> None:
+    """Those that hang, that go on with their pipe closed, and that do not end when they are done."""
+    start = time.monotonic()
+    programs = [program(name) for name in "abcdef"]
+    log, _, _ = compiled(tmp_path, programs, {"default": plan, "pygraph": plan}, jobs=3, seconds=2.0)
+    assert time.monotonic() - start < 2.0 + 2.5
+    assert all(log.row(name, side, "compile") for name in "abcdef" for side in ("default", "pygraph"))
 
 
 def test_the_file_is_valid_whenever_it_is_read(tmp_path: Path) -> None:

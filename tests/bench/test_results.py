@@ -14,7 +14,7 @@ from pygraph.bench.coordinator import Options, headline, run
 from pygraph.bench.plan import Program
 from pygraph.bench.results import SCHEMA, Results, combine, read
 from pygraph.bench.timing import Group, SideOutcome, Timed
-from tests.bench.fakes import launcher, program
+from tests.bench.fakes import events, launcher, program
 
 SIDES = ("eager", "default", "reduce-overhead", "pygraph")
 WALL = {"eager": 400.0, "default": 300.0, "reduce-overhead": 80.0, "pygraph": 100.0}
@@ -146,6 +146,34 @@ def test_sides_that_were_never_alive_together_have_a_ratio_without_an_interval(t
     each = program(sides=SIDES)
     ratio = results(tmp_path, [each]).add(each, timed(groups=groups))["ratios"]["default"]["wall_us"]
     assert ratio == {"ratio": 3.0, "interval": None, "confidence": None, "rounds": 0}
+
+
+def test_it_says_whose_choices_of_kernels_a_side_has(tmp_path: Path) -> None:
+    each, told = program(sides=SIDES), timed()
+    told.sides["eager"].facts["chosen"] = {}
+    told.sides["default"].facts["chosen"] = {"a": "8", "b": "4"}
+    told.sides["reduce-overhead"].facts["chosen"] = {"a": "8", "b": "4"}
+    told.sides["pygraph"].facts["chosen"] = {"a": "8", "b": "2", "c": "1"}
+    row = results(tmp_path, [each]).add(each, told)
+    assert {side: found.get("choices") for side, found in row["sides"].items()} == {
+        "eager": None,
+        "default": {"shared": 2, "own": 0},
+        "reduce-overhead": {"shared": 2, "own": 0},
+        "pygraph": {"shared": 1, "own": 2},
+    }
+    note = "pygraph: 2 of 3 configurations of kernels are not default's: 1 of the same kernels"
+    assert row["notes"] == [note]
+
+
+def test_a_second_command_knows_what_the_first_one_compiled(tmp_path: Path) -> None:
+    """Then no side has to compile by itself."""
+    for phase in ("compile", "time"):
+        options = Options(seconds=120, jobs=4, blocks=1, seed=0, phase=phase)
+        plans = {side: {"takes": 0.3} for side in ("eager", "default", "pygraph")}
+        starter = launcher(tmp_path, plans)
+        run([program()], starter, options, lambda _: None, skipped={}, tell=lambda _: None, step=lambda _: None)
+    compiling = [what for _, _, phase, what, _ in events(tmp_path) if phase == "time" and what.startswith("compile")]
+    assert compiling == ["compile begins"] * 3 + ["compile ends"] * 3
 
 
 def test_compile_time_counts_only_where_it_was_measured(tmp_path: Path) -> None:

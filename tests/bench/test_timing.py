@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ def timed(
     seconds: float = 120.0,
     blocks: int = 4,
     seed: int = 0,
+    ahead: Callable[[Program, str], bool] = lambda *_: False,
 ) -> dict[str, Timed]:
     found: dict[str, Timed] = {}
-    timing = Timing(launcher(folder, plans), soon(seconds), blocks=blocks, seed=seed)
+    timing = Timing(launcher(folder, plans), soon(seconds), blocks=blocks, seed=seed, ahead=ahead)
     timing.run(programs or [program()], lambda each: each.sides, lambda each, row: found.update({each.name: row}))
     return found
 
@@ -57,13 +58,18 @@ def test_one_side_compiles_alone_the_others_at_once_and_all_warm_up_one_after_th
     assert [what for _, _, _, what, _ in log if what.startswith("warm")] == ["warm begins", "warm ends"] * 3
 
 
-def test_what_the_first_side_chose_is_there_when_the_others_compile(tmp_path: Path) -> None:
-    """Inductor times kernels to choose among them, which has to be done once, by a side that is alone."""
-    plans = {"default": {"chooses": "fast"}, "pygraph": {"chooses": "slow"}}
-    timed(tmp_path, plans, [program(sides=("eager", "default", "pygraph", "pygraph-no-model"))], blocks=1)
-    folder = tmp_path / "work" / "first"
-    found = {path.relative_to(folder).parts[0]: path.read_text() for path in folder.rglob("*.best_config")}
-    assert found == {"default": "fast", "pygraph": "fast", "pygraph-no-model": "fast"}
+def test_where_kernels_were_chosen_before_all_sides_compile_at_once(tmp_path: Path) -> None:
+    plans = {side: {"takes": 0.3} for side in ("eager", "default", "pygraph")}
+    timed(tmp_path, plans, blocks=1, ahead=lambda _, side: side == "default")
+    compiling = [what for _, _, _, what, _ in events(tmp_path) if what.startswith("compile")]
+    assert compiling == ["compile begins"] * 3 + ["compile ends"] * 3
+
+
+def test_a_side_that_was_compiled_ahead_is_no_help_where_the_first_was_not(tmp_path: Path) -> None:
+    plans = {side: {"takes": 0.3} for side in ("eager", "default", "pygraph")}
+    timed(tmp_path, plans, blocks=1, ahead=lambda _, side: side == "pygraph")
+    compiling = [(side, what) for _, side, _, what, _ in events(tmp_path) if what.startswith("compile")]
+    assert compiling[:2] == [("default", "compile begins"), ("default", "compile ends")]
 
 
 def test_the_order_is_random_and_repeats_with_the_seed(tmp_path: Path) -> None:
@@ -121,6 +127,24 @@ def test_a_side_that_hangs_is_ended_and_what_comes_after_is_left_out(tmp_path: P
     assert time.monotonic() - start < 30
     assert found["first"].sides["default"].failure == "late"
     assert set(found) == {"first"}
+
+
+@pytest.mark.parametrize("when", ["compile", "warm", "block", "finish"])
+def test_it_returns_in_time_however_many_sides_hang(tmp_path: Path, when: str) -> None:
+    sides = ("eager", "default", "pygraph", "pygraph-no-model", "pygraph-no-measuring", "pygraph-uncaptured")
+    start = time.monotonic()
+    timed(tmp_path, {side: {"hang": when} for side in sides}, [program(sides=sides)], seconds=3.0)
+    assert time.monotonic() - start < 3.0 + 5.0
+
+
+def test_what_was_measured_is_told_when_the_time_is_up(tmp_path: Path) -> None:
+    plans = {side: {"takes": 0.2, "chosen": {"kernel": "8"}} for side in ("eager", "default", "pygraph")}
+    found = timed(tmp_path, plans, blocks=100, seconds=6.0)["first"]
+    assert 0 < len(found.groups[0].rounds) < 100
+    assert all(set(rows) == {"eager", "default", "pygraph"} for rows in found.groups[0].rounds)
+    assert found.notes == [f"there was time for {len(found.groups[0].rounds)} of 100 rounds"]
+    told = {side: (outcome.failure, outcome.facts.get("chosen")) for side, outcome in found.sides.items()}
+    assert told == dict.fromkeys(("eager", "default", "pygraph"), (None, {"kernel": "8"}))
 
 
 def test_sides_that_do_not_fit_together_are_timed_in_pairs(tmp_path: Path) -> None:
