@@ -256,7 +256,7 @@ class Region:
         try:
             staged = tuple(each.argument for each in made.stageable)
             scope = replace(self._scope(variant, made.program), staged=staged)
-            verdict = compare(self._fn, self._driver, made.executable, args, scope)
+            verdict = compare(site.timed(self._fn), self._driver, made.executable, args, scope)
         except BaseException as error:
             made.executable.close()
             variant.ran = 0

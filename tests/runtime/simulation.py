@@ -6,18 +6,19 @@ against a truth that is known.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
-from pygraph.runtime.selection.ledger import BASELINE_CALLS, BASELINE_GROUPS
 from pygraph.runtime.selection.options import SelectionOptions
 from pygraph.runtime.selection.records import TrialReport
 from pygraph.runtime.selection.trial import Trial
 
-__all__ = ["Cost", "Machine", "Outcome", "Program", "on_trial", "steady"]
+__all__ = ["MICRO", "Cold", "Cost", "Machine", "Outcome", "Program", "on_trial", "steady"]
 
 MICRO = 1e-6
 
@@ -108,6 +109,26 @@ class Machine:
         queue.append(self.free)
 
 
+@dataclass
+class Cold(Machine):
+    """A machine on which the first calls take long, and the first ones of what runs uncaptured after something else."""
+
+    last: str = ""
+    row: int = 0
+
+    def call(self, candidate: str) -> None:
+        """One call, colder than the next one of the same candidate."""
+        self.row = self.row + 1 if candidate == self.last else 0
+        self.last = candidate
+        self.now += (6000, 3000, 2000, 1000)[self.calls] if self.calls < 4 else 0
+        program, cost = self.program, self.program.candidates[candidate]
+        if candidate == "uncaptured" and self.row < 2:
+            colder = replace(cost, host=cost.host * (1.5, 1.2)[self.row])
+            self.program = replace(program, candidates={**program.candidates, candidate: colder})
+        super().call(candidate)
+        self.program = program
+
+
 def steady(program: Program, candidate: str, calls: int = 2000) -> float:
     """Seconds per call of ``candidate`` in the long run, without noise and pauses."""
     calm = replace(program, noise=0.0, pauses=0.0, pause_every=0, growth=1.0)
@@ -124,8 +145,9 @@ def steady(program: Program, candidate: str, calls: int = 2000) -> float:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trial, and what it lost in truth: ``lost`` in calls of the incumbent, against the best candidate from the end
-    of the baseline on, under the same noise. ``slower``: how much slower than the best one the decision is."""
+    """A trial, and what it lost in truth: ``lost`` in calls of the incumbent, under the same noise, against a program
+    without a trial, which runs the best candidate from the first call on in which the trial runs another one.
+    ``slower``: how much slower than the best one the decision is."""
 
     report: TrialReport
     lost: float
@@ -135,26 +157,34 @@ class Outcome:
 _WARM_UP = 50
 
 
-def on_trial(program: Program, order: Sequence[str], seed: int, truth: Mapping[str, float]) -> Outcome:
-    """Run a trial of the candidates in ``order``; ``truth`` is the steady time of each, in seconds per call."""
-    machine = Machine(program, seed)
-    for _ in range(_WARM_UP):
+def on_trial(
+    program: Program,
+    order: Sequence[str],
+    seed: int,
+    truth: Mapping[str, float],
+    machine: Machine | None = None,
+    **more: Any,
+) -> Outcome:
+    """Run a trial of the candidates in ``order``; ``truth`` is the steady time of each, in seconds per call. It begins
+    with the first call of ``machine``, or after some calls of one that is made."""
+    warm_up = _WARM_UP if machine is None else 0
+    machine = machine or Machine(program, seed)
+    for _ in range(warm_up):
         machine.call(order[0])
-    trial = Trial(order, machine.clock, machine.drain, options=SelectionOptions(), seed=seed)
-    began, first = 0.0, _WARM_UP + BASELINE_GROUPS * BASELINE_CALLS
+    twin = copy.deepcopy(machine)
+    trial = Trial(order, machine.clock, machine.drain, options=SelectionOptions(), seed=seed, **more)
+    others = None
     grant = trial.step()
     while grant is not None:
-        if machine.calls == first:
-            began = max(machine.now, machine.free)
+        if others is None and grant.candidate != order[0]:
+            others = machine.calls
         for _ in range(grant.calls):
             machine.call(grant.candidate)
         grant = trial.step()
-    ended = max(machine.now, machine.free)
     best = min(truth, key=lambda name: truth[name])
-    twin = Machine(program, seed, calls=first)
-    for _ in range(first, machine.calls):
-        twin.call(best)
-    lost = ended - began - max(twin.now, twin.free)
+    while twin.calls < machine.calls:
+        twin.call(order[0] if others is None or twin.calls < others else best)
+    lost = max(machine.now, machine.free) - max(twin.now, twin.free)
     assert trial.report is not None
     slower = truth[trial.report.decision] / truth[best] - 1
     return Outcome(trial.report, lost * MICRO / truth[order[0]], slower)

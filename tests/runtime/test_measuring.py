@@ -18,6 +18,7 @@ from pygraph.runtime import measuring
 from pygraph.runtime.measuring import Site
 from pygraph.runtime.selection.queue import TrialQueue
 from tests.runtime.measured import ENOUGH, FAST, SLOW, Case
+from tests.runtime.simulation import Cost
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,16 @@ def test_every_call_is_counted_as_what_it_was(monkeypatch: pytest.MonkeyPatch) -
     assert asked == case.ran.count("uncaptured")
 
 
+def test_what_the_comparison_took_says_whether_an_uncaptured_call_can_be_afforded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(monkeypatch, uncaptured=Cost(3000, 20, 4))
+    case.calls(ENOUGH)
+    (trial,) = case.trials
+    assert (trial["decision"], trial["reason"], trial["dropped"]) == ("patched", "budget", ("uncaptured",))
+    assert case.ran.count("uncaptured") == 2, "before the capture, and compared with"
+
+
 def test_a_call_through_the_shortcut_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """There a call first tries a replay, and then runs the whole program, which calls the region."""
     case, direct = Case(monkeypatch, SLOW, FAST), Case(monkeypatch, SLOW, FAST)
@@ -68,6 +79,7 @@ def test_a_call_through_the_shortcut_counts_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(measuring, "perf_counter", case.machine.clock)
     case.calls(ENOUGH)
     monkeypatch.setattr(measuring, "perf_counter", direct.machine.clock)
+    monkeypatch.setattr(measuring, "TRIALS", TrialQueue())
     direct.calls(ENOUGH)
     assert case.ran == direct.ran
     assert direct_call.record.trials[0]["decision"] == "uncaptured"

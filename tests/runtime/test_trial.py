@@ -144,7 +144,8 @@ def test_blocks_are_even_in_random_order_and_drop_their_first_call() -> None:
     assert len(rounds) >= 8
     assert all(block.dropped == 1 and block.calls % 2 == 0 for block in rounds)
     assert {block.candidate for block in rounds[::2]} == {"fast", "slow"}
-    assert sum(block.calls + block.dropped for block in report.blocks) == report.calls
+    warm_up = 16
+    assert sum(block.calls + block.dropped for block in report.blocks) == report.calls - warm_up
     assert max(block.calls for block in rounds) > rounds[0].calls
 
 

@@ -5,6 +5,7 @@ All in seconds. Which blocks are run, and what follows from them, is the trial's
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,9 @@ _LEAST_NOISE, _MOST_NOISE = 0.03, 0.15
 _ENOUGH_GROUPS = 4
 """Groups of calls below which their spread tells nothing."""
 _COLD = 2.0
-"""Single calls, the first for long, may take so many times as long as the same calls in a row."""
+"""A first call may take so many times as long as a second one."""
+_COLDER = 1.25
+"""A first call may take so many times as long as was known beforehand."""
 
 
 class Ledger:
@@ -52,9 +55,9 @@ class Ledger:
         self._allowed = allowed
         self._expected = dict(expected or {})
         self._fill = 0.0
-        self._baseline = 0.0
+        self._baseline, self._window = 0.0, 0
         self._probes: dict[str, list[Block]] = {name: [] for name in candidates}
-        self._probing: list[float] = []
+        self._probing: list[tuple[str, float]] = []
         self._draining = 0.0
         self._drained: dict[str, list[float]] = {name: [] for name in candidates}
         self._timed: dict[str, list[tuple[int, float]]] = {name: [] for name in candidates}
@@ -64,9 +67,9 @@ class Ledger:
         self._compared: dict[tuple[str, str], Difference] = {}
         self._scatter = 0.0
 
-    def open(self, baseline: Block, groups: Sequence[float]) -> None:
+    def open(self, baseline: Block, groups: Sequence[float], drains: int) -> None:
         """Enter the ``baseline``, once single calls of the incumbent have shown what a drain waits; ``groups``: seconds
-        of equal parts of its window.
+        of equal parts of its window; ``drains``: how many there were by then, but for those of single calls.
 
         A single call between two drains takes no less than one of many, so that a pause in the baseline makes the
         budget no larger than by what host and device overlap. What ran so far ran anyway: only its drains are lost.
@@ -77,12 +80,17 @@ class Ledger:
         probes = self._probes[incumbent]
         single = sum(probe.seconds for probe in probes) / len(probes)
         self._baseline = self.base = min(baseline.per_call, single)
+        self._window = baseline.calls
         self.blocks.insert(0, replace(baseline, kept=baseline.per_call <= single))
-        self._fill = single - self.base
+        self._fill = max(0.0, min(probe.seconds for probe in probes) - self.base)
         self._ratios[incumbent] = 1.0
         if len(groups) >= _ENOUGH_GROUPS:
             self.noise = _noise(groups, baseline.calls // len(groups))
-        self._draining += 2 * self._drain(incumbent)
+        self._draining += drains * self._drain(incumbent)
+
+    def drained(self) -> None:
+        """Enter a drain after calls of the incumbent that are in no block."""
+        self._draining += self._drain(self._candidates[0])
 
     def add(self, block: Block, elapsed: float) -> None:
         """Enter a probe or a block of a round, whatever became of it; ``elapsed``: seconds between its drains."""
@@ -90,17 +98,17 @@ class Ledger:
         self.blocks.append(block)
         self.calls += block.calls + block.dropped
         if block.purpose == "probe":
-            self._probing.append(elapsed if block.kept else self._single(name))
             if block.kept:
                 self._probes[name].append(block)
+            self._probing.append((name, elapsed if block.kept else self._single(name)))
             if block.kept and name in self._candidates[1:]:
                 self._ratios[name] = self._probed(name) / self.base
             return
         self._run[name] += block.calls + block.dropped
         if block.kept:
             self._timed[name].append((block.calls, block.per_call))
-            self._drained[name].append(max(0.0, elapsed - (block.calls + block.dropped) * block.per_call))
-            self.base = lower_median([self._baseline, *(seconds for _, seconds in self._timed[self._candidates[0]])])
+            self._drained[name].append(self._filled(block, elapsed))
+            self.base = self._per_call()
         self._draining += self._drained[name][-1] if block.kept else self._drain(name)
 
     def close_round(self, blocks: dict[str, Block]) -> None:
@@ -142,8 +150,7 @@ class Ledger:
         Never three times in a row: then it is the candidate that has become slower.
         """
         recent = self._timed[block.candidate][-_RECENT:]
-        single = max(probe.per_call for probe in self._probes[block.candidate])
-        limit = _STRAY_EARLY * max(single, self.estimate(block.candidate))
+        limit = _STRAY_EARLY * max(probe.per_call for probe in self._probes[block.candidate])
         if recent:
             shorter = min([block.calls, *(calls for calls, _ in recent)])
             deviation = max(self.noise, self._scatter) / math.sqrt(2 * shorter)
@@ -151,6 +158,12 @@ class Ledger:
         row = self._astray.get(block.candidate, 0) + 1 if block.per_call > limit else 0
         self._astray[block.candidate] = row % 3
         return row % 3 > 0
+
+    def _per_call(self) -> float:
+        """The incumbent's seconds per call: of the calls in its blocks and in the baseline, the lower median."""
+        blocks = sorted([(self._baseline, self._window), *((took, n) for n, took in self._timed[self._candidates[0]])])
+        run = list(itertools.accumulate(calls for _, calls in blocks))
+        return next(took for (took, _), sofar in zip(blocks, run, strict=True) if 2 * sofar >= run[-1])
 
     def estimate(self, candidate: str) -> float:
         """Seconds per call of ``candidate``, on the scale of the incumbent's; of one that has not run, the latter's."""
@@ -165,25 +178,19 @@ class Ledger:
 
     def _single(self, candidate: str) -> float:
         """Seconds that a single call of ``candidate`` takes between two drains, as far as that is known."""
-        known = [probe.seconds for probe in self._probes[candidate][-1:]]
-        return max(*known, self._expected.get(candidate, 0.0), self.base) if known else self._unseen(candidate)
-
-    def _unseen(self, candidate: str) -> float:
-        return max(self._expected.get(candidate, 0.0), self.base) + self._fill
+        probes, expected = self._probes[candidate], self._expected.get(candidate, 0.0)
+        return max(probes[-1].seconds, expected) if probes else max(_COLDER * expected, self.base) + self._fill
 
     def affords_call(self, candidate: str) -> bool:
         """Whether a single call of ``candidate`` stays within the budget, as far as is known what it takes."""
         return self.lost + self._single(candidate) - self._best * self.base + self.idle_drain <= self.budget
 
-    def much_slower(self, candidate: str) -> Difference | None:
-        """The log-ratio of single calls of ``candidate`` and of what was known beforehand to the incumbent's time;
-        None of a single observation. They are cold, and may be off by a factor."""
+    def single(self, candidate: str) -> list[float]:
+        """Log-ratios to the incumbent's time per call of what is known of single calls of ``candidate``: probes, and
+        what a call takes at least as was known beforehand."""
         seen = [probe.per_call for probe in self._probes[candidate]]
         seen += [self._expected[candidate]] if candidate in self._expected else []
-        if len(seen) < 2:
-            return None
-        values = [math.log(seconds / self.base) for seconds in seen]
-        return difference(values, [1.0] * len(seen), [math.log(_COLD)] * len(seen), self.noise)
+        return [math.log(seconds / self.base) for seconds in seen]
 
     def tail(self, candidate: str, start: int) -> float:
         """Seconds that a drain waits after a single call of ``candidate``, if that is call ``start``: many callers do
@@ -213,8 +220,14 @@ class Ledger:
         own work. Probes count as they were timed, blocks of rounds by the candidates' ratios."""
         best = self._best
         slower = sum(self._run[name] * (ratio - best) for name, ratio in self._ratios.items())
-        probing = max(0.0, sum(self._probing) - len(self._probing) * best * self.base)
-        return self.overhead + self.base * slower + probing + self._draining
+        return self.overhead + self.base * slower + self._probed_for(best * self.base) + self._draining
+
+    def _probed_for(self, best: float) -> float:
+        """Seconds that probes took beyond ``best`` each. One that took much longer than the other of its candidate
+        holds a pause."""
+        least = {name: min(took for of, took in self._probing if of == name) for name, _ in self._probing}
+        took = sum(min(took, _COLD * least[name]) for name, took in self._probing)
+        return max(0.0, took - len(self._probing) * best)
 
     @property
     def _best(self) -> float:
@@ -249,6 +262,12 @@ class Ledger:
         """Seconds that a drain after a block of each of ``names`` loses: n calls between drains take n times the time
         per call, what a single one takes more, and the drain itself."""
         return sum(self._drain(name) for name in names)
+
+    def _filled(self, block: Block, elapsed: float) -> float:
+        """Seconds that ``block`` took beyond so many calls in a row, as far as a cold first call explains it; the rest
+        is a pause in the call that was dropped."""
+        coldest = _COLD * min(probe.seconds for probe in self._probes[block.candidate]) + self.idle_drain
+        return max(0.0, min(elapsed - (block.calls + block.dropped) * block.per_call, coldest - block.per_call))
 
     def _drain(self, name: str) -> float:
         """As the blocks of rounds show, or while there is none, single calls."""

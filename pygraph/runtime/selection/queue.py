@@ -1,13 +1,18 @@
 """The queue of regions that want a trial: one region of the process is on trial at a time.
 
-Another region's trial would change what is measured. Knows tokens only, neither regions nor trials.
+Another region's trial would change what is measured. It also knows what trials have lost, since the budget is one for
+all of a program's regions. Knows tokens and seconds only, neither regions nor trials.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from threading import Lock
 
 __all__ = ["TRIALS", "TrialQueue"]
+
+_REMEMBERED = 64
+"""Trials whose losses are known: the last ones."""
 
 
 class TrialQueue:
@@ -22,6 +27,7 @@ class TrialQueue:
         self._lock = Lock()
         self._holder: object | None = None
         self._waiting: dict[object, int] = {}
+        self._losses: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
 
     def enter(self, token: object) -> bool:
         """Whether ``token`` has the slot from now on; it waits in line if not. A holder keeps it by asking again."""
@@ -46,6 +52,16 @@ class TrialQueue:
             if self._holder is token:
                 self._holder = None
                 self._forgive()
+
+    def charge(self, when: float, lost: float) -> None:
+        """A trial that ended at ``when`` has lost so much; both in seconds."""
+        with self._lock:
+            self._losses.append((when, lost))
+
+    def charged(self, since: float) -> float:
+        """Seconds that trials which ended after ``since`` have lost."""
+        with self._lock:
+            return sum(lost for when, lost in self._losses if when > since)
 
     def _forgive(self) -> None:
         """Whoever waits starts to count anew how often it has asked in vain."""

@@ -16,6 +16,8 @@ TELLING = ("faster", "equivalent", "undecided", "budget")
 """Reasons of trials that were run to their end. The others say nothing of the candidates."""
 
 _TAIL_DOUBT = 0.1
+_TELLING_BLOCKS = ("round", "baseline", "probe")
+"""Purposes of blocks, from what tells most of a candidate's time to what tells least."""
 
 
 class Grant(NamedTuple):
@@ -32,7 +34,7 @@ class Block:
     ``dropped`` calls (none or one) came before the window that is timed, ``calls`` in it. ``seconds``: the window,
     from the entry of its first call, through everything that the program did, until the device was drained.
     ``waited``: the part of it spent draining. ``tail``: what a drain waits after a single call. ``start``: how many
-    calls the trial had seen before. ``purpose``: ``baseline`` (never drained), ``probe`` or ``round``.
+    calls the trial had seen before. ``purpose``: ``baseline``, ``probe`` or ``round``.
     ``kept``: whether it counts; a block with a stray pause, or whose calls were not as granted, does not.
     """
 
@@ -105,6 +107,8 @@ class TrialReport:
     - ``undecided``: no difference was seen in all rounds; the model's choice
     - ``budget``: the lost time was spent before anything was certain; the model's choice, or if that was eliminated
       what looked fastest of what was left
+    - ``unchanged``: the program's pace had changed since the trial before, but not its time per call between drains;
+      what was decided then
     - ``disturbed``: calls did not run as asked for; ``threads``: they came from several threads; ``stalled``: they
       stopped coming; ``drain-failed``; ``closed``, or whatever else stopped it from outside: the model's choice
 
@@ -127,12 +131,12 @@ class TrialReport:
 
     @property
     def samples(self) -> dict[str, Sample]:
-        """What counted, by candidate. Single calls stand in where there is no other block."""
+        """What counted, by candidate: blocks of rounds; where there is none, the baseline, and else single calls."""
         found = {}
         for name in self.candidates:
             kept = [block for block in self.blocks if block.candidate == name and block.kept]
-            rounds = [block.per_call for block in kept if block.purpose == "round"]
-            times = rounds or [block.per_call for block in kept]
+            by_purpose = ([one.per_call for one in kept if one.purpose == purpose] for purpose in _TELLING_BLOCKS)
+            times = next((found for found in by_purpose if found), [])
             found[name] = Sample(len(times), median(times) if times else None)
         return found
 

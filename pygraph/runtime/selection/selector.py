@@ -5,7 +5,7 @@ The way in to measured selection. What a trial does is ``trial``'s business, wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock, get_ident
 
@@ -43,7 +43,8 @@ class Selector:
             self._left = calls - 1
 
     ``clock`` gives seconds, ``drain`` waits until the device has done all that was submitted, ``seed`` makes the order
-    of blocks repeatable. ``step`` raises what ``drain`` raises; the region then stays with the model's choice.
+    of blocks repeatable, ``expected`` has the seconds that a call of a candidate takes at least, where that is known.
+    ``step`` raises what ``drain`` raises; the region then stays with the model's choice.
     Thread-safe; a thread that comes while another one steps gets the last decision for one call.
 
     ``past`` is what was decided on the same candidates before, maybe by another process: it is used and watched without
@@ -63,6 +64,7 @@ class Selector:
         past: Decided | None = None,
         changed: bool = False,
         remember: Callable[[Decided], None] | None = None,
+        expected: Mapping[str, float] | None = None,
     ) -> None:
         self.reports: list[TrialReport] = []
         self.decision = candidates[0] if past is None else past.decision
@@ -76,7 +78,10 @@ class Selector:
         self._thread = 0
         self._switches = 0
         self._past, self._remember = past, remember
+        self._expected = expected
+        self._known = None if past is None else past.per_call.get(past.decision)
         self._spent = 0 if past is None else past.trials
+        self._false_alarms = 0
         self._withdrawn: set[str] = set()
         self._settled = len(candidates) == 1 or self._spent >= self._options.trials
         if past is not None and not changed:
@@ -144,6 +149,9 @@ class Selector:
             options=self._options,
             seed=self._seed + number,
             share=0.5**number,
+            earlier=self._queue.charged,
+            expected=self._expected,
+            known=self._known,
         )
         self._thread, self._switches = get_ident(), 0
         return self._trial
@@ -165,16 +173,23 @@ class Selector:
         self._trial = None
         if trial.report is None:
             return
-        self.reports.append(trial.report)
-        self.decision = trial.report.decision
-        self._spent += 1
-        self._settled = self._spent >= self._options.trials or trial.report.reason == "threads"
-        self._past = None  # of another pace, at best
-        if trial.report.reason in TELLING:
-            self._keep(self._decided(trial.report))
+        report, now = trial.report, self._clock()
+        self.reports.append(report)
+        self._queue.charge(now, report.lost)
+        self.decision = report.decision
+        if report.reason == "unchanged":
+            self._false_alarms += 1
+        else:
+            self._spent += 1
+            self._past = None  # of another pace, at best
+            self._known = report.per_call.get(report.decision)
+        limit = self._options.trials
+        self._settled = limit <= max(self._spent, self._false_alarms) or report.reason == "threads"
+        if report.reason in TELLING:
+            self._keep(self._decided(report))
         if not self._settled:
             self._watch = Watch(self._options.drift)
-            self._watch.observe(self._clock())
+            self._watch.observe(now)
 
     def _decided(self, report: TrialReport) -> Decided:
         return Decided(

@@ -10,13 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Difference", "difference", "lower_median", "mild_median", "spread", "t_quantile"]
+__all__ = ["Difference", "difference", "least_of_cold", "lower_median", "mild_median", "spread", "t_quantile"]
 
 _STRAY = 5.0
 """Standard deviations from the median at which a difference is left out."""
 _PRIOR_FREEDOM = 3
 _INCREDIBLE = 5.0
 """A variance that is so many times the guessed one refutes the guess."""
+_COLD = 2.0
+"""Single calls of what has not run for long may take so many times as long as the same calls in a row."""
 _MAD = 1.4826
 """Standard deviations of a normal distribution in one median absolute deviation."""
 
@@ -59,6 +61,16 @@ def difference(
     variance = (squares + believed * prior * prior) / freedom
     allowance = sum(weights[i] * allowances[i] for i in kept) / total
     return Difference(mean, math.sqrt(variance / total), freedom, allowance)
+
+
+def least_of_cold(values: Sequence[float], noise: float, alpha: float) -> float:
+    """What the log-ratio of calls in a row is above, but for a chance of ``alpha``, as single cold calls tell.
+
+    Each of ``values`` has a standard deviation of ``noise`` as guessed beforehand, and is too large by an unknown
+    factor. All of them are above the least one, so that each may be off with the n-th root of the chance.
+    """
+    quantile = t_quantile(alpha ** (1 / len(values)), _PRIOR_FREEDOM)
+    return min(values) - math.log(_COLD) - quantile * noise
 
 
 def _kept(values: Sequence[float], weights: Sequence[float], prior: float) -> list[int]:

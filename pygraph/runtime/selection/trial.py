@@ -7,16 +7,25 @@ is a trial at all is the selector's business.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
-from pygraph.runtime.selection.ledger import BASELINE_CALLS, BASELINE_GROUPS, Ledger
+from pygraph.runtime.selection.ledger import Ledger
 from pygraph.runtime.selection.options import SelectionOptions
 from pygraph.runtime.selection.records import Block, Grant, Look, Standing, TrialReport
+from pygraph.runtime.selection.statistics import least_of_cold
 
 __all__ = ["Trial"]
 
+_GROUP = 2
+"""Calls between two looks before any block is timed: even, so that callers of period 2 look steady."""
+_SETTLING, _PATIENCE = 8, 24
+"""Groups of calls that run before anything is timed, and how many at most until nothing interferes with one."""
+_BASELINES = (8, 8, 4, 2, 1, 1, 1)
+"""Groups in the baseline, fewer where something interferes again and again."""
+_REST = 64
+"""Calls between two looks whether earlier trials' losses are long enough ago."""
 _FIRST = 16
 """Calls in the blocks of the first round, unless a candidate is so slow that fewer have to do."""
 _GROWTH = 4
@@ -24,6 +33,8 @@ _EARLY_SHARE, _SHARE = 5.0, 3.0
 """A round may lose one part in so many of what the budget has left: of the first four rounds, of the others."""
 _PROBES = 6
 """Single calls of a candidate, of which two have to run as asked for."""
+_COLD_LOOKS = 0.05
+"""The part of the chance of being wrong that goes to looks at single calls."""
 _LEAST = 1e-9
 """Seconds that any block takes at least: clocks are coarse."""
 _LENGTHS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 60, 64, 80, 96, 100, 120)
@@ -38,7 +49,10 @@ class Trial:
     """A trial of ``candidates``, in the model's order: the first is its choice.
 
     ``clock`` gives seconds; ``drain`` waits until the device has done everything submitted. ``share`` scales the
-    budget of ``options``. ``step`` is called on the entry of a call whenever the calls of the last grant are used up;
+    budget of ``options``; what other trials have lost since a time, in seconds, as ``earlier`` tells, is taken off it.
+    ``expected``: seconds that a call of a candidate takes at least. ``known``: seconds per call of the first candidate
+    in an earlier trial; where it still takes as long, nothing is tried.
+    ``step`` is called on the entry of a call whenever the calls of the last grant are used up;
     it gives None once the trial is over, and ``report`` is there from then on. What ``drain`` raises, ``step`` raises.
     """
 
@@ -51,18 +65,24 @@ class Trial:
         options: SelectionOptions,
         seed: int,
         share: float = 1.0,
+        earlier: Callable[[float], float] | None = None,
+        expected: Mapping[str, float] | None = None,
+        known: float | None = None,
     ) -> None:
         self.report: TrialReport | None = None
         self._candidates = tuple(candidates)
         self._left = list(candidates)
         self._clock, self._drain, self._options = clock, drain, options
         self._seed, self._random = seed, Random(seed)
-        self._ledger = Ledger(candidates, options.fraction * options.horizon * share)
+        self._ledger = Ledger(candidates, options.fraction * options.horizon * share, expected)
+        self._earlier, self._known = earlier, known
         self._looks: list[Look] = []
         self._dropped: list[str] = []
         self._row = 0
         self._cap = options.longest
-        self._spent = 0.0
+        self._pairs = max(1, len(candidates) * (len(candidates) - 1) // 2)
+        self._spent = _COLD_LOOKS * options.alpha
+        self._part = (options.alpha - self._spent) / len(options.looks)
         self._spoiled = False
         self._ended = 0.0
         self._steps = self._run()
@@ -82,44 +102,126 @@ class Trial:
 
     def _run(self) -> _Steps:
         yield from self._baseline()
-        self._drain()
-        start = self._clock()
-        self._drain()
-        self._ended = self._clock()
-        self._ledger.idle_drain = self._ended - start
-        for name in self._candidates:
-            yield from self._probe(name)
+        if self.report is None and self._unchanged():
+            self._finish("unchanged", f"calls with {self._candidates[0]} take as long as in the trial before")
+        if self.report is None:
+            yield from self._rest()
+        for name in self._candidates[1:]:
+            if self.report is None:
+                yield from self._probe(name)
         for _ in range(2 * self._options.looks[-1]):
             if not self._go_on():
                 return
             yield from self._round(self._length())
-        self._finish("undecided", f"no difference was certain after {len(self._ledger.rounds)} rounds")
+        if self.report is None:
+            self._finish("undecided", f"no difference was certain after {len(self._ledger.rounds)} rounds")
 
     def _baseline(self) -> _Steps:
-        """Time the incumbent as it is, without drains: how long a call takes, about, and how much that varies."""
-        name, ledger = self._candidates[0], self._ledger
+        """Time the incumbent in many calls in a row, and in single ones that show what draining takes."""
+        name, found = self._candidates[0], None
+        drains, settling = 0, _SETTLING
+        for groups in _BASELINES:
+            if not (yield from self._calm(settling)):
+                break
+            found, drains, settling = (yield from self._window(groups)), drains + 2, 1
+            if found is not None:
+                break
+        if found is None:
+            self._finish("disturbed", f"calls with {name} never came in a row: others came in between")
+            return
+        yield from self._probe(name)
+        if self.report is None:
+            self._ledger.open(*found, drains)
+
+    def _calls(self, calls: int) -> Generator[Grant, None, bool]:
+        """Run the incumbent; whether all calls were as granted."""
+        self._spoiled = False
+        yield Grant(self._candidates[0], calls)
+        self._ledger.calls += calls
+        return not self._spoiled
+
+    def _calm(self, settling: int) -> Generator[Grant, None, bool]:
+        """Wait, at no cost, until the incumbent is warm and undisturbed; False where others take turns with it."""
+        for group in range(1, _PATIENCE + 1):
+            calm = yield from self._calls(_GROUP)
+            if calm and group >= settling:
+                return True
+        return False
+
+    def _window(self, groups: int) -> Generator[Grant, None, tuple[Block, list[float]] | None]:
+        """Calls in a row between two drains, their first one dropped, and the seconds of each group of them; None if
+        they were disturbed."""
+        self._drain()
         start = self._clock()
-        for _ in range(BASELINE_GROUPS):
-            yield Grant(name, BASELINE_CALLS)
-            end = self._clock()
-            seconds = max(end - start, _LEAST)
-            ledger.add(Block(name, "baseline", ledger.calls, 0, BASELINE_CALLS, seconds, 0.0))
-            start = end
+        self._drain()
+        self._ledger.idle_drain = self._clock() - start
+        began = self._ledger.calls
+        times: list[float] = []
+        clean = yield from self._calls(1)
+        start = submitted = self._clock()
+        while clean and len(times) < groups:
+            clean = yield from self._calls(_GROUP)
+            now = self._clock()
+            times.append(max(now - submitted, _LEAST))
+            submitted = now
+        self._drain()
+        end = self._ended = self._clock()
+        if not clean or self._spoiled:
+            return None
+        idle = min(self._ledger.idle_drain, end - submitted)
+        seconds = max(end - start - idle, _LEAST)
+        waited = end - submitted - idle
+        return Block(self._candidates[0], "baseline", began, 1, groups * _GROUP, seconds, waited), times
+
+    def _unchanged(self) -> bool:
+        """Whether the incumbent takes as long as it did in the trial before, both timed between drains: then it is
+        what the caller does between calls that has changed, and says nothing of the candidates."""
+        known, drift = self._known, self._options.drift
+        return known is not None and 1 / drift <= self._ledger.base / known <= drift
+
+    def _rest(self) -> _Steps:
+        """Wait while more than half of the budget went to other trials of late; what they lost is taken off it."""
+        ledger, options, earlier = self._ledger, self._options, self._earlier
+        if earlier is None:
+            return
+        whole, rested = ledger.budget, 0
+        while True:
+            ledger.debt = earlier(self._clock() - options.horizon * ledger.base)
+            if ledger.debt <= whole / 2 or rested > options.horizon:
+                break
+            yield from self._calls(_REST)
+            rested += _REST
+        if rested:
+            self._drain()
+            ledger.drained()
+        self._ended = self._clock()
 
     def _probe(self, name: str) -> _Steps:
-        """Two single calls, so that one that is much too slow is found at the cost of a call or two."""
-        ledger = self._ledger
+        """Two single calls, so that one that is much too slow is found at the cost of a call or two, or of none."""
+        ledger, incumbent = self._ledger, name == self._candidates[0]
         probed = 0
         for _ in range(_PROBES):
-            block = yield from self._block(name, "probe", 0, 1)
-            probed += block.kept
-            slow = name != self._candidates[0] and probed > 0
-            if slow and ledger.lost + ledger.excess([name]) + ledger.drains([name]) > ledger.budget:
+            if not incumbent and not ledger.affords_call(name):
                 self._drop(name)
                 return
-            if probed == 2:
+            block = yield from self._block(name, "probe", 0, 1)
+            probed += block.kept
+            if block.kept and not incumbent:
+                self._leave_if_much_slower(name)
+            if probed == 2 or name not in self._left:
                 return
         self._finish("disturbed", f"calls with {name} did not run as asked for")
+
+    def _leave_if_much_slower(self, name: str) -> None:
+        """Eliminate what single calls show to be slower than the incumbent beyond doubt: rounds would only cost."""
+        ratios = self._ledger.single(name)
+        side = _COLD_LOOKS * self._options.alpha / 2 / self._pairs  # there are two such looks at a candidate
+        least = least_of_cold(ratios, self._ledger.noise, side) if len(ratios) > 1 else -math.inf
+        if least <= 0:
+            return
+        standing = Standing(name, sum(ratios) / len(ratios), least, math.inf)
+        self._looks.append(Look(0, side, self._candidates[0], (standing,), (name,)))
+        self._left.remove(name)
 
     def _round(self, calls: int) -> _Steps:
         """A block of each candidate left, in random order; it counts if each of them does."""
@@ -136,14 +238,14 @@ class Trial:
             return
         self._ledger.close_round(blocks)
         if len(self._ledger.rounds) in self._options.looks:
-            self._look(self._options.alpha / len(self._options.looks))
+            self._look(self._part)
 
     def _block(self, name: str, purpose: str, dropped: int, calls: int) -> Generator[Grant, None, Block]:
         """Run and time a block. The device is drained on entry, and again at the end."""
         self._spoiled = False
-        began, tail = self._ledger.calls, self._ledger.tail(name) if dropped else 0.0
-        start = self._clock()
-        self._ledger.overhead += start - self._ended
+        began, tail = self._ledger.calls, self._ledger.tail(name, self._ledger.calls) if dropped else 0.0
+        start = entered = self._clock()
+        self._ledger.overhead += entered - self._ended
         if dropped:
             yield Grant(name, dropped)
             start = self._clock()
@@ -156,7 +258,7 @@ class Trial:
         block = Block(name, purpose, began, dropped, calls, seconds, end - submitted - idle, tail)
         if self._spoiled or (purpose == "round" and self._ledger.strays(block)):
             block = replace(block, kept=False)
-        self._ledger.add(block)
+        self._ledger.add(block, end - entered)
         return block
 
     def _adapt(self, clean: bool, calls: int) -> None:
@@ -176,7 +278,8 @@ class Trial:
         rounds = len(self._ledger.rounds)
         wanted = min(self._cap, _FIRST * _GROWTH ** min(rounds, 8))
         excess = self._ledger.risk(self._left)
-        room = (self._ledger.budget - self._ledger.exposure(self._left)) / (_EARLY_SHARE if rounds < 4 else _SHARE)
+        left = self._ledger.budget - self._ledger.exposure(self._left)
+        room = left / (_EARLY_SHARE if rounds < 4 else _SHARE)
         if excess * wanted > room:
             wanted = max(2, int(room / excess))
         fitting = [length for length in _LENGTHS if wanted * 0.6 <= length <= wanted]
@@ -199,7 +302,8 @@ class Trial:
     def _affordable(self) -> bool:
         """Whether the shortest round stays within the budget."""
         ledger = self._ledger
-        return ledger.exposure(self._left) + 3 * ledger.risk(self._left) + ledger.drains(self._left) <= ledger.budget
+        cost = 3 * ledger.risk(self._left) + ledger.drains(self._left)
+        return ledger.exposure(self._left) + cost <= ledger.budget
 
     def _drop(self, name: str) -> None:
         self._left.remove(name)
@@ -235,8 +339,7 @@ class Trial:
     def _look(self, alpha: float) -> None:
         """Eliminate what is slower than the leader beyond chance; keep the model's choice if nothing is much faster."""
         self._spent += alpha
-        pairs = len(self._candidates) * (len(self._candidates) - 1) // 2
-        side = alpha / pairs / 2
+        side = alpha / self._pairs / 2
         first = self._left[0]
         leader = min(self._left, key=lambda name: 0.0 if name == first else self._ledger.compare(name, first).mean)
         standings = tuple(self._standing(name, leader, side) for name in self._left if name != leader)
@@ -270,7 +373,7 @@ class Trial:
             decision=self._choice(),
             reason=reason,
             detail=detail,
-            per_call={block.candidate: ledger.estimate(block.candidate) for block in ledger.blocks},
+            per_call={block.candidate: ledger.estimate(block.candidate) for block in ledger.blocks if ledger.base},
             lost=ledger.lost,
             budget=ledger.budget,
             calls=ledger.calls,
