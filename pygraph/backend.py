@@ -21,7 +21,7 @@ from pygraph.frontend import backward_static_inputs, held_inputs
 from pygraph.ir import Graph
 from pygraph.logs import configure
 from pygraph.lowering.again import Original
-from pygraph.lowering.attention import define_seeds
+from pygraph.lowering.attention import define_seeds, inputs_in_use, unwrap_idle
 from pygraph.lowering.compile import compare, compile_steered, program_record
 from pygraph.lowering.direct import shortcut
 from pygraph.lowering.failed import Failed
@@ -114,7 +114,7 @@ class _Compiler:
     ) -> Compiled | None:
         """A program of the graph without what failed, or None when that is decided as ``before``."""
         gm, kwargs = original.gm, original.kwargs
-        report.notes += define_seeds(gm)
+        report.notes += unwrap_idle(gm) + define_seeds(gm)
         planned = self._plan(gm, kwargs, report, failed)
         if before is not None and before.same(planned.decision, failed):
             return None
@@ -123,7 +123,7 @@ class _Compiler:
         report.times_ms["write_back"] = (time.perf_counter() - start) * 1e3
         start = time.perf_counter()
         judge = functools.partial(judge_graph, device=planned.decision.device, failed=failed)
-        inputs = list(original.inputs)
+        inputs = inputs_in_use(gm, original.inputs)
         program = compile_steered(gm, inputs, kwargs, planned.decision, judge, failed.digest())
         report.times_ms["inductor"] = (time.perf_counter() - start) * 1e3
         regions = self._wrap(program, planned, report, again)

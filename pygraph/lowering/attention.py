@@ -1,4 +1,4 @@
-"""Gives a defined value, on the GPU, to the random state that attention returns although it drops nothing.
+"""Frees attention that drops nothing from the random state that it is given, and that it returns.
 
 Attention returns seed and offset for its backward. Outside of a capture they may lie on the CPU, inside one never,
 and without dropout nobody sets or reads them: an output without a value or a device of its own cannot be replayed.
@@ -7,14 +7,20 @@ and without dropout nobody sets or reads them: an output without a value or a de
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node as FxNode
 
 from pygraph.compat import detect_fake_mode
+from pygraph.frontend import op_name
+from pygraph.lowering.fake import refresh_values
 
-__all__ = ["define_seeds"]
+__all__ = ["define_seeds", "inputs_in_use", "unwrap_idle"]
+
+_WRAPPER = "hop.graphsafe_run_with_rng_state"
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,51 @@ _OPERATORS = {
 }
 
 
+def unwrap_idle(gm: torch.fx.GraphModule) -> list[str]:
+    """Have attention without dropout, in the FX graph of ``gm``, called as it is where it is given a generator.
+
+    before:  graphsafe_run_with_rng_state(attention, q, k, v, …, dropout_p=0.0, rng_state=generator)
+    after:   attention(q, k, v, …, dropout_p=0.0)
+
+    Checkpointing wraps every operator that may draw, so that it draws the same numbers when it is computed again. This
+    one draws none: no generator is read or advanced either way. Returns a note if anything was replaced.
+    """
+    made: list[FxNode] = []
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or op_name(node.target) != _WRAPPER:
+            continue
+        target, args = node.args[0], node.args[1:]
+        kwargs = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
+        facts = _OPERATORS.get(_name(target))
+        if facts is not None and _dropout(args, kwargs, facts) == 0.0:
+            made.append(_replace(gm, node, target, args, kwargs))
+    if not made:
+        return []
+    refresh_values(gm.graph, made)
+    gm.graph.lint()
+    gm.recompile()
+    return [f"attention without dropout that was given a generator: {len(made)} called without"]
+
+
+def inputs_in_use(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """The fake ``inputs`` of ``gm``, with None for generators that no operator takes: Inductor refuses those."""
+    taken = [bool(node.users) for node in gm.graph.find_nodes(op="placeholder")]
+    pairs = zip(inputs, taken, strict=True)
+    return [each if used or not isinstance(each, torch.Generator) else None for each, used in pairs]
+
+
+def _replace(
+    gm: torch.fx.GraphModule, node: FxNode, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> FxNode:
+    with gm.graph.inserting_before(node):
+        made = gm.graph.call_function(target, tuple(args), dict(kwargs))
+    users = [user.meta for user in node.users]  # AOTAutograd says nothing of wrappers in a forward graph
+    made.meta = dict(node.meta or next(iter(users), {}))
+    node.replace_all_uses_with(made)
+    gm.graph.erase_node(node)
+    return made
+
+
 def define_seeds(gm: torch.fx.GraphModule) -> list[str]:
     """Replace, in the FX graph of ``gm``, the random state of attention without dropout by zeros on its device.
 
@@ -42,8 +93,8 @@ def define_seeds(gm: torch.fx.GraphModule) -> list[str]:
     """
     notes: list[str] = []
     for node in list(gm.graph.nodes):
-        facts = _OPERATORS.get(_name(node))
-        if facts is None or _dropout(node, facts) != 0.0:
+        facts = _OPERATORS.get(_name(node.target))
+        if facts is None or _dropout(node.args, node.kwargs, facts) != 0.0:
             continue
         for item in [user for user in node.users if user.target is operator.getitem and user.args[1] in facts.states]:
             if item.users:
@@ -55,14 +106,14 @@ def define_seeds(gm: torch.fx.GraphModule) -> list[str]:
     return notes
 
 
-def _name(node: FxNode) -> str:
-    """The name of the aten operator that ``node`` calls, or nothing."""
-    schema = getattr(node.target, "_schema", None)
+def _name(target: object) -> str:
+    """The name of the aten operator that ``target`` is, or nothing."""
+    schema = getattr(target, "_schema", None)
     return "" if schema is None else str(schema.name).removeprefix("aten::")
 
 
-def _dropout(node: FxNode, facts: _Attention) -> object:
-    return node.args[facts.dropout] if len(node.args) > facts.dropout else node.kwargs.get("dropout_p", 0.0)
+def _dropout(args: Sequence[Any], kwargs: Mapping[str, Any], facts: _Attention) -> object:
+    return args[facts.dropout] if len(args) > facts.dropout else kwargs.get("dropout_p", 0.0)
 
 
 def _define(gm: torch.fx.GraphModule, node: FxNode, item: FxNode) -> None:

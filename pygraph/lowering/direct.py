@@ -1,7 +1,8 @@
 """A shortcut past Inductor's main function, for programs that consist of a single region.
 
 The emitted function is kept but for its checks, which a replay makes itself; the region's replay is asked first, and
-where it declines, the whole program runs as emitted. Which programs qualify is read off their text.
+where it declines, the whole program runs as emitted. Which programs qualify is read off their text: beside calling
+the region they may fetch results to the host and take views of them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def shortcut(
     """A function like ``program``, whose text is ``source``, that tries ``replay`` on the region's arguments first.
 
     ``replay`` returns None, with the list as it was, when it declines. ``namespace`` is that of the emitted module.
-    None when the program does anything beside calling its one region.
+    None when the program does anything beside calling its one region and copying results to the host after it.
 
     emitted:  take args ─ check ─ pick ─ region ─ return      becomes:  take args ─ pick ─ replay ─┬─ return
                                                                                            declined └─ program(args)
@@ -63,7 +64,7 @@ def _rewritten(main: ast.FunctionDef) -> list[ast.stmt] | None:
         kind = _kind(statement)
         if kind == "dropped":
             continue
-        if kind == "other" or (kind == "region" and called):
+        if kind == "other" or (kind == "region" and called) or (kind == "fetch" and not called):
             return None
         if isinstance(statement, ast.Delete) and not called and not _are_picked(statement, picked):
             return None
@@ -89,14 +90,15 @@ def _flat(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _kind(statement: ast.stmt) -> str:
-    """What a statement of the main function does: take, pick, region, dropped, plain, or other."""
+    """What a statement of the main function does: take, pick, region, fetch, dropped, plain, or other."""
     if isinstance(statement, ast.Delete):
         return "plain"
     if isinstance(statement, ast.Return):
         return "plain" if _is_result(statement.value) else "other"
     if isinstance(statement, ast.Expr):
         text = ast.unparse(statement)
-        return "plain" if text == "args.clear()" else "dropped" if text.startswith(_DROPPED) else "other"
+        known = "plain" if text == "args.clear()" else "dropped" if text.startswith(_DROPPED) else "other"
+        return "fetch" if _is_copy(statement.value) else known
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return "other"
     return _assignment(statement.targets[0], statement.value)
@@ -110,6 +112,8 @@ def _assignment(target: ast.expr, value: ast.expr) -> str:
         return "region"
     if isinstance(value, ast.Call) and text.startswith(_DROPPED):
         return "dropped"
+    if isinstance(value, ast.Call) and isinstance(target, ast.Name) and _is_host_buffer(value):
+        return "fetch"
     if isinstance(value, ast.List) and all(isinstance(item, ast.Name) for item in value.elts):
         return "pick"
     return "plain" if isinstance(value, ast.Name) and isinstance(target, ast.Name) else "other"
@@ -126,6 +130,25 @@ def _is_plain(item: ast.expr) -> bool:
     if not isinstance(item, ast.Call) or ast.unparse(item.func) != "reinterpret_tensor" or item.keywords:
         return False
     return isinstance(item.args[0], ast.Name) and all(_is_literal(argument) for argument in item.args[1:])
+
+
+def _is_host_buffer(value: ast.Call) -> bool:
+    """Whether a call makes a tensor of fixed size on the CPU, as results that are fetched get."""
+    if ast.unparse(value.func) != "empty_strided_cpu" or value.keywords or len(value.args) != 3:
+        return False
+    *sizes, dtype = value.args
+    return all(map(_is_literal, sizes)) and ast.unparse(dtype).startswith("torch.")
+
+
+def _is_copy(value: ast.expr) -> bool:
+    """Whether an expression copies a variable, or a view of one in fixed sizes, into another variable."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.keywords:
+        return False
+    into, flags = value.func.value, value.args[1:]
+    if value.func.attr != "copy_" or not isinstance(into, ast.Name) or not value.args:
+        return False
+    source = value.args[0]
+    return not isinstance(source, ast.Constant) and _is_plain(source) and all(map(_is_literal, flags))
 
 
 def _is_literal(value: ast.expr) -> bool:

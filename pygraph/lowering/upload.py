@@ -12,30 +12,46 @@ import torch
 __all__ = ["upload"]
 
 STAGED_BYTES = 64 * 1024
-"""Tensors up to this size, in bytes, share one copy to the device; larger ones are copied one by one."""
+"""Tensors up to this size, in bytes, go through pinned memory, so that the host does not wait for the device."""
+
+FEW = 8
+"""Up to so many small tensors are copied one by one; more share one copy, which costs the host more for each."""
 
 _ALIGNMENT = 16
 
 
 @torch.library.custom_op("pygraph::upload", mutates_args=())
 def upload(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """A copy of each of ``xs`` on ``device``, with its layout and a storage of its own."""
-    results = [torch.empty_like(x, device=device) for x in xs]
+    """A copy of each of ``xs`` on ``device``, with its layout and a storage of its own.
+
+    Raises RuntimeError in a capture of the caller's, whose replays would read pinned memory that is somebody else's.
+    """
     small = [i for i, x in enumerate(xs) if x.numel() * x.element_size() <= STAGED_BYTES]
-    if device.type != "cuda" or len(small) < 2:
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         small = []
     staged = frozenset(small)
+    if len(small) <= FEW:
+        return [_copy(x, device, pinned=i in staged) for i, x in enumerate(xs)]
+    results = [torch.empty_like(x, device=device) for x in xs]
     for i, (result, x) in enumerate(zip(results, xs, strict=True)):
         if i not in staged:
             result.copy_(x)
-    if small:
-        _copy_staged([results[i] for i in small], [xs[i] for i in small], device)
+    _copy_staged([results[i] for i in small], [xs[i] for i in small], device)
     return results
 
 
 @upload.register_fake
 def _(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     return [torch.empty_like(x, device=device) for x in xs]
+
+
+def _copy(x: torch.Tensor, device: torch.device, *, pinned: bool) -> torch.Tensor:
+    """Copied from pageable memory, the host waits for all that the stream was given before; pinned memory is ours, and
+    torch does not hand it out again before the copy is done. The caller may write to ``x`` right away in either case.
+    """
+    if not pinned:
+        return torch.empty_like(x, device=device).copy_(x)
+    return torch.empty_like(x, pin_memory=True).copy_(x).to(device, non_blocking=True)
 
 
 def _copy_staged(results: list[torch.Tensor], xs: list[torch.Tensor], device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """The placement pass: CPU values that block capture are made on the device, uploaded in batches, or fetched at the end.
 
-The steps live in ``placement_moves``, ``placement_uploads`` and ``placement_order``; this file runs them and judges
-again what they changed.
+The steps live in ``placement_equal``, ``placement_moves``, ``placement_uploads`` and ``placement_order``; this file
+runs them and judges again what they changed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import ClassVar
 from pygraph.ir import CAPTURABLE, REASON, Graph, KernelNode, Stage
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.judge import judge
+from pygraph.passes.placement_equal import merge_equal
 from pygraph.passes.placement_moves import Moves, move_factories
 from pygraph.passes.placement_order import sink_copies
 from pygraph.passes.placement_uploads import Uploads, batch_uploads
@@ -33,8 +34,9 @@ class Placement(Pass):
     after:   upload0✗ (%s, %w) ─ arange@cuda ─ add ─ mul ─ mm ─ gelu ─ _to_copy@cpu
 
     Factories and exact operators on them are made on the device; scalars, parameters and inputs are uploaded for each
-    call in one batch; copies to the host that are only returned come last. Random factories never move. ``floating``
-    also moves arithmetic on floats, whose last bit may then differ. When the CPU is captured, there is nothing to do.
+    call in one batch; what is computed on the CPU several times is computed, and uploaded, once; copies to the host
+    that are only returned come last. Random factories never move. ``floating`` also moves arithmetic on floats, whose
+    last bit may then differ. When the CPU is captured, there is nothing to do.
     """
 
     name: ClassVar[str] = "placement"
@@ -49,14 +51,15 @@ class Placement(Pass):
         if target.device.is_host:
             return PassResult(False)
         before = _captured(graph)
+        merged = merge_equal(graph)
         moves = move_factories(graph, target, floating=self.floating)
         changed = _judge_again(graph, target)
         sunk = sink_copies(graph)
         uploads = batch_uploads(graph, target)
         changed |= _judge_again(graph, target)
         sunk += sink_copies(graph)  # uploads bring the nodes into an order of turns, where copies come early
-        modified = changed or bool(moves.moved or moves.made or uploads.values or sunk)
-        notes = _notes(moves, uploads, len(set(sunk)), _captured(graph) - before)
+        modified = changed or bool(merged or moves.moved or moves.made or uploads.values or sunk)
+        notes = _notes(merged, moves, uploads, len(set(sunk)), _captured(graph) - before)
         return PassResult(modified, tuple(notes))
 
 
@@ -74,7 +77,9 @@ def _may_have_changed(node: KernelNode) -> bool:
     return CAPTURABLE not in node.meta or (reason is not None and reason in _DEVICE_REASONS)
 
 
-def _notes(moves: Moves, uploads: Uploads, sunk: int, gained: int) -> Iterator[str]:
+def _notes(merged: int, moves: Moves, uploads: Uploads, sunk: int, gained: int) -> Iterator[str]:
+    if merged:
+        yield f"CPU nodes that computed what another one does: {merged} removed"
     if moves.moved or moves.made:
         yield f"CPU nodes moved to the device: {moves.moved}, made there beside the CPU's own: {moves.made}"
     if uploads.values:

@@ -1,13 +1,17 @@
-"""Random state of attention that drops nothing becomes a constant on its device; everything else stays."""
+"""Attention that drops nothing: its random state is a constant, and it needs no generator; everything else stays."""
 
 from __future__ import annotations
 
+import operator as operator_module
+from typing import Any
+
 import pytest
 import torch
+import torch._prims.rng_prims  # registers the operators that give a generator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pygraph.lowering.attention import define_seeds
+from pygraph.lowering.attention import define_seeds, inputs_in_use, unwrap_idle
 from pygraph.passes.operators import _DROPOUT_PLACES
 
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
@@ -68,6 +72,87 @@ def test_state_that_nobody_uses_is_left_alone() -> None:
     gm = traced(EFFICIENT, None, True, used=(0,))
     assert define_seeds(gm) == []
     assert not constants(gm)
+
+
+# -- generators that checkpointing hands to operators which may draw ---------------------------------------------------
+
+WITH_GENERATOR = torch.ops.higher_order.graphsafe_run_with_rng_state
+
+
+def checkpointed(operator: Any, *extra: object, **named: object) -> torch.fx.GraphModule:
+    """``traced``, with attention wrapped as AOTAutograd wraps it in a forward graph: the wrapper has no ``meta``."""
+    gm = traced(operator, *extra, used=(0, 1))
+    (plain,) = gm.graph.find_nodes(op="call_function", target=operator)
+    with gm.graph.inserting_after(gm.graph.find_nodes(op="placeholder")[-1]):
+        generator = gm.graph.placeholder("fwd_rng_state_0")
+    with gm.graph.inserting_before(plain):
+        kwargs = {**plain.kwargs, **named, "rng_state": generator}
+        wrapper = gm.graph.call_function(WITH_GENERATOR, (operator, *plain.args), kwargs)
+    plain.replace_all_uses_with(wrapper)
+    gm.graph.erase_node(plain)
+    gm.recompile()
+    return gm
+
+
+@pytest.mark.parametrize(
+    ("operator", "extra", "named"),
+    [
+        (EFFICIENT, (None, True), {}),
+        (EFFICIENT, (None, True, 0.0), {"scale": 0.5}),
+        (EFFICIENT, (None, True), {"dropout_p": 0.0}),
+        (FLASH, (), {}),
+    ],
+    ids=["efficient", "in-place", "by-name", "flash"],
+)
+def test_attention_without_dropout_needs_no_generator(
+    operator: Any, extra: tuple[object, ...], named: dict[str, object]
+) -> None:
+    gm = checkpointed(operator, *extra, **named)
+    (wrapper,) = gm.graph.find_nodes(op="call_function", target=WITH_GENERATOR)
+    given, before = wrapper.args, [node.meta["val"] for node in returned(gm)]
+    assert len(unwrap_idle(gm)) == 1
+    assert not gm.graph.find_nodes(op="call_function", target=WITH_GENERATOR)
+    (called,) = gm.graph.find_nodes(op="call_function", target=operator)
+    assert (called.args, called.kwargs) == (given[1:], named)
+    assert {item.target for item in called.users} == {operator_module.getitem}
+    for old, new in zip(before, (node.meta["val"] for node in returned(gm)), strict=True):
+        assert (new.shape, new.stride(), new.dtype, new.device) == (old.shape, old.stride(), old.dtype, old.device)
+    assert len(called.meta["val"]) == len(operator._schema.returns)
+    assert not gm.graph.find_nodes(op="placeholder")[-1].users, "nobody takes the generator"
+    assert unwrap_idle(gm) == []
+
+
+def test_a_generator_that_nobody_takes_is_none_for_inductor() -> None:
+    gm, generator = checkpointed(EFFICIENT, None, True), torch.Generator()
+    query = gm.graph.find_nodes(op="placeholder")[0].meta["val"]
+    assert inputs_in_use(gm, (query, generator)) == [query, generator]
+    unwrap_idle(gm)
+    assert inputs_in_use(gm, (query, generator)) == [query, None]
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"), [((None, True, 0.1), {}), ((None, True), {"dropout_p": 0.1})], ids=["in-place", "by-name"]
+)
+def test_attention_that_drops_keeps_its_generator(extra: tuple[object, ...], named: dict[str, object]) -> None:
+    gm = checkpointed(EFFICIENT, *extra, **named)
+    code = gm.code
+    assert unwrap_idle(gm) == []
+    assert gm.code == code
+
+
+def test_other_operators_keep_their_generator() -> None:
+    with FakeTensorMode():
+        gm = make_fx(lambda x: torch.ops.aten.native_dropout.default(x, 0.5, True))(torch.empty(4, device="meta"))
+    (drop,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.native_dropout.default)
+    with gm.graph.inserting_before(drop):
+        wrapper = gm.graph.call_function(WITH_GENERATOR, (drop.target, *drop.args), {"rng_state": None})
+    drop.replace_all_uses_with(wrapper)
+    gm.graph.erase_node(drop)
+    assert unwrap_idle(gm) == []
+    assert gm.graph.find_nodes(op="call_function", target=WITH_GENERATOR) == [wrapper]
+
+
+# -- what torch has ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(_DROPOUT_PLACES))

@@ -31,6 +31,8 @@ class Runner:
             return (reinterpret_tensor(buf0, (2, 2), (2, 1), 0), arg2_1, None, )
 """
 
+VIEW = dynamo_guards._reinterpret_tensor
+
 
 class Program:
     """Stands for the whole program: notes what it was called with."""
@@ -51,7 +53,7 @@ def replayed(args: list[Any]) -> list[torch.Tensor]:
 
 
 def made(source: str = SOURCE, replay: Any = replayed, program: Any = None) -> Any:
-    return shortcut(source, {"reinterpret_tensor": dynamo_guards._reinterpret_tensor}, replay, program or Program())
+    return shortcut(source, {"reinterpret_tensor": VIEW}, replay, program or Program())
 
 
 def test_the_region_is_replayed_and_its_results_are_arranged_as_emitted() -> None:
@@ -111,6 +113,8 @@ def test_what_a_replay_raises_is_raised() -> None:
     "line",
     [
         "buf5 = empty_strided_cuda((4,), (1,), torch.float32)",
+        "buf5 = empty_strided_cpu((4,), (1,), torch.float32)",
+        "arg0_1.copy_(arg1_1, False)",
         "triton_poi_fused_0.run(arg0_1, 4, stream=stream0)",
         "extern_kernels.mm(arg0_1, arg1_1, out=arg0_1)",
         "arg0_1.copy_(arg1_1)",
@@ -129,6 +133,55 @@ def test_a_program_that_does_more_has_no_shortcut(line: str) -> None:
         source = SOURCE.replace(where, f"            {line}\n{where}")
     assert source != SOURCE
     assert made(source) is None
+
+
+FETCH = """            buf2 = empty_strided_cpu((2, 2), (2, 1), torch.float32)
+            buf2.copy_(reinterpret_tensor(buf0, (2, 2), (2, 1), 0), False)
+            del buf0
+            return (buf2, arg2_1, )
+"""
+
+
+def fetching(text: str = FETCH) -> str:
+    """A program that copies its result to the host after the region has run."""
+    return SOURCE[: SOURCE.index("            return")] + text
+
+
+def test_results_are_fetched_to_the_host_after_the_replay() -> None:
+    def empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(size, -1.0, dtype=dtype)
+
+    program = Program()
+    names = {"reinterpret_tensor": VIEW, "empty_strided_cpu": empty, "torch": torch}
+    args: list[Any] = [torch.ones(2, 2), torch.full((2, 2), 5.0), 3]
+    given = list(args)
+    direct = shortcut(fetching(), names, replayed, program)
+    assert direct is not None
+    result = direct(args)
+    assert torch.equal(result[0], torch.full((2, 2), 8.0))
+    assert result[1] == 3
+    assert program.calls == []
+    declined = shortcut(fetching(), names, lambda args: None, program)
+    assert declined is not None
+    assert declined(list(given)) == "whole"
+    assert [[id(a) for a in call] for call in program.calls] == [[id(a) for a in given]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(2, 2), (2, 1), torch.float32", "(s0, 2), (2, 1), torch.float32"),
+        ("empty_strided_cpu", "empty_strided_cuda"),
+        ("copy_(", "add_("),
+        ("buf2.copy_", "buf2[0].copy_"),
+        ("copy_(reinterpret_tensor(buf0, (2, 2), (2, 1), 0), False)", "copy_(buf0 + 1, False)"),
+        ("copy_(reinterpret_tensor(buf0, (2, 2), (2, 1), 0), False)", "copy_(1.0)"),
+        ("0), False)", "0), arg2_1)"),
+    ],
+)
+def test_other_work_after_the_region_has_no_shortcut(old: str, new: str) -> None:
+    assert made(fetching()) is not None
+    assert made(fetching(FETCH.replace(old, new))) is None
 
 
 @pytest.mark.parametrize(
