@@ -45,7 +45,8 @@ class Verdict:
     """The uncaptured run's ``outputs``, which answer the call, and whether the replay may be used from now on.
 
     ``spread`` is that of a region which does not repeat itself. ``staged``: whether a replay with copied inputs was
-    compared as well, and was right; if one was wrong, ``doubt`` says in what.
+    compared as well, and was right; if one was wrong, ``doubt`` says in what. ``seconds`` is what the uncaptured run
+    took the host, where a replay was compared with it.
     """
 
     outputs: Sequence[Any]
@@ -53,6 +54,7 @@ class Verdict:
     spread: Spread | None = None
     staged: bool = False
     doubt: str | None = None
+    seconds: float | None = None
 
 
 def rewind(driver: Driver, state: object) -> None:

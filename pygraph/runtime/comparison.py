@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -62,10 +63,12 @@ def _compare(
         first = Refusal("replay-raised", f"{type(error).__name__}: {error}")
     if trial is not None and isinstance(first, Refusal):
         first = trial.explained(first, args)
+    start = perf_counter()
     outputs = fn(list(args))
+    seconds = perf_counter() - start
     if trial is None or isinstance(first, Refusal):
         return Verdict(outputs, first if isinstance(first, Refusal) else None)
-    return _judged(trial, first, outputs, transient)
+    return replace(_judged(trial, first, outputs, transient), seconds=seconds)
 
 
 def _judged(trial: Trial, first: First, outputs: Sequence[Any], transient: Transient) -> Verdict:

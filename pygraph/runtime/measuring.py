@@ -7,7 +7,7 @@ Joins ``selection``, which knows neither regions nor drivers, with both. What a 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -46,10 +46,9 @@ class Site:
     """What measuring has to know of the call that was captured; nothing of the call is kept.
 
     ``sensitive``: the arguments whose storage offset was captured. ``selector`` is told of what could not be timed.
-    ``uncaptured``: seconds that an uncaptured run took on the host, the fastest one; None before there was one.
     """
 
-    __slots__ = ("_device", "_driver", "_facts", "_sensitive", "selector", "uncaptured")
+    __slots__ = ("_device", "_driver", "_facts", "_sensitive", "selector")
 
     def __init__(self, driver: Driver, args: Sequence[Any], sensitive: frozenset[int]) -> None:
         devices = [arg.device for arg in args if isinstance(arg, torch.Tensor)]
@@ -57,19 +56,6 @@ class Site:
         self._driver, self._sensitive = driver, sensitive
         self._facts = signature(args, sensitive)
         self.selector: weakref.ref[Selector] | None = None
-        self.uncaptured: float | None = None
-
-    def timed(self, fn: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
-        """``fn``, which runs anyway to be compared with: how long tells whether a trial can afford it."""
-
-        def run(args: list[Any]) -> Sequence[Any]:
-            start = perf_counter()
-            outputs = fn(args)
-            took = perf_counter() - start
-            self.uncaptured = took if self.uncaptured is None else min(took, self.uncaptured)
-            return outputs
-
-        return run
 
     def fits(self, args: Sequence[Any]) -> bool:
         """Whether a call is of the variant that was captured."""
@@ -205,9 +191,11 @@ def measured(
     *,
     changed: bool = False,
     inputs: Sequence[Stageable] = (),
+    uncaptured: float | None = None,
 ) -> Measured:
     """``executable`` under measured selection; ``record`` gets the trials, and counts this capture already.
 
+    ``uncaptured``: seconds that an uncaptured run took the host, which tell whether a trial can afford another one.
     Replays with copies of ``inputs`` were compared, and are a candidate if there are any.
     What ``entry`` has of an earlier trial among the same candidates is used without a new one, unless the program is
     known to have ``changed`` since: then it is what the new trial begins with. What is decided goes there.
@@ -226,7 +214,7 @@ def measured(
         past=past,
         changed=changed,
         remember=None if entry is None else partial(_keep, entry),
-        expected={UNCAPTURED: site.uncaptured} if site.uncaptured else None,
+        expected={UNCAPTURED: uncaptured} if uncaptured else None,
     )
     site.selector = weakref.ref(selector)  # weak, since the selector holds the site
     return Measured(executable, selector, site, record, copies)

@@ -256,7 +256,7 @@ class Region:
         try:
             staged = tuple(each.argument for each in made.stageable)
             scope = replace(self._scope(variant, made.program), staged=staged)
-            verdict = compare(site.timed(self._fn), self._driver, made.executable, args, scope)
+            verdict = compare(self._fn, self._driver, made.executable, args, scope)
         except BaseException as error:
             made.executable.close()
             variant.ran = 0
@@ -301,7 +301,16 @@ class Region:
         if self._options.measure and not self._options.verify_always:
             changed = variant.left_out is not None
             inputs = made.stageable if verdict.staged else ()
-            used = measured(used, site, self.record, variant.key, variant.entry, changed=changed, inputs=inputs)
+            used = measured(
+                used,
+                site,
+                self.record,
+                variant.key,
+                variant.entry,
+                changed=changed,
+                inputs=inputs,
+                uncaptured=verdict.seconds,
+            )
             variant.left_out = None
         for executable in self._variants.install(variant, used):
             self._consume = None

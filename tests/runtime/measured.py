@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.runtime import measuring
+from pygraph.runtime import comparison, measuring
 from pygraph.runtime.driver import CopyCost
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.region import Region
@@ -40,7 +40,8 @@ class Case:
         costs = {"patched": patched, "uncaptured": uncaptured, "copied": copied or SLOW}
         self.machine = Machine(Program(costs, user_host=10, noise=0.03))
         self.lock = Lock()
-        monkeypatch.setattr(measuring, "perf_counter", self._alone(self.machine.clock))
+        for module in (measuring, comparison):
+            monkeypatch.setattr(module, "perf_counter", self._alone(self.machine.clock))
         self.driver = FakeDriver(self._replay, written=[1])
         self.driver.drains = self._drain
         if copied is not None:
