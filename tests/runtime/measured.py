@@ -16,11 +16,17 @@ from pygraph.runtime.region import Region
 from tests.runtime.fake import FakeDriver
 from tests.runtime.simulation import Cost, Machine, Program
 
-__all__ = ["ENOUGH", "FAST", "SLOW", "Case"]
+__all__ = ["ENOUGH", "FAST", "SLOW", "Case", "set_clock"]
 
 FAST, SLOW = Cost(50, 20), Cost(65, 20, 4)
 ENOUGH = 700
 """Calls within which each of these trials ends."""
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+    """What a region's calls are timed by, in seconds."""
+    for module in (measuring, comparison):
+        monkeypatch.setattr(module, "perf_counter", clock)
 
 
 class Case:
@@ -40,8 +46,7 @@ class Case:
         costs = {"patched": patched, "uncaptured": uncaptured, "copied": copied or SLOW}
         self.machine = Machine(Program(costs, user_host=10, noise=0.03))
         self.lock = Lock()
-        for module in (measuring, comparison):
-            monkeypatch.setattr(module, "perf_counter", self._alone(self.machine.clock))
+        set_clock(monkeypatch, self._alone(self.machine.clock))
         self.driver = FakeDriver(self._replay, written=[1])
         self.driver.drains = self._drain
         if copied is not None:

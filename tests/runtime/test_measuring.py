@@ -17,7 +17,7 @@ from pygraph.report.trials import trial_text
 from pygraph.runtime import measuring
 from pygraph.runtime.measuring import Site
 from pygraph.runtime.selection.queue import TrialQueue
-from tests.runtime.measured import ENOUGH, FAST, SLOW, Case
+from tests.runtime.measured import ENOUGH, FAST, SLOW, Case, set_clock
 from tests.runtime.simulation import Cost
 
 
@@ -76,9 +76,9 @@ def test_a_call_through_the_shortcut_counts_once(monkeypatch: pytest.MonkeyPatch
         return direct_call(args) if outputs is None else outputs
 
     monkeypatch.setattr(direct, "region", shortcut)
-    monkeypatch.setattr(measuring, "perf_counter", case.machine.clock)
+    set_clock(monkeypatch, case.machine.clock)
     case.calls(ENOUGH)
-    monkeypatch.setattr(measuring, "perf_counter", direct.machine.clock)
+    set_clock(monkeypatch, direct.machine.clock)
     monkeypatch.setattr(measuring, "TRIALS", TrialQueue())
     direct.calls(ENOUGH)
     assert case.ran == direct.ran
@@ -99,7 +99,7 @@ def test_nothing_is_measured_unless_asked_for_or_where_every_replay_is_compared(
 
 def test_the_same_region_is_tried_in_the_same_order_and_another_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = Case(monkeypatch), Case(monkeypatch)
-    monkeypatch.setattr(measuring, "perf_counter", one.machine.clock)
+    set_clock(monkeypatch, one.machine.clock)
     one.calls(ENOUGH)
     seeds = [Site(one.driver, [torch.ones(2), *rest], frozenset()).seed(name, ()) for name, rest in _SITES]
     assert len(set(seeds)) == len(seeds)
@@ -142,7 +142,7 @@ def test_a_compiled_model_is_measured_and_reported(monkeypatch: pytest.MonkeyPat
         found = pygraph.counters()
         return sum(found.get(name, 0) * each * 1e-3 for name, each in ms.items())
 
-    monkeypatch.setattr(measuring, "perf_counter", clock)
+    set_clock(monkeypatch, clock)
 
     def model(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(x @ x)
