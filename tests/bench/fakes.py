@@ -6,6 +6,7 @@ without a pipe after one, compute something else (at once, or the next time), en
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import sys
@@ -20,7 +21,7 @@ from pygraph.bench.plan import Launcher, Program
 from pygraph.bench.process import Home
 from pygraph.bench.protocol import Spec
 
-__all__ = ["Event", "events", "launcher", "program"]
+__all__ = ["Event", "events", "free", "launcher", "program"]
 
 WORKER = """
 import json, os, shutil, sys, time
@@ -117,3 +118,13 @@ def soon(seconds: float = 120.0) -> float:
 def close_to(left: float, right: float) -> bool:
     """Equal but for rounding."""
     return math.isclose(left, right, rel_tol=1e-5)
+
+
+def free(path: Path) -> bool:
+    """Whether nobody holds the lock on a file."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

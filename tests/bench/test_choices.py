@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pygraph.bench.choices import Choices, QuietGpu, choice_notes, counted
+from tests.bench.fakes import free
 
 PROCESS = """
 import sys, time
@@ -151,15 +151,6 @@ def test_a_process_forked_meanwhile_does_not_keep_it(tmp_path: Path) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-def free(path: Path) -> bool:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from pygraph.bench.choices import Choices, QuietGpu
 from pygraph.bench.choosing import Chooser, kernel_key
 from pygraph.compat import inductor_timing
+from tests.bench.fakes import free
 
 SOURCE = "def {name}(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):\n    tl.store(out_ptr0, xnumel)\n"
 BLOCKS = (8, 16, 32)
@@ -167,15 +167,6 @@ def test_calls_that_have_the_gpu_leave_it_to_others_while_they_compile(tmp_path:
     assert seen == [True, False]
     torch.compile(torch.cos, backend=backend)(torch.ones(3))
     assert seen[2:] == [True, True]
-
-
-def free(path: Path) -> bool:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 def test_padding_of_products_is_decided_once(tmp_path: Path) -> None:

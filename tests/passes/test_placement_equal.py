@@ -9,6 +9,8 @@ from tests.passes.placed import CPU, GPU, place, shown
 SCALED = ("%a = aten.mul.Tensor(%s, 0.1) : f32[]@cpu", "%b = aten.mul.Tensor(%s, 0.1) : f32[]@cpu")
 """Twice the same, on a scalar of the CPU."""
 
+WRITES_S = "%w1 = aten.copy_.default(%s, %t) : f32[]@cpu !reads[1] !writes[0] !aliases[0:0]"
+
 
 def merged(notes: tuple[str, ...]) -> int:
     """How many CPU operators fell away, by the pass's note."""
@@ -86,11 +88,16 @@ def test_what_is_written_later_stays_memory_of_its_own() -> None:
     assert {"a", "b"} <= {node.name for node in graph.nodes}
 
 
-def test_operands_that_are_written_in_between_count_as_different() -> None:
+@pytest.mark.parametrize(
+    "between",
+    [WRITES_S, "^n = mylib.log.default() !barrier"],
+    ids=["an operand is written", "a barrier"],
+)
+def test_what_happens_in_between_may_make_a_difference(between: str) -> None:
     first, second = SCALED
     graph, result = place(
         first,
-        "%w1 = aten.copy_.default(%s, %t) : f32[]@cpu !reads[1] !writes[0] !aliases[0:0]",
+        between,
         second,
         f"%p = aten.mul.Tensor(%x, %a) : {GPU}",
         f"%q = aten.mul.Tensor(%x, %b) : {GPU}",
@@ -105,19 +112,5 @@ def test_random_numbers_are_drawn_as_often_as_before(effect: str) -> None:
     draws = [f"%{name} = aten.rand.default([4], device = @cpu) : {CPU} {effect}" for name in "ab"]
     copies = [f"%{new} = prims.device_put.default(%{old}, @cuda:0) : {GPU}" for new, old in ("pa", "qb")]
     graph, result = place(*draws, *copies, f"%r = aten.add.Tensor(%p, %q) : {GPU}", returns="%r")
-    assert merged(result.notes) == 0
-    assert {"a", "b"} <= {node.name for node in graph.nodes}
-
-
-def test_nothing_is_merged_across_a_barrier() -> None:
-    first, second = SCALED
-    graph, result = place(
-        first,
-        "^n = mylib.log.default() !barrier",
-        second,
-        f"%p = aten.mul.Tensor(%x, %a) : {GPU}",
-        f"%q = aten.mul.Tensor(%x, %b) : {GPU}",
-        returns="%p, %q",
-    )
     assert merged(result.notes) == 0
     assert {"a", "b"} <= {node.name for node in graph.nodes}

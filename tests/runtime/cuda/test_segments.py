@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -21,6 +22,14 @@ def recorded(capture: Capture) -> Recording:
     return replace(capture.recording(), alignment=512)
 
 
+def explained(build: Callable[[Capture], Recording]) -> tuple[Recording, tuple[Slot, ...]]:
+    """What ``build`` records, and its slots from a second capture."""
+    first, second = build(Capture()), build(Capture(0x6600_0000_0000, gap=8192))
+    table = discover(first, second)
+    assert isinstance(table, SlotTable)
+    return first, table.slots
+
+
 def backward(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
     """Each launch reads one saved activation and the running gradient, and writes a new one and an output."""
 
@@ -34,10 +43,7 @@ def backward(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
             gradient = following
         return recorded(capture)
 
-    first, second = build(Capture()), build(Capture(0x6600_0000_0000, gap=8192))
-    table = discover(first, second)
-    assert isinstance(table, SlotTable)
-    return first, table.slots
+    return explained(build)
 
 
 def program(recording: Recording, slots: tuple[Slot, ...], held: frozenset[int] = frozenset()) -> Program:
@@ -90,10 +96,7 @@ def inference(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
             activation = following
         return recorded(capture)
 
-    first, second = build(Capture()), build(Capture(0x6600_0000_0000, gap=8192))
-    table = discover(first, second)
-    assert isinstance(table, SlotTable)
-    return first, table.slots
+    return explained(build)
 
 
 def test_nothing_is_gained_by_letting_go_of_what_others_hold() -> None:
@@ -125,21 +128,19 @@ def test_every_intermediate_has_one_place_for_as_long_as_it_lives(data: st.DataO
             capture.launch(*words)
         return recorded(capture)
 
-    first, second = build(Capture()), build(Capture(0x6600_0000_0000, gap=8192))
-    table = discover(first, second)
-    assert isinstance(table, SlotTable)
-    segments = made(first, table.slots)
+    first, slots = explained(build)
+    segments = made(first, slots)
     assert [begin for begin, _ in segments.bounds[1:]] == [end for _, end in segments.bounds[:-1]]
     assert (segments.bounds[0][0], segments.bounds[-1][1]) == (0, launches)
     where = {launch: s for s, (begin, end) in enumerate(segments.bounds) for launch in range(begin, end)}
     blocks = {block.index: block for block in segments.blocks}
-    for slot in table.slots:
+    for slot in slots:
         segment = where[slot.launch]
         block = blocks.get(slot.index)
         assert (block is None) == (slot.index in segments.workspaces[segment].offsets)
         assert block is None or block.born <= segment <= block.died
     for segment, layout in enumerate(segments.workspaces):
-        assert_disjoint(first, table.slots, layout.offsets, layout.nbytes, segments.bounds[segment])
+        assert_disjoint(first, slots, layout.offsets, layout.nbytes, segments.bounds[segment])
     assert segments.held >= segments.ideal
     if len(segments.bounds) == 1:
         assert EXCESS > 0
