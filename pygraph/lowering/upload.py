@@ -24,11 +24,13 @@ _ALIGNMENT = 16
 def upload(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """A copy of each of ``xs`` on ``device``, with its layout and a storage of its own.
 
-    Raises RuntimeError in a capture of the caller's, whose replays would read pinned memory that is somebody else's.
+    In a capture of the caller's, numbers become part of it; for a tensor of any dimension it raises RuntimeError, as an
+    uncompiled copy does.
     """
-    small = [i for i, x in enumerate(xs) if x.numel() * x.element_size() <= STAGED_BYTES]
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        small = []
+    on_gpu = device.type == "cuda"
+    if on_gpu and torch.cuda.is_current_stream_capturing():
+        return [_captured(x, device) for x in xs]
+    small = [i for i, x in enumerate(xs) if on_gpu and x.numel() * x.element_size() <= STAGED_BYTES]
     staged = frozenset(small)
     if len(small) <= FEW:
         return [_copy(x, device, pinned=i in staged) for i, x in enumerate(xs)]
@@ -43,6 +45,13 @@ def upload(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tenso
 @upload.register_fake
 def _(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     return [torch.empty_like(x, device=device) for x in xs]
+
+
+def _captured(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """By a kernel that holds the number: replays of the caller's graph have no other one, as where an operator takes a
+    CPU tensor of no dimensions itself. (Pinned memory of ours would be somebody else's by then.)"""
+    result = torch.empty_like(x, device=device)
+    return result.copy_(x) if x.dim() else result.fill_(x.item())
 
 
 def _copy(x: torch.Tensor, device: torch.device, *, pinned: bool) -> torch.Tensor:

@@ -105,3 +105,24 @@ def test_results_of_a_replay_on_the_cpu_are_the_callers_own() -> None:
         earlier.append((result, [t.clone() for t in result]))
     assert {t.device.type for kept, _ in earlier for t in kept} == {"cpu"}
     assert_replayed()
+
+
+def test_a_callers_own_capture_holds_the_numbers_of_then() -> None:
+    """As with eager and with Inductor: a CPU number is an argument of the kernels, and stays what it was."""
+
+    def scaled(x: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+        return (x * rate).sin() - rate * 0.5
+
+    call = compiled(scaled, **EVERYTHING)
+    x, rate = torch.randn(64, device="cuda"), torch.tensor(0.25)
+    for _ in range(4):
+        assert_same(call(x, rate), scaled(x, rate))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call(x, rate)
+    expected = scaled(x, rate)
+    rate.fill_(3.0)
+    junk = [torch.full((16,), 7.0).pin_memory() for _ in range(64)]
+    graph.replay()
+    assert_same(result, expected)
+    del junk

@@ -68,3 +68,16 @@ def test_a_single_copy_keeps_values_and_layout(monkeypatch: pytest.MonkeyPatch, 
         assert x.stride() == result.stride()
         assert not x.numel() or result.data_ptr() != x.data_ptr()
     assert pinned == [staged] * len(sources())
+
+
+def test_what_a_caller_captures_holds_the_numbers() -> None:
+    numbers = [2.5, -0.0, float("inf"), 7, -(2**62), True, 1 - 2j]
+    tensors = [torch.tensor(number) for number in numbers] + [torch.tensor(1 / 3, dtype=torch.float64).half()]
+    for x in tensors:
+        result = module._captured(x, torch.device("cpu"))
+        assert result.dtype is x.dtype
+        assert torch.equal(result, x)
+        assert result.data_ptr() != x.data_ptr()
+        if x.dtype.is_floating_point:
+            assert torch.signbit(result) == torch.signbit(x)
+    assert torch.equal(module._captured(torch.arange(3), torch.device("cpu")), torch.arange(3))
