@@ -1,4 +1,4 @@
-"""Small JSON files that outlive a process: where they lie, and how they are written and read, never half of them.
+"""Small JSON files that outlive a process: where they lie, how they are written and read, never half of them; and locks.
 
 What is in the files, and the keys they go by, belongs to whoever writes them. Imports nothing of PyGraph.
 """
@@ -6,16 +6,18 @@ What is in the files, and the keys they go by, belongs to whoever writes them. I
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-__all__ = ["VARIABLE", "cache_dir", "read_json", "warn_once", "write_atomically"]
+__all__ = ["VARIABLE", "cache_dir", "locked", "read_json", "warn_once", "write_atomically"]
 
 VARIABLE = "PYGRAPH_CACHE_DIR"
 """The environment variable that names the folder. Unset: the user's cache folder of the platform. Empty: none."""
@@ -52,6 +54,17 @@ def write_atomically(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an advisory lock, which the system drops if this process dies. Raises OSError."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing would not do: a process forked meanwhile has the file too
 
 
 def read_json(path: Path) -> Any | None:

@@ -13,23 +13,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from pygraph.cache import read_json, write_atomically
+from pygraph.cache import locked, read_json, write_atomically
 
-__all__ = ["Choices", "QuietGpu", "choice_notes", "counted", "locked"]
+__all__ = ["Choices", "QuietGpu", "choice_notes", "counted"]
 
 Chosen = Mapping[str, Mapping[str, str]]
 """By side: the configuration in use of each kernel that had several, by the kernel's key."""
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock, which the system drops if this process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # closing would not do: a process forked meanwhile has the file too
 
 
 class Choices:

@@ -6,7 +6,7 @@ Nothing executes here and no state is kept; what a region does with the result i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,7 +73,7 @@ def capture(
     doubt = collective(first) or outside(first, found.slots)
     if doubt is not None:
         return doubt
-    program = replace(_program(first, found, args, options), held=held)
+    program = _program(first, found, args, options, held)
     written = written_arguments(first, found.slots)
     inputs = stageable(program, written, driver.copy_cost)
     return Captured(driver.instantiate(program), program, found, written, inputs)
@@ -103,7 +103,9 @@ def _captured_twice(
     return first, doubt or Refusal("unstable-launches")
 
 
-def _program(recording: Recording, table: SlotTable, args: Sequence[Any], options: RegionOptions) -> Program:
+def _program(
+    recording: Recording, table: SlotTable, args: Sequence[Any], options: RegionOptions, held: frozenset[int]
+) -> Program:
     """The recorded order, with intermediates placed and every tensor argument held to the same alignment."""
     return Program(
         recording=recording,
@@ -112,6 +114,7 @@ def _program(recording: Recording, table: SlotTable, args: Sequence[Any], option
         order=tuple(range(len(recording.launches))),
         alignment={i: options.alignment for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)},
         inert=table.inert,
+        held=held,
     )
 
 

@@ -6,7 +6,6 @@ wait for one another; a process that dies while it builds leaves nothing that ot
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import importlib.machinery
@@ -31,6 +30,7 @@ from types import ModuleType
 import platformdirs
 import torch
 
+from pygraph.cache import locked
 from pygraph.errors import CaptureError
 
 __all__ = ["NativeLibrary"]
@@ -85,7 +85,7 @@ class NativeLibrary:
             return path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(path.parent / f"{self.module}.lock"):
+            with locked(path.parent / f"{self.module}.lock"):
                 if not path.exists():
                     self._compile(path)
         except OSError as error:
@@ -163,11 +163,3 @@ def _progress(label: str) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock, which the system drops if this process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -52,7 +52,7 @@ def split(
     stream = torch.cuda.current_stream()
     for instance in (graph.raw_cuda_graph_exec(), *(part.instance for part in clones)):
         call(driver.cuGraphUpload, driver.CUgraphExec(instance), driver.CUstream(stream.cuda_stream))
-    stream.synchronize()
+    stream.synchronize()  # the first patch may come at once; a comparison waits for the stream after it anyway
     return [Part(0, 0, {i: nodes[i].handle for i in range(begin, end)}), *clones]
 
 
