@@ -1,4 +1,4 @@
-"""Small JSON files that outlive a process: where they lie, how they are written and read, never half of them; and locks.
+"""Small JSON files that outlive a process: where they lie, how they are read and written whole; and locks on files.
 
 What is in the files, and the keys they go by, belongs to whoever writes them. Imports nothing of PyGraph.
 """
