@@ -86,17 +86,27 @@ def assert_replayed(at_least: int = 1) -> None:
     assert [region.state for region in regions] == ["replay"] * len(regions), figures()
 
 
-def assert_same(actual: Any, expected: Any, *, call: object = None) -> None:
+_RELATIVE = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
+"""What ``torch.testing.assert_close`` allows results of a type."""
+
+
+def assert_same(actual: Any, expected: Any, *, call: object = None, through: torch.dtype | None = None) -> None:
     """Equal but for rounding, on the same devices: two compilations may tune one reduction to other block sizes, and
-    fused kernels round less often than eager. (That a replay has the bits of the uncaptured run is checked by the
-    runtime itself, here and in the tests of operators.)"""
+    fused kernels round less often than eager. Results of another type that came ``through`` a shorter one, as under
+    autocast, are rounded as that is. (That a replay has the bits of the uncaptured run is checked by the runtime
+    itself, here and in the tests of operators.)"""
+    bounds = {} if through is None else {"rtol": _RELATIVE[through], "atol": 1e-5}
     ours, theirs = (torch.utils._pytree.tree_leaves(tree) for tree in (actual, expected))
     assert len(ours) == len(theirs), f"call {call}: {len(ours)} results, not {len(theirs)}"
     for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if isinstance(a, torch.Tensor):
             assert a.device == b.device, f"result {place} of call {call} is on {a.device}, not {b.device}"
             torch.testing.assert_close(
-                a, b, equal_nan=True, msg=lambda text, at=place: f"result {at} of call {call}: {text}\n{figures()}"
+                a,
+                b,
+                equal_nan=True,
+                msg=lambda text, at=place: f"result {at} of call {call}: {text}\n{figures()}",
+                **bounds,
             )
         else:
             assert a == b, f"result {place} of call {call}"

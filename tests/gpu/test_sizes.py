@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 import pygraph
-from pygraph.regions import driver_for
 from pygraph.runtime.counters import RegionRecord
-from tests.gpu.programs import DEVICE, EVERYTHING, assert_replayed, assert_same, compiled, device_tensor, figures
+from pygraph.runtime.cuda import CudaDriver
+from tests.gpu.programs import EVERYTHING, assert_replayed, assert_same, compiled, device_tensor, figures
 
 SIZES = tuple(range(4, 204, 4))
 MB = 1 << 20
@@ -83,23 +83,21 @@ class Counted:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """Counts what the device's own driver is asked for."""
-    driver = driver_for(DEVICE)
-    assert driver is not None
-    capture, instantiate = driver.capture, driver.instantiate
+    """Counts what drivers are asked for. (Patching an instance would leave its bound methods behind in it.)"""
+    capture, instantiate = CudaDriver.capture, CudaDriver.instantiate
     found = Counted(0, weakref.WeakSet())
 
-    def capturing(fn: Any, args: Sequence[Any]) -> Any:
+    def capturing(self: CudaDriver, fn: Any, args: Sequence[Any]) -> Any:
         found.captures += 1
-        return capture(fn, args)
+        return capture(self, fn, args)
 
-    def instantiating(program: Any) -> Any:
-        executable = instantiate(program)
+    def instantiating(self: CudaDriver, program: Any) -> Any:
+        executable = instantiate(self, program)
         found.executables.add(executable)
         return executable
 
-    monkeypatch.setattr(driver, "capture", capturing)
-    monkeypatch.setattr(driver, "instantiate", instantiating)
+    monkeypatch.setattr(CudaDriver, "capture", capturing)
+    monkeypatch.setattr(CudaDriver, "instantiate", instantiating)
     return found
 
 

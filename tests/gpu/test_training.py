@@ -43,8 +43,9 @@ def ours(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled(function, **EVERYTHING)
 
 
-def against_inductor(run: Callable[[Compile], Any], regions: int = 2) -> None:
-    """``run`` does the same with PyGraph's ``compile`` as with Inductor's, and at least ``regions`` are replayed.
+def against_inductor(run: Callable[[Compile], Any], regions: int = 2, *, through: torch.dtype | None = None) -> None:
+    """``run`` does the same with PyGraph's ``compile`` as with Inductor's, and at least ``regions`` are replayed. What
+    it returns came ``through`` another type than its own, where one is given.
 
     Inductor compiles anew: AOTAutograd's cache of torch 2.11 hands out a program of bfloat16 under autocast to float16.
     """
@@ -52,7 +53,7 @@ def against_inductor(run: Callable[[Compile], Any], regions: int = 2) -> None:
     assert_replayed(regions)
     torch._dynamo.reset()
     with compat.functorch_config.patch(enable_autograd_cache=False):
-        assert_same(actual, run(torch.compile))
+        assert_same(actual, run(torch.compile), through=through)
 
 
 def state(model: nn.Module) -> list[torch.Tensor]:
@@ -116,7 +117,7 @@ def test_autocast(scaled: bool, inside: bool) -> None:
         call = compile(under(model)) if inside else under(compile(model))
         return train(call, model, scaler=torch.amp.GradScaler(DEVICE, init_scale=1024.0) if scaled else None)
 
-    against_inductor(run)
+    against_inductor(run, through=dtype)
 
 
 def test_a_scaler_that_meets_an_infinity_skips_the_step() -> None:
@@ -136,7 +137,7 @@ def test_a_scaler_that_meets_an_infinity_skips_the_step() -> None:
         assert scales[4] < scales[3]
         return [*scales, *(p.detach().clone() for p in model.parameters())]
 
-    against_inductor(run)
+    against_inductor(run, through=torch.float16)
 
 
 class Stack(nn.Module):
