@@ -6,9 +6,12 @@ after its last use. Pure functions over a Program; a region that holds little is
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 from pygraph.runtime.driver import Layout, Program
 from pygraph.runtime.layout import Lifetime, lifetimes, pack
@@ -16,16 +19,22 @@ from pygraph.runtime.recording import AllocationKind, OutputKind
 
 __all__ = ["Block", "Segments", "cut", "whole"]
 
+Bounds: TypeAlias = tuple[tuple[int, int], ...]
+"""The launches (begin, end) of each segment, in order."""
+
 WORTHWHILE = 64 << 20
 """Bytes that a cut has to save (64 MiB): below, more launches cost more than the memory is worth."""
 
-EXCESS = 0.01
+EXCESS = 0.02
 """Part of the uncaptured program's peak by which segments may exceed it."""
 
 FEWEST_LAUNCHES = 2
 """Launches that a segment has at least."""
 
 MOST_SEGMENTS = 64
+
+_GOALS = 64
+"""Peaks between the uncaptured program's and that of one segment that may be aimed at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +49,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """``bounds`` are the launches (begin, end) of each segment, ``workspaces`` the layouts of what lives in one only.
+    """``bounds`` are the launches of each segment, ``workspaces`` the layouts of what lives in one only.
 
     ``fresh`` gives the segment that an output's memory is first used in, ``dead`` the arguments that are not needed
     any more after a segment. ``held`` and ``ideal`` are bytes at the peak: of this plan, and of the uncaptured program.
     """
 
-    bounds: tuple[tuple[int, int], ...]
+    bounds: Bounds
     workspaces: tuple[Layout, ...]
     blocks: tuple[Block, ...]
     fresh: Mapping[int, int]
@@ -57,25 +66,25 @@ class Segments:
 
 def cut(program: Program) -> Segments:
     """The fewest segments whose peak comes close to the uncaptured program's; one, with ``layout``, where that saves
-    too little."""
+    too little. Where no cuts come that close, those that come closest."""
     facts = _Facts.of(program)
-    single = facts.plan(1, program.layout)
-    if single.held - single.ideal < max(WORTHWHILE, EXCESS * single.ideal):
+    single = facts.plan(facts.everything, program.layout)
+    limit = single.ideal + max(WORTHWHILE, int(EXCESS * single.ideal))
+    if single.held <= limit:
         return single
-    best, count = single, 2
-    while count <= min(MOST_SEGMENTS, facts.launches // FEWEST_LAUNCHES):
-        plan = facts.plan(count)
-        if plan.held < best.held:
-            best = plan
-        if plan.held <= (1 + EXCESS) * plan.ideal:
-            break
-        count *= 2
+    cutter = _Cutter(facts)
+    goals = range(single.ideal, single.held, (single.held - single.ideal) // _GOALS)
+    least = bisect_left(goals, -MOST_SEGMENTS, hi=len(goals) - 1, key=lambda goal: -len(cutter.fewest(goal)))
+    cuts = {cutter.fewest(goal) for goal in (goals[least], max(limit, goals[least]))}
+    plans = [single, *(facts.plan(bounds) for bounds in cuts if len(bounds) <= MOST_SEGMENTS)]
+    best = min(plans, key=lambda plan: (max(plan.held, limit), len(plan.bounds)))
     return best if single.held - best.held >= WORTHWHILE else single
 
 
 def whole(program: Program) -> Segments:
     """The region as one segment, with the program's own layout."""
-    return _Facts.of(program).plan(1, program.layout)
+    facts = _Facts.of(program)
+    return facts.plan(facts.everything, program.layout)
 
 
 @dataclass(frozen=True)
@@ -119,10 +128,13 @@ class _Facts:
             },
         )
 
-    def plan(self, count: int, layout: Layout | None = None) -> Segments:
-        """Segments of equally many launches; ``layout`` is that of a single one."""
-        edges = [self.launches * i // count for i in range(count + 1)]
-        bounds = tuple(pairwise(edges))
+    @property
+    def everything(self) -> Bounds:
+        """The bounds of one segment."""
+        return ((0, self.launches),)
+
+    def plan(self, bounds: Bounds, layout: Layout | None = None) -> Segments:
+        """Segments with these ``bounds``; ``layout`` is that of a single one."""
         where = _where(bounds, self.launches)
         local: list[list[Lifetime]] = [[] for _ in bounds]
         blocks: list[Block] = []
@@ -145,7 +157,7 @@ class _Facts:
 
     def _held(
         self,
-        bounds: Sequence[tuple[int, int]],
+        bounds: Bounds,
         workspaces: Sequence[Layout],
         blocks: Sequence[Block],
         fresh: Mapping[int, int],
@@ -174,12 +186,54 @@ class _Facts:
         return max(_sums(changes), default=0)
 
 
+class _Cutter:
+    """Finds bounds. Sizes are summed up beforehand, as each of many bounds that are looked at needs some."""
+
+    def __init__(self, facts: _Facts) -> None:
+        self._launches, self._reuse = facts.launches, facts.reuse
+        self._lives = sorted(facts.lives, key=lambda life: life.first)
+        count = facts.launches + 1
+        self._given, self._older, self._made = [0] * count, [0] * count, [0] * count
+        for nbytes, last in facts.arguments.values():
+            _add(self._given, 0, min(last, facts.launches - 1), nbytes)
+        for life in self._lives:
+            _add(self._older, life.first + 1, life.last, life.nbytes)
+        for nbytes, first in facts.fresh.values():
+            self._made[first + 1] += nbytes
+        for amounts in (self._given, self._older, self._made):
+            amounts[:] = accumulate(amounts)
+
+    def fewest(self, goal: int) -> Bounds:
+        """Segments of which each goes as far as it holds no more than ``goal`` bytes, or than its first launches."""
+        edges = [0]
+        while edges[-1] < self._launches:
+            begin = edges[-1]
+            shortest = min(begin + FEWEST_LAUNCHES, self._launches)
+            bound = max(goal, self._needs(begin, shortest))
+            longer = range(shortest + 1, self._launches + 1)
+            further = bisect_right(longer, bound, key=partial(self._needs, begin))
+            edges.append(shortest + further)
+        return tuple(pairwise(edges))
+
+    def _needs(self, begin: int, end: int) -> int:
+        """Bytes that are held while the launches from ``begin`` to ``end`` run as one segment among others: what was
+        made before them or outlives them all along, intermediates of their own as these take turns."""
+        low, high = (bisect_left(self._lives, launch, key=lambda life: life.first) for launch in (begin, end))
+        own, beyond = [0] * (end - begin + 1), 0
+        for life in self._lives[low:high]:
+            if life.last >= end:
+                beyond += life.nbytes
+            else:
+                _add(own, life.first - begin, life.last - begin if self._reuse else end - begin - 1, life.nbytes)
+        return self._given[begin] + self._made[end] + self._older[begin] + beyond + max(_sums(own), default=0)
+
+
 def _overlap(lives: Sequence[Lifetime], layout: Layout) -> bool:
     """Whether ``layout`` lets intermediates share bytes."""
     return layout.nbytes < sum(life.nbytes for life in lives)
 
 
-def _where(bounds: Sequence[tuple[int, int]], launches: int) -> list[int]:
+def _where(bounds: Bounds, launches: int) -> list[int]:
     """The segment of each launch; a region without launches has one segment."""
     where = [0] * max(launches, 1)
     for number, (begin, end) in enumerate(bounds):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, combinations, pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.cuda.segments import EXCESS, WORTHWHILE, Segments, cut, whole
+from pygraph.runtime.cuda.segments import EXCESS, FEWEST_LAUNCHES, WORTHWHILE, Segments, _Facts, cut, whole
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
@@ -72,6 +74,72 @@ def test_a_large_backward_is_cut_until_it_holds_what_the_uncaptured_program_does
     single = whole(program(recording, slots))
     assert single.held > 1.9 * single.ideal
     assert segments.ideal == single.ideal
+
+
+def training(layers: int, activation: int, weight: int) -> Program:
+    """The backward of a deep model, whose caller holds the weights: what it has saved outweighs its gradients."""
+
+    def build(capture: Capture) -> Recording:
+        saved = [[capture.input(size) for size in (activation, 4 * activation)] for _ in range(layers)]
+        weights = [capture.input(weight) for _ in range(layers)]
+        gradient, results = capture.input(activation), []
+        for number in reversed(range(layers)):
+            narrow, wide = saved[number]
+            inner, of_weight, following = capture.pool(4 * activation), capture.pool(weight), capture.pool(activation)
+            capture.launch(wide, gradient, inner)
+            capture.launch(narrow, inner, of_weight)
+            capture.launch(inner, weights[number], following)
+            gradient = following
+            results.append(3 * len(results) + 1)
+        for each in results:
+            capture.fresh(each)
+        return recorded(capture)
+
+    return program(*explained(build), held=frozenset(range(2 * layers, 3 * layers)))
+
+
+@pytest.mark.parametrize(("activation", "weight", "most"), [(16, 6, 4), (4, 8, 6), (64, 34, 6)])
+def test_cuts_are_made_where_they_matter(activation: int, weight: int, most: int) -> None:
+    """Memory falls in the course of a backward: what comes late needs no cuts, however many launches it is."""
+    deep = training(48, activation * MB, weight * MB)
+    segments = cut(deep)
+    limit = segments.ideal + max(WORTHWHILE, EXCESS * segments.ideal)
+    assert whole(deep).held > limit >= segments.held
+    assert 2 <= len(segments.bounds) <= most
+    lengths = [end - begin for begin, end in segments.bounds]
+    assert lengths[0] == min(lengths[:-1])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_no_plan_with_fewer_segments_holds_as_little(data: st.DataObject) -> None:
+    """Against all that there are. Intermediates are of one size, which are packed as tightly as can be."""
+    launches = data.draw(st.integers(6, 11))
+    size, spans = 32 * MB, st.tuples(st.integers(0, launches - 1), st.integers(0, 4))
+    given_until = data.draw(st.lists(st.integers(0, launches - 1), max_size=8))
+    made_from = data.draw(st.lists(st.integers(0, launches - 1), max_size=8))
+    between = data.draw(st.lists(spans, max_size=6))
+
+    def build(capture: Capture) -> Recording:
+        arguments = [capture.input(size) for _ in given_until]
+        results, lives = [capture.pool(size) for _ in made_from], [capture.pool(size) for _ in between]
+        for launch in range(launches):
+            words = [address for address, last in zip(arguments, given_until, strict=True) if last >= launch]
+            words += [address for address, first in zip(results, made_from, strict=True) if first <= launch]
+            words += [a for a, (first, more) in zip(lives, between, strict=True) if first <= launch <= first + more]
+            capture.launch(*words)
+        for number in range(len(results)):
+            capture.fresh(number)
+        return recorded(capture)
+
+    region = program(*explained(build))
+    segments, facts = cut(region), _Facts.of(region)
+    limit = segments.ideal + max(WORTHWHILE, EXCESS * segments.ideal)
+    borders = [combinations(range(2, launches, 1), count) for count in range(len(segments.bounds) - 1)]
+    for inner in chain.from_iterable(borders):
+        bounds = tuple(pairwise((0, *inner, launches)))
+        if all(end - begin >= FEWEST_LAUNCHES for begin, end in bounds[:-1]):
+            assert facts.plan(bounds).held > limit
 
 
 def test_dead_arguments_are_let_go_of_and_returned_ones_are_not() -> None:
