@@ -111,6 +111,7 @@ def _wrap(
         name=name,
         options=options,
         held=_positions(report.emitted, region.index, wrapping.held),
+        copied=_positions(report.emitted, region.index, _copied(report.decision, region)),
         on_capture=observer,
         origins={first + line: origin for line, origin in origins.items()},
         on_refusal=wrapping.heard,
@@ -118,6 +119,12 @@ def _wrap(
     region.record = made.record
     wrapping.made[region.index] = (made, function)
     return _Strict(made) if settings.strict else made
+
+
+def _copied(decision: Decision | None, region: RegionReport) -> frozenset[str]:
+    """The inputs that the passes want copied to fixed addresses for what became this region."""
+    planned = () if decision is None else region.planned
+    return frozenset[str]().union(*(decision.copied.get(index, frozenset()) for index in planned if decision))
 
 
 def _positions(emitted: EmittedProgram | None, index: int, names: frozenset[str]) -> list[int]:

@@ -118,6 +118,12 @@ _WITHOUT = (
         off="placement",
     ),
     Side(
+        "pygraph-no-indirection",
+        "inputs that move are copied to fixed addresses, unless the program writes or returns them; no trials",
+        _Ours({"measure": False}, {"indirection": "indirection{copies=always}"}),
+        off="indirection",
+    ),
+    Side(
         "pygraph-no-reordering",
         "regions are what is capturable in a row, in program order",
         _Ours(instead={"partitioning": "in-program-order"}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pygraph.analysis.regions import Addresses, RegionView, region_addresses, region_views
 from pygraph.ir import Graph, OpaqueType, Parameter, ScalarType, Stage, Value
@@ -29,13 +29,19 @@ class Indirection(Pass):
     static   the captured address stays right: the value promises a fixed address (guarded), is a constant, is opaque
              and held, or is a scalar, whose value selects among captures
     patched  launches that use the address are patched before a replay where it has moved; cost: patches of them all
-    copied   the value is copied to a captured address: cheaper where many launches use little memory; never for memory
-             that the region writes or that one of its results shares, since the caller would see the copy
+    copied   the value is copied to a captured address where it moves: fewer patches where many launches use it, but
+             time of the device at each replay. Inputs of the program only, and never memory that the region writes or
+             that one of its results shares, since the caller would see the copy
+
+    copies   ``never`` (trials of measured selection may still find that copying pays), where it is ``cheaper`` by the
+             model, which knows of the host's time alone, or ``always`` where it is possible
     """
 
     name: ClassVar[str] = "indirection"
     requires: ClassVar[Stage] = Stage.PARTITIONED
     ensures: ClassVar[Stage] = Stage.INDIRECTED
+
+    copies: Literal["never", "cheaper", "always"] = "never"
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         """Fill ``parameters`` of each region, in order of first use."""
@@ -44,7 +50,7 @@ class Indirection(Pass):
         modified = False
         decisions: list[str] = []
         for index, view in region_views(graph).items():
-            chosen = _Chooser(ctx, values, roots, view).choose()
+            chosen = _Chooser(self.copies, ctx, values, roots, view).choose()
             region = graph.regions[index]
             modified |= list(region.parameters.items()) != list(chosen.items())
             region.parameters = chosen
@@ -57,8 +63,14 @@ class _Chooser:
     """The decisions for one region."""
 
     def __init__(
-        self, ctx: PassContext, values: Mapping[str, int], roots: Mapping[Value, Value], view: RegionView
+        self,
+        copies: str,
+        ctx: PassContext,
+        values: Mapping[str, int],
+        roots: Mapping[Value, Value],
+        view: RegionView,
     ) -> None:
+        self.copies = copies
         self.ctx = ctx
         self.values = values
         self.roots = roots
@@ -89,11 +101,16 @@ class _Chooser:
             return Parameter("patched", "the region writes its memory", patch_us)
         if value in self.shared:
             return Parameter("patched", "a result shares its memory", patch_us)
+        if value.producer is not None:
+            return Parameter("patched", "the program itself makes it", patch_us)
         copy_us = self._copy_us(value)
+        if self.copies == "always":
+            return Parameter("copied", "asked for", copy_us)
         if patch_us is None or copy_us is None:
             return Parameter("patched", "launches or bytes are unknown", patch_us)
         figures = f"patching {uses:g} × {self.ctx.model.patch_us:g} µs, copying {copy_us:.2f} µs"
-        return Parameter("patched", figures, patch_us) if patch_us <= copy_us else Parameter("copied", figures, copy_us)
+        copied = self.copies == "cheaper" and copy_us < patch_us
+        return Parameter("copied", figures, copy_us) if copied else Parameter("patched", figures, patch_us)
 
     def _copy_us(self, value: Value) -> float | None:
         if isinstance(value.type, ScalarType | OpaqueType):

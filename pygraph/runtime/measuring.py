@@ -26,7 +26,18 @@ from pygraph.runtime.selection.records import Decided, TrialReport
 from pygraph.runtime.selection.selector import Selector
 from pygraph.runtime.staging import WATCHED, Copies, Stageable
 
-__all__ = ["CANDIDATES", "COPIED", "PATCHED", "UNCAPTURED", "Measured", "Site", "disturb", "left_out", "measured"]
+__all__ = [
+    "CANDIDATES",
+    "COPIED",
+    "PATCHED",
+    "UNCAPTURED",
+    "Measured",
+    "Site",
+    "copying",
+    "disturb",
+    "left_out",
+    "measured",
+]
 
 PATCHED, COPIED, UNCAPTURED = "patched", "copied", "uncaptured"
 """The candidates, in the model's order: a region is captured because the model thinks that a replay pays. ``copied``
@@ -191,17 +202,21 @@ def measured(
     *,
     changed: bool = False,
     inputs: Sequence[Stageable] = (),
+    asked: bool = False,
     uncaptured: float | None = None,
 ) -> Measured:
     """``executable`` under measured selection; ``record`` gets the trials, and counts this capture already.
 
     ``uncaptured``: seconds that an uncaptured run took the host, which tell whether a trial can afford another one.
-    Replays with copies of ``inputs`` were compared, and are a candidate if there are any.
+    Replays with copies of ``inputs`` were compared, and are a candidate if there are any: the model's choice, if they
+    were ``asked`` for.
     What ``entry`` has of an earlier trial among the same candidates is used without a new one, unless the program is
     known to have ``changed`` since: then it is what the new trial begins with. What is decided goes there.
     """
-    copies = Copies(executable, inputs, record) if inputs else None
+    copies = Copies(executable, inputs, record, limited=not asked) if inputs else None
     seed, candidates = site.seed(record.name, key), [name for name in CANDIDATES if name != COPIED or inputs]
+    if asked and inputs:
+        candidates.sort(key=lambda name: name != COPIED)
     past = None if entry is None else entry.past(candidates)
     if entry is not None and past is not None and not changed:
         record.trials.append(entry.trial(record.captures, seed))
@@ -218,6 +233,12 @@ def measured(
     )
     site.selector = weakref.ref(selector)  # weak, since the selector holds the site
     return Measured(executable, selector, site, record, copies)
+
+
+def copying(executable: Executable, site: Site, record: RegionRecord, inputs: Sequence[Stageable]) -> Measured:
+    """``executable`` with copies of those of ``inputs`` that move, as was asked for: there is no trial."""
+    selector = Selector([COPIED], perf_counter, site.drain, queue=TRIALS)
+    return Measured(executable, selector, site, record, Copies(executable, inputs, record, limited=False))
 
 
 def left_out(entry: Entry, site: Site, record: RegionRecord, key: Hashable) -> LeftOut:

@@ -19,12 +19,13 @@ from pygraph.runtime.comparison import Scope, Verdict, compare, rewind, verify
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.driver import Driver, Executable, Program
 from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
-from pygraph.runtime.measuring import CANDIDATES, UNCAPTURED, Measured, Site, disturb, left_out, measured
+from pygraph.runtime.measuring import CANDIDATES, UNCAPTURED, Measured, Site, copying, disturb, left_out, measured
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.provenance import Origin, blamed, tracing
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.remembering import memory_of
 from pygraph.runtime.slots import SlotTable
+from pygraph.runtime.staging import asked_for
 
 __all__ = ["Region"]
 
@@ -39,7 +40,8 @@ class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
     ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``held`` those of
-    arguments that outlive the call in any case, such as parameters. ``on_capture`` is told each program that was
+    arguments that outlive the call in any case, such as parameters, ``copied`` those of arguments that are to be copied
+    to fixed addresses where they move, if copies can stand for them. ``on_capture`` is told each program that was
     captured, compared and will be replayed; it must not raise. ``origins`` says what the lines of ``fn`` run;
     ``on_refusal`` is told why a capture failed that leaves the region without any, if that names operators; it must not
     raise. Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError
@@ -55,6 +57,7 @@ class Region:
         options: RegionOptions | None = None,
         written_hint: Iterable[int] = (),
         held: Iterable[int] = (),
+        copied: Iterable[int] = (),
         on_capture: Callable[[Program], None] | None = None,
         origins: Mapping[int, Origin] | None = None,
         on_refusal: Callable[[Refusal], None] | None = None,
@@ -67,6 +70,7 @@ class Region:
         self._options = options or RegionOptions()
         self._hint = frozenset(written_hint)
         self._held = frozenset(held)
+        self._copied = frozenset(copied)
         self._on_capture, self._on_refusal = on_capture, on_refusal
         self._origins: Mapping[int, Origin] = origins or {}
         self._variants = VariantTable(
@@ -269,8 +273,13 @@ class Region:
         return verdict.outputs
 
     def _with_copies(self, made: Captured, variant: Variant) -> Captured:
-        """``made``, with no more inputs to be copied than may be: none where nobody measures whether that pays."""
-        wanted = made.stageable if self._options.measure and not self._options.verify_always else ()
+        """``made``, with the inputs to be copied: those that the passes chose, or else those where it may pay, if that
+        is measured. None where every replay is compared on the caller's own arguments."""
+        if self._options.verify_always or self._driver.copy_cost is None:
+            return replace(made, stageable=())
+        if self._copied:
+            return replace(made, stageable=asked_for(made.program, variant.written, self._copied))
+        wanted = made.stageable if self._options.measure else ()
         return replace(made, stageable=tuple(each for each in wanted if each.argument not in variant.written))
 
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
@@ -297,21 +306,7 @@ class Region:
         variant.spread = verdict.spread
         variant.program = made.program if self._options.verify_always else None
         self._describe(made, verdict)
-        used = made.executable
-        if self._options.measure and not self._options.verify_always:
-            changed = variant.left_out is not None
-            inputs = made.stageable if verdict.staged else ()
-            used = measured(
-                used,
-                site,
-                self.record,
-                variant.key,
-                variant.entry,
-                changed=changed,
-                inputs=inputs,
-                uncaptured=verdict.seconds,
-            )
-            variant.left_out = None
+        used = self._under_selection(variant, made, verdict, site)
         for executable in self._variants.install(variant, used):
             self._consume = None
             executable.close()
@@ -319,6 +314,24 @@ class Region:
         self._prefer(variant, used)
         if self._on_capture is not None:
             self._on_capture(made.program)
+
+    def _under_selection(self, variant: Variant, made: Captured, verdict: Verdict, site: Site) -> Executable:
+        """The executable as it is to be used: measured, with copied inputs, or as it is."""
+        inputs, changed = made.stageable if verdict.staged else (), variant.left_out is not None
+        variant.left_out = None
+        if self._options.measure and not self._options.verify_always:
+            return measured(
+                made.executable,
+                site,
+                self.record,
+                variant.key,
+                variant.entry,
+                changed=changed,
+                inputs=inputs,
+                asked=bool(self._copied),
+                uncaptured=verdict.seconds,
+            )
+        return copying(made.executable, site, self.record, inputs) if inputs else made.executable
 
     def _scope(self, variant: Variant, program: Program | None) -> Scope:
         chosen = self._options.comparison_budget

@@ -6,6 +6,7 @@ uses the copies is the drivers' business, whether it pays is measured selection'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -15,10 +16,10 @@ from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.driver import CopyCost, Program
 from pygraph.runtime.recording import AllocationKind, OutputKind
 
-__all__ = ["HELD_LIMIT", "WATCHED", "Copies", "Stageable", "stageable"]
+__all__ = ["HELD_LIMIT", "WATCHED", "Copies", "Stageable", "asked_for", "stageable"]
 
 HELD_LIMIT = 16 << 20
-"""Bytes (16 MiB) that a region may hold for copies, those of all its captures together."""
+"""Bytes (16 MiB) that a region may hold for copies that nobody asked for, those of all its captures together."""
 
 WATCHED = 16
 """Replays from which it is known how often an input moves."""
@@ -45,19 +46,32 @@ def stageable(program: Program, written: Collection[int], cost: CopyCost | None)
     """
     if cost is None:
         return ()
+    launches = _launches(program)
+    found = []
+    for index, nbytes in _copyable(program, written).items():
+        saved = cost.patch_us * len(launches.get(index, ()))
+        if saved > cost.copy_us and nbytes <= cost.most_bytes:
+            found.append(_stageable(program, index, nbytes, cost.copy_us / saved))
+    return _within(sorted(found, key=lambda each: (each.often, each.argument)), HELD_LIMIT)
+
+
+def asked_for(program: Program, written: Collection[int], arguments: Collection[int]) -> tuple[Stageable, ...]:
+    """Those of ``arguments`` for which a copy may stand as soon as they move, whatever it costs."""
+    found = _copyable(program, written)
+    return tuple(_stageable(program, index, found[index], 0.0) for index in sorted(found) if index in arguments)
+
+
+def _stageable(program: Program, index: int, nbytes: int, often: float) -> Stageable:
+    return Stageable(index, nbytes + program.alignment.get(index, 1), often)
+
+
+def _copyable(program: Program, written: Collection[int]) -> dict[int, int]:
+    """The inputs for which a copy may stand ▸ their bytes."""
     recording = program.recording
     returned = {o.argument for o in recording.outputs if o.kind in (OutputKind.ARGUMENT, OutputKind.VIEW)}
     excluded = returned | set(written) | recording.offset_sensitive
-    launches = _launches(program)
-    found = []
-    for allocation in recording.allocations:
-        index, nbytes = allocation.index, allocation.nbytes
-        if allocation.kind is not AllocationKind.INPUT or index in excluded or not 0 < nbytes <= cost.most_bytes:
-            continue
-        saved = cost.patch_us * len(launches.get(index, ()))
-        if saved > cost.copy_us:
-            found.append(Stageable(index, nbytes + program.alignment.get(index, 1), cost.copy_us / saved))
-    return _within(sorted(found, key=lambda each: (each.often, each.argument)), HELD_LIMIT)
+    inputs = [a for a in recording.allocations if a.kind is AllocationKind.INPUT and a.nbytes]
+    return {a.index: a.nbytes for a in inputs if a.index not in excluded}
 
 
 def _launches(program: Program) -> dict[int, set[int]]:
@@ -69,7 +83,7 @@ def _launches(program: Program) -> dict[int, set[int]]:
     return used
 
 
-def _within(inputs: Sequence[Stageable], nbytes: int) -> tuple[Stageable, ...]:
+def _within(inputs: Sequence[Stageable], nbytes: float) -> tuple[Stageable, ...]:
     """The first of ``inputs`` that fit into ``nbytes`` together."""
     chosen: list[Stageable] = []
     for each in inputs:
@@ -83,12 +97,16 @@ class Copies:
     """Switches one executable between addresses that are patched and copies of the inputs that move.
 
     ``executable`` has ``stage`` and ``moves`` (see ``Executable``). Which of ``inputs`` move is found out once, over
-    the first WATCHED replays. Used by one thread at a time.
+    the first WATCHED replays. All captures of a region together hold HELD_LIMIT at most, if that is ``limited``.
+    Used by one thread at a time.
     """
 
-    def __init__(self, executable: Any, inputs: Sequence[Stageable], record: RegionRecord) -> None:
+    def __init__(
+        self, executable: Any, inputs: Sequence[Stageable], record: RegionRecord, *, limited: bool = True
+    ) -> None:
         self._executable, self._record = executable, record
         self._inputs = tuple(inputs)
+        self._limit = HELD_LIMIT if limited else math.inf
         self._before: Sequence[int] = executable.moves()
         self._chosen: tuple[Stageable, ...] | None = None
         self._held = 0
@@ -103,7 +121,7 @@ class Copies:
             now = self._executable.moves()  # none any more, of an executable that gave itself up
             moved = dict(enumerate(n - then - 1 for n, then in zip(now, self._before, strict=False)))
             often = [each for each in self._inputs if moved.get(each.argument, 0) > each.often * (WATCHED - 1)]
-            self._chosen = _within(often, HELD_LIMIT - self._record.staged_bytes)
+            self._chosen = _within(often, self._limit - self._record.staged_bytes)
         return bool(self._chosen)
 
     def switch(self, on: bool) -> bool:
@@ -113,7 +131,7 @@ class Copies:
             return True
         chosen = self._chosen or () if on else ()
         with _accounting:
-            if chosen and sum(each.nbytes for each in chosen) > HELD_LIMIT - self._record.staged_bytes:
+            if chosen and sum(each.nbytes for each in chosen) > self._limit - self._record.staged_bytes:
                 return False
             held = self._executable.stage([each.argument for each in chosen])
             if held is None:

@@ -32,7 +32,8 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> No
 class Case:
     """A region that adds its first argument to its second, in virtual time: what a call costs is known.
 
-    Its first argument, which moves, can be copied if it is said what a call costs then.
+    Its first argument, which moves, can be copied if it is said what a call costs then. ``asked`` are those that are to
+    be, whatever it costs.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Case:
         patched: Cost = FAST,
         uncaptured: Cost = SLOW,
         copied: Cost | None = None,
+        asked: Sequence[int] = (),
         **options: Any,
     ) -> None:
         costs = {"patched": patched, "uncaptured": uncaptured, "copied": copied or SLOW}
@@ -54,9 +56,8 @@ class Case:
             self.driver.moving = frozenset([0])
         self.ran: list[str] = []
         self.fails: dict[str, int] = {}
-        self.region = Region(
-            self._function, self.driver, name="toy", options=RegionOptions(**{"measure": True, **options})
-        )
+        chosen = RegionOptions(**{"measure": True, **options})
+        self.region = Region(self._function, self.driver, name="toy", options=chosen, copied=asked)
 
     @property
     def trials(self) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 
 from pygraph.errors import ReplayError
 from pygraph.report.trials import trial_text
-from pygraph.runtime import measuring
+from pygraph.runtime import measuring, staging
 from pygraph.runtime.driver import CopyCost
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.region import Region
@@ -131,7 +131,39 @@ def test_arguments_that_are_written_are_not_copied(monkeypatch: pytest.MonkeyPat
     assert case.driver.executables[-1].staged == (0,)
 
 
-@pytest.mark.parametrize("options", [{"measure": False}, {"verify_always": True}])
+def test_copies_that_were_asked_for_need_no_trial_and_have_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "HELD_LIMIT", 1)
+    case = Case(monkeypatch, copied=SLOW, asked=[0, 1], measure=False)
+    case.driver.moving = frozenset([0, 1])
+    case.calls(2)
+    case.ran.clear()
+    case.calls(WATCHED + 40)
+    assert case.ran == ["patched"] * WATCHED + ["copied"] * 40
+    assert case.driver.executables[-1].staged == (0,), "the other one is written"
+    assert case.trials == []
+    case.region.close()
+    assert case.region.record.staged_bytes == 0
+
+
+def test_copies_that_were_asked_for_wait_until_something_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch, copied=FAST, asked=[0], measure=False)
+    case.driver.moving = frozenset()
+    case.calls(WATCHED + 40)
+    assert "copied" not in case.ran[4:]
+    assert case.region.record.staged_bytes == 0
+
+
+def test_a_trial_begins_with_copies_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch, FAST, copied=SLOW, asked=[0])
+    case.calls(TRIED)
+    (trial,) = case.trials
+    assert trial["candidates"] == ("copied", "patched", "uncaptured")
+    assert trial["decision"] == "patched"
+
+
+@pytest.mark.parametrize(
+    "options", [{"measure": False}, {"verify_always": True}, {"verify_always": True, "asked": [0]}]
+)
 def test_nothing_is_copied_where_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
     case = Case(monkeypatch, copied=FAST, **options)
     case.calls(60)
