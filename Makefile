@@ -36,6 +36,7 @@ bench-gpu: $(READY)  ## the suite, side by side with eager, Inductor's modes and
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt timm torchvision
 	$(BIN)/pygraph bench --ablations --out bench-results
 	$(BIN)/python benchmarks/capture_cost.py --out bench-results/capture-cost.json
+	$(BIN)/python benchmarks/selection.py --out bench-results/selection.json
 
 lint: $(READY)
 	$(BIN)/ruff check .
