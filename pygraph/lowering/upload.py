@@ -1,6 +1,8 @@
 """The operator that placement uses to bring CPU values to the device: ``pygraph::upload``, several tensors at once.
 
 Importing this module registers it. It stays outside of captured regions, since the host reads the sources each call.
+It is defined without ``torch.library.custom_op``, whose checks and autograd take 23 µs a call (of 33, for one number on
+a CPU): its results share nothing with its sources, and below AOTAutograd nothing is differentiated any more.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ FEW = 8
 _ALIGNMENT = 16
 
 
-@torch.library.custom_op("pygraph::upload", mutates_args=())
+_LIBRARY = torch.library.Library("pygraph", "DEF")
+_LIBRARY.define("upload(Tensor[] xs, Device device) -> Tensor[]", tags=[torch.Tag.pt2_compliant_tag])
+
+
+@torch.library.impl(_LIBRARY, "upload", "CompositeExplicitAutograd")
 def upload(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """A copy of each of ``xs`` on ``device``, with its layout and a storage of its own.
 
@@ -42,9 +48,11 @@ def upload(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tenso
     return results
 
 
-@upload.register_fake
-def _(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+def _fake(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     return [torch.empty_like(x, device=device) for x in xs]
+
+
+torch.library.register_fake("pygraph::upload", _fake, lib=_LIBRARY)
 
 
 def _captured(x: torch.Tensor, device: torch.device) -> torch.Tensor:
