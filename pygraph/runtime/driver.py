@@ -176,3 +176,8 @@ class Driver(Protocol):
         A tensor that is alive even then goes on being valid, and holds its part of it.
         """
         ...
+
+    def trim(self, device: torch.device | None) -> None:
+        """Give back to the system what uncaptured runs on ``device`` (None: the current one) have left for later ones,
+        such as workspaces of libraries and cached memory. What is submitted to the current stream is waited for."""
+        ...

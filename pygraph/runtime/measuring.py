@@ -76,6 +76,10 @@ class Site:
         """The same number in every process for a region's name, the key, and the facts of the call."""
         return crc32(repr((name, key, self._facts)).encode())
 
+    def trim(self) -> None:
+        """Give back what uncaptured calls on trial have left for later ones, of which there will be none."""
+        self._driver.trim(self._device)
+
     def drain(self) -> None:
         """Wait for the device. Where the caller captures its stream, the block that ends here does not count."""
         if self._driver.synchronise(self._device):
@@ -181,16 +185,21 @@ class Measured:
             self._passed_over = candidate == UNCAPTURED
             self._unsure = calls == 1 or calls >= _PERIOD
             self._left = min(calls, _PERIOD)
+            if self._publish() and not self._passed_over:
+                self._site.trim()
         finally:
             self._publish()
             self._asking.release()
 
-    def _publish(self) -> None:
-        """Put trials that have ended into the record."""
-        reports = self._selector.reports
+    def _publish(self) -> bool:
+        """Put trials that have ended into the record; whether calls ran uncaptured in one of them."""
+        reports, tried = self._selector.reports, False
         while self._published < len(reports):
-            self._record.trials.append(_plain(reports[self._published], self._number))
+            report = reports[self._published]
+            self._record.trials.append(_plain(report, self._number))
             self._published += 1
+            tried |= any(block.candidate == UNCAPTURED for block in report.blocks)
+        return tried
 
 
 def measured(

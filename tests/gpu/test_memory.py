@@ -14,7 +14,9 @@ from torch import nn
 
 import pygraph
 from pygraph.backend import pygraph as backend
+from pygraph.runtime import measuring
 from pygraph.runtime.driver import Driver
+from pygraph.runtime.selection.queue import TrialQueue
 from tests.gpu.replays import captured
 from tests.runtime.regions import copy_arguments, same_bits
 
@@ -128,6 +130,32 @@ def test_a_program_needs_no_more_than_with_inductor_alone(train: bool, excess: f
     )
     assert ours <= excess * plain, f"{ours / MB:.0f} MB instead of {plain / MB:.0f}"
     assert reserved <= excess * plain_reserved, f"reserved {reserved / MB:.0f} MB, not {plain_reserved / MB:.0f}"
+
+
+def stepped(call: Callable[..., Any], calls: int) -> int:
+    """The most bytes that are allocated in a call, after ``calls`` of them."""
+    x = torch.ones(512, 1024, device="cuda", dtype=torch.bfloat16)
+    for _ in range(calls):
+        call(x)
+    return peak(lambda: call(x))[1]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_trial_leaves_nothing_of_its_uncaptured_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their library workspaces would lie beside those that replays borrow."""
+    monkeypatch.setattr(measuring, "TRIALS", TrialQueue())
+    model = nn.Sequential(*(Block(1024) for _ in range(4))).cuda().bfloat16()
+    plain = stepped(torch.compile(model), 5)
+    torch._dynamo.reset()
+    gc.collect()
+    options = {"measure": True, "cache_dir": None}
+    ours = stepped(torch.compile(model, backend=backend, options=options), 1500)
+    (region,) = [region for report in pygraph.reports() for region in report.regions if region.wrapped]
+    assert region.record is not None
+    (trial,) = region.record.trials
+    assert trial["decision"] != "uncaptured", trial
+    assert "uncaptured" in {block["candidate"] for block in trial["blocks"]}, trial
+    assert ours <= 1.03 * plain, f"{ours / MB:.1f} MB instead of {plain / MB:.1f}"
 
 
 def doubled(args: list[Any]) -> tuple[Any, ...]:

@@ -85,7 +85,8 @@ class FakeDriver:
     change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region.
     ``drains`` waits for the device, and says whether it could. ``machine``: its identity. ``copy_cost``: what copies of
     inputs cost, where it makes any; ``moving`` arguments lie elsewhere at each replay; ``has_room`` for copies.
-    ``within``: whether transient memory is in use now; ``given_back``: how often it was given back."""
+    ``within``: whether transient memory is in use now; ``given_back``: how often it was given back, ``trimmed``: what
+    uncaptured runs had left."""
 
     name = "fake"
 
@@ -102,7 +103,7 @@ class FakeDriver:
         self.executables: list[FakeExecutable] = []
         self.programs: list[Program] = []
         self.within = False
-        self.given_back = 0
+        self.given_back = self.trimmed = 0
         self.machine = "fake"
         self.copy_cost: CopyCost | None = None
         self.moving: frozenset[int] = frozenset()
@@ -150,6 +151,10 @@ class FakeDriver:
     def synchronise(self, device: torch.device | None) -> bool:
         assert device is None
         return self.drains()
+
+    def trim(self, device: torch.device | None) -> None:
+        assert device is None
+        self.trimmed += 1
 
     @contextlib.contextmanager
     def transient(self, args: Sequence[Any]) -> Iterator[Transient]:

@@ -42,6 +42,23 @@ def test_the_faster_candidate_is_used_in_the_end(monkeypatch: pytest.MonkeyPatch
     assert case.region.record.captures == 1
 
 
+@pytest.mark.parametrize("fast", ["patched", "uncaptured"])
+def test_what_uncaptured_calls_left_is_given_back_unless_there_are_more_of_them(
+    monkeypatch: pytest.MonkeyPatch, fast: str
+) -> None:
+    case = Case(monkeypatch, **{"patched": SLOW, "uncaptured": SLOW, fast: FAST})
+    case.calls(ENOUGH + 600)
+    assert len(case.trials) == 1
+    assert case.driver.trimmed == (1 if fast == "patched" else 0)
+
+
+def test_nothing_is_given_back_after_a_trial_without_uncaptured_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch, uncaptured=Cost(3000, 20, 4))
+    case.calls(ENOUGH)
+    assert case.trials[0]["dropped"] == ("uncaptured",)
+    assert case.driver.trimmed == 0
+
+
 def test_every_call_is_counted_as_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(monkeypatch)
     case.calls(2)

@@ -172,13 +172,14 @@ class CudaDriver:
         try:
             yield contextlib.nullcontext if pool is None else (lambda: _within(pool))
         finally:
-            # What runs on library workspaces may still be under way: they were allocated on the stream that it runs on,
-            # and torch gives them to nobody but later work on that stream. Uncaptured calls make new ones; a program
-            # that is all replays holds none besides what its regions borrow.
-            clear_cublas_workspaces()
-            if pool is not None:
-                with torch.cuda.device(device):
-                    pool.close()
+            _give_back(pool, device)
+
+    def trim(self, device: torch.device | None) -> None:
+        """Library workspaces, and the segments of torch's cache that no tensor lies in; only the workspaces without the
+        native half, and nothing while the current stream is being captured."""
+        index = torch.cuda.current_device() if device is None or device.index is None else device.index
+        if not torch.cuda.is_current_stream_capturing():
+            _give_back(self._transient_pool(index), index)
 
     def _transient_pool(self, device: int) -> Any:
         if self._native is None:
@@ -193,6 +194,19 @@ class CudaDriver:
             if device not in self._machines:
                 self._machines[device] = Machine(self._driver, self._native, device)
             return self._machines[device]
+
+
+def _give_back(pool: Any, device: int) -> None:
+    """Close ``pool``, if there is one, which empties the ordinary pool as well, and clear the workspaces of libraries.
+
+    What runs on these may still be under way: they were allocated on the stream that it runs on, and torch gives them
+    to nobody but later work on that stream. Uncaptured calls make new ones; a program that is all replays holds none
+    besides what its regions borrow.
+    """
+    clear_cublas_workspaces()
+    if pool is not None:
+        with torch.cuda.device(device):
+            pool.close()
 
 
 @contextlib.contextmanager

@@ -122,3 +122,6 @@ class HostDriver:
     def transient(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[Transient]:  # noqa: ARG002
         """Ordinary memory: the system gets back what is freed on the CPU."""
         return contextlib.nullcontext(contextlib.nullcontext)
+
+    def trim(self, device: torch.device | None) -> None:
+        """Nothing is kept on the CPU."""

@@ -72,6 +72,25 @@ def test_an_error_leaves_and_closes_it_too(events: list[str]) -> None:
     assert events == ["enter", "leave", "cleared", "close"]
 
 
+def test_trimming_clears_workspaces_and_empties_the_ordinary_pool(events: list[str]) -> None:
+    native = Native()
+    native.events = events
+    driver_with(native).trim(None)
+    driver_with(native).trim(torch.device("cuda"))
+    driver_with(native).trim(torch.device("cuda:0"))
+    assert events == ["cleared", "close"] * 3
+    driver_with(None).trim(None)
+    assert events[6:] == ["cleared"]
+
+
+def test_nothing_is_trimmed_while_the_caller_captures(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    native = Native()
+    native.events = events
+    driver_with(native).trim(None)
+    assert events == []
+
+
 @pytest.mark.parametrize("native", [None, Native(None)])
 def test_without_pools_memory_is_ordinary_and_workspaces_are_cleared(events: list[str], native: Native | None) -> None:
     with driver_with(native).transient([]) as transient, transient():
