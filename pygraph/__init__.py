@@ -12,13 +12,25 @@ from typing import TYPE_CHECKING, Any
 from pygraph.version import __version__
 
 if TYPE_CHECKING:
-    from pygraph.api import counters, explain, reports, reset
+    from pygraph.api import Explanation, counters, explain, reports, reset
     from pygraph.passes.base import Pass, PassContext, PassResult
     from pygraph.passes.registry import register
 
-__all__ = ["Pass", "PassContext", "PassResult", "__version__", "counters", "explain", "register", "reports", "reset"]
+__all__ = [
+    "Explanation",
+    "Pass",
+    "PassContext",
+    "PassResult",
+    "__version__",
+    "counters",
+    "explain",
+    "register",
+    "reports",
+    "reset",
+]
 
 _HOMES = {
+    "Explanation": "pygraph.api",
     "Pass": "pygraph.passes.base",
     "PassContext": "pygraph.passes.base",
     "PassResult": "pygraph.passes.base",

@@ -47,7 +47,9 @@ def explain(
     """Compile ``model``, call it until its regions are replayed, and say what was captured and what was not, and why.
 
     The model is called ``capture_after + 1`` times with the same arguments: what it mutates is mutated as often. The
-    state of the random generators is put back. ``options`` are those of the backend. Raises what the model raises.
+    state of the random generators is put back. Only graphs that are compiled meanwhile are explained: none of a model
+    that runs compiled already (``reports`` has those). ``options`` are those of the backend. Raises what the model
+    raises.
     """
     settings = Settings.make(options)
     known = {id(report) for report in collect.reports()}

@@ -75,8 +75,9 @@ def bench(names: tuple[str, ...], **options: Any) -> None:
     once for each side, unchanged, with torch.compile compiling in that side's way, whatever backend, mode or options
     it gives. What is timed is the time from one call of an outermost compiled callable to the next, with all that the
     script does in between, once it is warm. It has to make about 7 + blocks × (calls + 3) calls, and half a second's
-    more; it is ended when enough was seen, and one that ends early gives what was measured by then. Options of this
-    command may stand before or after SCRIPT; those it does not know go to the script, as does all after '--'.
+    more; where calls are short, a block has as many as take 20 ms. It is ended when enough was seen, and one that ends
+    early gives what was measured by then. Options of this command may stand before or after SCRIPT; those it does not
+    know go to the script, as does all after '--'.
 
     Each side has a process of its own, so that none disturbs what another one measures. First all are compiled, several
     at once, into caches on disk. Then, program by program, all sides are started, and run blocks of calls in turns, in

@@ -42,8 +42,8 @@ _OUT = click.Path(dir_okay=False, allow_dash=True)
 def calibrate(device: str | None, plot: str | None, json: str | None, source: str | None, no_save: bool) -> None:
     """Measure a model of the device on this machine, for the passes to use from now on.
 
-    Takes seconds, in which nothing else should run. The model is kept in the user's cache (PYGRAPH_CACHE_DIR names
-    another folder), for this device, driver, torch and version of PyGraph.
+    Takes a minute or less, in which nothing else should run. The model is kept in the user's cache (PYGRAPH_CACHE_DIR
+    names another folder), for this device, driver, torch and version of PyGraph.
     """
     if source is not None and (device is not None or no_save):
         raise click.UsageError("--from measures nothing: it goes with --plot and --json only")

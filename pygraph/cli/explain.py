@@ -42,8 +42,9 @@ def explain(
     """Run SCRIPT with ARGS and report what was captured, what was not, and why.
 
     The script may compile with torch.compile(…, backend="pygraph") itself. If it compiles nothing that way but leaves
-    a 'model' and 'inputs' at its top level, that model is compiled and called three times: a tuple or list of inputs
-    is the positional arguments, a mapping the keyword arguments, anything else the only argument.
+    a 'model' and 'inputs' at its top level, that model is compiled and called until it is replayed, as a rule three
+    times: a tuple or list of inputs is the positional arguments, a mapping the keyword arguments, anything else the
+    only argument.
 
     Options of this command may stand before or after SCRIPT; those it does not know go to the script, and so does all
     that follows '--'. For FILE, '-' is stdout, which then holds nothing else: what the script prints goes to stderr.

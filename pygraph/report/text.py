@@ -41,7 +41,7 @@ __all__ = ["MIN_WIDTH", "NOTHING", "render_text"]
 MIN_WIDTH = 60
 """Narrower than this, tables cannot be read; render_text does not go below it."""
 
-NOTHING = "PyGraph compiled no graph."
+NOTHING = "PyGraph compiled no graph: there was none, or it had been compiled before."
 
 _ROWS = 40
 _NOTES = 12

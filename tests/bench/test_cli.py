@@ -117,6 +117,7 @@ def _has_figures(row: dict[str, Any]) -> None:
         assert 0 < found["host_us"]["median"] <= found["wall_us"]["median"]
     assert row["sides"]["pygraph"]["coverage"]["share"] == 1.0
     assert row["sides"]["pygraph"]["coverage"]["replays"] > 30
+    assert row["sides"]["pygraph"]["coverage"]["uncaptured_calls"] > 0  # those before it was captured
     assert all(region["state"] == "replay" for region in row["sides"]["pygraph"]["regions"])
 
 

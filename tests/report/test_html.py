@@ -118,7 +118,7 @@ def test_bars_show_what_is_known_and_hatch_the_rest() -> None:
 
 
 def test_nothing_compiled_is_a_page_too() -> None:
-    assert "PyGraph compiled no graph." in "".join(Page(render_html([])).text)
+    assert "PyGraph compiled no graph: there was none, or it had been compiled before." in "".join(Page(render_html([])).text)
 
 
 def test_a_graph_without_regions_or_program() -> None:
