@@ -175,7 +175,8 @@ def _entry(program: Any, regions: Wrapped) -> Boxed:
         return cast("Boxed", program)
     region, function = only
     names = getattr(function, "__globals__", {})
-    return shortcut(program.source_code, names, region.try_replay, program) or cast("Boxed", program)
+    direct = shortcut(program.source_code, names, region.expects_replay, region.try_replay, program)
+    return direct or cast("Boxed", program)
 
 
 def _kind(kwargs: Mapping[str, Any]) -> str:

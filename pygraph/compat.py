@@ -13,7 +13,6 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import ir as inductor_ir
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.output_code import CompiledFxGraph
 
 # -- torch.compile: configuration (2.11, 2.13) ------------------------------------------------------------------------
 compiler_config: Any = torch.compiler.config  # a config module: patch() is added when it is installed
@@ -25,7 +24,6 @@ from torch._inductor.scheduler import NopKernelSchedulerNode, Scheduler
 from torch._inductor.virtualized import V as inductor_virtualized
 
 # -- AOTAutograd and Dynamo (2.11, 2.13) ---------------------------------------------------------------------------
-from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch import config as functorch_config
 from torch._dynamo.convert_frame import compile_lock
 from torch._guards import CompileContext, TracingContext, compile_context, detect_fake_mode, tracing
@@ -41,7 +39,6 @@ from torch._C._functorch import peek_interpreter_stack as functorch_level
 
 __all__ = [
     "CompileContext",
-    "CompiledFxGraph",
     "HigherOrderOperator",
     "NopKernelSchedulerNode",
     "OpOverload",
@@ -56,7 +53,6 @@ __all__ = [
     "compiler_config",
     "detect_fake_mode",
     "dispatch_mode_depth",
-    "dynamo_counters",
     "estimate_peak_memory",
     "functorch_config",
     "functorch_level",

@@ -6,8 +6,10 @@ The passes' own dumps are written by the pass manager into the same folder, ``DU
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from pygraph.frontend.launches import lift_launches
@@ -35,24 +37,31 @@ def dump_program(dump_dir: str | None, report: GraphReport) -> None:
     folder = graph_dir(dump_dir, report)
     if folder is None:
         return
-    try:
+    with _warned(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if report.source:
             (folder / "program.py").write_text(program_text(report), encoding="utf-8")
         _write_report(folder, report)
-    except Exception as error:  # noqa: BLE001 - whatever a dump meets, the program that it describes must run
-        _log.warning("cannot write dumps to %s: %s", folder, error)
-        return
-    atexit.register(_write_report, folder, report)
+        atexit.register(_write_report, folder, report)
 
 
 def dump_launches(folder: Path, region: int, device: str, program: Program) -> None:
-    """Write the launches of a captured region as IR, in the memory that they are replayed in."""
+    """Write the launches of a captured region as IR, in the memory that they are replayed in.
+
+    What cannot be lifted or written is warned of, as in ``dump_program``.
+    """
     name = f"region{region}"
-    graph = lift_launches(program.recording, program.slots, program.layout, device=Device.parse(device), name=name)
-    try:
+    with _warned(folder):
+        graph = lift_launches(program.recording, program.slots, program.layout, device=Device.parse(device), name=name)
         (folder / f"{name}.launches.pgir").write_text(str(graph), encoding="utf-8")
-    except OSError as error:
+
+
+@contextlib.contextmanager
+def _warned(folder: Path) -> Iterator[None]:
+    """Turn whatever a dump meets into a warning: the program that it describes must run."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - renderers and the file system raise anything
         _log.warning("cannot write dumps to %s: %s", folder, error)
 
 

@@ -94,13 +94,6 @@ def _wrap(
     driver: Driver,
 ) -> RegionFunction:
     report, settings = wrapping.report, wrapping.settings
-    options = RegionOptions(
-        capture_after=settings.capture_after,
-        max_captures=settings.max_captures,
-        verify_always=settings.verify == "always",
-        measure=settings.measure,
-        cache_dir=settings.cache_dir,
-    )
     folder = graph_dir(settings.dump_dir, report)
     observer = None if folder is None else functools.partial(dump_launches, folder, region.index, report.device)
     name = f"{report.name}.region{region.index}"
@@ -109,7 +102,7 @@ def _wrap(
         function,
         driver,
         name=name,
-        options=options,
+        options=_options(settings),
         held=_positions(report.emitted, region.index, wrapping.held),
         copied=_positions(report.emitted, region.index, _copied(report.decision, region)),
         on_capture=observer,
@@ -119,6 +112,16 @@ def _wrap(
     region.record = made.record
     wrapping.made[region.index] = (made, function)
     return _Strict(made) if settings.strict else made
+
+
+def _options(settings: Settings) -> RegionOptions:
+    return RegionOptions(
+        capture_after=settings.capture_after,
+        max_captures=settings.max_captures,
+        verify_always=settings.verify == "always",
+        measure=settings.measure,
+        cache_dir=settings.cache_dir,
+    )
 
 
 def _copied(decision: Decision | None, region: RegionReport) -> frozenset[str]:

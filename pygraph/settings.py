@@ -27,7 +27,7 @@ class Settings:
 
     passes         pipeline text, or a sequence of passes and pipeline texts
     dump_dir       where IR, programs and reports are written; nothing is written when None
-    strict         raise when anything was left uncaptured or PyGraph failed
+    strict         raise when an operator or a region cannot be captured, or PyGraph failed
     disable        compile with plain Inductor
     verify         ``first``: a replay is compared once before it counts; ``always``: at every call
     capture_after  the occurrence of a set of sizes at which it is captured (2 or more)
@@ -49,7 +49,7 @@ class Settings:
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def make(options: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    def make(options: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None) -> Settings:
         """Settings from ``options`` over the environment. Raises OptionError for an unknown name or a wrong value."""
         chosen = _from_environment(os.environ if environ is None else environ)
         for name, value in (options or {}).items():

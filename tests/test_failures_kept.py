@@ -18,6 +18,7 @@ from pygraph.ir.parser import parse
 from pygraph.runtime.counters import RegionRecord
 from tests import failing
 from tests.failing import CALLS, check, compiled, double, inputs, one, only, states, two, weight
+from tests.small import living_regions
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -111,10 +112,6 @@ def test_strict_raises_and_compiles_nothing_again(compilations: list[str]) -> No
 
 
 # -- what is held, and by whom -----------------------------------------------------------------------------------------
-
-
-def living_regions() -> list[Any]:
-    return [o for o in gc.get_objects() if type(o).__name__ == "Region" and "runtime" in type(o).__module__]
 
 
 def test_old_regions_are_freed() -> None:

@@ -22,7 +22,6 @@ class RegionView:
     Both kinds of values are in order of first use or definition; a returned value counts as used outside.
     """
 
-    index: int
     nodes: list[KernelNode] = field(default_factory=list)
     reads: list[Value] = field(default_factory=list)
     results: list[Value] = field(default_factory=list)
@@ -34,7 +33,7 @@ def region_views(graph: Graph) -> dict[int, RegionView]:
     for node in graph.nodes:
         index = node.meta.get(REGION)
         if index is not None:
-            views.setdefault(index, RegionView(index)).nodes.append(node)
+            views.setdefault(index, RegionView()).nodes.append(node)
     returned = frozenset(graph.output_values)
     for view in views.values():
         _fill(view, returned)

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import networkx as nx
 
-from pygraph.ir import REGION, Graph, KernelNode
+from pygraph.ir import Graph, KernelNode
+from pygraph.ir.annotations import Unit, unit_of
 from pygraph.ir.order import dependences
 
-__all__ = ["Unit", "dependence_graph", "quotient_graph"]
-
-Unit: TypeAlias = "int | KernelNode"
-"""A node of the quotient graph: the index of a region, or a kernel node that is in none."""
+__all__ = ["dependence_graph", "quotient_graph"]
 
 if TYPE_CHECKING:
     Dependence: TypeAlias = nx.DiGraph[KernelNode]
@@ -37,12 +35,7 @@ def _dependence_graph(graph: Graph) -> Dependence:
 def quotient_graph(graph: Graph) -> Quotient:
     """The dependence graph with each region contracted to its index, in order of first members. No self-loops."""
     made: Quotient = nx.DiGraph()
-    made.add_nodes_from(_unit(node) for node in graph.nodes)
-    edges = ((_unit(first), _unit(then)) for first, then in dependences(graph))
+    made.add_nodes_from(unit_of(node) for node in graph.nodes)
+    edges = ((unit_of(first), unit_of(then)) for first, then in dependences(graph))
     made.add_edges_from((first, then) for first, then in edges if first != then)
     return made
-
-
-def _unit(node: KernelNode) -> Unit:
-    index = node.meta.get(REGION)
-    return node if index is None else index

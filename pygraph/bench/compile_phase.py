@@ -137,7 +137,7 @@ def _run(task: _Task, launcher: Launcher, until: float, threads: int, running: s
     try:
         return _commands(process.ask, process.ready(until), until, calls)
     finally:
-        process.end(_PARTING, until)
+        process.end(until, _PARTING)
         running.discard(process)
 
 

@@ -70,14 +70,7 @@ def run(
     start = time.monotonic()
     end = start + options.seconds
     about = machine(launcher.device)
-    stamp = {
-        **{key: about.get(key) for key in ("device", "gpu", "torch")},
-        "tiny": launcher.tiny,
-        "pygraph": __version__,
-        "suite": launcher.suite,
-        "scripts": scripts_in(programs),
-    }
-    log = CompileLog(launcher.home.folder / "compiled.json", stamp)
+    log = _compile_log(programs, launcher, about)
     settings = {**options.as_json(), "device": launcher.device, "tiny": launcher.tiny}
     results = Results(programs, log, about, settings, skipped)
     write(results)
@@ -89,6 +82,18 @@ def run(
     if options.phase != "compile":
         _time(programs, launcher, options, end, results, write, tell, step, log)
     return results
+
+
+def _compile_log(programs: Sequence[Program], launcher: Launcher, about: Mapping[str, Any]) -> CompileLog:
+    """What is known from earlier runs on a machine like the one that ``about`` describes."""
+    stamp = {
+        **{key: about.get(key) for key in ("device", "gpu", "torch")},
+        "tiny": launcher.tiny,
+        "pygraph": __version__,
+        "suite": launcher.suite,
+        "scripts": scripts_in(programs),
+    }
+    return CompileLog(launcher.home.folder / "compiled.json", stamp)
 
 
 def _time(

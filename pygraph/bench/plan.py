@@ -105,7 +105,7 @@ class Launcher:
     suite: str = SUITE
     command: Command = field(default=command_of)
 
-    def start(self, program: Program, side: str, phase: Phase, threads: int | None = None) -> Process:
+    def start(self, program: Program, side: str, phase: Phase, threads: int | None) -> Process:
         """A process that has not been told to go. ``threads`` bounds those that it compiles with."""
         result = self.home.result(program.name, side, phase)
         result.unlink(missing_ok=True)  # of an earlier benchmark with the same caches
@@ -127,4 +127,4 @@ class Launcher:
         if threads is not None:
             environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
         log = self.home.of(program.name, side) / f"{phase}.log"
-        return Process(f"{program.name} {side}", self.command(spec), environ, log)
+        return Process(self.command(spec), environ, log)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import queue
 import signal
@@ -85,8 +84,7 @@ class Home:
 class Process:
     """A process, in a session of its own so that its helpers end with it."""
 
-    def __init__(self, name: str, command: Sequence[str], environ: dict[str, str], log: Path) -> None:
-        self.name = name
+    def __init__(self, command: Sequence[str], environ: dict[str, str], log: Path) -> None:
         self._log = log
         self._first: Answer | None = None
         self._answers: queue.Queue[Answer | None] = queue.Queue()
@@ -120,7 +118,7 @@ class Process:
         if found.failure == "late":
             self.kill()  # one of several, perhaps, and the time is up: nobody waits for it here
         elif found.failure is not None:
-            self.end(_FAILED, until)
+            self.end(until, _FAILED)
         return found
 
     def ready(self, until: float) -> Answer:
@@ -134,7 +132,7 @@ class Process:
         self.tell(does, **more)
         return self.answer(until)
 
-    def end(self, patience: float = 0.0, until: float = math.inf) -> None:
+    def end(self, until: float, patience: float = 0.0) -> None:
         """End it and whatever it started; within ``patience`` seconds it may do so itself. Errors are no concern.
 
         After ``until``, a time of ``time.monotonic``, it is killed without patience, and hardly waited for.
@@ -162,7 +160,7 @@ class Process:
         self._answers.put(None)
 
     def _last_words(self, until: float) -> str:
-        self.end(_PARTING, until)  # it may hang, with its pipe closed
+        self.end(until, _PARTING)  # it may hang, with its pipe closed
         code = self._process.poll()
         told = self._log.read_text(errors="replace").strip()[-_TOLD:]
         why = "closed its pipe" if code is None else f"ended with {f'signal {-code}' if code < 0 else f'status {code}'}"

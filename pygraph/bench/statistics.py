@@ -65,11 +65,11 @@ def spread(samples: Sequence[float]) -> Spread:
     return Spread(middle, low, high, len(samples))
 
 
-def median_interval(samples: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
+def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     """An interval for the median of what ``samples`` are drawn from, and how sure it is, whatever their distribution.
 
     It lies between two order statistics: the k-th smallest and the k-th largest enclose the median with a probability
-    of 1 - 2·P(B < k), B binomial with n tries of ½. The narrowest that reaches ``level`` is taken; with fewer than six
+    of 1 - 2·P(B < k), B binomial with n tries of ½. The narrowest that reaches ``LEVEL`` is taken; with fewer than six
     samples none does, and the whole range is given with what it has. Raises ValueError without samples.
     """
     if not samples:
@@ -80,7 +80,7 @@ def median_interval(samples: Sequence[float], level: float = LEVEL) -> tuple[flo
     tail = 0.5**count
     for k in range(2, count // 2 + 1):
         tail += math.comb(count, k - 1) * 0.5**count
-        if 1 - 2 * tail < level:
+        if 1 - 2 * tail < LEVEL:
             break
         chosen, confidence = k, 1 - 2 * tail
     return ordered[chosen - 1], ordered[count - chosen], max(confidence, 0.0)

@@ -181,8 +181,8 @@ class Timing:
     def _over(self) -> bool:
         return time.monotonic() >= self._end
 
-    def _until(self, seconds: float = _STALLED) -> float:
-        return min(self._end, time.monotonic() + seconds)
+    def _until(self) -> float:
+        return min(self._end, time.monotonic() + _STALLED)
 
     def _all(
         self,
@@ -231,7 +231,7 @@ class Timing:
                 found[side].difference = self._difference(program, side)
             apart = found[side].difference
             if side in alive and apart is not None and not apart <= program.tolerance:
-                alive.pop(side).end(until=self._end)
+                alive.pop(side).end(self._end)
 
     def _difference(self, program: Program, side: str) -> float | None:
         """How far this side's results are from eager's; None where there are none of eager's, or nothing in them."""
@@ -284,7 +284,7 @@ class Timing:
                 break
             answer = alive[side].ask(self._until() + _FAREWELL, "block", calls=calls, lead=LEAD_CALLS)
             if answer.failure == "ended":
-                alive.pop(side).end(until=self._end)
+                alive.pop(side).end(self._end)
                 found[side].facts.update(answer.row)
                 return None
             _note(alive, found, side, answer, keep=False)
@@ -347,4 +347,4 @@ def _end(processes: Iterable[Process], until: float) -> None:
     for process in ending:
         process.kill()  # all at once: to take down what a process has on a GPU takes a second
     for process in ending:
-        process.end(until=until)
+        process.end(until)

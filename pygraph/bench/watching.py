@@ -16,8 +16,12 @@ __all__ = ["decided", "settling", "what_was_captured"]
 
 def settling() -> bool:
     """Whether a captured region has not decided yet what becomes of its captures."""
-    regions = [region for report in pygraph.reports() for region in report.regions]
-    return any(_on_trial(region.record) for region in regions if region.record is not None)
+    return any(_on_trial(record) for record in _records())
+
+
+def _records() -> list[RegionRecord]:
+    regions = (region for report in pygraph.reports() for region in report.regions)
+    return [region.record for region in regions if region.record is not None]
 
 
 def _on_trial(record: RegionRecord) -> bool:
@@ -26,8 +30,7 @@ def _on_trial(record: RegionRecord) -> bool:
 
 def decided() -> int:
     """How many trials have ended."""
-    records = [region.record for report in pygraph.reports() for region in report.regions]
-    return sum(len(record.trials) for record in records if record is not None)
+    return sum(len(record.trials) for record in _records())
 
 
 def what_was_captured() -> dict[str, Any]:
@@ -46,7 +49,7 @@ def what_was_captured() -> dict[str, Any]:
             "regions": summary.regions,
             "captures": summary.captures,
             "replays": summary.replays,
-            "uncaptured_calls": summary.uncaptured,
+            "uncaptured_calls": sum(record.uncaptured for record in _records()),
             "errors": [report.error for report in reports if report.error],
             "not_captured": dict(sorted(outside.items())),
         },

@@ -39,7 +39,6 @@ class CpuTarget:
     """``Target`` for the CPU. Raises CaptureError where there is no compiler."""
 
     kind = "cpu"
-    synchronous = True
     memory = 1 << 28
 
     def __init__(self, effort: Effort) -> None:

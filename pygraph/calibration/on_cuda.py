@@ -29,7 +29,6 @@ class CudaTarget:
     """``Target`` for the current CUDA device. Raises CaptureError without one, or without ``cuda.bindings``."""
 
     kind = "cuda"
-    synchronous = False
 
     def __init__(self, effort: Effort) -> None:
         self.driver = CudaDriver()

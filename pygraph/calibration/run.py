@@ -53,9 +53,8 @@ def _measure(
     """What the probes found, and what makes points of a model."""
     with ExitStack() as stack:
         step("preparing calls")
-        held = validation.calls(
-            target, stack
-        )  # the driver captures before torch does: it clears what torch's graphs use
+        # The driver captures before torch does: it clears what torch's graphs use.
+        held = validation.calls(target, stack)
         ready: list[Probe] = []
         for name, probe in probes(target, effort, stack):
             step(f"preparing {name}")

@@ -49,11 +49,6 @@ class Target(Protocol):
         ...
 
     @property
-    def synchronous(self) -> bool:
-        """Whether a launch returns when the kernel is done, so that host time has the device's in it."""
-        ...
-
-    @property
     def memory(self) -> int:
         """Bytes that tensors may take together."""
         ...

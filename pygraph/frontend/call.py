@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from pygraph import compat
-from pygraph.ir import Arg, Device, Graph, TensorType, Type, Value, values_in
+from pygraph.ir import Arg, Device, Graph, TensorType, Type, Value, base_name, values_in
 
 __all__ = ["Call", "Path", "SchemaFacts", "schema_facts", "tags_of"]
 
@@ -105,7 +105,7 @@ class Call:
     @cached_property
     def base(self) -> str:
         """The operator without its overload: ``aten.add`` for ``aten.add.Tensor``."""
-        return ".".join(self.op.split(".")[:2])
+        return base_name(self.op)
 
     @cached_property
     def facts(self) -> SchemaFacts | None:

@@ -23,12 +23,9 @@ from pygraph.frontend.names import FrontendError, op_name
 from pygraph.frontend.roles import role_of
 from pygraph.frontend.symbols import SymbolReader
 from pygraph.frontend.types import TypeReader
-from pygraph.ir import FREE, TAGS, Arg, Graph, GraphRef, KernelNode, Stage, Value
+from pygraph.ir import CONSTANT, FREE, TAGS, Arg, Graph, GraphRef, KernelNode, Stage, Value
 
 __all__ = ["CONSTANT", "lift", "result_paths"]
-
-CONSTANT = "pygraph.constant"
-"""The operator of a node that stands for an attribute of the FX module (``target``): a tensor or an opaque object."""
 
 
 def lift(
@@ -36,7 +33,6 @@ def lift(
     *,
     kind: str,
     static_inputs: Sequence[int] = (),
-    name: str = "main",
     device_map: Mapping[str, str] | None = None,
 ) -> Graph:
     """The IR of ``gm``, the module that AOTAutograd hands to ``inner_compile``.
@@ -47,7 +43,7 @@ def lift(
     graph that is not in that form.
     """
     types = TypeReader(SymbolReader(), device_map)
-    graph = _Lifter(gm, Graph(name, kind, Stage.LIFTED), types, frozenset(static_inputs)).run()
+    graph = _Lifter(gm, Graph("main", kind, Stage.LIFTED), types, frozenset(static_inputs)).run()
     graph.hints = types.symbols.hints
     return graph
 

@@ -17,7 +17,19 @@ from pygraph.frontend.args import DICT
 from pygraph.frontend.call import Call
 from pygraph.frontend.effects import effects_of
 from pygraph.frontend.names import HOP, FrontendError, op_name, resolve_op
-from pygraph.ir import PURE, Arg, Effects, Graph, GraphRef, ScalarType, TensorType, Token, Value, values_in
+from pygraph.ir import (
+    PURE,
+    Arg,
+    Effects,
+    Graph,
+    GraphRef,
+    ScalarType,
+    TensorType,
+    Token,
+    Value,
+    graph_refs_in,
+    values_in,
+)
 from pygraph.ir.order import memory_roots
 
 __all__ = ["higher_order_effects", "wrapped_operator"]
@@ -45,7 +57,7 @@ def higher_order_effects(call: Call) -> Effects:
         return replace(_wrapped_effects(call), rng="cpu" if call.device is None else str(call.device))
     if name == "with_effects":
         return replace(_wrapped_effects(call), barrier=True)
-    graphs = [call.subgraphs[ref.name] for ref in _references((*call.args, *call.attrs.values()))]
+    graphs = [call.subgraphs[ref.name] for ref in graph_refs_in((*call.args, *call.attrs.values()))]
     if not graphs:
         return replace(PURE, barrier=True)
     effects = _of_subgraphs(call, graphs)
@@ -111,14 +123,6 @@ def _analysed_writes(node: fx.Node) -> frozenset[str] | None:
 
 
 # -- subgraphs -------------------------------------------------------------------------------------------------------
-
-
-def _references(arg: Arg) -> Iterator[GraphRef]:
-    if isinstance(arg, GraphRef):
-        yield arg
-    elif isinstance(arg, tuple):
-        for item in arg:
-            yield from _references(item)
 
 
 def _of_subgraphs(call: Call, graphs: list[Graph]) -> Effects:

@@ -5,7 +5,21 @@ from pygraph.ir.cost import FREE, H200, HOST, UNKNOWN, Cost, DeviceModel, Peak
 from pygraph.ir.dims import canonical
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.graph import Graph, GraphError
-from pygraph.ir.node import Arg, GraphRef, KernelNode, Location, Meta, MetaKey, Token, Value, map_arg, values_in
+from pygraph.ir.node import (
+    CONSTANT,
+    Arg,
+    GraphRef,
+    KernelNode,
+    Location,
+    Meta,
+    MetaKey,
+    Token,
+    Value,
+    base_name,
+    graph_refs_in,
+    map_arg,
+    values_in,
+)
 from pygraph.ir.order import dependences, memory_roots
 from pygraph.ir.parser import parse
 from pygraph.ir.printer import print_graph
@@ -15,6 +29,7 @@ from pygraph.ir.verify import verify
 
 __all__ = [
     "CAPTURABLE",
+    "CONSTANT",
     "DETAIL",
     "FREE",
     "H200",
@@ -51,8 +66,10 @@ __all__ = [
     "Token",
     "Type",
     "Value",
+    "base_name",
     "canonical",
     "dependences",
+    "graph_refs_in",
     "map_arg",
     "memory_roots",
     "parse",

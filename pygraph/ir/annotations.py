@@ -6,10 +6,23 @@ Custom passes make further ``MetaKey``s of their own; every annotation is printe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from pygraph.ir.node import Meta, MetaKey, Value
+from pygraph.ir.node import KernelNode, Meta, MetaKey, Value
 
-__all__ = ["CAPTURABLE", "DETAIL", "PLACEMENT", "REASON", "REGION", "SELECTED", "TAGS", "Parameter", "Region"]
+__all__ = [
+    "CAPTURABLE",
+    "DETAIL",
+    "PLACEMENT",
+    "REASON",
+    "REGION",
+    "SELECTED",
+    "TAGS",
+    "Parameter",
+    "Region",
+    "Unit",
+    "unit_of",
+]
 
 TAGS = MetaKey("tags", str)
 """Node: the tags of its operator that matter to capture, comma separated (set by the frontend)."""
@@ -25,6 +38,15 @@ REGION = MetaKey("region", int)
 """Node: the region that it belongs to (set by partitioning)."""
 SELECTED = MetaKey("selected", bool)
 """Region: whether it is worth a graph (set by selection)."""
+
+Unit: TypeAlias = "int | KernelNode"
+"""A node of the quotient graph: the index of a region, or a kernel node that is in none."""
+
+
+def unit_of(node: KernelNode) -> Unit:
+    """What ``node`` becomes when each region is contracted to one node."""
+    region = node.meta.get(REGION)
+    return node if region is None else region
 
 
 @dataclass(frozen=True, slots=True)

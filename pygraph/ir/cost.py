@@ -37,10 +37,6 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return total((self, other))
 
-    def substitute(self, values: Mapping[str, int]) -> Cost:
-        """The cost with the named symbols replaced by their ``values``."""
-        return Cost(*(_substitute(getattr(self, f.name), values) for f in fields(self)))
-
 
 FREE = Cost(0, 0, 0, 0, 0)
 """A view, a size computation: nothing runs on the device."""

@@ -174,11 +174,6 @@ class Graph:
         value.type = type
         self.version += 1
 
-    def set_effects(self, node: KernelNode, effects: Effects) -> None:
-        """Change the effects of ``node``."""
-        node.effects = effects
-        self.version += 1
-
     def set_cost(self, node: KernelNode, cost: Cost) -> None:
         """Change the cost of ``node``."""
         node.cost = cost

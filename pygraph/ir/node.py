@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Generic, TypeAlias, TypeVar, cast
 
 import sympy
@@ -15,9 +16,26 @@ from pygraph.ir.cost import UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.types import Device, DType, Type
 
-__all__ = ["Arg", "GraphRef", "KernelNode", "Location", "Meta", "MetaKey", "Token", "Value", "map_arg", "values_in"]
+__all__ = [
+    "CONSTANT",
+    "Arg",
+    "GraphRef",
+    "KernelNode",
+    "Location",
+    "Meta",
+    "MetaKey",
+    "Token",
+    "Value",
+    "base_name",
+    "graph_refs_in",
+    "map_arg",
+    "values_in",
+]
 
 T = TypeVar("T")
+
+CONSTANT = "pygraph.constant"
+"""The operator of a node that stands for a tensor or an opaque object which the program holds, named by ``target``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +178,15 @@ def values_in(arg: Arg) -> Iterator[Value]:
             yield from values_in(item)
 
 
+def graph_refs_in(arg: Arg) -> Iterator[GraphRef]:
+    """Every reference to a subgraph in ``arg``, in order, with repetitions."""
+    if isinstance(arg, GraphRef):
+        yield arg
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from graph_refs_in(item)
+
+
 def map_arg(arg: Arg, change: Callable[[Value], Arg]) -> Arg:
     """``arg`` with each value replaced by ``change(value)``."""
     if isinstance(arg, Value):
@@ -167,6 +194,12 @@ def map_arg(arg: Arg, change: Callable[[Value], Arg]) -> Arg:
     if isinstance(arg, tuple):
         return tuple(map_arg(item, change) for item in arg)
     return arg
+
+
+@cache
+def base_name(op: str) -> str:
+    """``op`` without its overload: ``aten.mm`` for ``aten.mm.default``."""
+    return ".".join(op.split(".")[:2])
 
 
 class KernelNode:

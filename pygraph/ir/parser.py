@@ -18,7 +18,7 @@ from pygraph.ir.actions import Actions
 from pygraph.ir.graph import Graph
 from pygraph.ir.records import Problem
 
-__all__ = ["parse"]
+__all__ = ["parse", "span_of"]
 
 MAX_DEPTH = 100
 """Brackets within brackets; deeper texts are refused."""
@@ -44,7 +44,7 @@ def parse(text: str, source: str = "<text>") -> Graph:
         _check_depth(text)
         return _lark().parse(text)  # type: ignore[return-value]  # with a transformer, lark returns what 'start' makes
     except Problem as problem:
-        reason, span = problem.reason, _span(problem.lexeme)
+        reason, span = problem.reason, span_of(problem.lexeme)
     except UnexpectedInput as error:
         reason, span = _explain(error, text)
     except RecursionError:
@@ -76,7 +76,8 @@ def _lexeme_at(text: str, position: int, value: str) -> Lexeme:
     return Lexeme("BRACKET", value, line=before.count("\n") + 1, column=position - before.rfind("\n"))
 
 
-def _span(lexeme: Lexeme) -> Span:
+def span_of(lexeme: Lexeme) -> Span:
+    """Where ``lexeme`` stands in its text."""
     return Span(lexeme.line or 1, lexeme.column or 1, max(1, len(lexeme)))
 
 
@@ -86,7 +87,7 @@ def _explain(error: UnexpectedInput, text: str) -> tuple[str, Span]:
         reason = "this string is not closed on its line" if char == '"' else f"unexpected character {char!r}"
         return _with_expected(reason, error.allowed), Span(error.line, error.column)
     if isinstance(error, UnexpectedToken) and error.token.type != "$END":
-        return _with_expected(f"unexpected '{error.token}'", error.expected), _span(error.token)
+        return _with_expected(f"unexpected '{error.token}'", error.expected), span_of(error.token)
     end = text.rstrip()
     last = end.rfind("\n")
     expected = error.expected if isinstance(error, (UnexpectedToken, UnexpectedEOF)) else ()

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TypeAlias
 
-from pygraph.ir.annotations import CAPTURABLE, REASON, REGION, SELECTED
+from pygraph.ir.annotations import CAPTURABLE, REASON, REGION, SELECTED, Unit, unit_of
 from pygraph.ir.graph import Graph
 from pygraph.ir.node import KernelNode, Value
 from pygraph.ir.order import dependences
@@ -19,8 +18,6 @@ __all__ = ["DECISIONS", "judged", "membership", "parameters", "quotient", "selec
 
 DECISIONS = ("static", "patched", "copied")
 """What may become of a region's parameter."""
-
-_Part: TypeAlias = "int | KernelNode"
 
 
 def judged(graph: Graph) -> Iterator[Violation]:
@@ -64,10 +61,10 @@ def table(graph: Graph) -> Iterator[Violation]:
 
 def quotient(graph: Graph) -> Iterator[Violation]:
     """With each region contracted to one node, the dependences have no cycle. So each region is convex, too."""
-    following: dict[_Part, dict[_Part, None]] = {_part(node): {} for node in graph.nodes}
+    following: dict[Unit, dict[Unit, None]] = {unit_of(node): {} for node in graph.nodes}
     for before, node in dependences(graph):
-        if _part(before) != _part(node):
-            following[_part(before)][_part(node)] = None
+        if unit_of(before) != unit_of(node):
+            following[unit_of(before)][unit_of(node)] = None
     cycle = _cycle(following)
     if cycle:
         yield _first_node(cycle, graph), "regions and nodes need each other: " + " → ".join(map(_name, cycle))
@@ -104,20 +101,15 @@ def selected(graph: Graph) -> Iterator[Violation]:
 # -- the quotient graph ------------------------------------------------------------------------------------------------
 
 
-def _part(node: KernelNode) -> _Part:
-    region = node.meta.get(REGION)
-    return node if region is None else region
-
-
-def _name(part: _Part) -> str:
+def _name(part: Unit) -> str:
     return f"region {part}" if isinstance(part, int) else part.name
 
 
-def _first_node(cycle: list[_Part], graph: Graph) -> KernelNode | None:
-    return next((node for node in graph.nodes if _part(node) in cycle), None)
+def _first_node(cycle: list[Unit], graph: Graph) -> KernelNode | None:
+    return next((node for node in graph.nodes if unit_of(node) in cycle), None)
 
 
-def _cycle(following: dict[_Part, dict[_Part, None]]) -> list[_Part]:
+def _cycle(following: dict[Unit, dict[Unit, None]]) -> list[Unit]:
     """One cycle, closed by its first part, or nothing. Parts that a topological sort leaves over contain one."""
     needed = dict.fromkeys(following, 0)
     for parts in following.values():
@@ -133,13 +125,13 @@ def _cycle(following: dict[_Part, dict[_Part, None]]) -> list[_Part]:
     return _walk_back(following, left)
 
 
-def _walk_back(following: dict[_Part, dict[_Part, None]], left: set[_Part]) -> list[_Part]:
+def _walk_back(following: dict[Unit, dict[Unit, None]], left: set[Unit]) -> list[Unit]:
     """Each part left over has a predecessor left over: walk back until one comes again."""
     start = next((part for part in following if part in left), None)
     if start is None:
         return []
     preceding = {after: part for part in reversed(following) if part in left for after in following[part]}
-    path: dict[_Part, int] = {}
+    path: dict[Unit, int] = {}
     part = start
     while part not in path:
         path[part] = len(path)

@@ -15,7 +15,7 @@ import sympy
 from pygraph.ir.dims import canonical
 from pygraph.ir.graph import Graph
 from pygraph.ir.lexical import COST_FIELDS
-from pygraph.ir.node import Arg, GraphRef, KernelNode, Value, values_in
+from pygraph.ir.node import Arg, KernelNode, Value, graph_refs_in, values_in
 from pygraph.ir.types import BufferType, Dim, OpaqueType, ScalarType, TensorType, Type
 
 __all__ = [
@@ -177,17 +177,9 @@ def _is_canonical_expression(value: sympy.Expr) -> bool:
 def subgraphs(graph: Graph) -> Iterator[Violation]:
     """Operands and attributes refer to subgraphs that exist."""
     for node in graph.nodes:
-        for name in _references((*node.args, *node.attrs.values())):
-            if name not in graph.subgraphs:
-                yield node, f"there is no subgraph @{name}"
-
-
-def _references(arg: Arg) -> Iterator[str]:
-    if isinstance(arg, GraphRef):
-        yield arg.name
-    elif isinstance(arg, tuple):
-        for item in arg:
-            yield from _references(item)
+        for reference in graph_refs_in((*node.args, *node.attrs.values())):
+            if reference.name not in graph.subgraphs:
+                yield node, f"there is no subgraph @{reference.name}"
 
 
 # -- launches ----------------------------------------------------------------------------------------------------------

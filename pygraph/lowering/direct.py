@@ -17,23 +17,29 @@ from pygraph.lowering.statements import kind_of, names_in, written_operands
 __all__ = ["shortcut"]
 
 _MAIN = "call"
-_REPLAY, _PROGRAM, _OUTPUTS = "_pygraph_replay", "_pygraph_program", "_pygraph_outputs"
+_READY, _REPLAY, _PROGRAM, _OUTPUTS = "_pygraph_ready", "_pygraph_replay", "_pygraph_program", "_pygraph_outputs"
 
 Boxed = Callable[[list[Any]], Any]
 
 
 def shortcut(
-    source: str, namespace: Mapping[str, Any], replay: Callable[[list[Any]], Sequence[Any] | None], program: Boxed
+    source: str,
+    namespace: Mapping[str, Any],
+    ready: Callable[[], bool],
+    replay: Callable[[list[Any]], Sequence[Any] | None],
+    program: Boxed,
 ) -> Boxed | None:
     """A function like ``program``, whose text is ``source``, that tries ``replay`` on the region's arguments first.
 
-    ``replay`` returns None, with the list as it was, when it declines. ``namespace`` is that of the emitted module.
-    None when the program does anything beside preparing values on the host, uploading them, calling its one region
-    and copying results to the host after it.
+    ``replay`` returns None, with the list as it was, when it declines. ``ready`` says whether a replay is to be
+    expected: where it is not, nothing is prepared for one. ``namespace`` is that of the emitted module. None when the
+    program does anything beside preparing values on the host, uploading them, calling its one region and copying
+    results to the host after it.
 
     emitted:  take args ─ check ─ prepare ─ pick ─ region ─ fetch ─ return
-    becomes:  take args ─ prepare ─ pick ─ replay ─┬─ fetch ─ return
-                                          declined └─ program(args), which prepares again: that changes no argument
+    becomes:  ready? ─ take args ─ prepare ─ pick ─ replay ─┬─ fetch ─ return
+                                                   declined └─ program(args), which prepares again: that changes no
+                                                               argument
     """
     tree = ast.parse(source)
     main = _main(tree)
@@ -45,7 +51,7 @@ def shortcut(
     assert isinstance(function, ast.FunctionDef)
     function.args, function.body = parameters, body
     module = ast.fix_missing_locations(ast.Module([function], []))
-    names = {**namespace, _REPLAY: replay, _PROGRAM: program}
+    names = {**namespace, _READY: ready, _REPLAY: replay, _PROGRAM: program}
     exec(compile(module, "<pygraph shortcut>", "exec"), names)
     made: Boxed = names[_MAIN]
     return made
@@ -60,7 +66,10 @@ def _rewritten(main: ast.FunctionDef, kernels: Mapping[str, Sequence[bool]]) -> 
     """The statements of the shortcut, or None if there are others than those of a lone region."""
     statements = _flat(main.body)
     rewriting = _Rewriting(statements, kernels)
-    return rewriting.kept if all(map(rewriting.add, statements)) and rewriting.complete else None
+    if not all(map(rewriting.add, statements)) or not rewriting.complete:
+        return None
+    asked = ast.parse(f"if not {_READY}():\n    return {_PROGRAM}(args)").body
+    return [*(asked if rewriting.prepares else ()), *rewriting.kept]
 
 
 def _flat(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -90,6 +99,11 @@ class _Rewriting:
     def complete(self) -> bool:
         """Whether the region was met, and what it is given is known."""
         return self._called and bool(self._taken)
+
+    @property
+    def prepares(self) -> bool:
+        """Whether anything but picking arguments comes before the region."""
+        return bool(self._buffers or self._uploaded)
 
     def add(self, statement: ast.stmt) -> bool:
         """Take the next statement; False if it is none of a lone region's."""

@@ -13,6 +13,7 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from pygraph.errors import ParseError, Span
+from pygraph.ir.parser import span_of
 
 __all__ = ["OptionSyntax", "PassSyntax", "ValueSyntax", "parse_syntax"]
 
@@ -94,7 +95,7 @@ def _syntax_error(error: UnexpectedInput, text: str, source: str) -> ParseError:
     wanted = " or ".join(sorted(_SPELLED[name] for name in error.accepts or error.expected))
     if error.token.type == "$END":
         return ParseError(f"the text ends where {wanted} is expected", _end_of(text), text, source)
-    return ParseError(f"expected {wanted}, found '{error.token}'", _span(error.token), text, source)
+    return ParseError(f"expected {wanted}, found '{error.token}'", span_of(error.token), text, source)
 
 
 def _end_of(text: str) -> Span:
@@ -107,29 +108,25 @@ def _check_strings(tree: Tree[Token], text: str, source: str) -> None:
         try:
             json.loads(token)
         except json.JSONDecodeError as error:
-            raise ParseError(f"malformed string: {error.msg}", _span(token), text, source) from None
-
-
-def _span(token: Token) -> Span:
-    return Span(token.line or 1, token.column or 1, max(1, len(token)))
+            raise ParseError(f"malformed string: {error.msg}", span_of(token), text, source) from None
 
 
 def _pass(tree: Tree[Token]) -> PassSyntax:
     name, *options = tree.children
     assert isinstance(name, Token)
-    return PassSyntax(str(name), tuple(_option(item) for item in options if isinstance(item, Tree)), _span(name))
+    return PassSyntax(str(name), tuple(_option(item) for item in options if isinstance(item, Tree)), span_of(name))
 
 
 def _option(tree: Tree[Token]) -> OptionSyntax:
     name, value = tree.children
     assert isinstance(name, Token)
     assert isinstance(value, Tree)
-    return OptionSyntax(str(name), _value(value, _span(name)), _span(name))
+    return OptionSyntax(str(name), _value(value, span_of(name)), span_of(name))
 
 
 def _value(tree: Tree[Token], place: Span) -> ValueSyntax:
     (content,) = tree.children
     if isinstance(content, Token):
-        return ValueSyntax(content.type.lower(), str(content), _span(content))
+        return ValueSyntax(content.type.lower(), str(content), span_of(content))
     items = tuple(_value(item, place) for item in content.children if isinstance(item, Tree))
     return ValueSyntax("list", "", items[0].span if items else place, items)

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from pygraph.errors import OptionError
 from pygraph.ir import Graph
@@ -81,10 +80,9 @@ class Dump(Instrument):
 class Print(Instrument):
     """Prints the graph before or after the named passes, under a comment that says where it was taken."""
 
-    def __init__(self, before: Sequence[str] = (), after: Sequence[str] = (), stream: TextIO | None = None) -> None:
+    def __init__(self, before: Sequence[str] = (), after: Sequence[str] = ()) -> None:
         self._before = frozenset(before)
         self._after = frozenset(after)
-        self._stream = stream
 
     def check(self, passes: Sequence[Pass]) -> None:
         """Raise OptionError when a name is neither ``all`` nor that of one of ``passes``."""
@@ -102,5 +100,4 @@ class Print(Instrument):
     def _print(self, when: str, names: frozenset[str], step: Step, graph: Graph) -> None:
         if names.isdisjoint((ALL, step.name)):
             return
-        stream = self._stream or sys.stderr
-        print(f"// {when} {step.number}: {print_pass(step.item)}\n{str(graph).rstrip()}", file=stream)
+        print(f"// {when} {step.number}: {print_pass(step.item)}\n{str(graph).rstrip()}", file=sys.stderr)

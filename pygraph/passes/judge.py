@@ -9,9 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from pygraph.ir import TAGS, Arg, DType, GraphRef, KernelNode, OpaqueType, TensorType, Token, Value, values_in
+from pygraph.ir import (
+    TAGS,
+    Arg,
+    DType,
+    KernelNode,
+    OpaqueType,
+    TensorType,
+    Token,
+    Value,
+    base_name,
+    graph_refs_in,
+    values_in,
+)
 from pygraph.passes.judge_devices import device_copies, device_operands, device_random
-from pygraph.passes.operators import base_name, dropout_place, higher_order, known_unsafe
+from pygraph.passes.operators import dropout_place, higher_order, known_unsafe
 from pygraph.passes.verdict import CAPTURED, FAILED, Target, Verdict
 
 __all__ = ["judge"]
@@ -72,7 +84,7 @@ def _inner_operator(node: KernelNode, target: Target) -> Verdict | None:
 
 
 def _inner_nodes(node: KernelNode, target: Target) -> Verdict | None:
-    for name in _references((*node.args, *node.attrs.values())):
+    for name in (reference.name for reference in graph_refs_in((*node.args, *node.attrs.values()))):
         graph = target.subgraphs.get(name)
         if graph is None:
             return Verdict(False, "subgraph", f"{node.op} runs the subgraph @{name}, which is not there")
@@ -81,14 +93,6 @@ def _inner_nodes(node: KernelNode, target: Target) -> Verdict | None:
             if not verdict.capturable:
                 return Verdict(False, "subgraph", f"{node.op} runs %{inner.name} of @{name}: {verdict.detail}")
     return None
-
-
-def _references(arg: Arg) -> Iterator[str]:
-    if isinstance(arg, GraphRef):
-        yield arg.name
-    elif isinstance(arg, tuple):
-        for item in arg:
-            yield from _references(item)
 
 
 # -- tags, effects, operands that are no tensors -------------------------------------------------------------------

@@ -5,17 +5,13 @@ Other rules live in ``judge``.
 
 from __future__ import annotations
 
-from pygraph.ir import Device, KernelNode, TensorType, Value
-from pygraph.passes.operators import base_name
+from pygraph.ir import CONSTANT, Device, KernelNode, TensorType, Value, base_name
 from pygraph.passes.verdict import Target, Verdict, device_of, devices_of
 
 __all__ = ["CONSTANT", "UPLOAD", "copy_source", "device_copies", "device_operands", "device_random", "is_on_host"]
 
 UPLOAD = "pygraph.upload.default"
 """``upload(Tensor[] xs, Device device) -> Tensor[]``: copies of CPU tensors on a device, each in storage of its own."""
-
-CONSTANT = "pygraph.constant"
-"""A tensor that the program holds, as the frontend lifts it."""
 
 _COPIES = {
     "aten._copy_from": 0,

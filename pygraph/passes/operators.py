@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
+from pygraph.ir import base_name
+
 __all__ = ["Entry", "base_name", "dropout_place", "higher_order", "known_unsafe"]
 
 
@@ -255,12 +257,6 @@ _HIGHER_ORDER: dict[str, Entry | None] = {
 }
 
 _UNKNOWN_HIGHER_ORDER = Entry("unknown-higher-order", "is a higher-order operator that is not known here")
-
-
-@cache
-def base_name(op: str) -> str:
-    """``op`` without its overload: ``aten.mm`` for ``aten.mm.default``."""
-    return ".".join(op.split(".")[:2])
 
 
 @cache

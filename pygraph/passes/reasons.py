@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["REASONS", "Reason", "reason"]
+__all__ = ["REASONS", "Reason"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,3 @@ _TABLE = (
 
 REASONS: dict[str, Reason] = {entry.code: entry for entry in _TABLE}
 """Every code that legality, partitioning and lowering give, in the order in which the report lists them."""
-
-
-def reason(code: str) -> Reason:
-    """The entry of ``code``. A code of a custom pass, which is not in the table, gets an empty explanation."""
-    return REASONS.get(code) or Reason(code, "", "")

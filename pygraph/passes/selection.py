@@ -62,7 +62,7 @@ class Selection(Pass):
         patches = _patches_us(region, view, ctx, values)
         if launches is None or patches is None:
             unknown = "the number of launches" if launches is None else "the cost of patching"
-            _mark(region, True, UNKNOWN_COST, f"{unknown} is unknown: captured, and for trials to find out")
+            _mark(region, True, UNKNOWN_COST, f"{unknown} is unknown: for trials to find out")
             return
         model = ctx.model
         plain, replay = model.uncaptured_us(launches), model.replayed_us(launches, patches)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pygraph.analysis.timing import node_time_us
 from pygraph.ir import DETAIL, H200, HOST, REGION, DeviceModel, Graph, KernelNode
 from pygraph.ir.cost import evaluate
+from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.passes.reasons import REASONS
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 from pygraph.report.trials import trial_text
@@ -40,9 +41,6 @@ __all__ = [
 ]
 
 _VALUE = re.compile(r'%("(?:[^"\\]|\\.)*"|[\w.]*\w)')
-
-NO_LAUNCH = "no-launch"
-"""The reason code of nodes that run nothing: scalars and views of the host."""
 
 
 # -- regions -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pygraph.ir import DeviceModel, Graph
 from pygraph.lowering.decision import Decision
 from pygraph.lowering.program import EmittedProgram
 from pygraph.lowering.record import ProgramRecord
+from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.report.trials import passed_over
 from pygraph.runtime.counters import RegionRecord
 
@@ -108,7 +109,7 @@ class GraphReport:
             return
         for node in self.graph.nodes:
             placed = self.decision.nodes.get(node.name)
-            if placed is None or placed.reason in (None, "no-launch"):
+            if placed is None or placed.reason in (None, NO_LAUNCH):
                 continue
             code = node.loc.code if node.loc else ""
             yield Uncaptured(node.name, node.op, placed.reason or "", placed.detail, placed.loc, code)

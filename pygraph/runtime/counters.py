@@ -106,11 +106,11 @@ _lock = Lock()
 _totals: Counter[str] = Counter()
 
 
-def add(name: str, amount: int = 1) -> None:
-    """Add to a process-wide count. Names in use: captures, patched, recalled (decisions that were found on disk),
-    refused and ``refused.CODE``."""
+def add(name: str) -> None:
+    """Add one to a process-wide count. Names in use: captures, recalled (decisions that were found on disk), refused
+    and ``refused.CODE``."""
     with _lock:
-        _totals[name] += amount
+        _totals[name] += 1
 
 
 def counters() -> dict[str, int]:

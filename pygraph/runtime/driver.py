@@ -124,11 +124,6 @@ class Executable(Protocol):
 class Driver(Protocol):
     """Captures and replays regions on one kind of device."""
 
-    @property
-    def name(self) -> str:
-        """``host`` or ``cuda``."""
-        ...
-
     def identity(self, device: torch.device | None) -> str:
         """All of the machine that times on ``device`` (None: the current one) depend on, as text: the same in every
         process on equal machines. Versions of torch and of PyGraph are left out."""

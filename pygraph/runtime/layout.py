@@ -6,13 +6,13 @@ Pure functions. Outputs are not placed (they are allocated anew for each call), 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pygraph.runtime.driver import Layout, Slot
 from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
 
-__all__ = ["WORKSPACE_ALIGNMENT", "Lifetime", "lifetimes", "lower_bound", "pack", "plan"]
+__all__ = ["WORKSPACE_ALIGNMENT", "Lifetime", "lifetimes", "pack", "plan"]
 
 WORKSPACE_ALIGNMENT = 64
 """Bytes that each intermediate's offset is a multiple of: a cache line, and the widest vector register."""
@@ -78,24 +78,6 @@ def pack(lives: Sequence[Lifetime], *, reuse: bool, alignment: int = WORKSPACE_A
         if size:
             insort(placed, (offset, offset + size, life), key=lambda item: item[:2])
     return offsets
-
-
-def lower_bound(lives: Sequence[Lifetime], alignment: int = WORKSPACE_ALIGNMENT) -> int:
-    """Bytes that no packing can do without: the most that is alive at one launch."""
-    change: dict[int, int] = {}
-    for life in lives:
-        size = _aligned(life.nbytes, alignment)
-        change[life.first] = change.get(life.first, 0) + size
-        change[life.last + 1] = change.get(life.last + 1, 0) - size
-    return _peak(change)
-
-
-def _peak(change: Mapping[int, int]) -> int:
-    alive = most = 0
-    for launch in sorted(change):
-        alive += change[launch]
-        most = max(most, alive)
-    return most
 
 
 def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:

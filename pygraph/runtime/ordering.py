@@ -1,18 +1,18 @@
 """Which launches must stay in order: true, anti and output dependences over bytes in the final address space.
 
 The final address space is the one of replay, so that buffers reused by the layout show as anti-dependences. The
-schedule itself is made elsewhere; here are only its constraints, and the check that an order keeps them.
+schedule itself is made elsewhere; here are only its constraints.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 from pygraph.runtime.driver import Layout, Slot
 from pygraph.runtime.recording import Access, AllocationKind, Launch, Recording
 
-__all__ = ["dependences", "keeps"]
+__all__ = ["dependences"]
 
 _Range = tuple[Hashable, int, int, bool, bool]
 """Space, first byte, end, reads, writes."""
@@ -40,13 +40,6 @@ def dependences(
             slot = places.get((launch.index, access.word))
             history.touch(launch.index, _final(launch, access, slot, layout, inputs_may_overlap))
     return sorted(history.edges)
-
-
-def keeps(order: Sequence[int], edges: Iterable[tuple[int, int]]) -> bool:
-    """Whether ``order`` is a permutation of the launches that respects ``edges``."""
-    rank = {launch: position for position, launch in enumerate(order)}
-    permutation = sorted(order) == list(range(len(order)))
-    return permutation and all(rank[earlier] < rank[later] for earlier, later in edges)
 
 
 def _final(launch: Launch, access: Access, slot: Slot | None, layout: Layout, merge: bool) -> _Range:

@@ -92,6 +92,11 @@ class Region:
         outputs = self.try_replay(args)
         return self._choose(args) if outputs is None else outputs
 
+    def expects_replay(self) -> bool:
+        """Whether a call that comes now is replayed, if it fits. Raises what waiting for the device raises."""
+        known = self._consume is not None and not dispatch_mode_depth()
+        return known and (self._measured is None or not self._measured.awaits_uncaptured())
+
     def try_replay(self, args: list[Any]) -> Sequence[Any] | None:
         """Replay the capture that was used last; None, with nothing done and ``args`` as it was, if that does not fit.
 
@@ -176,10 +181,8 @@ class Region:
     def _left_out(self, variant: Variant, args: list[Any], *, alone: bool) -> Sequence[Any] | None:
         """Run uncaptured a call of a variant that was decided not to be captured; None, with nothing done, if that is
         over, or if the call is of another one."""
-        left_out = variant.left_out
-        if left_out is None or not left_out.grants(args, alone=alone):
-            return None
-        return self._uncaptured(args)
+        known = variant.left_out is not None and variant.left_out.grants(args, alone=alone)
+        return self._uncaptured(args) if known else None
 
     def _prefer(self, variant: Variant, executable: Executable) -> None:
         """Try ``executable`` first from now on, unless calls have to be told apart by the bits of a float."""

@@ -6,8 +6,8 @@ Refusal: a word taken for a number that is an address would read or write what t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from pygraph.runtime.addresses import AddressMap, moving
@@ -39,7 +39,7 @@ class SlotTable:
     slots: tuple[Slot, ...]
     padding: tuple[tuple[int, int], ...]
     sequence: _Shape
-    inert: tuple[Inert, ...] = ()
+    inert: tuple[Inert, ...]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -107,17 +107,17 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     slots: list[Slot] = []
     padding: list[tuple[int, int]] = []
     inert: list[Inert] = []
-    for a, b in zip(first.launches, second.launches, strict=True):
-        for position, (x, y) in enumerate(zip(a.words, b.words, strict=True)):
-            verdict = _verdict(pair, a, b, position)
-            if isinstance(verdict, Refusal):
-                return verdict
-            if isinstance(verdict, Slot):
-                slots.append(verdict)
-            elif verdict is not None:
-                inert.append(verdict)
-            elif x != y:
-                padding.append((a.index, position))
+    for a, position in _words(first):
+        b = second.launches[a.index]
+        verdict = _verdict(pair, a, b, position)
+        if isinstance(verdict, Refusal):
+            return verdict
+        if isinstance(verdict, Slot):
+            slots.append(verdict)
+        elif verdict is not None:
+            inert.append(verdict)
+        elif a.words[position] != b.words[position]:
+            padding.append((a.index, position))
     return SlotTable(tuple(slots), tuple(padding), _sequence(first), tuple(inert))
 
 
@@ -132,24 +132,34 @@ def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] 
     addresses, real = AddressMap(recording.allocations), AddressMap(known)
     if _sequence(recording) != table.sequence or addresses.overlap is not None:
         return None
-    expected = {(slot.launch, slot.word): slot for slot in table.slots}
-    slots: list[Slot] = []
+    slots = [slot for slot in (_again(slot, recording, addresses) for slot in table.slots) if slot is not None]
+    if len(slots) < len(table.slots):
+        return None
+    expected = {(slot.launch, slot.word) for slot in slots}
     inert: list[Inert] = []
-    for launch in recording.launches:
-        for position, word in enumerate(launch.words):
-            slot = expected.get((launch.index, position))
-            places = addresses.places(word, launch.index)
-            if slot is not None:
-                if len(places) != 1 or places[0].key != (slot.kind, slot.index):
-                    return None
-                slots.append(Slot(launch.index, position, slot.kind, slot.index, places[0].offset))
-                continue
-            foreign = _foreign(launch, position)
-            if isinstance(foreign, Inert):
-                inert.append(foreign)
-            elif foreign is not None or places or addresses.inside(word) or real.inside(word):
-                return None
+    for launch, position in _words(recording):
+        if (launch.index, position) in expected:
+            continue
+        word, foreign = launch.words[position], _foreign(launch, position)
+        if isinstance(foreign, Inert):
+            inert.append(foreign)
+        elif foreign is not None or addresses.places(word, launch.index) or addresses.inside(word) or real.inside(word):
+            return None
     return SlotTable(tuple(slots), table.padding, table.sequence, tuple(inert))
+
+
+def _again(slot: Slot, recording: Recording, addresses: AddressMap) -> Slot | None:
+    """``slot`` of another size, where it points to in ``recording``; None if that is not into the same allocation."""
+    places = addresses.places(recording.launches[slot.launch].words[slot.word], slot.launch)
+    if len(places) != 1 or places[0].key != (slot.kind, slot.index):
+        return None
+    return replace(slot, offset=places[0].offset)
+
+
+def _words(recording: Recording) -> Iterator[tuple[Launch, int]]:
+    """Each word: the launch that it belongs to, and its position there."""
+    for launch in recording.launches:
+        yield from ((launch, position) for position in range(len(launch.words)))
 
 
 def _sequence(recording: Recording) -> _Shape:

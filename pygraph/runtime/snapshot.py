@@ -31,7 +31,7 @@ class Block:
     low: int
     high: int
     members: tuple[int, ...]
-    whole: frozenset[int] = frozenset()
+    whole: frozenset[int]
 
     @property
     def nbytes(self) -> int:

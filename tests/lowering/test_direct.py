@@ -53,8 +53,13 @@ def replayed(args: list[Any]) -> list[torch.Tensor]:
     return [(first + second * number).flatten(), first]
 
 
+def always() -> bool:
+    """A region that expects to replay each call."""
+    return True
+
+
 def made(source: str = SOURCE, replay: Any = replayed, program: Any = None) -> Any:
-    return shortcut(source, {"reinterpret_tensor": VIEW}, replay, program or Program())
+    return shortcut(source, {"reinterpret_tensor": VIEW}, always, replay, program or Program())
 
 
 def test_the_region_is_replayed_and_its_results_are_arranged_as_emitted() -> None:
@@ -155,13 +160,13 @@ def test_results_are_fetched_to_the_host_after_the_replay() -> None:
     names = {"reinterpret_tensor": VIEW, "empty_strided_cpu": empty, "torch": torch}
     args: list[Any] = [torch.ones(2, 2), torch.full((2, 2), 5.0), 3]
     given = list(args)
-    direct = shortcut(fetching(), names, replayed, program)
+    direct = shortcut(fetching(), names, always, replayed, program)
     assert direct is not None
     result = direct(args)
     assert torch.equal(result[0], torch.full((2, 2), 8.0))
     assert result[1] == 3
     assert program.calls == []
-    declined = shortcut(fetching(), names, lambda args: None, program)
+    declined = shortcut(fetching(), names, always, lambda args: None, program)
     assert declined is not None
     assert declined(list(given)) == "whole"
     assert [[id(a) for a in call] for call in program.calls] == [[id(a) for a in given]]
@@ -245,9 +250,11 @@ class Prepared:
             "cpp_fused_0": lambda x, result, number: result.copy_(x * number),
             "cpp_fused_1": lambda result: result.add_(1),
         }
-        self.call = shortcut(source, names, self._replay, self.program)
+        self.ready, self.uploads = True, 0
+        self.call = shortcut(source, names, lambda: self.ready, self._replay, self.program)
 
     def _upload(self, xs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        self.uploads += 1
         return [x.clone() for x in xs]
 
     def _replay(self, args: list[Any]) -> list[torch.Tensor] | None:
@@ -285,6 +292,17 @@ def test_the_whole_program_gets_what_was_prepared_from_when_the_replay_declines(
     assert prepared.call(args) == "whole"
     assert [[id(a) for a in call] for call in prepared.program.calls] == [[id(a) for a in given]]
     assert torch.equal(given[3], torch.tensor(2.0))
+
+
+def test_nothing_is_prepared_for_a_region_that_will_not_replay() -> None:
+    """One that is left uncaptured for good would otherwise have everything prepared twice in each call."""
+    prepared, args = Prepared(), prepared_arguments()
+    assert prepared.call is not None
+    prepared.ready = False
+    given = list(args)
+    assert prepared.call(args) == "whole"
+    assert [[id(a) for a in call] for call in prepared.program.calls] == [[id(a) for a in given]]
+    assert (prepared.uploads, prepared.given) == (0, [])
 
 
 @pytest.mark.parametrize(

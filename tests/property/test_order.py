@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from pygraph.runtime.driver import Program
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.layout import plan
-from pygraph.runtime.ordering import dependences, keeps
+from pygraph.runtime.ordering import dependences
 from pygraph.runtime.outcome import difference, observe
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.slots import SlotTable, discover
+from tests.runtime.orders import keeps
 from tests.runtime.programs import PROGRAMS, region_calls
 from tests.runtime.regions import RegionCall, copy_arguments
 

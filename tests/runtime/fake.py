@@ -88,8 +88,6 @@ class FakeDriver:
     ``within``: whether transient memory is in use now; ``given_back``: how often it was given back, ``trimmed``: what
     uncaptured runs had left."""
 
-    name = "fake"
-
     def __init__(self, kernel: Function | None = None, written: Sequence[int] | None = ()) -> None:
         self.kernel = kernel
         self.written = written

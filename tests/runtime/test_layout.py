@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.runtime.driver import Slot
-from pygraph.runtime.layout import Lifetime, lifetimes, lower_bound, pack, plan
+from pygraph.runtime.layout import Lifetime, lifetimes, pack, plan
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 from tests.runtime.captures import Capture
 
@@ -21,6 +21,12 @@ def lives(draw: st.DrawFn, max_size: int = 12, sizes: st.SearchStrategy[int] | N
     chosen = st.integers(0, 1000) if sizes is None else sizes
     spans = draw(st.lists(st.tuples(chosen, st.integers(0, 9), st.integers(0, 4)), max_size=max_size))
     return [Lifetime(index, nbytes, first, min(first + more, 9)) for index, (nbytes, first, more) in enumerate(spans)]
+
+
+def lower_bound(items: list[Lifetime]) -> int:
+    """Bytes that no packing can do without: the most that is alive at one launch."""
+    alive = ([item for item in items if item.first <= launch <= item.last] for launch in range(10))
+    return max(sum(-(-item.nbytes // 64) * 64 for item in items) for items in alive)
 
 
 def end(items: list[Lifetime], offsets: dict[int, int]) -> int:

@@ -20,11 +20,7 @@ from pygraph.runtime.selection.queue import TrialQueue
 from tests.runtime.measured import ENOUGH, FAST, SLOW, Case, set_clock
 from tests.runtime.simulation import Cost
 
-
-@pytest.fixture(autouse=True)
-def _own_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials of other tests are none of ours."""
-    monkeypatch.setattr(measuring, "TRIALS", TrialQueue())
+pytestmark = pytest.mark.usefixtures("own_queue")
 
 
 @pytest.mark.parametrize("fast", ["patched", "uncaptured"])
@@ -83,13 +79,17 @@ def test_what_the_comparison_took_says_whether_an_uncaptured_call_can_be_afforde
     assert case.ran.count("uncaptured") == 2, "before the capture, and compared with"
 
 
-def test_a_call_through_the_shortcut_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There a call first tries a replay, and then runs the whole program, which calls the region."""
+@pytest.mark.parametrize("prepares", [False, True])
+def test_a_call_through_the_shortcut_counts_once(monkeypatch: pytest.MonkeyPatch, prepares: bool) -> None:
+    """There a call first tries a replay, and then runs the whole program, which calls the region. Where values are
+    prepared for a replay, it is asked before whether there will be one: what is asked is what then happens."""
+    expected: list[bool] = []
     case, direct = Case(monkeypatch, SLOW, FAST), Case(monkeypatch, SLOW, FAST)
     direct_call = direct.region
 
     def shortcut(args: list[Any]) -> Sequence[Any]:
-        outputs = direct_call.try_replay(args)
+        expected.append(not prepares or direct_call.expects_replay())
+        outputs = direct_call.try_replay(args) if expected[-1] else None
         return direct_call(args) if outputs is None else outputs
 
     monkeypatch.setattr(direct, "region", shortcut)
@@ -99,6 +99,8 @@ def test_a_call_through_the_shortcut_counts_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(measuring, "TRIALS", TrialQueue())
     direct.calls(ENOUGH)
     assert case.ran == direct.ran
+    ran = [name for i, name in enumerate(direct.ran) if i != 1]  # the second call also compares
+    assert not prepares or expected == [name == "patched" for name in ran]
     assert direct_call.record.trials[0]["decision"] == "uncaptured"
 
 

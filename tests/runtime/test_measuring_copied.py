@@ -11,25 +11,20 @@ import torch
 
 from pygraph.errors import ReplayError
 from pygraph.report.trials import trial_text
-from pygraph.runtime import measuring, staging
+from pygraph.runtime import staging
 from pygraph.runtime.driver import CopyCost
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.region import Region
-from pygraph.runtime.selection.queue import TrialQueue
 from pygraph.runtime.staging import WATCHED
 from tests.runtime.fake import FakeDriver
 from tests.runtime.measured import ENOUGH, FAST, SLOW, Case
 from tests.runtime.simulation import Cost
 
+pytestmark = pytest.mark.usefixtures("own_queue")
+
 ALL = ("patched", "copied", "uncaptured")
 TRIED = 2 * ENOUGH
 """Calls within which a trial of three candidates ends."""
-
-
-@pytest.fixture(autouse=True)
-def _own_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials of other tests are none of ours."""
-    monkeypatch.setattr(measuring, "TRIALS", TrialQueue())
 
 
 @pytest.mark.parametrize("fast", ALL)

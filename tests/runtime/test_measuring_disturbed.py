@@ -20,17 +20,12 @@ from pygraph.runtime import region as region_module
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.measuring import Measured, Site
 from pygraph.runtime.region import Region
-from pygraph.runtime.selection.queue import TrialQueue
 from pygraph.runtime.selection.records import Grant
 from pygraph.runtime.selection.selector import FOREVER
 from tests.runtime.fake import FakeDriver, FakeExecutable, double
 from tests.runtime.measured import ENOUGH, FAST, SLOW, Case
 
-
-@pytest.fixture(autouse=True)
-def _own_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials of other tests are none of ours."""
-    monkeypatch.setattr(measuring, "TRIALS", TrialQueue())
+pytestmark = pytest.mark.usefixtures("own_queue")
 
 
 # -- what interferes ---------------------------------------------------------------------------------------------------

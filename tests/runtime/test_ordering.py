@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from pygraph.runtime.driver import Layout, Slot
 from pygraph.runtime.layout import plan
-from pygraph.runtime.ordering import dependences, keeps
+from pygraph.runtime.ordering import dependences
 from pygraph.runtime.recording import Access, AllocationKind, Recording
 from tests.runtime.captures import Capture, reads, writes
+from tests.runtime.orders import keeps
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
 NOWHERE = Layout(0, {}, ())
@@ -104,13 +105,6 @@ def test_random_draws_keep_their_order() -> None:
     for random in (True, False, True):
         capture.launch(accesses=[], random=random)
     assert edges(capture, []) == [(0, 2)]
-
-
-def test_keeps() -> None:
-    assert keeps([1, 0, 2], [(0, 2), (1, 2)])
-    assert not keeps([2, 0, 1], [(0, 2)])
-    assert not keeps([0, 0, 1], [])
-    assert not keeps([0, 2], [])
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Parts that workloads of several domains share: multi-layer perceptrons, a transformer block, steps on inputs in turn.
+"""Parts that workloads of several domains share: multi-layer perceptrons, transformers, steps on inputs in turn.
 
 What a workload runs, and at which sizes, is said in its own module.
 """
@@ -14,7 +14,7 @@ from torch import nn
 
 from pygraph.bench.workload import Step
 
-__all__ = ["Block", "in_turn", "mlp"]
+__all__ = ["Block", "TokenModel", "in_turn", "mlp"]
 
 
 def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
@@ -50,6 +50,19 @@ class Block(nn.Module):
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         made: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return made
+
+
+class TokenModel(nn.Module):
+    """The parts of a transformer over tokens: embeddings of words and of positions, blocks, a norm at the end.
+
+    Each model has a ``forward`` of its own.
+    """
+
+    def __init__(self, words: int, longest: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(longest, width)
+        self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
 
 
 def in_turn(run: Callable[..., Any], inputs: Iterator[Any]) -> Step:

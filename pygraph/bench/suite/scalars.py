@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pygraph.bench.suite.inference import floating
-from pygraph.bench.suite.parts import Block, in_turn, mlp
+from pygraph.bench.suite.parts import Block, TokenModel, in_turn, mlp
 from pygraph.bench.workload import Compile, Step, Workload
 
 __all__ = ["WORKLOADS"]
@@ -80,14 +80,8 @@ def float_schedule(compile: Compile, device: str, *, width: int, layers: int, ba
     return step
 
 
-class HostMasked(nn.Module):
+class HostMasked(TokenModel):
     """A language model that makes its positions and its causal mask on the CPU in each call."""
-
-    def __init__(self, words: int, longest: int, width: int, heads: int, layers: int) -> None:
-        super().__init__()
-        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(longest, width)
-        self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         length = tokens.shape[1]

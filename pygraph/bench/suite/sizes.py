@@ -13,20 +13,14 @@ import torch
 from torch import nn
 
 from pygraph.bench.suite.inference import floating
-from pygraph.bench.suite.parts import Block, in_turn
+from pygraph.bench.suite.parts import TokenModel, in_turn
 from pygraph.bench.workload import Compile, Step, Workload
 
 __all__ = ["WORKLOADS"]
 
 
-class Encoder(nn.Module):
+class Encoder(TokenModel):
     """Takes tokens [batch, length]; returns a sentence's vector [batch, width]."""
-
-    def __init__(self, words: int, longest: int, width: int, heads: int, layers: int) -> None:
-        super().__init__()
-        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(longest, width)
-        self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))

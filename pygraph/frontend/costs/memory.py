@@ -179,14 +179,19 @@ def _masked_gather(node: KernelNode) -> Cost:
     return moved(node, as_dim(_bytes_in(node.args[1:3]) + written_bytes(node)))
 
 
-@costs("aten.index_put", "aten._unsafe_index_put", "aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
+@costs(
+    "aten._unsafe_index_put",
+    "aten._unsafe_masked_index_put_accumulate",
+    "aten.index_add",
+    "aten.index_copy",
+    "aten.index_fill",
+    "aten.index_put",
+    "aten.scatter",
+    "aten.scatter_add",
+    "aten.scatter_reduce",
+)
 def _scatter(node: KernelNode) -> Cost:
     """A copy of the target, with the picked places written."""
-    return _scattered(node, copies=True)
-
-
-@costs("aten.index_add", "aten.index_copy", "aten._unsafe_masked_index_put_accumulate", "aten.index_fill")
-def _scatter_more(node: KernelNode) -> Cost:
     return _scattered(node, copies=True)
 
 

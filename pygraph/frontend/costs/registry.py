@@ -6,7 +6,7 @@ A formula gives the whole cost, or the flops alone when its operator just reads 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from pygraph.ir import Cost, Dim, KernelNode
 
@@ -14,6 +14,7 @@ __all__ = ["COSTS", "FLOPS", "CostFormula", "FlopsFormula", "costs", "flops"]
 
 FlopsFormula: TypeAlias = Callable[[KernelNode], "Dim | None"]
 CostFormula: TypeAlias = Callable[[KernelNode], Cost]
+_Formula = TypeVar("_Formula", FlopsFormula, CostFormula)
 
 FLOPS: dict[str, FlopsFormula] = {}
 """Floating-point operations of an operator whose traffic is the plain one: each operand read, each result written."""
@@ -24,19 +25,17 @@ COSTS: dict[str, CostFormula] = {}
 
 def flops(*ops: str) -> Callable[[FlopsFormula], FlopsFormula]:
     """Register a formula for the flops of ``ops`` (names without overload)."""
-
-    def register(formula: FlopsFormula) -> FlopsFormula:
-        FLOPS.update(dict.fromkeys(ops, formula))
-        return formula
-
-    return register
+    return _registering(FLOPS, ops)
 
 
 def costs(*ops: str) -> Callable[[CostFormula], CostFormula]:
     """Register a formula for the whole cost of ``ops`` (names without overload)."""
+    return _registering(COSTS, ops)
 
-    def register(formula: CostFormula) -> CostFormula:
-        COSTS.update(dict.fromkeys(ops, formula))
+
+def _registering(table: dict[str, _Formula], ops: tuple[str, ...]) -> Callable[[_Formula], _Formula]:
+    def register(formula: _Formula) -> _Formula:
+        table.update(dict.fromkeys(ops, formula))
         return formula
 
     return register

@@ -26,13 +26,15 @@ from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.foreign import with_foreign
 from pygraph.runtime.cuda.memory import CaptureMemory, SegmentMemory, SessionMemory
 from pygraph.runtime.cuda.nodes import GraphNode, read_nodes, serialise
-from pygraph.runtime.cuda.observation import Observer, Span, calls_operators, module_constants, observing
-from pygraph.runtime.cuda.outputs import describe_outputs, repeated
+from pygraph.runtime.cuda.observation import Observer, Span, calls_operators, observing
+from pygraph.runtime.cuda.outputs import describe_outputs
 from pygraph.runtime.cuda.random_order import RandomOrder
 from pygraph.runtime.cuda.stand_ins import StandIns
 from pygraph.runtime.digest import extent
 from pygraph.runtime.provenance import forgive, merged
+from pygraph.runtime.rebinding import module_constants
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
+from pygraph.runtime.returned import repeated
 
 __all__ = ["CudaCapture", "Machine"]
 

@@ -86,11 +86,6 @@ class CudaDriver:
         self._lock = threading.Lock()
 
     @property
-    def name(self) -> str:
-        """``cuda``."""
-        return "cuda"
-
-    @property
     def native(self) -> bool:
         """Whether the native half is in use."""
         return self._native is not None

@@ -11,6 +11,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
+from pygraph.runtime.assembling import add_arguments, add_outputs, check_layout
 from pygraph.runtime.cuda.capture import CudaCapture, Machine
 from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
 from pygraph.runtime.cuda.parts import Part, anchor_copies, split, with_scratch
@@ -18,7 +19,7 @@ from pygraph.runtime.cuda.replay import PythonRegion
 from pygraph.runtime.cuda.segments import Segments, cut, whole
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.effects import written_arguments
-from pygraph.runtime.recording import WORD, AllocationKind, Output, OutputKind
+from pygraph.runtime.recording import WORD, AllocationKind
 
 __all__ = ["byte_of", "make_region"]
 
@@ -29,7 +30,9 @@ def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any
     Raises CaptureError when an address would not be replaced or lie outside, for an order other than the recorded
     one, and when the capture was instantiated before.
     """
-    _check_layout(program)
+    if program.order != tuple(range(len(program.recording.launches))):
+        raise CaptureError("invalid-program", "the launches of a CUDA graph run in the recorded order")
+    check_layout(program, program.recording.alignment)
     _check_slots(program)
     capture.nodes = with_scratch(program, capture.nodes)
     graph, capture.graph = capture.graph, None
@@ -49,20 +52,6 @@ def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any
 
 
 # -- checks -------------------------------------------------------------------------------------------------------
-
-
-def _check_layout(program: Program) -> None:
-    layout, recording = program.layout, program.recording
-    pool = {a.index: a for a in recording.allocations if a.kind is AllocationKind.POOL}
-    if program.order != tuple(range(len(recording.launches))):
-        raise CaptureError("invalid-program", "the launches of a CUDA graph run in the recorded order")
-    for index, offset in layout.offsets.items():
-        misplaced = offset < 0 or offset % recording.alignment
-        if index not in pool or misplaced or offset + pool[index].nbytes > layout.nbytes:
-            raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
-    outputs = {o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}
-    if not outputs <= set(layout.fresh) or not set(layout.fresh) <= set(pool):
-        raise CaptureError("invalid-program", "the fresh allocations are not those of the outputs")
 
 
 def _check_slots(program: Program) -> None:
@@ -98,8 +87,8 @@ class _Builder:
                 nodes[slot.launch] = self._node(node, self.parts[segment].handles[slot.launch], segment)
             source, delta = self._place(slot, segment, places)
             self.region.add_patch(nodes[slot.launch], byte_of(node, slot.word), source, delta)
-        for position, output in enumerate(self.program.recording.outputs):
-            self._output(output, self.capture.same.get(position))
+        kinds = PythonRegion.OutputKind if self.native is None else self.native.OutputKind
+        add_outputs(self.region, kinds, self.program, self.capture.same)
         for position, origin in self.capture.origins.items():
             self.region.add_origin(position, *origin)
 
@@ -110,30 +99,14 @@ class _Builder:
             self.region.add_segment(layout.nbytes, part.graph, part.instance)
             for layout, part in zip(self.plan.workspaces, self.parts, strict=True)
         ]
-        arguments = self._arguments()
+        written = written_arguments(self.program.recording, self.program.slots)
+        arguments = add_arguments(self.region, self.program, self.capture.arguments, written)
         fresh = {i: self.region.add_fresh(sizes[i], self.plan.fresh[i]) for i in self.program.layout.fresh}
         blocks = {b.index: self.region.add_block(b.nbytes, b.born, b.died) for b in self.plan.blocks}
         for argument, segment in self.plan.dead.items():
             if segment + 1 < len(self.parts):
                 self.region.add_dead(segment, argument)
         return _Places(workspaces, arguments, {**fresh, **blocks})
-
-    def _arguments(self) -> dict[int, int]:
-        """Argument ▸ number of its source."""
-        recording = self.program.recording
-        allocations = {a.index: a for a in recording.allocations if a.kind is AllocationKind.INPUT}
-        written = written_arguments(recording, self.program.slots)
-        sources: dict[int, int] = {}
-        for index, argument in enumerate(self.capture.arguments):
-            if not isinstance(argument, torch.Tensor):
-                sources[index] = self.region.add_value_argument(argument)
-                continue
-            offset = argument.storage_offset() if index in recording.offset_sensitive else -1
-            allocation, alignment = allocations[index], max(1, self.program.alignment.get(index, 1))
-            sources[index] = self.region.add_tensor_argument(
-                argument, index in written, offset, allocation.nbytes, alignment, allocation.address
-            )
-        return sources
 
     def _node(self, node: GraphNode, handle: int, segment: int) -> int:
         if isinstance(node, KernelNode):
@@ -154,21 +127,6 @@ class _Builder:
         if slot.kind is AllocationKind.POOL and slot.index in offsets:
             return places.workspaces[segment], offsets[slot.index] + slot.offset
         raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
-
-    def _output(self, output: Output, same: int | None) -> None:
-        kinds = PythonRegion.OutputKind if self.native is None else self.native.OutputKind
-        add = self.region.add_output
-        if same is not None:
-            add(kinds.SAME, same, 0, [], [], None, None)
-        elif output.kind is OutputKind.ARGUMENT:
-            add(kinds.ARGUMENT, output.argument, 0, [], [], None, None)
-        elif output.kind in (OutputKind.SCALAR, OutputKind.CONSTANT_TENSOR):
-            add(kinds.OBJECT, 0, 0, [], [], None, output.value)
-        else:
-            is_view = output.kind is OutputKind.VIEW
-            index = output.argument if is_view else self.program.layout.fresh.index(output.allocation)
-            kind = kinds.VIEW if is_view else kinds.FRESH
-            add(kind, index, output.offset, list(output.size), list(output.stride), output.dtype, None)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from pygraph.compat import OpOverload, TorchDispatchMode
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.stack import wipe_stack
 from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here
+from pygraph.runtime.rebinding import rebound
 
-__all__ = ["Observer", "Span", "calls_operators", "module_constants", "observing", "tensors_in"]
+__all__ = ["Observer", "Span", "calls_operators", "observing", "tensors_in"]
 
 _HOST_READS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal")
 """Operators whose result is a Python value that depends on device memory."""
@@ -127,11 +128,6 @@ class Observer:
     def owner_of(self, index: int) -> Span | None:
         """The span that node ``index`` lies in."""
         return next((span for span in self.spans if span.begin <= index < span.end), None)
-
-
-def module_constants(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    """The tensors among the globals of ``fn``, by name."""
-    return {name: value for name, value in getattr(fn, "__globals__", {}).items() if isinstance(value, torch.Tensor)}
 
 
 def calls_operators(fn: Callable[..., Any]) -> bool:
@@ -262,22 +258,9 @@ def _rebind(observer: Observer, fn: Callable[..., Any]) -> Callable[..., Any]:
     """``fn`` over a copy of its globals in which Triton kernels are observed: other threads go on unobserved."""
     if not isinstance(fn, types.FunctionType):
         return fn
-    copied: dict[str, Any] = {}
-    for name, value in fn.__globals__.items():
-        copied[name] = _substitute(observer, fn, value, copied)
-    return _over(fn, copied)
+    return rebound(fn, lambda _, value: _Kernel(observer, value) if _is_triton_kernel(value) else value)
 
 
-def _substitute(observer: Observer, fn: types.FunctionType, value: Any, copied: dict[str, Any]) -> Any:
-    if isinstance(value, types.FunctionType) and value.__globals__ is fn.__globals__:
-        return _over(value, copied)
+def _is_triton_kernel(value: Any) -> bool:
     kind = type(value)
-    if kind.__module__.startswith("torch._inductor.runtime.triton_heuristics") and hasattr(kind, "run"):
-        return _Kernel(observer, value)
-    return value
-
-
-def _over(fn: types.FunctionType, module: dict[str, Any]) -> types.FunctionType:
-    copy = types.FunctionType(fn.__code__, module, fn.__name__, fn.__defaults__, fn.__closure__)
-    copy.__kwdefaults__ = fn.__kwdefaults__
-    return copy
+    return kind.__module__.startswith("torch._inductor.runtime.triton_heuristics") and hasattr(kind, "run")

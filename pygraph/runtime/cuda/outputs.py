@@ -12,7 +12,7 @@ from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.digest import extent
 from pygraph.runtime.recording import Allocation, AllocationKind, Output, OutputKind
 
-__all__ = ["Described", "describe_outputs", "repeated"]
+__all__ = ["Described", "describe_outputs"]
 
 _SCALARS = (bool, int, float)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -46,13 +46,6 @@ def describe_outputs(
             output = _memory(result, value, arguments, addresses, pool)
         result.outputs.append(output)
     return result
-
-
-def repeated(returned: Sequence[Any]) -> dict[int, int]:
-    """Position of each tensor returned before ▸ where it was returned first."""
-    first: dict[int, int] = {}
-    positions = [(i, first.setdefault(id(v), i)) for i, v in enumerate(returned) if isinstance(v, torch.Tensor)]
-    return {i: earlier for i, earlier in positions if i != earlier}
 
 
 def _plain(value: Any, arguments: Sequence[Any], constants: Mapping[str, torch.Tensor]) -> Output | None:

@@ -12,11 +12,13 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.host.arena import Arena
-from pygraph.runtime.host.interception import module_constants, rebind, recording
+from pygraph.runtime.host.interception import rebind, recording
 from pygraph.runtime.host.launches import HostCapture
 from pygraph.runtime.host.recorder import Recorder
 from pygraph.runtime.provenance import forgive
+from pygraph.runtime.rebinding import module_constants
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
+from pygraph.runtime.returned import repeated
 
 __all__ = ["capture_region"]
 
@@ -78,20 +80,11 @@ def _finish(recorder: Recorder, arguments: tuple[Any, ...], returned: Sequence[A
         arguments,
         frozenset(recorder.written),
         frozenset(recorder.exclusive),
-        _repeated(returned),
+        repeated(returned),
         tuple(recorder.constants.values()),
     )
     allocations = (*recorder.arena.allocations, *recorder.constant_allocations)
     return Recording(tuple(recorder.launches), allocations, outputs, payload, frozenset(recorder.offset_sensitive))
-
-
-def _repeated(returned: Sequence[Any]) -> dict[int, int]:
-    """Position of each tensor returned before ▸ where it was returned first."""
-    first: dict[int, int] = {}
-    positions = [
-        (i, first.setdefault(id(value), i)) for i, value in enumerate(returned) if isinstance(value, torch.Tensor)
-    ]
-    return {i: earlier for i, earlier in positions if i != earlier}
 
 
 def _output(recorder: Recorder, arguments: Sequence[Any], value: Any) -> Output:

@@ -68,11 +68,6 @@ class HostDriver:
     def __init__(self) -> None:
         self._native: ModuleType = build.load()
 
-    @property
-    def name(self) -> str:
-        """``host``."""
-        return "host"
-
     def identity(self, device: torch.device | None) -> str:  # noqa: ARG002
         """The processor, and how many threads operators use."""
         return f"host: {cpu_model()}, {torch.get_num_threads()} threads"

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from pygraph.errors import CaptureError
+from pygraph.runtime.assembling import add_arguments, add_outputs, check_layout
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.host.arena import ALIGNMENT
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.host.launches import HostCapture, OperatorLaunch
-from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Output, OutputKind
+from pygraph.runtime.recording import Allocation, AllocationKind, Launch
 
 __all__ = ["add_launch", "make_graph", "native_word"]
 
@@ -24,10 +23,12 @@ _WORKSPACE = 0
 
 def make_graph(native: ModuleType, program: Program, capture: HostCapture) -> Any:
     """The native graph of ``program``. Raises CaptureError when an address would not be replaced, or lie outside."""
-    _check_layout(program)
+    if sorted(program.order) != list(range(len(program.recording.launches))):
+        raise CaptureError("invalid-program", "the order is no permutation of the launches")
+    check_layout(program, ALIGNMENT)
     _check_slots(program, capture)
     graph = native.HostGraph(program.layout.nbytes)
-    arguments = _add_arguments(graph, program, capture)
+    arguments = add_arguments(graph, program, capture.arguments, capture.written)
     fresh = _add_fresh(graph, program)
     for launch, payload in zip(program.recording.launches, capture.launches, strict=True):
         add_launch(graph, launch, payload)
@@ -35,8 +36,7 @@ def make_graph(native: ModuleType, program: Program, capture: HostCapture) -> An
         source, delta = _place(program, slot, arguments, fresh)
         word = native_word(capture.launches[slot.launch], slot.word)
         graph.add_patch(slot.launch, word, source, delta)
-    for position, output in enumerate(program.recording.outputs):
-        _add_output(native, graph, program, output, capture.same.get(position))
+    add_outputs(graph, native.OutputKind, program, capture.same)
     for pair in sorted(capture.exclusive):
         graph.add_exclusive(*pair)
     order = list(program.order)
@@ -45,19 +45,6 @@ def make_graph(native: ModuleType, program: Program, capture: HostCapture) -> An
 
 
 # -- checks -------------------------------------------------------------------------------------------------------
-
-
-def _check_layout(program: Program) -> None:
-    layout = program.layout
-    pool = {a.index: a for a in program.recording.allocations if a.kind is AllocationKind.POOL}
-    if sorted(program.order) != list(range(len(program.recording.launches))):
-        raise CaptureError("invalid-program", "the order is no permutation of the launches")
-    for index, offset in layout.offsets.items():
-        if index not in pool or offset < 0 or offset % ALIGNMENT or offset + pool[index].nbytes > layout.nbytes:
-            raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
-    outputs = {o.allocation for o in program.recording.outputs if o.kind is OutputKind.FRESH}
-    if not outputs <= set(layout.fresh) or not set(layout.fresh) <= set(pool):
-        raise CaptureError("invalid-program", "the fresh allocations are not those of the outputs")
 
 
 def _check_slots(program: Program, capture: HostCapture) -> None:
@@ -83,25 +70,6 @@ def _is_moving(allocations: Sequence[Allocation], word: int) -> bool:
 
 
 # -- parts --------------------------------------------------------------------------------------------------------
-
-
-def _add_arguments(graph: Any, program: Program, capture: HostCapture) -> dict[int, int]:
-    """Argument ▸ native source."""
-    recording = program.recording
-    allocations = {a.index: a for a in recording.allocations if a.kind is AllocationKind.INPUT}
-    sources: dict[int, int] = {}
-    for index, argument in enumerate(capture.arguments):
-        if not isinstance(argument, torch.Tensor):
-            sources[index] = graph.add_value_argument(argument)
-            continue
-        offset = argument.storage_offset() if index in recording.offset_sensitive else -1
-        allocation = allocations[index]
-        alignment = max(1, program.alignment.get(index, 1))
-        written = index in capture.written
-        sources[index] = graph.add_tensor_argument(
-            argument, written, offset, allocation.nbytes, alignment, allocation.address
-        )
-    return sources
 
 
 def _add_fresh(graph: Any, program: Program) -> dict[int, int]:
@@ -138,21 +106,6 @@ def native_word(payload: Kernel | OperatorLaunch, word: int) -> int:
     if not payload.parameters[word].is_pointer:
         raise CaptureError("invalid-program", f"word {word} of {payload.name} is no address")
     return sum(p is not Parameter.FLOAT for p in payload.parameters[:word])
-
-
-def _add_output(native: ModuleType, graph: Any, program: Program, output: Output, same: int | None) -> None:
-    kinds = native.OutputKind
-    if same is not None:
-        graph.add_output(kinds.SAME, same, 0, [], [], None, None)
-    elif output.kind is OutputKind.ARGUMENT:
-        graph.add_output(kinds.ARGUMENT, output.argument, 0, [], [], None, None)
-    elif output.kind in (OutputKind.SCALAR, OutputKind.CONSTANT_TENSOR):
-        graph.add_output(kinds.OBJECT, 0, 0, [], [], None, output.value)
-    else:
-        is_view = output.kind is OutputKind.VIEW
-        kind = kinds.VIEW if is_view else kinds.FRESH
-        index = output.argument if is_view else program.layout.fresh.index(output.allocation)
-        graph.add_output(kind, index, output.offset, list(output.size), list(output.stride), output.dtype, None)
 
 
 def _signed(word: int) -> int:

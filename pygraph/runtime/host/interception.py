@@ -1,7 +1,4 @@
-"""How the calls of a region reach the recorder: a copy of its globals, and a mode that watches one thread.
-
-The compiled module itself is left as it is, so that other threads go on calling it unrecorded.
-"""
+"""How the calls of a region reach the recorder: what stands for its globals, and a mode that watches one thread."""
 
 from __future__ import annotations
 
@@ -18,8 +15,9 @@ from pygraph.runtime.host.kernels import Kernel, find_kernel, is_native_function
 from pygraph.runtime.host.operators import record_operator
 from pygraph.runtime.host.recorder import Recorder
 from pygraph.runtime.provenance import blame
+from pygraph.runtime.rebinding import rebound
 
-__all__ = ["decomposed", "module_constants", "over", "rebind", "recording"]
+__all__ = ["decomposed", "rebind", "recording"]
 
 _guards: Any = dynamo_guards
 
@@ -29,23 +27,16 @@ _FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._induc
 _OTHER_DEVICES = ("_empty_strided_cuda", "_empty_strided_xpu", "_empty_strided_mtia")
 
 
-def module_constants(fn: types.FunctionType) -> dict[str, torch.Tensor]:
-    """The tensors among the globals of ``fn``, by name."""
-    return {name: value for name, value in fn.__globals__.items() if isinstance(value, torch.Tensor)}
-
-
 def rebind(recorder: Recorder, fn: types.FunctionType) -> Callable[..., Any]:
     """``fn`` over a copy of its globals in which whatever runs kernels or allocates is recorded instead."""
     known = _allocators(recorder)
-    copied: dict[str, Any] = {}
-    for name, value in fn.__globals__.items():
-        if isinstance(value, types.FunctionType) and value.__globals__ is fn.__globals__:
-            copied[name] = over(value, copied)
-        elif isinstance(value, types.BuiltinFunctionType):
-            copied[name] = _builtin(recorder, fn, name, value, known)
-        else:
-            copied[name] = _refusal("unknown-kernel", name) if _is_foreign_code(value) else value
-    return over(fn, copied)
+
+    def substitute(name: str, value: Any) -> Any:
+        if isinstance(value, types.BuiltinFunctionType):
+            return _builtin(recorder, fn, name, value, known)
+        return _refusal("unknown-kernel", name) if _is_foreign_code(value) else value
+
+    return rebound(fn, substitute)
 
 
 def recording(recorder: Recorder) -> AbstractContextManager[Any]:
@@ -54,13 +45,6 @@ def recording(recorder: Recorder) -> AbstractContextManager[Any]:
 
 
 # -- globals ------------------------------------------------------------------------------------------------------
-
-
-def over(fn: types.FunctionType, module: dict[str, Any]) -> types.FunctionType:
-    """``fn`` with ``module`` for its globals."""
-    copy = types.FunctionType(fn.__code__, module, fn.__name__, fn.__defaults__, fn.__closure__)
-    copy.__kwdefaults__ = fn.__kwdefaults__
-    return copy
 
 
 def _builtin(

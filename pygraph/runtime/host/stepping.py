@@ -14,11 +14,12 @@ from pygraph.compat import OpOverload, TorchDispatchMode, without_dispatch_modes
 from pygraph.errors import CaptureError
 from pygraph.runtime.driver import Program
 from pygraph.runtime.host.instantiate import add_launch, native_word
-from pygraph.runtime.host.interception import decomposed, over
+from pygraph.runtime.host.interception import decomposed
 from pygraph.runtime.host.kernels import Kernel, Parameter, is_native_function
 from pygraph.runtime.host.launches import HostCapture
 from pygraph.runtime.host.operators import fresh_results, operand_uses
 from pygraph.runtime.host.recorder import Use
+from pygraph.runtime.rebinding import rebound
 from pygraph.runtime.recording import Launch
 from pygraph.runtime.stepping import Operand, Watcher
 
@@ -175,13 +176,7 @@ class _Operators(TorchDispatchMode):
 
 def _rebind(calls: _Calls, fn: types.FunctionType) -> Callable[..., Any]:
     """``fn`` over a copy of its globals in which fused kernels are told of."""
-    copied: dict[str, Any] = {}
-    for name, value in fn.__globals__.items():
-        if isinstance(value, types.FunctionType) and value.__globals__ is fn.__globals__:
-            copied[name] = over(value, copied)
-        else:
-            copied[name] = _observed(calls, name, value) if is_native_function(value) else value
-    return over(fn, copied)
+    return rebound(fn, lambda name, value: _observed(calls, name, value) if is_native_function(value) else value)
 
 
 def _observed(calls: _Calls, name: str, value: Callable[..., Any]) -> Callable[..., Any]:

@@ -115,28 +115,28 @@ def test_parameters_are_read_from_the_source_of_the_module(tmp_path: Path) -> No
 
 
 def test_the_library_is_named_by_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = {build.library_path(tmp_path)}
+    paths = {build.library().path(tmp_path)}
     monkeypatch.setattr(torch, "__version__", "9.9.9")
-    paths.add(build.library_path(tmp_path))
+    paths.add(build.library().path(tmp_path))
     monkeypatch.undo()
-    monkeypatch.setattr(build, "SOURCES", build.SOURCES[:1])
-    paths.add(build.library_path(tmp_path))
+    monkeypatch.setattr(build, "_SOURCES", build._SOURCES[:1])
+    paths.add(build.library().path(tmp_path))
     monkeypatch.undo()
     monkeypatch.setattr(native_build, "_compiler_version", lambda: "another")
-    paths.add(build.library_path(tmp_path))
+    paths.add(build.library().path(tmp_path))
     monkeypatch.undo()
     assert len(paths) == 4
-    assert build.library_path(tmp_path) in paths
+    assert build.library().path(tmp_path) in paths
 
 
 def test_a_compiler_that_fails_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(CaptureError) as caught:
-        build.build(tmp_path)
+        build.library().build(tmp_path)
     assert caught.value.reason == "native-unavailable"
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(CaptureError) as caught:
-        build.build(tmp_path)
+        build.library().build(tmp_path)
     assert caught.value.reason == "native-unavailable"
     assert not list(tmp_path.rglob("*.so"))
 
@@ -161,7 +161,8 @@ def test_processes_that_arrive_together_build_once(tmp_path: Path) -> None:
         f'echo call >> {log}\nsleep 1\nwhile [ "$1" != -o ]; do shift; done\necho library > "$2"\n'
     )
     compiler.chmod(0o755)
-    code = "import sys, pathlib; from pygraph.runtime.host import build; print(build.build(pathlib.Path(sys.argv[1])))"
+    call = "build.library().build(pathlib.Path(sys.argv[1]))"
+    code = f"import sys, pathlib; from pygraph.runtime.host import build; print({call})"
     environment = {**os.environ, "CXX": str(compiler)}
     command = [sys.executable, "-c", code, str(tmp_path / "cache")]
     processes: list[Any] = [

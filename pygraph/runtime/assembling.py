@@ -1,0 +1,73 @@
+"""What both drivers tell the object that replays a program: its arguments and outputs; and what a layout has to be.
+
+How launches are added and addresses are patched is each driver's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.driver import Program
+from pygraph.runtime.recording import AllocationKind, Output, OutputKind
+
+__all__ = ["add_arguments", "add_outputs", "check_layout"]
+
+
+def check_layout(program: Program, alignment: int) -> None:
+    """Raise CaptureError (``invalid-program``) unless intermediates lie in the workspace, at multiples of ``alignment``
+    bytes, and the fresh allocations are those of the outputs."""
+    layout, recording = program.layout, program.recording
+    pool = {a.index: a for a in recording.allocations if a.kind is AllocationKind.POOL}
+    for index, offset in layout.offsets.items():
+        if index not in pool or offset < 0 or offset % alignment or offset + pool[index].nbytes > layout.nbytes:
+            raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
+    outputs = {o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}
+    if not outputs <= set(layout.fresh) or not set(layout.fresh) <= set(pool):
+        raise CaptureError("invalid-program", "the fresh allocations are not those of the outputs")
+
+
+def add_arguments(region: Any, program: Program, arguments: Sequence[Any], written: Collection[int]) -> dict[int, int]:
+    """Tell ``region`` what each argument has to be. Returns argument ▸ number of the source of its address.
+
+    ``arguments`` are the stand-ins that were captured, ``written`` positions of those that a launch may write.
+    """
+    recording = program.recording
+    allocations = {a.index: a for a in recording.allocations if a.kind is AllocationKind.INPUT}
+    sources: dict[int, int] = {}
+    for index, argument in enumerate(arguments):
+        if not isinstance(argument, torch.Tensor):
+            sources[index] = region.add_value_argument(argument)
+            continue
+        offset = argument.storage_offset() if index in recording.offset_sensitive else -1
+        allocation, alignment = allocations[index], max(1, program.alignment.get(index, 1))
+        sources[index] = region.add_tensor_argument(
+            argument, index in written, offset, allocation.nbytes, alignment, allocation.address
+        )
+    return sources
+
+
+def add_outputs(region: Any, kinds: Any, program: Program, same: Mapping[int, int]) -> None:
+    """Tell ``region`` what it returns. ``kinds`` is its enumeration of kinds of outputs; ``same`` maps the position of
+    an output to that of an earlier one which is the same object."""
+    for position, output in enumerate(program.recording.outputs):
+        if position in same:
+            region.add_output(kinds.SAME, same[position], 0, [], [], None, None)
+        else:
+            _add_output(region, kinds, program, output)
+
+
+def _add_output(region: Any, kinds: Any, program: Program, output: Output) -> None:
+    if output.kind is OutputKind.ARGUMENT:
+        region.add_output(kinds.ARGUMENT, output.argument, 0, [], [], None, None)
+        return
+    if output.kind in (OutputKind.SCALAR, OutputKind.CONSTANT_TENSOR):
+        region.add_output(kinds.OBJECT, 0, 0, [], [], None, output.value)
+        return
+    is_view = output.kind is OutputKind.VIEW
+    kind = kinds.VIEW if is_view else kinds.FRESH
+    index = output.argument if is_view else program.layout.fresh.index(output.allocation)
+    region.add_output(kind, index, output.offset, list(output.size), list(output.stride), output.dtype, None)

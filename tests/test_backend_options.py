@@ -1,0 +1,261 @@
+"""``torch.compile(backend="pygraph")`` from the outside: options, passes of the user's, failures, dumps."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import pygraph
+from pygraph.errors import PygraphError
+from pygraph.ir import Graph
+from pygraph.passes.base import Pass, PassContext, PassResult
+from tests.small import CALLS, Mlp, Scaled, compiled, replays
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+# -- options -------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_option_is_rejected_with_the_nearest() -> None:
+    with pytest.raises(Exception, match="did you mean 'dump_dir'"):
+        compiled(Mlp(), dumpdir="x")(torch.randn(8, 16))
+
+
+def test_an_unknown_inductor_option_is_rejected() -> None:
+    with pytest.raises(Exception, match="Inductor has no option 'max_autotun'"):
+        compiled(Mlp(), inductor={"max_autotun": True})(torch.randn(8, 16))
+
+
+def test_bad_pipeline_text_is_the_callers_mistake() -> None:
+    with pytest.raises(Exception, match="legalty"):
+        compiled(Mlp(), passes="legalty")(torch.randn(8, 16))
+
+
+def test_inductor_options_reach_inductor() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)).train()
+    ours = compiled(model, inductor={"fallback_random": True})
+    x = torch.ones(256)
+    with torch.no_grad():
+        for seed in range(CALLS):
+            torch.manual_seed(seed)
+            actual = ours(x)
+            torch.manual_seed(seed)
+            assert torch.equal(actual, model(x))
+    assert replays() >= 1
+
+
+def test_a_mode_of_inductor_is_taken() -> None:
+    model = Mlp().eval()
+    ours = torch.compile(model, backend="pygraph", mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(CALLS):
+            x = torch.randn(8, 16)
+            torch.testing.assert_close(ours(x), model(x))
+    assert replays() >= 1
+
+
+def test_disable_compiles_with_plain_inductor() -> None:
+    model = Mlp().eval()
+    with torch.no_grad():
+        x = torch.randn(8, 16)
+        torch.testing.assert_close(compiled(model, disable=True)(x), model(x))
+    assert pygraph.reports() == []
+
+
+def test_strict_raises_for_what_cannot_be_captured() -> None:
+    scalars = torch._dynamo.config.patch(capture_scalar_outputs=True)
+    with scalars, torch.no_grad(), pytest.raises(Exception, match="host-read"):
+        compiled(Scaled(), strict=True)(torch.randn(8, 16))
+
+
+def test_strict_accepts_what_is_captured() -> None:
+    ours = compiled(Mlp().eval(), strict=True)
+    with torch.no_grad():
+        for _ in range(CALLS):
+            ours(torch.randn(8, 16))
+    assert replays() >= 1
+
+
+def test_verify_always_compares_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pygraph.runtime.region as region
+
+    compared: list[object] = []
+    real = region.verify
+
+    def verify(*args: Any) -> Any:
+        compared.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(region, "verify", verify)
+    model = Mlp().eval()
+    ours = compiled(model, verify="always")
+    with torch.no_grad():
+        for _ in range(CALLS):
+            x = torch.randn(8, 16)
+            torch.testing.assert_close(ours(x), model(x))
+    assert len(compared) == replays() >= 1
+
+
+# -- passes of the user's, and failures ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Failing(Pass):
+    """Raises."""
+
+    name: ClassVar[str] = "failing"
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        raise ZeroDivisionError("on purpose")
+
+
+@dataclass(frozen=True)
+class ReluToTanh(Pass):
+    """Rewrites the program, to show that the IR is what gets compiled."""
+
+    name: ClassVar[str] = "relu-to-tanh"
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        found = [node for node in graph.nodes if node.op == "aten.relu.default"]
+        for node in found:
+            new = graph.add(
+                "aten.tanh.default", node.args, (node.output.type,), cost=node.cost, loc=node.loc, before=node
+            )
+            graph.replace_uses(node.output, new.output)
+            graph.erase(node)
+        return PassResult(bool(found), (f"{len(found)} rewritten",))
+
+
+def test_a_pass_that_rewrites_the_program_is_compiled() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + 1
+
+    ours = compiled(f, passes=[ReluToTanh(), "legality,placement,partitioning"])
+    for _ in range(CALLS):
+        x = torch.randn(8, 16)
+        torch.testing.assert_close(ours(x), torch.tanh(x) + 1)
+    assert replays() >= 1
+
+
+def test_a_failing_pass_falls_back_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    model = Mlp().eval()
+    with caplog.at_level(logging.WARNING, "pygraph"), torch.no_grad():
+        x = torch.randn(8, 16)
+        torch.testing.assert_close(compiled(model, passes=[Failing(), "legality"])(x), model(x))
+    said = [r.message for r in caplog.records if "plain Inductor" in r.message]
+    assert len(said) == 1
+    assert "failing" in said[0]
+    assert "on purpose" in said[0]
+    (report,) = pygraph.reports()
+    assert report.error is not None
+
+
+def test_a_failing_pass_raises_under_strict() -> None:
+    with torch.no_grad(), pytest.raises(Exception, match="on purpose"):
+        compiled(Mlp().eval(), passes=[Failing(), "legality"], strict=True)(torch.randn(8, 16))
+
+
+def test_a_failure_in_the_backward_falls_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pygraph.backend as backend
+
+    real = backend.plan
+
+    def only_forward(gm: Any, kind: str, *rest: Any) -> Any:
+        if kind == "backward":
+            raise PygraphError("no backward")
+        return real(gm, kind, *rest)
+
+    monkeypatch.setattr(backend, "plan", only_forward)
+    model = Mlp()
+    x = torch.randn(8, 16)
+    compiled(model)(x).sum().backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(x).sum().backward()
+    for expected, actual in zip((p.grad for p in model.parameters()), grads, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+# -- dumps and explanations ----------------------------------------------------------------------------------------
+
+
+def test_dumps_hold_each_pass_the_program_and_the_report(tmp_path: Path) -> None:
+    from pygraph.ir import parse
+
+    ours = compiled(Mlp().eval(), dump_dir=str(tmp_path))
+    with torch.no_grad():
+        for _ in range(CALLS):
+            ours(torch.randn(8, 16))
+    (folder,) = tmp_path.iterdir()
+    names = sorted(path.name for path in folder.iterdir())
+    assert names[0] == "00-lifted.pgir"
+    assert [n.split("-", 1)[1] for n in names if n[0] == "0"][1:] == [
+        "legality.pgir",
+        "placement.pgir",
+        "partitioning.pgir",
+        "indirection.pgir",
+        "selection.pgir",
+    ]
+    assert {"program.py", "report.txt", "report.json"} <= set(names)
+    for path in folder.glob("*.pgir"):
+        text = path.read_text()
+        assert str(parse(text)) == text
+    launches = parse((folder / "region0.launches.pgir").read_text())
+    assert [node.op.split(".")[0] for node in launches.nodes] == ["operator", "kernel", "operator"]
+    assert "# region 0: may be captured" in (folder / "program.py").read_text()
+
+
+def test_an_unwritable_dump_directory_changes_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    model = Mlp().eval()
+    with caplog.at_level(logging.WARNING, "pygraph"), torch.no_grad():
+        x = torch.randn(8, 16)
+        torch.testing.assert_close(compiled(model, dump_dir=str(blocked / "sub"))(x), model(x))
+    assert "cannot write dumps" in caplog.text
+
+
+def test_a_report_that_cannot_be_rendered_changes_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> str:
+        raise ValueError("no such glyph")
+
+    monkeypatch.setattr("pygraph.report.text.render_text", broken)
+    model, x = Mlp().eval(), torch.randn(4, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model, dump_dir=str(tmp_path))(x), model(x))
+    assert "no such glyph" in caplog.text
+
+
+def test_launches_that_cannot_be_lifted_change_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> Graph:
+        raise ValueError("no such launch")
+
+    monkeypatch.setattr("pygraph.dump.lift_launches", broken)
+    model, x = Mlp().eval(), torch.randn(4, 16)
+    ours = compiled(model, dump_dir=str(tmp_path))
+    with torch.no_grad():
+        for _ in range(CALLS):
+            torch.testing.assert_close(ours(x), model(x))
+    assert "no such launch" in caplog.text
+    assert replays() >= 1
+
+
+def test_explain_names_regions_reasons_and_lines() -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), torch.no_grad():
+        explanation = pygraph.explain(Scaled(), torch.randn(8, 16))
+    text = str(explanation)
+    assert "host-read" in text
+    assert "small.py" in text
+    assert explanation.json()["graphs"]
+    assert "<svg" in explanation.html()
