@@ -18,6 +18,7 @@ __all__ = [
     "Facts",
     "Names",
     "facts_of",
+    "has_own_memory",
     "host_operands",
     "is_copy_in",
     "is_copy_out",
@@ -88,6 +89,18 @@ def is_copy_out(node: KernelNode) -> bool:
     if source is None or base_name(node.op) in _COPY_INTO or len(node.outputs) != 1:
         return False
     return node.meta.get(REASON) == "device-copy" and is_on_host(node.output)
+
+
+def has_own_memory(node: KernelNode, facts: Facts, target: Target) -> bool:
+    """Whether ``node`` copies a CPU tensor to the device, and somebody could tell its result from another copy's.
+
+    Two such nodes must not copy the same value on the device: Inductor leaves out a copy within a device, and both
+    results would be that value.
+    """
+    filled = base_name(node.op) == "aten.copy" and bool(host_operands(node, target))
+    if not filled and not is_copy_in(node, target):
+        return False
+    return node in facts.pinned or facts.is_observed(node.output)
 
 
 def host_operands(node: KernelNode, target: Target) -> list[Value]:

@@ -19,8 +19,17 @@ from pygraph.ir import (
     Value,
     map_arg,
 )
-from pygraph.passes.judge_devices import CONSTANT, is_on_host
-from pygraph.passes.placement_facts import Facts, Names, facts_of, host_operands, is_copy_in, note_of_move, put_after
+from pygraph.passes.judge_devices import CONSTANT, copy_source, is_on_host
+from pygraph.passes.placement_facts import (
+    Facts,
+    Names,
+    facts_of,
+    has_own_memory,
+    host_operands,
+    is_copy_in,
+    note_of_move,
+    put_after,
+)
 from pygraph.passes.placement_rules import is_exact, is_factory
 from pygraph.passes.verdict import Target
 
@@ -57,19 +66,20 @@ class _Mover:
         self.names = Names(graph)
         self.twins: dict[Value, Value] = {}
         self.made: list[tuple[KernelNode, KernelNode]] = []
+        self.apart = self._apart()
 
     def run(self) -> Moves:
         wanted = self._wanted()
         staying = self._staying(wanted)
-        copies = [n for n in self.graph.nodes if is_copy_in(n, self.target) and n.inputs[0].producer in wanted]
+        served = [node for node in self.graph.nodes if node not in wanted and node not in self.apart]
+        copies = [node for node in served if is_copy_in(node, self.target) and node.inputs[0].producer in wanted]
         for node in wanted:
             if node in staying:
                 self._make_twin(node)
             else:
                 self._move(node)
-        for node in self.graph.nodes:
-            if node not in wanted:
-                self._serve(node)
+        for node in served:
+            self._serve(node)
         idle = [node for node in copies if self._serve_copy(node)]
         self.graph.erase(*idle)
         if self.made:
@@ -103,9 +113,21 @@ class _Mover:
 
     def _consumes(self, user: KernelNode, value: Value) -> bool:
         """Whether ``user`` runs on the device and would take ``value`` there just as well."""
+        if user in self.apart:
+            return False
         if is_copy_in(user, self.target):
             return value in user.inputs
         return value in host_operands(user, self.target)
+
+    def _apart(self) -> frozenset[KernelNode]:
+        """All but the first of the copies of one memory that must be memory of their own: they copy from the CPU."""
+        first: dict[Value, KernelNode] = {}
+        owners = [node for node in self.graph.nodes if has_own_memory(node, self.facts, self.target)]
+        for node in owners:
+            source = copy_source(node)
+            assert source is not None
+            first.setdefault(self.facts.roots[source], node)
+        return frozenset(owners).difference(first.values())
 
     def _staying(self, wanted: dict[KernelNode, None]) -> dict[KernelNode, None]:
         """Those of ``wanted`` whose CPU results somebody needs all the same. Constants are held on the CPU."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pygraph.ir import PLACEMENT, Cost, Graph, KernelNode, TensorType, Value, map_arg
 from pygraph.ir.cost import total
 from pygraph.passes.judge_devices import UPLOAD
-from pygraph.passes.placement_facts import Names, facts_of, host_operands, is_copy_in, put_after
+from pygraph.passes.placement_facts import Names, facts_of, has_own_memory, host_operands, is_copy_in, put_after
 from pygraph.passes.placement_order import ranks
 from pygraph.passes.verdict import Target
 
@@ -67,8 +67,7 @@ def _requests(graph: Graph, target: Target) -> Iterator[_Request]:
         for value in [node.inputs[0]] if copied else host_operands(node, target):
             events = [e for e in (value.producer, barrier, written.get(facts.roots[value])) if e is not None]
             since = max(events, key=place.__getitem__, default=None)
-            own = copied and (node in facts.pinned or facts.is_observed(node.output))
-            yield _Request(node, value, since, node if own else None)
+            yield _Request(node, value, since, node if has_own_memory(node, facts, target) else None)
         barrier = node if node.effects.barrier else barrier
         written.update({facts.roots[node.inputs[position]]: node for position in node.effects.writes})
 

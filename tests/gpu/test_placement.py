@@ -16,6 +16,7 @@ from tests.gpu.programs import (
     assert_replayed,
     assert_same,
     compiled,
+    device_tensor,
     figures,
     replaying_regions,
 )
@@ -104,6 +105,25 @@ def test_results_of_a_replay_on_the_cpu_are_the_callers_own() -> None:
             assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True)), f"changed by call {turn}"
         earlier.append((result, [t.clone() for t in result]))
     assert {t.device.type for kept, _ in earlier for t in kept} == {"cpu"}
+    assert_replayed()
+
+
+def test_copies_of_one_cpu_value_are_memory_of_their_own() -> None:
+    """The caller writes to each result, as it may to eager's: no other result changes."""
+
+    def copied(x: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        position = torch.arange(16)
+        one, other = (torch.empty_like(row, device=x.device).copy_(row) for _ in range(2))
+        return position.to(x.device), position.to(x.device), one, other, x * 2
+
+    call = compiled(copied, **EVERYTHING)
+    for turn in range(CALLS):
+        x, row = device_tensor(16, 16), torch.randn(16)
+        ours, theirs = call(x, row), copied(x, row)
+        for place, (mine, yours) in enumerate(zip(ours, theirs, strict=True)):
+            mine.add_(place + 1)
+            yours.add_(place + 1)
+        assert_same(ours, theirs, call=turn)
     assert_replayed()
 
 

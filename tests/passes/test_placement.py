@@ -82,7 +82,8 @@ def test_the_name_of_a_twin_is_free() -> None:
     assert [node.name for node in graph.nodes] == ["p", "p_cuda_", "r"]
 
 
-def test_copies_that_can_be_told_apart_stay_copies() -> None:
+def test_copies_that_can_be_told_apart_are_no_two_copies_of_one_value_on_the_device() -> None:
+    """Inductor leaves out copies within a device: of several, each would be that one value."""
     graph, _ = place(
         f"%p = aten.zeros.default([4], device = @cpu) : {CPU}",
         f"%d = {COPY}(%p, @cuda:0) : {GPU}",
@@ -93,8 +94,41 @@ def test_copies_that_can_be_told_apart_stay_copies() -> None:
         f"%c = prims.convert_element_type.default(%h, f32) : {GPU}",
         returns="%d, %e, %c",
     )
-    assert [node.op for node in graph.nodes].count(COPY) == 4
-    assert all(node.meta.get(CAPTURABLE) for node in graph.nodes)
+    assert shown(graph) == [
+        "p = zeros() @cpu✗",
+        "upload0 = upload(p, p, p) @cuda:0✗",
+        "p_cuda = zeros() @cuda:0",
+        "d = device_put(p_cuda) @cuda:0",
+        "g = add_(upload0.1, x) @cuda:0",
+        "c = convert_element_type(upload0.2) @cuda:0",
+    ]
+    assert [value.name for value in graph.output_values] == ["d", "upload0.0", "c"]
+
+
+def test_copies_of_views_of_one_value_are_told_apart_as_well() -> None:
+    graph, _ = place(
+        "%p = aten.arange.default(4, device = @cpu) : i64[4]@cpu",
+        "%v = aten.view.default(%p, [2, 2]) : i64[2, 2]@cpu !reads[] !aliases[0:0]",
+        f"%d = {COPY}(%p, @cuda:0) : i64[4]@cuda:0",
+        f"%e = {COPY}(%v, @cuda:0) : i64[2, 2]@cuda:0",
+        returns="%d, %e",
+    )
+    assert [value.name for value in graph.output_values] == ["d", "upload0"]
+    assert [node.name for node in graph.node("upload0").inputs[0].users] == ["upload0"]
+
+
+def test_what_is_filled_from_one_value_is_told_apart_as_well() -> None:
+    graph, _ = place(
+        f"%p = aten.arange.default(4, device = @cpu) : {CPU}",
+        f"%d = aten.copy.default(%x, %p) : {GPU}",
+        f"%e = aten.copy.default(%y, %p) : {GPU}",
+        f"%f = aten.copy.default(%y, %p) : {GPU}",
+        f"%g = aten.relu.default(%f) : {GPU}",
+        returns="%d, %e, %g",
+        pipeline=Placement(floating=True),
+    )
+    filled = {name: graph.node(name).inputs[1].name for name in "def"}
+    assert filled == {"d": "p_cuda", "e": "upload0", "f": "p_cuda"}
 
 
 def test_a_copy_that_casts_keeps_casting() -> None:

@@ -118,6 +118,24 @@ def test_a_copy_into_the_device_is_captured_once_its_source_is_there() -> None:
     assert shown(graph) == ["upload0 = upload(w) @cuda:0✗", "a = copy_(x, upload0) @cuda:0", "r = relu(x) @cuda:0"]
 
 
+def test_what_is_filled_and_returned_has_an_upload_of_its_own() -> None:
+    """Inductor leaves out a copy within a device: the upload is what is returned."""
+    graph, _ = place(
+        f"%a = aten.copy.default(%x, %w) : {GPU}",
+        f"%b = aten.copy.default(%y, %w) : {GPU}",
+        f"%c = aten.copy.default(%y, %w) : {GPU}",
+        f"%r = aten.mul.Tensor(%c, %x) : {GPU}",
+        returns="%a, %b, %r",
+    )
+    assert shown(graph) == [
+        "upload0 = upload(w, w, w) @cuda:0✗",
+        "a = copy(x, upload0.0) @cuda:0",
+        "b = copy(y, upload0.1) @cuda:0",
+        "c = copy(y, upload0.2) @cuda:0",
+        "r = mul(c, x) @cuda:0",
+    ]
+
+
 def test_strides_of_a_dense_tensor_are_kept() -> None:
     text = f"""graph @main (%w : f32[4, 2]{{1, 4}}@cpu, %x : f32[4, 2]@cuda:0) {{
       %d = {COPY}(%w, @cuda:0) : f32[4, 2]{{1, 4}}@cuda:0
