@@ -13,13 +13,14 @@ import click
 
 from pygraph.cli.failures import Failure, failing, write_out
 from pygraph.errors import OptionError
-from pygraph.ir import H200, HOST, Graph, TensorType
+from pygraph.ir import H200, HOST, Graph
 from pygraph.ir.parser import parse as parse_graph
 from pygraph.ir.verify import verify as verify_graph
 from pygraph.passes import Pass, PassContext, PassManager, PipelineResult
 from pygraph.passes.manager import Check
 from pygraph.passes.registry import parse as parse_pipeline
 from pygraph.passes.reproducer import Reproducer, read_header
+from pygraph.passes.verdict import captured_device
 
 __all__ = ["opt"]
 
@@ -94,14 +95,8 @@ def _context(graph: Graph, header: Reproducer, device: str | None) -> PassContex
     ctx = header.ctx or PassContext()
     if device is None and header.ctx is not None:
         return ctx
-    chosen = device or _device_of(graph)
+    chosen = device or captured_device(graph)
     return dataclasses.replace(ctx, device=chosen, model=_MODELS[chosen])
-
-
-def _device_of(graph: Graph) -> str:
-    """``cuda`` when the graph touches one, else ``cpu``: as the backend chooses."""
-    kinds = {value.type.device.kind for value in graph.values() if isinstance(value.type, TensorType)}
-    return "cuda" if "cuda" in kinds else "cpu"
 
 
 def _print_times(result: PipelineResult) -> None:

@@ -2,14 +2,13 @@
 
 from pygraph.frontend.args import to_fx_arg
 from pygraph.frontend.costs import cost_of
-from pygraph.frontend.fx import CONSTANT, lift, result_paths
+from pygraph.frontend.fx import lift, result_paths
 from pygraph.frontend.launches import lift_launches
 from pygraph.frontend.location import location_of
 from pygraph.frontend.names import FrontendError, op_name, resolve_op
 from pygraph.frontend.roles import backward_static_inputs, held_inputs
 
 __all__ = [
-    "CONSTANT",
     "FrontendError",
     "backward_static_inputs",
     "cost_of",

@@ -25,7 +25,7 @@ from pygraph.frontend.symbols import SymbolReader
 from pygraph.frontend.types import TypeReader
 from pygraph.ir import CONSTANT, FREE, TAGS, Arg, Graph, GraphRef, KernelNode, Stage, Value
 
-__all__ = ["CONSTANT", "lift", "result_paths"]
+__all__ = ["lift", "result_paths"]
 
 
 def lift(

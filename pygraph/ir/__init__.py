@@ -7,6 +7,7 @@ from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.graph import Graph, GraphError
 from pygraph.ir.node import (
     CONSTANT,
+    UPLOAD,
     Arg,
     GraphRef,
     KernelNode,
@@ -41,6 +42,7 @@ __all__ = [
     "SELECTED",
     "TAGS",
     "UNKNOWN",
+    "UPLOAD",
     "Arg",
     "BufferType",
     "Cost",

@@ -13,7 +13,7 @@ from typing import Protocol
 from pygraph.errors import PygraphError
 from pygraph.ir.graph import Graph
 from pygraph.ir.memory import RangedMemory
-from pygraph.ir.node import Arg, GraphRef, KernelNode, Value
+from pygraph.ir.node import UPLOAD, Arg, GraphRef, KernelNode, Value, base_name
 from pygraph.ir.order import operand_range
 from pygraph.ir.types import Device, ScalarType, TensorType
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-_MOVES = ("aten._to_copy", "aten.clone", "prims.device_put", "pygraph.upload")
+_MOVES = ("aten._to_copy", "aten.clone", "prims.device_put", base_name(UPLOAD))
 
 
 class InterpretError(PygraphError):

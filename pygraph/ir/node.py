@@ -18,6 +18,7 @@ from pygraph.ir.types import Device, DType, Type
 
 __all__ = [
     "CONSTANT",
+    "UPLOAD",
     "Arg",
     "GraphRef",
     "KernelNode",
@@ -36,6 +37,9 @@ T = TypeVar("T")
 
 CONSTANT = "pygraph.constant"
 """The operator of a node that stands for a tensor or an opaque object which the program holds, named by ``target``."""
+
+UPLOAD = "pygraph.upload.default"
+"""``upload(Tensor[] xs, Device device) -> Tensor[]``: copies of CPU tensors on a device, each in storage of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from pygraph import compat
+from pygraph.ir import CONSTANT
 from pygraph.lowering.decision import Decision
 from pygraph.lowering.record import ProgramRecord
 from pygraph.lowering.steering import Steering
-from pygraph.passes.judge_devices import CONSTANT
 
 __all__ = ["compare", "compile_steered", "program_record"]
 

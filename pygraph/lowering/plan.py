@@ -18,6 +18,7 @@ from pygraph.lowering.write_back import Fingerprint, fingerprint
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.manager import PassManager, PipelineResult
+from pygraph.passes.verdict import captured_device
 
 __all__ = ["MODELS", "Plan", "judge_graph", "model_for", "plan"]
 
@@ -72,12 +73,6 @@ def model_for(device: str, index: int | None = None) -> DeviceModel:
     """The device model that a graph is costed with: calibrated on this machine, or else built in."""
     model = stored_model(device, index) or MODELS[device]
     return model if torch.get_float32_matmul_precision() == "highest" else model.with_tf32()
-
-
-def captured_device(graph: Graph) -> str:
-    """The kind of device whose work is captured: ``cuda`` when the graph touches one, else ``cpu``."""
-    kinds = {value.type.device.kind for value in graph.values() if isinstance(value.type, TensorType)}
-    return "cuda" if "cuda" in kinds else "cpu"
 
 
 def judge_graph(fx_graph: Any, device: str, failed: Failed | None = None) -> Mapping[str, str | None]:

@@ -42,7 +42,6 @@ class ProgramRecord:
 
     runs: tuple[tuple[Step, ...], ...]
     inside: tuple[bool, ...]
-    reordered: bool = False
 
     @property
     def regions(self) -> tuple[tuple[Step, ...], ...]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 
+from pygraph.ir import UPLOAD
+
 __all__ = ["kind_of", "names_in", "written_operands"]
 
 _PARTITION = "self.partitions[0]"
-_UPLOAD = "torch.ops.pygraph.upload.default"
+_UPLOAD = f"torch.ops.{UPLOAD}"
 _CHECKS = ("assert_size_stride", "assert_alignment", "torch.cuda.set_device", "get_raw_stream")
 """Calls that a replay needs no more: it checks its arguments, and finds device and stream by itself."""
 

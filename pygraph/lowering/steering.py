@@ -29,7 +29,6 @@ class Steering:
         self._judge = judge
         self._judged: Mapping[str, str | None] | None = None
         self._reasons: dict[str, str | None] = {}
-        self._reordered = False
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -57,15 +56,12 @@ class Steering:
         if count_runs([inside[i] for i in order]) >= count_runs(inside):
             return snodes
         chosen = [snodes[i] for i in order]
-        if not inductor.memory_allows(snodes, chosen):
-            return snodes
-        self._reordered = True
-        return chosen
+        return chosen if inductor.memory_allows(snodes, chosen) else snodes
 
     def record(self, partitions: Sequence[Sequence[Any]], outside: Sequence[bool], maps: list[Any]) -> RecordedMaps:
         """Inductor's partition maps, with what each partition holds."""
         runs = tuple(tuple(self._step(snode) for snode in run) for run in partitions)
-        return RecordedMaps(maps, ProgramRecord(runs, tuple(not skip for skip in outside), self._reordered))
+        return RecordedMaps(maps, ProgramRecord(runs, tuple(not skip for skip in outside)))
 
     # -- order -----------------------------------------------------------------------------------------------------
 

@@ -5,13 +5,10 @@ Other rules live in ``judge``.
 
 from __future__ import annotations
 
-from pygraph.ir import CONSTANT, Device, KernelNode, TensorType, Value, base_name
+from pygraph.ir import CONSTANT, UPLOAD, Device, KernelNode, TensorType, Value, base_name
 from pygraph.passes.verdict import Target, Verdict, device_of, devices_of
 
-__all__ = ["CONSTANT", "UPLOAD", "copy_source", "device_copies", "device_operands", "device_random", "is_on_host"]
-
-UPLOAD = "pygraph.upload.default"
-"""``upload(Tensor[] xs, Device device) -> Tensor[]``: copies of CPU tensors on a device, each in storage of its own."""
+__all__ = ["copy_source", "device_copies", "device_operands", "device_random", "is_on_host"]
 
 _COPIES = {
     "aten._copy_from": 0,
@@ -21,7 +18,7 @@ _COPIES = {
     "aten.to": 0,
     "prims.copy_to": 1,
     "prims.device_put": 0,
-    "pygraph.upload": 0,
+    base_name(UPLOAD): 0,
 }
 """Operators that copy between devices when their operands or results say so, with the place of the source."""
 

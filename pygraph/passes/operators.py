@@ -15,7 +15,7 @@ from functools import cache
 
 from pygraph.ir import base_name
 
-__all__ = ["Entry", "base_name", "dropout_place", "higher_order", "known_unsafe"]
+__all__ = ["Entry", "dropout_place", "higher_order", "known_unsafe"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from pygraph.ir import REASON, Graph, KernelNode, Value, memory_roots
-from pygraph.passes.judge_devices import UPLOAD, copy_source, is_on_host
-from pygraph.passes.operators import base_name
+from pygraph.ir import REASON, UPLOAD, Graph, KernelNode, Value, base_name, memory_roots
+from pygraph.passes.judge_devices import copy_source, is_on_host
 from pygraph.passes.verdict import Target
 
 __all__ = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pygraph.ir import (
+    CONSTANT,
     PLACEMENT,
     REASON,
     Arg,
@@ -19,7 +20,7 @@ from pygraph.ir import (
     Value,
     map_arg,
 )
-from pygraph.passes.judge_devices import CONSTANT, copy_source, is_on_host
+from pygraph.passes.judge_devices import copy_source, is_on_host
 from pygraph.passes.placement_facts import (
     Facts,
     Names,

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import sympy
 
-from pygraph.ir import Arg, DType, KernelNode, ScalarType, TensorType, Value
-from pygraph.passes.operators import base_name
+from pygraph.ir import CONSTANT, Arg, DType, KernelNode, ScalarType, TensorType, Value, base_name
 
 __all__ = ["is_exact", "is_factory"]
 
@@ -32,7 +31,7 @@ _FILLS = frozenset(
         "prims.empty_strided",
         "prims.full",
         "prims.scalar_tensor",
-        "pygraph.constant",
+        CONSTANT,
     }
 )
 """Factories whose values are given, or anything."""

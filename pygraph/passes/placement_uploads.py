@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pygraph.ir import PLACEMENT, Cost, Graph, KernelNode, TensorType, Value, map_arg
+from pygraph.ir import PLACEMENT, UPLOAD, Cost, Graph, KernelNode, TensorType, Value, map_arg
 from pygraph.ir.cost import total
-from pygraph.passes.judge_devices import UPLOAD
 from pygraph.passes.placement_facts import Names, facts_of, has_own_memory, host_operands, is_copy_in, put_after
 from pygraph.passes.placement_order import ranks
 from pygraph.passes.verdict import Target

@@ -22,7 +22,17 @@ from pygraph.ir import (
     Value,
 )
 
-__all__ = ["CAPTURED", "FAILED", "Target", "Verdict", "annotate", "device_of", "devices_of", "target_of"]
+__all__ = [
+    "CAPTURED",
+    "FAILED",
+    "Target",
+    "Verdict",
+    "annotate",
+    "captured_device",
+    "device_of",
+    "devices_of",
+    "target_of",
+]
 
 FAILED = MetaKey("failed", str)
 """Node: what was met when its region was captured; set before the passes run, where a capture failed for the node."""
@@ -62,6 +72,12 @@ class Target:
         """Whether ``device`` is the captured one. No index means the current device, which is taken to be it."""
         same_kind = device.kind == self.device.kind
         return same_kind and (device.index == self.device.index or None in (device.index, self.device.index))
+
+
+def captured_device(graph: Graph) -> str:
+    """The kind of device whose work is captured: ``cuda`` when the graph touches one, else ``cpu``."""
+    kinds = {value.type.device.kind for value in graph.values() if isinstance(value.type, TensorType)}
+    return "cuda" if "cuda" in kinds else "cpu"
 
 
 def target_of(graph: Graph, kind: str, forbid: tuple[str, ...] = ()) -> Target:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from pygraph.frontend import CONSTANT, FrontendError, backward_static_inputs, lift, resolve_op, result_paths
-from pygraph.ir import Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Value, symbol
+from pygraph.frontend import FrontendError, backward_static_inputs, lift, resolve_op, result_paths
+from pygraph.ir import CONSTANT, Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Value, symbol
 from pygraph.ir.node import values_in
 from tests.frontend.capture import Builder, capture, capture_inference, lift_inference
 

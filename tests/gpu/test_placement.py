@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.passes.judge_devices import UPLOAD
+from pygraph.ir import UPLOAD
 from tests.gpu.mixed import MIXED, Mixed
 from tests.gpu.programs import (
     EVERYTHING,

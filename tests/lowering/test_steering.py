@@ -168,7 +168,7 @@ def test_a_program_as_decided_has_no_notes() -> None:
 def test_the_record_survives_pickling() -> None:
     import pickle
 
-    record = ProgramRecord(((step("mm"),),), (True,), reordered=True)
+    record = ProgramRecord(((step("mm"),),), (True,))
     again = pickle.loads(pickle.dumps(RecordedMaps(["map"], record)))
     assert list(again) == ["map"]
     assert again.record == record

@@ -110,10 +110,10 @@ class Selector:
         """Leave ``candidate`` out of the trials to come: in this process there is nothing to it. A decision stays."""
         self._withdrawn.add(candidate)
 
-    def close(self, reason: str = "closed") -> None:
+    def close(self) -> None:
         """End what is going on, for good: the decision stays as it is."""
         with self._lock:
-            self._stop(reason, "stopped from outside")
+            self._stop("closed", "stopped from outside")
 
     def _step(self) -> Grant:
         if self._settled:
