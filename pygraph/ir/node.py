@@ -175,20 +175,20 @@ Arg: TypeAlias = "Value | Literal | tuple[Arg, ...]"
 
 def values_in(arg: Arg) -> Iterator[Value]:
     """Every value in ``arg``, in order, with repetitions."""
-    if isinstance(arg, Value):
-        yield arg
-    elif isinstance(arg, tuple):
-        for item in arg:
-            yield from values_in(item)
+    return _leaves(arg, Value)
 
 
 def graph_refs_in(arg: Arg) -> Iterator[GraphRef]:
     """Every reference to a subgraph in ``arg``, in order, with repetitions."""
-    if isinstance(arg, GraphRef):
+    return _leaves(arg, GraphRef)
+
+
+def _leaves(arg: Arg, kind: type[T]) -> Iterator[T]:
+    if isinstance(arg, kind):
         yield arg
     elif isinstance(arg, tuple):
         for item in arg:
-            yield from graph_refs_in(item)
+            yield from _leaves(item, kind)
 
 
 def map_arg(arg: Arg, change: Callable[[Value], Arg]) -> Arg:
