@@ -162,6 +162,36 @@ def doubled(args: list[Any]) -> tuple[Any, ...]:
     return (args[0] * 2 + 1, args[0].sin().flip(0))
 
 
+def between(args: list[Any]) -> tuple[Any, ...]:
+    """Holds several intermediates of the size of its argument at once, and returns a number."""
+    (x,) = args
+    args.clear()
+    waves = [x.sin(), x.cos(), x.tanh(), x.exp()]
+    return (torch.stack([(wave * (i + 1)).sum() for i, wave in enumerate(waves)]),)
+
+
+def test_a_workspace_takes_the_room_that_tensors_left(driver: Driver) -> None:
+    """In pieces it fits where the intermediates of the uncaptured function did."""
+    if not driver.native:  # type: ignore[attr-defined]
+        pytest.skip("pieces are native")
+    args = [torch.randn(6 * MB, device="cuda")]  # 24 MB
+    made = captured(driver, between, args)
+    assert made.program.layout.nbytes >= 4 * 24 * MB
+    expected = between(list(args))
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    room = [torch.empty(24 * MB, dtype=torch.uint8, device="cuda") for _ in range(6)]
+    room.clear()
+    reserved = torch.cuda.memory_reserved()
+    for _ in range(3):
+        outputs = made.executable.replay(list(args))
+        assert outputs is not None, "the replay turned its arguments away"
+        assert same_bits(outputs, expected)
+    torch.cuda.synchronize()
+    more = torch.cuda.memory_reserved() - reserved
+    assert more <= 24 * MB, f"{more >> 20} MB more beside {6 * 24} MB of room, for {made.program.layout.nbytes >> 20} MB"
+
+
 def test_without_memory_a_replay_raises_and_the_next_one_is_right(driver: Driver) -> None:
     """What the allocator throws reaches the caller as it is, and nothing of the call is left behind."""
     made = captured(driver, doubled, [torch.randn(16 * MB, device="cuda")])

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from pygraph.runtime.cuda import build as cuda_build
 from pygraph.runtime.driver import Driver
+from pygraph.runtime.host import build as host_build
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.region import Region
 
@@ -183,3 +185,9 @@ def test_a_region_that_cannot_be_captured_is_answered(driver: Driver, bad: str) 
         assert torch.equal(region([x.clone()])[0], fn([x])[0])
     assert region.record.state == "uncaptured"
     assert region.record.reason
+
+
+def test_the_native_halves_of_both_drivers_live_in_one_process() -> None:
+    host, device = host_build.load(), cuda_build.load()
+    assert host.OutputKind is not device.OutputKind
+    assert {kind.name for kind in host.OutputKind.__members__.values()} == set(device.OutputKind.__members__)

@@ -160,7 +160,6 @@ class Branches(nn.Module):
             left = torch.tanh(self.left(x)) @ self.left.weight
         right = torch.sigmoid(self.right(x)) @ self.right.weight
         main.wait_stream(self.side)
-        left.record_stream(main)
         return self.last(torch.relu(left + right))
 
 

@@ -99,3 +99,10 @@ def test_no_passage_stands_in_both_halves() -> None:
     assert len(host) > 200
     assert len(cuda) > 200
     assert sorted(host & cuda) == []
+
+
+def test_what_a_shared_header_binds_belongs_to_each_library_by_itself() -> None:
+    """Else the second library of a process cannot be loaded: pybind11 registers types for the whole process."""
+    bound = [line for header in SHARED.glob("*.h") for line in header.read_text().splitlines() if BINDING.search(line)]
+    assert bound
+    assert [line for line in bound if "py::module_local()" not in line] == []

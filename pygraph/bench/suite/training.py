@@ -68,7 +68,7 @@ def resnet(compile: Compile, device: str, *, batch: int, size: int) -> Step:
 
     torch.manual_seed(0)
     model = torchvision.models.resnet18().to(device).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
     x, y = torch.randn(batch, 3, size, size, device=device), torch.randint(0, 1000, (batch,), device=device)
     forward = compile(model)
     return stepping(model, optimizer, lambda: nn.functional.cross_entropy(forward(x), y))

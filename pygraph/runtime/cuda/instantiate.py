@@ -95,10 +95,7 @@ class _Builder:
     def _places(self) -> _Places:
         """Add every source of addresses, and say which number each got."""
         sizes = {a.index: a.nbytes for a in self.program.recording.allocations if a.kind is AllocationKind.POOL}
-        workspaces = [
-            self.region.add_segment(layout.nbytes, part.graph, part.instance)
-            for layout, part in zip(self.plan.workspaces, self.parts, strict=True)
-        ]
+        workspaces = [self._workspace(segment) for segment in range(len(self.parts))]
         written = written_arguments(self.program.recording, self.program.slots)
         arguments = add_arguments(self.region, self.program, self.capture.arguments, written)
         fresh = {i: self.region.add_fresh(sizes[i], self.plan.fresh[i]) for i in self.program.layout.fresh}
@@ -107,6 +104,18 @@ class _Builder:
             if segment + 1 < len(self.parts):
                 self.region.add_dead(segment, argument)
         return _Places(workspaces, arguments, {**fresh, **blocks})
+
+    def _workspace(self, segment: int) -> dict[int, tuple[int, int]]:
+        """Add the workspace of a segment: the source and the offset of each intermediate in it."""
+        part = self.parts[segment]
+        found: dict[int, tuple[int, int]] = {}
+        for number, piece in enumerate(self.plan.workspaces[segment]):
+            if number == 0:
+                source = self.region.add_segment(piece.nbytes, part.graph, part.instance)
+            else:
+                source = self.region.add_block(piece.nbytes, segment, segment)
+            found.update((index, (source, offset)) for index, offset in piece.offsets.items())
+        return found
 
     def _node(self, node: GraphNode, handle: int, segment: int) -> int:
         if isinstance(node, KernelNode):
@@ -119,21 +128,23 @@ class _Builder:
 
     def _place(self, slot: Slot, segment: int, places: _Places) -> tuple[int, int]:
         """The source of a slot's address, and the bytes to add to it."""
-        offsets = self.plan.workspaces[segment].offsets
+        workspace = places.workspaces[segment]
         if slot.kind is AllocationKind.INPUT and slot.index in places.arguments:
             return places.arguments[slot.index], slot.offset
         if slot.kind is AllocationKind.POOL and slot.index in places.pool:
             return places.pool[slot.index], slot.offset
-        if slot.kind is AllocationKind.POOL and slot.index in offsets:
-            return places.workspaces[segment], offsets[slot.index] + slot.offset
+        if slot.kind is AllocationKind.POOL and slot.index in workspace:
+            source, offset = workspace[slot.index]
+            return source, offset + slot.offset
         raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Numbers of sources: the workspace of each segment, arguments, and POOL allocations outside of workspaces."""
+    """Numbers of sources: of arguments, of POOL allocations outside of workspaces, and for each segment those of what
+    lies in its workspace, with the offset in bytes."""
 
-    workspaces: list[int]
+    workspaces: list[dict[int, tuple[int, int]]]
     arguments: dict[int, int]
     pool: dict[int, int]
 

@@ -134,7 +134,7 @@ def calls_operators(fn: Callable[..., Any]) -> bool:
     """Whether ``fn`` may call operators, and by them libraries such as cuBLAS: all but code of Inductor that names its
     Triton kernels only."""
     code, known = getattr(fn, "__code__", None), getattr(fn, "__globals__", {})
-    if code is None or "async_compile" not in known or fn.__closure__ or "ops" in code.co_names:
+    if code is None or "inductor_ops" not in known or fn.__closure__ or "ops" in code.co_names:
         return True
     named = [name for name in code.co_names if name in known]
     return not all(name in _OF_THE_WRAPPER or name.startswith("triton_") for name in named)

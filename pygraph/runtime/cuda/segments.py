@@ -7,8 +7,8 @@ after its last use. Pure functions over a Program; a region that holds little is
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TypeAlias
@@ -17,7 +17,7 @@ from pygraph.runtime.driver import Layout, Program
 from pygraph.runtime.layout import Lifetime, lifetimes, pack
 from pygraph.runtime.recording import AllocationKind, OutputKind
 
-__all__ = ["Block", "Segments", "cut", "whole"]
+__all__ = ["Block", "Segments", "cut", "pieces", "whole"]
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """The launches (begin, end) of each segment, in order."""
@@ -32,6 +32,9 @@ FEWEST_LAUNCHES = 2
 """Launches that a segment has at least."""
 
 MOST_SEGMENTS = 64
+
+PIECE = 16 << 20
+"""Bytes of workspace (16 MiB) that are worth an allocation of their own."""
 
 _GOALS = 64
 """Peaks between the uncaptured program's and that of one segment that may be aimed at."""
@@ -49,14 +52,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """``bounds`` are the launches of each segment, ``workspaces`` the layouts of what lives in one only.
+    """``bounds`` are the launches of each segment, ``workspaces`` the layouts of what lives in one only, in one or more
+    pieces that are allocated each by itself.
 
     ``fresh`` gives the segment that an output's memory is first used in, ``dead`` the arguments that are not needed
     any more after a segment. ``held`` and ``ideal`` are bytes at the peak: of this plan, and of the uncaptured program.
     """
 
     bounds: Bounds
-    workspaces: tuple[Layout, ...]
+    workspaces: tuple[tuple[Layout, ...], ...]
     blocks: tuple[Block, ...]
     fresh: Mapping[int, int]
     dead: Mapping[int, int]
@@ -66,7 +70,43 @@ class Segments:
 
 def cut(program: Program) -> Segments:
     """The fewest segments whose peak comes close to the uncaptured program's; one, with ``layout``, where that saves
-    too little. Where no cuts come that close, those that come closest."""
+    too little. Where no cuts come that close, those that come closest. Workspaces are in pieces."""
+    plan = _bounded(program)
+    sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is AllocationKind.POOL}
+    workspaces = tuple(tuple(pieces(layout, sizes)) for (layout,) in plan.workspaces)
+    return replace(plan, workspaces=workspaces)
+
+
+def whole(program: Program) -> Segments:
+    """The region as one segment, with the program's own layout in one piece."""
+    facts = _Facts.of(program)
+    return facts.plan(facts.everything, program.layout)
+
+
+def pieces(layout: Layout, sizes: Mapping[int, int]) -> Iterator[Layout]:
+    """``layout`` cut where no intermediate lies across, into pieces of PIECE bytes at least. ``sizes``: their bytes.
+
+    Uncaptured, each intermediate takes what memory torch's allocator has left between tensors. One large workspace
+    fits nowhere there, so that the allocator would hold it besides, though never more is in use at once.
+    """
+    placed = sorted((offset, index) for index, offset in layout.offsets.items() if sizes[index])
+    edges, end = [0], 0
+    for offset, index in placed:
+        if offset >= end and offset - edges[-1] >= PIECE:
+            edges.append(offset)
+        end = max(end, offset + sizes[index])
+    if len(edges) > 1 and layout.nbytes - edges[-1] < PIECE:
+        edges.pop()
+    members: list[dict[int, int]] = [{} for _ in edges]
+    for index, offset in layout.offsets.items():
+        place = bisect_right(edges, offset) - 1
+        members[place][index] = offset - edges[place]
+    for (begin, beyond), offsets in zip(pairwise((*edges, layout.nbytes)), members, strict=True):
+        yield Layout(beyond - begin, offsets, layout.fresh if begin == 0 else ())
+
+
+def _bounded(program: Program) -> Segments:
+    """As ``cut`` says, with workspaces in one piece."""
     facts = _Facts.of(program)
     single = facts.plan(facts.everything, program.layout)
     limit = single.ideal + max(WORTHWHILE, int(EXCESS * single.ideal))
@@ -79,12 +119,6 @@ def cut(program: Program) -> Segments:
     plans = [single, *(facts.plan(bounds) for bounds in cuts if len(bounds) <= MOST_SEGMENTS)]
     best = min(plans, key=lambda plan: (max(plan.held, limit), len(plan.bounds)))
     return best if single.held - best.held >= WORTHWHILE else single
-
-
-def whole(program: Program) -> Segments:
-    """The region as one segment, with the program's own layout."""
-    facts = _Facts.of(program)
-    return facts.plan(facts.everything, program.layout)
 
 
 @dataclass(frozen=True)
@@ -144,10 +178,11 @@ class _Facts:
                 local[born].append(life)
             else:
                 blocks.append(Block(life.index, life.nbytes, born, died))
-        workspaces = (layout,) if layout is not None else tuple(map(self._pack, local))
+        layouts = (layout,) if layout is not None else tuple(map(self._pack, local))
         fresh = {index: where[first] for index, (_, first) in self.fresh.items()}
         dead = {index: where[last] for index, (_, last) in self.arguments.items() if last < self.launches}
-        held = self._held(bounds, workspaces, blocks, fresh, dead)
+        held = self._held(bounds, layouts, blocks, fresh, dead)
+        workspaces = tuple((layout,) for layout in layouts)
         return Segments(bounds, workspaces, tuple(blocks), fresh, dead, held, self._ideal())
 
     def _pack(self, lives: Sequence[Lifetime]) -> Layout:
@@ -158,7 +193,7 @@ class _Facts:
     def _held(
         self,
         bounds: Bounds,
-        workspaces: Sequence[Layout],
+        layouts: Sequence[Layout],
         blocks: Sequence[Block],
         fresh: Mapping[int, int],
         dead: Mapping[int, int],
@@ -172,7 +207,7 @@ class _Facts:
             _add(changes, fresh[index], last, nbytes)
         for index, (nbytes, _) in self.arguments.items():
             _add(changes, 0, dead.get(index, last), nbytes)
-        return max((s + w.nbytes for s, w in zip(_sums(changes), workspaces, strict=False)), default=0)
+        return max((s + w.nbytes for s, w in zip(_sums(changes), layouts, strict=False)), default=0)
 
     def _ideal(self) -> int:
         """Bytes at the peak when everything is given back after its last use, and allocated before its first."""

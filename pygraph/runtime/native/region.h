@@ -120,7 +120,7 @@ class Region {
 };
 
 inline void bind_output_kinds(py::module_& m) {
-  py::enum_<OutputKind>(m, "OutputKind")
+  py::enum_<OutputKind>(m, "OutputKind", py::module_local())
       .value("ARGUMENT", OutputKind::argument)
       .value("VIEW", OutputKind::view)
       .value("FRESH", OutputKind::fresh)

@@ -76,7 +76,7 @@ class Ledger:
         """
         incumbent = self._candidates[0]
         start = baseline.start
-        baseline = replace(baseline, tail=self.tail(incumbent, start))
+        baseline = replace(baseline, tail=min(self.tail(incumbent, start), baseline.waited))
         probes = self._probes[incumbent]
         single = sum(probe.seconds for probe in probes) / len(probes)
         self._baseline = self.base = min(baseline.per_call, single)

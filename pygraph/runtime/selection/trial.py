@@ -255,7 +255,8 @@ class Trial:
         end = self._ended = self._clock()
         idle = min(self._ledger.idle_drain, end - submitted)
         seconds = max(end - start - idle, _LEAST)
-        block = Block(name, purpose, began, dropped, calls, seconds, end - submitted - idle, tail)
+        waited = end - submitted - idle
+        block = Block(name, purpose, began, dropped, calls, seconds, waited, min(tail, waited))
         if self._spoiled or (purpose == "round" and self._ledger.strays(block)):
             block = replace(block, kept=False)
         self._ledger.add(block, end - entered)

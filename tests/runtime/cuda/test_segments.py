@@ -10,8 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.cuda.segments import EXCESS, FEWEST_LAUNCHES, WORTHWHILE, Segments, _Facts, cut, whole
-from pygraph.runtime.driver import Program, Slot
+from pygraph.runtime.cuda.segments import (
+    EXCESS,
+    FEWEST_LAUNCHES,
+    PIECE,
+    WORTHWHILE,
+    Segments,
+    _Facts,
+    cut,
+    pieces,
+    whole,
+)
+from pygraph.runtime.driver import Layout, Program, Slot
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 from pygraph.runtime.slots import SlotTable, discover
@@ -53,6 +63,11 @@ def program(recording: Recording, slots: tuple[Slot, ...], held: frozenset[int] 
     return Program(recording, slots, plan(recording, slots, alignment=512), order, {}, held=held)
 
 
+def sizes_of(recording: Recording) -> dict[int, int]:
+    """Bytes of each allocation of the region's own."""
+    return {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
+
+
 def made(recording: Recording, slots: tuple[Slot, ...]) -> Segments:
     return cut(program(recording, slots))
 
@@ -62,8 +77,9 @@ def test_a_region_that_holds_little_stays_whole() -> None:
     segments = made(recording, slots)
     assert segments.bounds == ((0, 32),)
     assert segments.blocks == ()
-    assert segments.workspaces[0] == plan(recording, slots, alignment=512)
-    assert segments == whole(program(recording, slots))
+    layout = plan(recording, slots, alignment=512)
+    assert segments.workspaces[0] == tuple(pieces(layout, sizes_of(recording)))
+    assert replace(segments, workspaces=((layout,),)) == whole(program(recording, slots))
 
 
 def test_a_large_backward_is_cut_until_it_holds_what_the_uncaptured_program_does() -> None:
@@ -205,10 +221,12 @@ def test_every_intermediate_has_one_place_for_as_long_as_it_lives(data: st.DataO
     for slot in slots:
         segment = where[slot.launch]
         block = blocks.get(slot.index)
-        assert (block is None) == (slot.index in segments.workspaces[segment].offsets)
+        holding = [piece for piece in segments.workspaces[segment] if slot.index in piece.offsets]
+        assert len(holding) == (block is None)
         assert block is None or block.born <= segment <= block.died
-    for segment, layout in enumerate(segments.workspaces):
-        assert_disjoint(first, slots, layout.offsets, layout.nbytes, segments.bounds[segment])
+    for segment, workspace in enumerate(segments.workspaces):
+        for piece in workspace:
+            assert_disjoint(first, slots, piece.offsets, piece.nbytes, segments.bounds[segment])
     assert segments.held >= segments.ideal
     if len(segments.bounds) == 1:
         assert EXCESS > 0
@@ -218,7 +236,7 @@ def assert_disjoint(
     recording: Recording, slots: tuple[Slot, ...], offsets: dict[int, int], nbytes: int, bounds: tuple[int, int]
 ) -> None:
     """No two intermediates share bytes at any launch of a segment."""
-    sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
+    sizes = sizes_of(recording)
     spans: dict[int, tuple[int, int]] = {}
     for slot in slots:
         if bounds[0] <= slot.launch < bounds[1] and slot.index in offsets:
@@ -229,3 +247,42 @@ def assert_disjoint(
         for b, (begin, end) in spans.items():
             if a < b and first <= end and begin <= last:
                 assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
+
+
+# -- pieces -------------------------------------------------------------------------------------------------------
+
+
+def test_a_workspace_is_cut_between_intermediates() -> None:
+    sizes = {0: 32 * MB, 1: 24 * MB, 2: 24 * MB, 3: 4 * MB, 4: 16 * MB, 5: 2 * MB}
+    offsets = {0: 0, 1: 32 * MB, 2: 56 * MB, 3: 80 * MB, 4: 8 * MB, 5: 84 * MB}
+    cut = list(pieces(Layout(86 * MB, offsets, (9,)), sizes))
+    assert [piece.nbytes for piece in cut] == [32 * MB, 24 * MB, 30 * MB], "what is small goes with what is before it"
+    assert [piece.offsets for piece in cut] == [{0: 0, 4: 8 * MB}, {1: 0}, {2: 0, 3: 24 * MB, 5: 28 * MB}]
+    assert [piece.fresh for piece in cut] == [(9,), (), ()]
+
+
+def test_an_intermediate_across_two_others_keeps_them_together() -> None:
+    sizes, offsets = {0: 32 * MB, 1: 32 * MB, 2: 2 * MB}, {0: 0, 1: 32 * MB, 2: 31 * MB}
+    assert list(pieces(Layout(64 * MB, offsets, ()), sizes)) == [Layout(64 * MB, offsets, ())]
+
+
+@pytest.mark.parametrize("layout", [Layout(0, {}, ()), Layout(8 * MB, {0: 0}, ()), Layout(512, {0: 0, 1: 512}, ())])
+def test_a_small_workspace_is_one_piece(layout: Layout) -> None:
+    assert list(pieces(layout, {0: layout.nbytes, 1: 0})) == [layout]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 90)), max_size=24), st.integers(0, 4))
+def test_pieces_put_together_are_the_workspace(places: list[tuple[int, int]], more: int) -> None:
+    sizes = {index: nbytes * MB for index, (_, nbytes) in enumerate(places)}
+    offsets = {index: offset * MB for index, (offset, _) in enumerate(places)}
+    end = max((offsets[index] + sizes[index] for index in sizes), default=0) + more * MB
+    layout = Layout(end, offsets, ())
+    found, begin = {}, 0
+    for piece in pieces(layout, sizes):
+        assert piece.nbytes >= PIECE or piece.nbytes == layout.nbytes
+        for index, offset in piece.offsets.items():
+            assert offset + sizes[index] <= piece.nbytes
+            found[index] = begin + offset
+        begin += piece.nbytes
+    assert (found, begin) == (offsets, layout.nbytes)
