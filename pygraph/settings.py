@@ -44,7 +44,7 @@ class Settings:
     verify: str = "first"
     capture_after: int = 2
     max_captures: int = 64
-    measure: bool = False
+    measure: bool = True
     cache_dir: str | None = field(default_factory=lambda: platformdirs.user_cache_dir("pygraph"))
     inductor: Mapping[str, Any] = field(default_factory=dict)
 

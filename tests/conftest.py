@@ -23,6 +23,12 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, _caches: Path) -> None:
     monkeypatch.setenv("PYGRAPH_CACHE_DIR", str(_caches / str(next(_numbers))))
 
 
+@pytest.fixture(autouse=True)
+def _without_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials leave some calls uncaptured: only tests of them have any."""
+    monkeypatch.setenv("PYGRAPH_MEASURE", "0")
+
+
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Compile from scratch: Dynamo, reports and counters are empty before and after."""

@@ -30,9 +30,10 @@ def test_a_false_variable(text: str) -> None:
     assert Settings.make({}, {"PYGRAPH_DISABLE": text}).disable is False
 
 
-def test_measuring_is_off_unless_asked_for() -> None:
-    assert Settings.make({}, {}).measure is False
-    assert Settings.make({}, {"PYGRAPH_MEASURE": "1"}).measure is True
+def test_measuring_is_on_unless_it_is_turned_off() -> None:
+    assert Settings.make({}, {}).measure is True
+    assert Settings.make({}, {"PYGRAPH_MEASURE": "0"}).measure is False
+    assert Settings.make({"measure": False}, {"PYGRAPH_MEASURE": "1"}).measure is False
     with pytest.raises(OptionError, match="PYGRAPH_MEASURE"):
         Settings.make({}, {"PYGRAPH_MEASURE": "often"})
 

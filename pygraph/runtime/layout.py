@@ -5,7 +5,7 @@ Pure functions. Outputs are not placed (they are allocated anew for each call), 
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ WORKSPACE_ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """An intermediate of ``nbytes`` that launches ``first`` to ``last`` (both included) touch."""
+    """An intermediate of ``nbytes`` that is needed from launch ``first`` to ``last`` (both included)."""
 
     index: int
     nbytes: int
@@ -36,7 +36,8 @@ def plan(
     recording: Recording, slots: Sequence[Slot], *, reuse: bool = True, alignment: int = WORKSPACE_ALIGNMENT
 ) -> Layout:
     """Place every intermediate. With ``reuse``, those that are never alive together may share bytes, which holds
-    for the recorded order and for every order that keeps ``ordering.dependences``; without, each has its own range.
+    for the recorded order, for every order that keeps ``ordering.dependences``, and however the launches of one stage
+    overlap; without, each has its own range.
     """
     fresh = tuple(sorted({o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}))
     lives = lifetimes(recording, slots, fresh)
@@ -46,15 +47,28 @@ def plan(
 
 
 def lifetimes(recording: Recording, slots: Sequence[Slot], fresh: Sequence[int]) -> tuple[Lifetime, ...]:
-    """First and last launch of each POOL allocation that a launch touches and that is not in ``fresh``."""
+    """How long each POOL allocation that a launch touches and that is not in ``fresh`` is needed: from its first launch
+    to its last. Where these lie in stages of several launches, all along these stages, as no order holds in them."""
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
+    begins, ends = _extents(recording)
     spans: dict[int, tuple[int, int]] = {}
     for slot in slots:
         if slot.kind is not AllocationKind.POOL or slot.index in fresh:
             continue
-        first, last = spans.get(slot.index, (slot.launch, slot.launch))
-        spans[slot.index] = (min(first, slot.launch), max(last, slot.launch))
+        begin, end = begins[slot.launch], ends[slot.launch]
+        first, last = spans.get(slot.index, (begin, end))
+        spans[slot.index] = (min(first, begin), max(last, end))
     return tuple(Lifetime(index, sizes[index], *spans[index]) for index in sorted(spans))
+
+
+def _extents(recording: Recording) -> tuple[Sequence[int], Sequence[int]]:
+    """The first launch of the stage that each launch lies in, and the last."""
+    stages, count = recording.stages, len(recording.launches)
+    if not stages:
+        return range(count), range(count)
+    begins = [bisect_left(stages, stage) for stage in stages]
+    ends = [bisect_right(stages, stage) - 1 for stage in stages]
+    return begins, ends
 
 
 def pack(lives: Sequence[Lifetime], *, reuse: bool, alignment: int = WORKSPACE_ALIGNMENT) -> dict[int, int]:

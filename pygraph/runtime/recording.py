@@ -190,3 +190,6 @@ class Recording:
     its tensor, at padding). Then no two allocations move by the same distance between two captures."""
     scratch: int = 0
     """An address in the midst of mapped memory that belongs to nobody; 0: there is none."""
+    stages: tuple[int, ...] = ()
+    """The stage of each launch, ascending from 0. All launches of a stage have completed before one of the next starts,
+    while those of one stage may run side by side. Empty: each launch is a stage of its own."""

@@ -30,7 +30,7 @@ lower one would still have to be exactly where somebody's memory begins."""
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
-    """The slots of a region, and the launch sequence (kinds, names, numbers of words) that they hold for.
+    """The slots of a region, and the launch sequence (kinds, names, numbers of words) and stages that they hold for.
 
     ``padding`` lists (launch, word) of words that differ between captures and are no address on either side;
     ``inert`` words read as addresses, but are no operands.
@@ -40,6 +40,7 @@ class SlotTable:
     padding: tuple[tuple[int, int], ...]
     sequence: _Shape
     inert: tuple[Inert, ...]
+    stages: tuple[int, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -118,19 +119,20 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
             inert.append(verdict)
         elif a.words[position] != b.words[position]:
             padding.append((a.index, position))
-    return SlotTable(tuple(slots), tuple(padding), _sequence(first), tuple(inert))
+    return SlotTable(tuple(slots), tuple(padding), _sequence(first), tuple(inert), first.stages)
 
 
 def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] = ()) -> SlotTable | None:
     """The slots of ``recording``, the only capture at its sizes, found at the positions known from another size.
 
-    None when the launch sequence is another one, when a slot's word is not an address into the same allocation, or
-    when any other word could be an address of this capture's, or of ``known`` memory, whatever it was at the other
-    size: then the region is captured twice. Words that lie elsewhere are inert as in ``discover``. One capture cannot
-    show what a second would, so that comparison with an uncaptured run remains necessary.
+    None when the launch sequence or its stages are others, when a slot's word is not an address into the same
+    allocation, or when any other word could be an address of this capture's, or of ``known`` memory, whatever it was
+    at the other size: then the region is captured twice. Words that lie elsewhere are inert as in ``discover``. One
+    capture cannot show what a second would, so that comparison with an uncaptured run remains necessary.
     """
     addresses, real = AddressMap(recording.allocations), AddressMap(known)
-    if _sequence(recording) != table.sequence or addresses.overlap is not None:
+    same = _sequence(recording) == table.sequence and recording.stages == table.stages
+    if not same or addresses.overlap is not None:
         return None
     slots = [slot for slot in (_again(slot, recording, addresses) for slot in table.slots) if slot is not None]
     if len(slots) < len(table.slots):
@@ -145,7 +147,7 @@ def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] 
             inert.append(foreign)
         elif foreign is not None or addresses.places(word, launch.index) or addresses.inside(word) or real.inside(word):
             return None
-    return SlotTable(tuple(slots), table.padding, table.sequence, tuple(inert))
+    return SlotTable(tuple(slots), table.padding, table.sequence, tuple(inert), table.stages)
 
 
 def _again(slot: Slot, recording: Recording, addresses: AddressMap) -> Slot | None:
@@ -277,6 +279,8 @@ def _unstable(first: Recording, second: Recording) -> Refusal | None:
             return Refusal.at(a, "unstable-launches", f"launch {a.index} was {a.name}, then {b.name}")
         if a.signature != b.signature or a.accesses != b.accesses or a.random != b.random:
             return Refusal.at(a, "unstable-launches", f"launch {a.index} did not do the same twice")
+    if first.stages != second.stages:
+        return Refusal("unstable-launches", "the same launches are put in another order by the second capture")
     doubt = _unstable_allocations(first, second)
     if doubt is not None:
         return doubt

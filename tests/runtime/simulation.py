@@ -38,7 +38,7 @@ class Program:
 
     ``odd_host`` and ``odd_device`` are added to every second call, ``sync_every`` is 0 for never. A pause of ``pause``
     comes with probability ``pauses`` and every ``pause_every`` calls (0: never). ``growth``: what all times of the
-    user's own work are multiplied by over 1,000 calls.
+    user's own work are multiplied by over 1,000 calls. ``thought``: what a trial's own work takes from block to block.
     """
 
     candidates: Mapping[str, Cost]
@@ -54,6 +54,7 @@ class Program:
     pause_every: int = 0
     growth: float = 1.0
     drain_cost: float = 4.0
+    thought: float = 0.0
 
 
 @dataclass
@@ -66,19 +67,23 @@ class Machine:
     free: float = 0.0
     calls: int = 0
     queue: deque[float] = field(default_factory=deque)
+    read: bool = False
 
     def clock(self) -> float:
-        """Seconds; reading it takes 50 ns."""
-        self.now += 0.05
+        """Seconds; reading it takes 50 ns. Between two readings with nothing in between, a trial has done its sums."""
+        self.now += 0.05 + self.program.thought * self.read
+        self.read = True
         return self.now * MICRO
 
     def drain(self) -> None:
         """Wait for the device."""
+        self.read = False
         self.now = max(self.now, self.free) + self.program.drain_cost
         self.queue.clear()
 
     def call(self, candidate: str) -> None:
         """One call under ``candidate``, and what the user does until the next one."""
+        self.read = False
         program, random = self.program, Random(self.seed * 1_000_003 + self.calls)
         host, device = (math.exp(random.gauss(-(program.noise**2) / 2, program.noise)) for _ in range(2))
         grown = program.growth ** (self.calls / 1000)

@@ -5,14 +5,15 @@ What is done with them lives where it belongs; nothing here knows of graphs or c
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from pygraph.errors import CaptureError
 
-__all__ = ["call", "load", "succeeded"]
+__all__ = ["call", "edge_query", "load", "succeeded"]
 
 
 @functools.cache
@@ -24,6 +25,23 @@ def load() -> ModuleType:
         raise CaptureError("bindings-unavailable", f"cuda.bindings cannot be imported: {error}") from error
     module: ModuleType = driver
     return module
+
+
+@functools.cache
+def edge_query() -> Callable[..., int] | None:
+    """``cuGraphGetEdges`` of the CUDA driver itself, since 12.3; None where there is none.
+
+    It takes a graph, three arrays (nodes, nodes, 8 bytes of data for each edge; all None to learn their length) and a
+    pointer to their length, and returns an error code. (Before 13.3, what ``cuda.bindings`` returns for the data lies
+    in memory that was given back.)
+    """
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
+    except (OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_int
+    function.argtypes = [*[ctypes.c_void_p] * 4, ctypes.POINTER(ctypes.c_size_t)]
+    return cast("Callable[..., int]", function)
 
 
 def succeeded(result: Any) -> bool:

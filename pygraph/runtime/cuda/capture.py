@@ -23,9 +23,10 @@ from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.accesses import with_accesses
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas
 from pygraph.runtime.cuda.bindings import call
+from pygraph.runtime.cuda.edges import ordered
 from pygraph.runtime.cuda.foreign import with_foreign
 from pygraph.runtime.cuda.memory import CaptureMemory, SegmentMemory, SessionMemory
-from pygraph.runtime.cuda.nodes import GraphNode, read_nodes, serialise
+from pygraph.runtime.cuda.nodes import GraphNode, read_nodes
 from pygraph.runtime.cuda.observation import Observer, Span, calls_operators, observing
 from pygraph.runtime.cuda.outputs import describe_outputs
 from pygraph.runtime.cuda.random_order import RandomOrder
@@ -215,13 +216,14 @@ class _Attempt:
 
     def _read(self, graph: torch.cuda.CUDAGraph, returned: Sequence[Any]) -> Recording:
         machine, stand_ins = self._machine, self._stand_ins
-        serialise(machine.driver, graph.raw_cuda_graph())
+        exact = self._memory.exact
+        # Where torch's pool gave memory out, branches may share what only the order of capture makes safe.
+        stages = ordered(machine.driver, graph.raw_cuda_graph(), branches=exact)
         nodes, launches = read_nodes(machine.driver, graph.raw_cuda_graph())
         self._random = self._random or machine.order.memory(machine.driver)
         own = [*stand_ins.allocations, *self._memory.allocations(launches)]
         described = describe_outputs(returned, stand_ins.arguments, self._constants, own)
         everything = (*own, *described.empty, *self._fixed())
-        exact = self._memory.exact
         explained = with_accesses(launches, self._observer.spans, everything, self._random, exact=exact)
         known = with_foreign(machine.driver, explained, everything, self._lease.arena.covers, machine.arenas.covers)
         payload = CudaCapture(
@@ -238,7 +240,7 @@ class _Attempt:
         )
         sensitive = frozenset(described.sensitive | self._sensitive(own))
         outputs, scratch = tuple(described.outputs), machine.arenas.scratch(machine.stream.cuda_stream)
-        return Recording(known, everything, outputs, payload, sensitive, ALIGNMENT, displaced=True, scratch=scratch)
+        return Recording(known, everything, outputs, payload, sensitive, ALIGNMENT, True, scratch, stages)
 
     def _fixed(self) -> list[Allocation]:
         """Memory that never moves: constants of the module, then the generator's seed and offset."""

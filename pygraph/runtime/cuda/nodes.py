@@ -16,7 +16,7 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import call, succeeded
 from pygraph.runtime.recording import WORD, Launch, LaunchKind
 
-__all__ = ["CopyNode", "EmptyNode", "FillNode", "GraphNode", "KernelNode", "read_nodes", "serialise"]
+__all__ = ["CopyNode", "EmptyNode", "FillNode", "GraphNode", "KernelNode", "handles", "read_nodes"]
 
 _BUFFER_POINTER = 1
 _BUFFER_SIZE = 2
@@ -72,48 +72,18 @@ def read_nodes(driver: ModuleType, graph: int) -> tuple[list[GraphNode], list[La
     reader = _Reader(driver)
     nodes: list[GraphNode] = []
     launches: list[Launch] = []
-    for index, handle in enumerate(_handles(driver, graph)):
+    for index, handle in enumerate(handles(driver, graph)):
         node, launch = reader.read(index, handle)
         nodes.append(node)
         launches.append(launch)
     return nodes, launches
 
 
-def serialise(driver: ModuleType, graph: int) -> int:
-    """Make every node depend on the one captured before it, and return the number of edges that took.
-
-    Nodes of one stream are such a chain already. Where a region forked onto other streams, memory that one branch
-    gave up may be reused in another, which only the order of capture makes safe. Raises CaptureError
-    (``unordered-nodes``) when the nodes are not listed in an order that their edges allow.
-    """
-    handles = _handles(driver, graph)
-    place = {int(handle): index for index, handle in enumerate(handles)}
-    added = 0
-    for index, handle in enumerate(handles[1:], start=1):
-        before = _dependencies(driver, handle)
-        if any(place[int(other)] >= index for other in before):
-            raise CaptureError("unordered-nodes", f"node {index} comes before one that it depends on")
-        if int(handles[index - 1]) not in {int(other) for other in before}:
-            _depend(driver, graph, handles[index - 1], handle)
-            added += 1
-    return added
-
-
-def _handles(driver: ModuleType, graph: int) -> list[Any]:
+def handles(driver: ModuleType, graph: int) -> list[Any]:
+    """The nodes of a graph in the order of capture."""
     raw = driver.CUgraph(graph)
     _, count = call(driver.cuGraphGetNodes, raw)
     return list(call(driver.cuGraphGetNodes, raw, count)[0]) if count else []
-
-
-def _dependencies(driver: ModuleType, node: Any) -> list[Any]:
-    """The nodes that ``node`` waits for. What the edges say besides is left alone."""
-    count = call(driver.cuGraphNodeGetDependencies, node)[-1]
-    return list(call(driver.cuGraphNodeGetDependencies, node, count)[0])[:count] if count else []
-
-
-def _depend(driver: ModuleType, graph: int, earlier: Any, later: Any) -> None:
-    edge = driver.CUgraphEdgeData()
-    call(driver.cuGraphAddDependencies, driver.CUgraph(graph), [earlier], [later], [edge], 1)
 
 
 class _Reader:

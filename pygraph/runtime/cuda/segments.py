@@ -22,8 +22,8 @@ __all__ = ["Block", "Segments", "cut", "pieces", "whole"]
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """The launches (begin, end) of each segment, in order."""
 
-WORTHWHILE = 64 << 20
-"""Bytes that a cut has to save (64 MiB): below, more launches cost more than the memory is worth."""
+WORTHWHILE = 32 << 20
+"""Bytes that a cut has to save (32 MiB): below, more launches cost more than the memory is worth."""
 
 EXCESS = 0.02
 """Part of the uncaptured program's peak by which segments may exceed it."""

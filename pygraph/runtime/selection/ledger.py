@@ -30,16 +30,20 @@ _ENOUGH_GROUPS = 4
 """Groups of calls below which their spread tells nothing."""
 _COLD = 2.0
 """A first call may take so many times as long as a second one."""
-_COLDER = 1.25
-"""A first call may take so many times as long as was known beforehand."""
+_HITCH = 5e-4
+"""Seconds of a run before the trial that may be no part of it: garbage is collected, memory asked of the device."""
+_BRIEF = 1e-9
+"""Seconds that anything takes at least."""
+_BEYOND = 4.0
+"""A run before the trial takes at least one part in so many of what it took: it may have been cold, and noisy."""
 
 
 class Ledger:
     """Accounts for a trial of ``candidates``, the incumbent first, that may lose the time of ``allowed`` calls.
 
     ``expected``: seconds that a call of a candidate takes at least, as far as is known beforehand. ``idle_drain``:
-    seconds that a drain of an idle device takes. ``overhead``: those that the trial's own work took. ``debt``: those of
-    the budget that other trials have lost lately. ``noise``: the standard deviation of the log-ratio of two calls.
+    seconds that a drain of an idle device takes. ``debt``: those of the budget that other trials have lost lately.
+    ``noise``: the standard deviation of the log-ratio of two calls.
     """
 
     def __init__(self, candidates: Sequence[str], allowed: float, expected: Mapping[str, float] | None = None) -> None:
@@ -47,7 +51,6 @@ class Ledger:
         self.rounds: list[dict[str, Block]] = []
         self.calls = 0
         self.idle_drain = 0.0
-        self.overhead = 0.0
         self.debt = 0.0
         self.noise = _MOST_NOISE
         self.base = 0.0
@@ -57,7 +60,8 @@ class Ledger:
         self._fill = 0.0
         self._baseline, self._window = 0.0, 0
         self._probes: dict[str, list[Block]] = {name: [] for name in candidates}
-        self._probing: list[tuple[str, float]] = []
+        self._probing: dict[str, list[float]] = {name: [] for name in candidates}
+        self._overhead, self._thoughts = 0.0, 0
         self._draining = 0.0
         self._drained: dict[str, list[float]] = {name: [] for name in candidates}
         self._timed: dict[str, list[tuple[int, float]]] = {name: [] for name in candidates}
@@ -88,6 +92,15 @@ class Ledger:
             self.noise = _noise(groups, baseline.calls // len(groups))
         self._draining += drains * self._drain(incumbent)
 
+    def thought(self, seconds: float) -> None:
+        """Enter what the trial's own work took before a block, or at the end."""
+        self._overhead += seconds
+        self._thoughts += 1
+
+    def _thinking(self, blocks: int) -> float:
+        """Seconds that the trial's own work before so many blocks takes."""
+        return blocks * self._overhead / max(1, self._thoughts)
+
     def drained(self) -> None:
         """Enter a drain after calls of the incumbent that are in no block."""
         self._draining += self._drain(self._candidates[0])
@@ -100,7 +113,7 @@ class Ledger:
         if block.purpose == "probe":
             if block.kept:
                 self._probes[name].append(block)
-            self._probing.append((name, elapsed if block.kept else self._single(name)))
+            self._probing[name].append(elapsed if block.kept else self._single(name))
             if block.kept and name in self._candidates[1:]:
                 self._ratios[name] = self._probed(name) / self.base
             return
@@ -179,11 +192,12 @@ class Ledger:
     def _single(self, candidate: str) -> float:
         """Seconds that a single call of ``candidate`` takes between two drains, as far as that is known."""
         probes, expected = self._probes[candidate], self._expected.get(candidate, 0.0)
-        return max(probes[-1].seconds, expected) if probes else max(_COLDER * expected, self.base) + self._fill
+        return max(probes[-1].seconds, expected) if probes else max(_COLD * expected, self.base) + self._fill
 
     def affords_call(self, candidate: str) -> bool:
         """Whether a single call of ``candidate`` stays within the budget, as far as is known what it takes."""
-        return self.lost + self._single(candidate) - self._best * self.base + self.idle_drain <= self.budget
+        call = self._single(candidate) - self._best * self.base + self.idle_drain
+        return self.lost + call + self._thinking(2) <= self.budget
 
     def single(self, candidate: str) -> list[float]:
         """Log-ratios to the incumbent's time per call of what is known of single calls of ``candidate``: probes, and
@@ -191,6 +205,18 @@ class Ledger:
         seen = [probe.per_call for probe in self._probes[candidate]]
         seen += [self._expected[candidate]] if candidate in self._expected else []
         return [math.log(seconds / self.base) for seconds in seen]
+
+    def foreseen(self, candidate: str) -> tuple[float, float] | None:
+        """The log-ratio to the incumbent's time per call, and the least that it may be, by what a call of ``candidate``
+        took the host before the trial; None where nothing is known.
+
+        No program takes less time per call than one of its regions keeps the host busy, whatever the device does.
+        """
+        took = self._expected.get(candidate)
+        if took is None:
+            return None
+        least = max(took - _HITCH, _BRIEF) / _BEYOND
+        return math.log(took / self.base), math.log(least / self.base)
 
     def tail(self, candidate: str, start: int) -> float:
         """Seconds that a drain waits after a single call of ``candidate``, if that is call ``start``: many callers do
@@ -220,14 +246,17 @@ class Ledger:
         own work. Probes count as they were timed, blocks of rounds by the candidates' ratios."""
         best = self._best
         slower = sum(self._run[name] * (ratio - best) for name, ratio in self._ratios.items())
-        return self.overhead + self.base * slower + self._probed_for(best * self.base) + self._draining
+        return self._overhead + self.base * slower + self._probed_for(best * self.base) + self._draining
 
     def _probed_for(self, best: float) -> float:
         """Seconds that probes took beyond ``best`` each. One that took much longer than the other of its candidate
         holds a pause."""
-        least = {name: min(took for of, took in self._probing if of == name) for name, _ in self._probing}
-        took = sum(min(took, _COLD * least[name]) for name, took in self._probing)
-        return max(0.0, took - len(self._probing) * best)
+        lost = 0.0
+        for took in self._probing.values():
+            lost += sum(took) - len(took) * best
+            if len(took) > 1:
+                lost -= max(0.0, max(took) - _COLD * min(took))
+        return max(0.0, lost)
 
     @property
     def _best(self) -> float:
@@ -258,10 +287,11 @@ class Ledger:
         """Seconds that one call of each of ``names`` loses against the fastest candidate."""
         return self.base * sum(self._ratios.get(name, 1.0) - self._best for name in names)
 
-    def drains(self, names: Sequence[str]) -> float:
-        """Seconds that a drain after a block of each of ``names`` loses: n calls between drains take n times the time
-        per call, what a single one takes more, and the drain itself."""
-        return sum(self._drain(name) for name in names)
+    def ends(self, names: Sequence[str]) -> float:
+        """Seconds that a block of each of ``names`` loses however short it is, and the end of the trial: n calls
+        between drains take n times the time per call, what a single one takes more, the drain itself, and some
+        thought."""
+        return sum(self._drain(name) for name in names) + self._thinking(len(names) + 1)
 
     def _filled(self, block: Block, elapsed: float) -> float:
         """Seconds that ``block`` took beyond so many calls in a row, as far as a cold first call explains it; the rest

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 __all__ = ["Difference", "difference", "least_of_cold", "lower_median", "mild_median", "spread", "t_quantile"]
 
@@ -19,6 +20,7 @@ _INCREDIBLE = 5.0
 """A variance that is so many times the guessed one refutes the guess."""
 _COLD = 2.0
 """Single calls of what has not run for long may take so many times as long as the same calls in a row."""
+_NORMAL = NormalDist()
 _MAD = 1.4826
 """Standard deviations of a normal distribution in one median absolute deviation."""
 
@@ -115,7 +117,7 @@ def _median(values: Sequence[float]) -> float:
 def t_quantile(alpha: float, freedom: int) -> float:
     """The t that Student's distribution with ``freedom`` degrees exceeds with probability ``alpha`` < 0.5."""
     peak = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
-    t = 0.0
+    t = -_NORMAL.inv_cdf(alpha)  # below the root, since the normal distribution has the thinner tail
     for _ in range(100):  # the tail is convex, so that Newton's steps from below never pass the root
         density = math.exp(peak - (freedom + 1) / 2 * math.log1p(t * t / freedom))
         step = (_tail(t, freedom) - alpha) / density

@@ -13,7 +13,7 @@ from random import Random
 
 from pygraph.runtime.selection.ledger import Ledger
 from pygraph.runtime.selection.options import SelectionOptions
-from pygraph.runtime.selection.records import Block, Grant, Look, Standing, TrialReport
+from pygraph.runtime.selection.records import TELLING, Block, Grant, Look, Standing, TrialReport
 from pygraph.runtime.selection.statistics import least_of_cold
 
 __all__ = ["Trial"]
@@ -82,6 +82,7 @@ class Trial:
         self._cap = options.longest
         self._pairs = max(1, len(candidates) * (len(candidates) - 1) // 2)
         self._spent = _COLD_LOOKS * options.alpha
+        self._side = self._spent / 2 / self._pairs  # there are two looks at single calls of a candidate
         self._part = (options.alpha - self._spent) / len(options.looks)
         self._spoiled = False
         self._ended = 0.0
@@ -199,7 +200,10 @@ class Trial:
     def _probe(self, name: str) -> _Steps:
         """Two single calls, so that one that is much too slow is found at the cost of a call or two, or of none."""
         ledger, incumbent = self._ledger, name == self._candidates[0]
-        probed = 0
+        probed, foreseen = 0, None if incumbent else ledger.foreseen(name)
+        if foreseen is not None and foreseen[1] > 0:
+            self._leave(name, *foreseen)
+            return
         for _ in range(_PROBES):
             if not incumbent and not ledger.affords_call(name):
                 self._drop(name)
@@ -215,12 +219,14 @@ class Trial:
     def _leave_if_much_slower(self, name: str) -> None:
         """Eliminate what single calls show to be slower than the incumbent beyond doubt: rounds would only cost."""
         ratios = self._ledger.single(name)
-        side = _COLD_LOOKS * self._options.alpha / 2 / self._pairs  # there are two such looks at a candidate
-        least = least_of_cold(ratios, self._ledger.noise, side) if len(ratios) > 1 else -math.inf
-        if least <= 0:
-            return
-        standing = Standing(name, sum(ratios) / len(ratios), least, math.inf)
-        self._looks.append(Look(0, side, self._candidates[0], (standing,), (name,)))
+        least = least_of_cold(ratios, self._ledger.noise, self._side) if len(ratios) > 1 else -math.inf
+        if least > 0:
+            self._leave(name, sum(ratios) / len(ratios), least)
+
+    def _leave(self, name: str, ratio: float, least: float) -> None:
+        """Eliminate ``name`` before any round, with its log-ratio to the incumbent and the least that it may be."""
+        standing = Standing(name, ratio, least, math.inf)
+        self._looks.append(Look(0, self._side, self._candidates[0], (standing,), (name,)))
         self._left.remove(name)
 
     def _round(self, calls: int) -> _Steps:
@@ -245,7 +251,7 @@ class Trial:
         self._spoiled = False
         began, tail = self._ledger.calls, self._ledger.tail(name, self._ledger.calls) if dropped else 0.0
         start = entered = self._clock()
-        self._ledger.overhead += entered - self._ended
+        self._ledger.thought(entered - self._ended)
         if dropped:
             yield Grant(name, dropped)
             start = self._clock()
@@ -279,7 +285,7 @@ class Trial:
         rounds = len(self._ledger.rounds)
         wanted = min(self._cap, _FIRST * _GROWTH ** min(rounds, 8))
         excess = self._ledger.risk(self._left)
-        left = self._ledger.budget - self._ledger.exposure(self._left)
+        left = self._ledger.budget - self._ledger.exposure(self._left) - self._ledger.ends(self._left)
         room = left / (_EARLY_SHARE if rounds < 4 else _SHARE)
         if excess * wanted > room:
             wanted = max(2, int(room / excess))
@@ -303,7 +309,7 @@ class Trial:
     def _affordable(self) -> bool:
         """Whether the shortest round stays within the budget."""
         ledger = self._ledger
-        cost = 3 * ledger.risk(self._left) + ledger.drains(self._left)
+        cost = 3 * ledger.risk(self._left) + ledger.ends(self._left)
         return ledger.exposure(self._left) + cost <= ledger.budget
 
     def _drop(self, name: str) -> None:
@@ -369,6 +375,8 @@ class Trial:
 
     def _finish(self, reason: str, detail: str) -> None:
         ledger = self._ledger
+        if reason in TELLING:
+            ledger.thought(self._clock() - self._ended)
         self.report = TrialReport(
             candidates=self._candidates,
             decision=self._choice(),
