@@ -19,7 +19,7 @@ from typing import Any
 
 from pygraph.bench.plan import Launcher, Program
 from pygraph.bench.process import Process
-from pygraph.bench.protocol import Answer, Phase
+from pygraph.bench.protocol import Answer, Phase, gist
 from pygraph.bench.sides import REFERENCE, SIDES
 from pygraph.cache import read_json, write_atomically
 
@@ -161,7 +161,7 @@ def _row(found: Answer) -> dict[str, Any]:
 def _told(task: _Task, found: Answer) -> str:
     what = f"{task.program.name} {task.side}"
     if found.failure:
-        return f"{what}: {found.error.splitlines()[-1] if found.error else found.failure}"
+        return f"{what}: {gist(found.error) or found.failure}"
     if task.phase == "check":
         return f"{what}: results computed"
     return f"{what}: compiled in {found.row.get('compile_s', math.nan):.1f} s"

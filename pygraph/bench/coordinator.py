@@ -18,6 +18,7 @@ from typing import Any
 from pygraph import __version__
 from pygraph.bench.compile_phase import CompileLog, compile_all
 from pygraph.bench.plan import Launcher, Program, scripts_in
+from pygraph.bench.protocol import gist
 from pygraph.bench.results import Results
 from pygraph.bench.sides import OURS, measures
 from pygraph.bench.timing import Timed, Timing
@@ -128,8 +129,7 @@ def headline(name: str, row: Mapping[str, Any]) -> str:
 def _trouble(side: str, found: Mapping[str, Any]) -> str:
     if found["status"] == "wrong":
         return f"WRONG RESULTS of {side}: {found['error']}"
-    last = found["error"].strip().splitlines()[-1:] or [""]
-    return f"{side} {found['status']}: {last[0][:160]}"
+    return f"{side} {found['status']}: {gist(found['error'])[:160]}"
 
 
 def machine(device: str) -> dict[str, Any]:

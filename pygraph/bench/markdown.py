@@ -18,6 +18,7 @@ from pygraph.bench.facts import (
     sides_in,
     troubles,
 )
+from pygraph.bench.protocol import gist
 from pygraph.bench.sides import BASELINES, OURS
 from pygraph.bench.statistics import LEVEL
 
@@ -197,8 +198,7 @@ def _rest(document: Mapping[str, Any]) -> str:
 
 
 def _one_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1][:300] if lines else ""
+    return gist(text)[:300]
 
 
 def _line(cells: Iterable[str]) -> str:

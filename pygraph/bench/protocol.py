@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import IO, Any, Literal, TypeAlias
 
-__all__ = ["Answer", "Channel", "Failure", "Phase", "Spec"]
+__all__ = ["Answer", "Channel", "Failure", "Phase", "Spec", "gist"]
 
 Phase: TypeAlias = Literal["compile", "check", "time"]
 """Filling caches; computing results with Inductor drawing random numbers as eager does; being timed."""
@@ -84,3 +84,12 @@ class Channel:
     def _write(self, message: dict[str, Any]) -> None:
         self._answers.write(json.dumps(message) + "\n")
         self._answers.flush()
+
+
+def gist(error: str) -> str:
+    """The line of ``error`` that says most: an exception's first, the last of a traceback or of what a process said."""
+    lines = error.strip().splitlines()
+    if not lines:
+        return ""
+    told = lines[0].startswith(("Traceback", "it ended with ", "it closed its pipe"))
+    return lines[-1] if told else lines[0]

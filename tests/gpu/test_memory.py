@@ -189,7 +189,9 @@ def test_a_workspace_takes_the_room_that_tensors_left(driver: Driver) -> None:
         assert same_bits(outputs, expected)
     torch.cuda.synchronize()
     more = torch.cuda.memory_reserved() - reserved
-    assert more <= 24 * MB, f"{more >> 20} MB more beside {6 * 24} MB of room, for {made.program.layout.nbytes >> 20} MB"
+    assert more <= 24 * MB, (
+        f"{more >> 20} MB more beside {6 * 24} MB of room, for {made.program.layout.nbytes >> 20} MB"
+    )
 
 
 def test_without_memory_a_replay_raises_and_the_next_one_is_right(driver: Driver) -> None:
