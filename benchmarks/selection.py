@@ -73,11 +73,19 @@ def trial(subject: Subject, after: After, seed: int, calls: int = FIRST) -> dict
 
 def _plain(report: dict[str, Any]) -> dict[str, Any]:
     """What a trial reports of itself."""
-    lost, budget = report["lost"], report["budget"]
+    lost, budget, overhead = report["lost"], report["budget"], report["overhead"]
     found = {key: report[key] for key in ("decision", "reason", "detail", "calls", "candidates", "dropped")}
     per_call = {name: seconds * 1e6 for name, seconds in report["per_call"].items()}
     share = lost / budget if budget else 0.0
-    return {**found, "per_call_us": per_call, "lost_us": lost * 1e6, "budget_us": budget * 1e6, "lost_of_budget": share}
+    figures = {"lost_us": lost * 1e6, "overhead_us": overhead * 1e6, "budget_us": budget * 1e6, "lost_of_budget": share}
+    return {**found, "per_call_us": per_call, **figures, "blocks": [_block(each) for each in report["blocks"]]}
+
+
+def _block(block: dict[str, Any]) -> dict[str, Any]:
+    """A block of a trial. Times are in µs."""
+    times = ("seconds", "waited", "lead", "tail")
+    rest = {key: value for key, value in block.items() if key not in times}
+    return {**rest, **{"us" if key == "seconds" else f"{key}_us": block[key] * 1e6 for key in times}}
 
 
 def run_scenario(subject: Subject, caller: str, seeds: int, end: float) -> dict[str, Any]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.driver import Slot
+from pygraph.runtime.cuda.edges import stages
+from pygraph.runtime.driver import Layout, Slot
 from pygraph.runtime.layout import Lifetime, lifetimes, pack, plan
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind
+from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
+from tests.runtime.branches import Branched, branched
 from tests.runtime.captures import Capture
 
 POOL = AllocationKind.POOL
@@ -143,3 +148,97 @@ def test_a_dead_intermediate_makes_room_only_with_reuse() -> None:
     assert plan(capture.recording(), slots).nbytes == 64
     assert plan(capture.recording(), slots, reuse=False).nbytes == 128
     assert plan(capture.recording(), slots, alignment=256).nbytes == 256
+
+
+# -- branches -----------------------------------------------------------------------------------------------------
+
+
+def test_lifetimes_are_those_of_the_stages() -> None:
+    capture, slots = _recorded()
+    recording = replace(capture.recording(), stages=(0, 1, 1, 2))
+    assert lifetimes(recording, slots, ()) == (
+        Lifetime(0, 100, 0, 2),
+        Lifetime(1, 64, 1, 3),
+        Lifetime(2, 0, 1, 2),
+    )
+    assert lifetimes(replace(recording, stages=(0, 0, 0, 0)), slots, ()) == tuple(
+        Lifetime(index, nbytes, 0, 3) for index, nbytes in enumerate((100, 64, 0))
+    )
+    assert lifetimes(replace(recording, stages=(0, 1, 2, 3)), slots, ()) == lifetimes(capture.recording(), slots, ())
+
+
+SIZE = 64
+
+
+@st.composite
+def dataflows(draw: st.DrawFn) -> tuple[Branched, Recording, list[Slot], list[set[int]]]:
+    """A branched graph whose launch i writes intermediate i, and reads some that were written on paths to it."""
+    graph = draw(branched())
+    before, capture = graph.before(), Capture()
+    inputs: list[set[int]] = []
+    for node in range(graph.count):
+        earlier = [other for other in range(node) if (other, node) in before]
+        inputs.append(draw(st.sets(st.sampled_from(earlier), max_size=3)) if earlier else set())
+        capture.pool(SIZE * draw(st.integers(1, 2)))
+        capture.launch()
+    slots = [Slot(node, 0, POOL, node, 0) for node in range(graph.count)]
+    slots += [Slot(node, 1 + i, POOL, other, 0) for node, read in enumerate(inputs) for i, other in enumerate(read)]
+    recording = replace(capture.recording(), stages=stages(graph.count, graph.edges))
+    return graph, recording, slots, inputs
+
+
+@settings(deadline=None, max_examples=200)
+@given(dataflows())
+def test_intermediates_share_bytes_only_if_one_is_done_with_before_the_other(
+    case: tuple[Branched, Recording, list[Slot], list[set[int]]],
+) -> None:
+    graph, recording, slots, _ = case
+    layout, before = plan(recording, slots), graph.before()
+    uses: dict[int, set[int]] = {}
+    for slot in slots:
+        uses.setdefault(slot.index, set()).add(slot.launch)
+    sizes = {allocation.index: allocation.nbytes for allocation in recording.allocations}
+    for a, b in itertools.permutations(uses, 2):
+        low, high = layout.offsets[a], layout.offsets[b]
+        if low < high + sizes[b] and high < low + sizes[a]:
+            ordered = all((x, y) in before for x in uses[a] for y in uses[b])
+            assert ordered or all((y, x) in before for x in uses[a] for y in uses[b])
+
+
+@settings(deadline=None, max_examples=200)
+@given(dataflows(), st.integers(0, 1 << 30))
+def test_branches_compute_the_same_in_every_order(
+    case: tuple[Branched, Recording, list[Slot], list[set[int]]], seed: int
+) -> None:
+    """Launches read all they read and write all they write at once, in any order that keeps the edges."""
+    graph, recording, slots, inputs = case
+    layout = plan(recording, slots)
+    captured = _computed(range(graph.count), layout, recording, inputs)
+    for number in range(4):
+        assert _computed(graph.order(Random(seed + number)), layout, recording, inputs) == captured
+    apart = plan(recording, slots, reuse=False)
+    assert _computed(range(graph.count), apart, recording, inputs) == captured
+
+
+def _computed(order: Iterable[int], layout: Layout, recording: Recording, inputs: list[set[int]]) -> dict[int, int]:
+    """What each launch made of what it read, where every byte of the workspace holds a number."""
+    sizes = {allocation.index: allocation.nbytes for allocation in recording.allocations}
+    memory, made = [0] * layout.nbytes, {}
+    for node in order:
+        places = [layout.offsets[other] for other in sorted(inputs[node])]
+        made[node] = hash((node, *(memory[at] for at in places), *(memory[at + SIZE - 1] for at in places)))
+        begin = layout.offsets[node]
+        memory[begin : begin + sizes[node]] = [made[node]] * sizes[node]
+    return made
+
+
+def test_branches_share_nothing_and_what_follows_them_does() -> None:
+    capture = Capture()
+    for _ in range(5):
+        capture.pool(64)
+        capture.launch()
+    slots = [Slot(node, 0, POOL, node, 0) for node in range(5)]
+    assert plan(capture.recording(), slots).nbytes == 64
+    forked = replace(capture.recording(), stages=(0, 1, 1, 1, 2))
+    assert plan(forked, slots).nbytes == 3 * 64
+    assert plan(replace(forked, stages=(0, 0, 0, 0, 0)), slots).nbytes == 5 * 64

@@ -15,6 +15,8 @@ from pygraph.runtime.native_build import SHARED, NativeLibrary
 RUNTIME = SHARED.parent
 ALIKE = 4
 """Lines of code in a row that may not stand in both halves."""
+BINDING = re.compile(r"^\s*py::(class|enum)_<")
+"""How a type is bound."""
 FRAME = re.compile(r"#|using |namespace |public|private")
 """How lines begin that say nothing about a half: what it includes, and where it stands."""
 

@@ -43,6 +43,15 @@ def test_another_launch_sequence_is_not_resolved() -> None:
     assert resolve(renamed.recording(), _table()) is None
 
 
+def test_other_stages_are_not_resolved() -> None:
+    again = _sized(0x7F00_0000_0000, 32).recording()
+    table = replace(_table(), stages=(0,))
+    assert resolve(again, table) is None
+    found = resolve(replace(again, stages=(0,)), table)
+    assert found is not None
+    assert found.stages == (0,)
+
+
 def test_a_number_that_became_an_address_is_not_resolved() -> None:
     capture = _sized(0x7F00_0000_0000, 32, 0x7F00_0000_0000 + 4)
     assert resolve(capture.recording(), _table(0)) is None

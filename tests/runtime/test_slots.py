@@ -383,3 +383,17 @@ def test_half_an_earlier_address_beside_a_number_is_no_address() -> None:
     assert isinstance(table, SlotTable)
     assert table.slots == (Slot(0, 0, INPUT, 0, 0),)
     assert table.padding == ((0, 1),)
+
+
+def test_the_same_launches_in_other_stages_are_another_region() -> None:
+    captures = Capture(), Capture(ELSEWHERE, gap=8192)
+    for capture in captures:
+        x = capture.input(64)
+        for _ in range(3):
+            capture.launch(x)
+    first, second = (capture.recording() for capture in captures)
+    refusal = refused(discover(replace(first, stages=(0, 0, 1)), second))
+    assert refusal.reason == "unstable-launches"
+    table = discover(replace(first, stages=(0, 0, 1)), replace(second, stages=(0, 0, 1)))
+    assert isinstance(table, SlotTable)
+    assert table.stages == (0, 0, 1)

@@ -19,7 +19,7 @@ from pygraph.runtime.cuda.nodes import handles
 __all__ = ["Edge", "ordered", "read_edges", "serialise", "stages"]
 
 _DATA = 8
-"""Bytes of an edge's data: the port that it leaves from, the one that it arrives at, its type, and 5 that are unused."""
+"""Bytes of an edge's data: the port that it leaves from, the one that it arrives at, its type, and 5 unused ones."""
 
 _COMPLETE = bytes((0, 0, 0))
 """Data of an ordinary edge: the later node waits until the earlier one has completed."""
@@ -152,11 +152,11 @@ def serialise(driver: ModuleType, graph: int) -> int:
     nodes = handles(driver, graph)
     place = {int(handle): index for index, handle in enumerate(nodes)}
     added = 0
-    for index, handle in enumerate(nodes[1:], start=1):
+    for index, handle in enumerate(nodes):
         before = _dependencies(driver, handle)
         if any(place[int(other)] >= index for other in before):
             raise _unordered(index)
-        if int(nodes[index - 1]) not in {int(other) for other in before}:
+        if index and int(nodes[index - 1]) not in {int(other) for other in before}:
             _depend(driver, graph, nodes[index - 1], handle)
             added += 1
     return added

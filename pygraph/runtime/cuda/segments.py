@@ -69,7 +69,7 @@ class Segments:
 
 
 def cut(program: Program) -> Segments:
-    """The fewest segments whose peak comes close to the uncaptured program's; one, with ``layout``, where that saves
+    """Few segments whose peak comes close to the uncaptured program's; one, with ``layout``, where that saves
     too little. Where no cuts come that close, those that come closest. Workspaces are in pieces."""
     plan = _bounded(program)
     sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is AllocationKind.POOL}
@@ -114,8 +114,8 @@ def _bounded(program: Program) -> Segments:
         return single
     cutter = _Cutter(facts)
     goals = range(single.ideal, single.held, (single.held - single.ideal) // _GOALS)
-    least = bisect_left(goals, -MOST_SEGMENTS, hi=len(goals) - 1, key=lambda goal: -len(cutter.fewest(goal)))
-    cuts = {cutter.fewest(goal) for goal in (goals[least], max(limit, goals[least]))}
+    least = bisect_left(goals, -MOST_SEGMENTS, hi=len(goals) - 1, key=lambda goal: -len(cutter.few(goal)))
+    cuts = {cutter.few(goal) for goal in (goals[least], max(limit, goals[least]))}
     plans = [single, *(facts.plan(bounds) for bounds in cuts if len(bounds) <= MOST_SEGMENTS)]
     best = min(plans, key=lambda plan: (max(plan.held, limit), len(plan.bounds)))
     return best if single.held - best.held >= WORTHWHILE else single
@@ -238,14 +238,17 @@ class _Cutter:
         for amounts in (self._given, self._older, self._made):
             amounts[:] = accumulate(amounts)
 
-    def fewest(self, goal: int) -> Bounds:
-        """Segments of which each goes as far as it holds no more than ``goal`` bytes, or than its first launches."""
+    def few(self, goal: int) -> Bounds:
+        """Segments of which each goes on while it holds no more than ``goal`` bytes, or than its first launches."""
         edges = [0]
         while edges[-1] < self._launches:
             begin = edges[-1]
             shortest = min(begin + FEWEST_LAUNCHES, self._launches)
             bound = max(goal, self._needs(begin, shortest))
-            longer = range(shortest + 1, self._launches + 1)
+            if self._needs(begin, self._launches) <= bound:
+                edges.append(self._launches)
+                break
+            longer = range(shortest + 1, self._launches)
             further = bisect_right(longer, bound, key=partial(self._needs, begin))
             edges.append(shortest + further)
         return tuple(pairwise(edges))

@@ -85,6 +85,7 @@ class FakeDriver:
     def __init__(self, *nodes: Any, layouts: dict[int, list[tuple[int, int]]] | None = None) -> None:
         self.nodes = [Node(100 + i, node) for i, node in enumerate(nodes)]
         self.edges = {(i, i + 1) for i in range(len(nodes) - 1)}
+        self.data: dict[tuple[int, int], bytes] = {}
         self.layouts = layouts or {}
         self.live: set[range] = set()
 
@@ -121,6 +122,22 @@ class FakeDriver:
     ) -> tuple[Any, ...]:
         self.edges.update(zip(map(self.index, earlier), map(self.index, later), strict=True))
         return OK
+
+    def edge_query(self) -> Any:
+        """``cuGraphGetEdges`` of C, with ``data`` for the edges that have any."""
+
+        def answer(graph: int, earlier: int | None, later: int | None, data: int | None, count: Any) -> int:
+            edges = sorted(self.edges)
+            if earlier and later and data:
+                for i, (a, b) in enumerate(edges[: count[0]]):
+                    ctypes.c_void_p.from_address(earlier + 8 * i).value = 100 + a
+                    ctypes.c_void_p.from_address(later + 8 * i).value = 100 + b
+                    ctypes.memmove(data + 8 * i, self.data.get((a, b), b"").ljust(8, b"\0"), 8)
+            count[0] = len(edges)
+            return 0
+
+        pointers = [ctypes.c_void_p] * 4
+        return ctypes.CFUNCTYPE(ctypes.c_int, *pointers, ctypes.POINTER(ctypes.c_size_t))(answer)
 
     def cuPointerGetAttribute(self, attribute: int, address: int) -> tuple[Any, ...]:
         live = next((live for live in self.live if address in live), None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.nodes import CopyNode, FillNode, KernelNode, read_nodes, serialise
+from pygraph.runtime.cuda.nodes import CopyNode, FillNode, KernelNode, read_nodes
 from pygraph.runtime.recording import LaunchKind
 from tests.runtime.cuda.fake import CUgraphNodeType, CUmemorytype, FakeDriver, kernel, packed_kernel
 
@@ -115,20 +115,3 @@ def test_an_unsupported_node_is_named() -> None:
     ):
         with pytest.raises(CaptureError, match=f"launch 1 is a node of kind {name}"):
             read_nodes(FakeDriver(memset(), SimpleNamespace(kind=kind)), 1)
-
-
-def test_a_chain_stays_as_it_is_and_branches_are_put_in_order() -> None:
-    driver = FakeDriver(memset(), memset(), memset(), memset())
-    assert serialise(driver, 1) == 0
-    driver.edges = {(0, 1), (0, 2), (1, 3), (2, 3)}
-    assert serialise(driver, 1) == 1
-    assert (1, 2) in driver.edges
-    assert serialise(driver, 1) == 0
-
-
-def test_nodes_listed_against_their_edges_are_refused() -> None:
-    driver = FakeDriver(memset(), memset())
-    driver.edges = {(1, 0), (1, 1)}
-    with pytest.raises(CaptureError) as caught:
-        serialise(driver, 1)
-    assert caught.value.reason == "unordered-nodes"

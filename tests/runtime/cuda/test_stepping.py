@@ -119,6 +119,8 @@ def test_a_region_that_does_not_do_the_same_again() -> None:
     for launches in (recording.launches[:2], (*recording.launches[:2], other)):
         with pytest.raises(CaptureError, match="unstable-launches"):
             CudaStepper(machine(again), program_of(recorded(first)), replace(recording, launches=launches))
+    with pytest.raises(CaptureError, match="unstable-launches"):
+        CudaStepper(machine(again), program_of(recorded(first)), replace(recording, stages=(0, 0, 1)))
 
 
 def test_a_recording_of_another_driver() -> None:

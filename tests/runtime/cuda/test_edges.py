@@ -1,0 +1,217 @@
+"""What orders a captured graph's nodes: stages by their definition, edges that stay, and when they become a chain."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.cuda import edges as module
+from pygraph.runtime.cuda.bindings import edge_query
+from pygraph.runtime.cuda.edges import Edge, ordered, read_edges, serialise, stages
+from tests.runtime.branches import Branched, branched, closure
+from tests.runtime.cuda.fake import CUgraphNodeType, FakeDriver
+
+PROGRAMMATIC = bytes((1, 0, 1))
+LAUNCH_ORDER = bytes((2, 0, 0))
+DIAMOND = {(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)}
+
+
+def numbered(stages_: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Stages with the short form written out."""
+    return stages_ or tuple(range(count))
+
+
+def by_definition(count: int, before: set[tuple[int, int]]) -> tuple[int, ...]:
+    """As many runs as there can be, such that all of an earlier one comes before all of a later one."""
+    found, stage = list[int](), 0
+    for node in range(count):
+        if node and all((a, b) in before for a in range(node) for b in range(node, count)):
+            stage += 1
+        found.append(stage)
+    return tuple(found)
+
+
+# -- stages -------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=200)
+@given(branched())
+def test_stages_are_as_defined(graph: Branched) -> None:
+    assert numbered(stages(graph.count, graph.edges), graph.count) == by_definition(graph.count, graph.before())
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_stages_of_any_graph_are_as_defined(data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, 7))
+    pairs = [(a, b) for b in range(count) for a in range(b)]
+    chosen = data.draw(st.sets(st.sampled_from(pairs))) if pairs else set()
+    assert numbered(stages(count, chosen), count) == by_definition(count, closure(chosen))
+
+
+def completed_first(count: int, edges: Iterable[tuple[int, int]], early: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Pairs of which the first has completed before the second starts. Start and end of node n are 2 n and 2 n + 1."""
+    facts = {(2 * n, 2 * n + 1) for n in range(count)}
+    for a, b in edges:
+        if (a, b) in early:
+            facts |= {(2 * a, 2 * b), (2 * a + 1, 2 * b + 1)}
+        else:
+            facts.add((2 * a + 1, 2 * b))
+    return {(a // 2, b // 2) for a, b in closure(facts) if a % 2 and not b % 2}
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_a_kernel_that_starts_early_is_not_relied_on(data: st.DataObject) -> None:
+    graph = data.draw(branched())
+    early = data.draw(st.sets(st.sampled_from(sorted(graph.edges)))) if graph.edges else set()
+    found = numbered(stages(graph.count, graph.edges, early), graph.count)
+    before = completed_first(graph.count, graph.edges, early)
+    for a in range(graph.count):
+        assert all((a, b) in before for b in range(a, graph.count) if found[b] > found[a])
+    if not any(b - a > 1 for a, b in graph.edges):  # no path runs beside an early edge
+        assert found == by_definition(graph.count, before)
+
+
+def test_each_launch_of_a_chain_is_a_stage() -> None:
+    for count in range(5):
+        assert stages(count, {(i, i + 1) for i in range(count - 1)}) == ()
+
+
+def test_branches_are_one_stage_and_what_surrounds_them_is_not() -> None:
+    assert stages(5, DIAMOND) == (0, 1, 1, 2, 3)
+    assert stages(3, {(0, 1)}) == (0, 0, 0), "a node that nobody waits for may run at any time"
+    assert stages(4, {(0, 1), (2, 3)}) == (0, 0, 0, 0)
+    assert stages(4, {(0, 2), (0, 3), (1, 2), (1, 3)}) == (0, 0, 1, 1)
+    assert stages(4, {(0, 2), (0, 3), (1, 2)}) == (0, 0, 0, 0)
+
+
+def test_large_graphs_take_no_time_to_speak_of() -> None:
+    """16 branches of three, 1,000 times over, and 2,000 launches in one chain: 50,000 launches."""
+    edges = {(i, i + 1) for i in range(1999)}
+    for start in range(1999, 49_999, 48):
+        roots = [start] if start == 1999 else range(start - 15, start + 1)
+        for branch in range(1, 17):
+            edges |= {(root, start + branch) for root in roots}
+            edges |= {(start + branch, start + branch + 16), (start + branch + 16, start + branch + 32)}
+    begin = time.process_time()
+    found = stages(50_000, edges)
+    assert time.process_time() - begin < 5
+    assert max(found) == 1999 + 1000
+    assert found[2000:2049] == (2000,) * 48 + (2001,)
+
+
+# -- what is done with a graph ------------------------------------------------------------------------------------
+
+
+def graph_of(count: int, edges: Iterable[tuple[int, int]], **data: Any) -> FakeDriver:
+    driver = FakeDriver(*[SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_EMPTY) for _ in range(count)])
+    driver.edges = set(edges)
+    driver.data = dict(data.get("data", {}))
+    return driver
+
+
+def settled(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, *, branches: bool = True) -> tuple[int, ...]:
+    monkeypatch.setattr(module, "edge_query", driver.edge_query)
+    return ordered(driver, 1, branches=branches)  # type: ignore[arg-type]
+
+
+def chained(driver: FakeDriver) -> bool:
+    return {(i, i + 1) for i in range(len(driver.nodes) - 1)} <= driver.edges
+
+
+def test_edges_are_read_with_their_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = graph_of(3, {(0, 1), (0, 2)}, data={(0, 2): PROGRAMMATIC})
+    monkeypatch.setattr(module, "edge_query", driver.edge_query)
+    assert read_edges(1) == [Edge(100, 101, bytes(8)), Edge(100, 102, PROGRAMMATIC + bytes(5))]
+    driver.edges = set()
+    assert read_edges(1) == []
+
+
+def test_branches_stay_as_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = graph_of(5, DIAMOND)
+    assert settled(monkeypatch, driver) == (0, 1, 1, 2, 3)
+    assert driver.edges == DIAMOND
+
+
+def test_a_chain_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = graph_of(4, {(0, 1), (1, 2), (2, 3)})
+    before = set(driver.edges)
+    assert settled(monkeypatch, driver) == ()
+    assert driver.edges == before
+    assert settled(monkeypatch, driver, branches=False) == ()
+    assert driver.edges == before
+
+
+@pytest.mark.parametrize("why", ["no branches", "unknown function", "error", "launch order"])
+def test_a_chain_is_made_where_branches_are_not_safe(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    driver = graph_of(5, DIAMOND, data={(3, 4): LAUNCH_ORDER} if why == "launch order" else {})
+    monkeypatch.setattr(module, "edge_query", driver.edge_query)
+    if why == "unknown function":
+        monkeypatch.setattr(module, "edge_query", lambda: None)
+    if why == "error":
+        monkeypatch.setattr(module, "edge_query", lambda: lambda *_: 1)
+    assert ordered(driver, 1, branches=why != "no branches") == ()  # type: ignore[arg-type]
+    assert chained(driver)
+
+
+def test_a_chain_of_early_starts_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of one stream that start early wait by themselves before they touch memory."""
+    driver = graph_of(4, {(0, 1), (1, 2), (2, 3)}, data={(0, 1): PROGRAMMATIC, (1, 2): PROGRAMMATIC})
+    assert settled(monkeypatch, driver) == ()
+    assert len(driver.edges) == 3
+
+
+def test_an_early_start_in_a_branch_is_no_end_of_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = graph_of(5, DIAMOND, data={(0, 2): PROGRAMMATIC})
+    assert settled(monkeypatch, driver) == (0, 0, 0, 1, 2)
+    driver = graph_of(5, DIAMOND, data={(3, 4): PROGRAMMATIC, (2, 3): PROGRAMMATIC})
+    assert settled(monkeypatch, driver) == (0, 1, 1, 2, 3)
+
+
+def test_a_complete_wait_beside_an_early_one_counts() -> None:
+    place = {100: 0, 101: 1}
+    pairs = module._between(place, [Edge(100, 101, PROGRAMMATIC), Edge(100, 101, bytes(8))])
+    assert pairs == {(0, 1)}
+
+
+def test_a_graph_without_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settled(monkeypatch, graph_of(0, ())) == ()
+
+
+def test_branches_are_put_in_the_order_of_capture() -> None:
+    driver = graph_of(4, {(0, 1), (1, 2), (2, 3)})
+    assert serialise(driver, 1) == 0  # type: ignore[arg-type]
+    driver.edges = {(0, 1), (0, 2), (1, 3), (2, 3)}
+    assert serialise(driver, 1) == 1  # type: ignore[arg-type]
+    assert (1, 2) in driver.edges
+    assert serialise(driver, 1) == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("branches", [True, False])
+def test_nodes_listed_against_their_edges_are_refused(monkeypatch: pytest.MonkeyPatch, branches: bool) -> None:
+    for edges in ({(1, 0)}, {(1, 1)}):
+        with pytest.raises(CaptureError) as caught:
+            settled(monkeypatch, graph_of(2, edges), branches=branches)
+        assert caught.value.reason == "unordered-nodes"
+
+
+def test_a_driver_without_that_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(name)
+
+    for library in (missing, lambda _: SimpleNamespace()):
+        monkeypatch.setattr(ctypes, "CDLL", library)
+        assert edge_query.__wrapped__() is None
+    function = SimpleNamespace()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(cuGraphGetEdges_v2=function))
+    assert edge_query.__wrapped__() is function
+    assert (function.restype, len(function.argtypes)) == (ctypes.c_int, 5)
