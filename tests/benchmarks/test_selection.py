@@ -89,6 +89,9 @@ def test_trials_share_nothing_and_leave_the_programs_own_queue_alone() -> None:
         assert each["ended"] == (each["reason"] != "closed")
         whole = 20 * each["per_call_us"].get("patched", 0.0)
         assert each["budget_us"] == pytest.approx(whole), "the time of 20 calls, less nothing that an earlier one lost"
+        assert 0 <= each["overhead_us"] <= each["lost_us"]
+        assert sum(block["calls"] + block["dropped"] for block in each["blocks"]) <= each["calls"]
+        assert all(block["us"] >= block["waited_us"] >= 0 for block in each["blocks"])
 
 
 # -- candidates that are forced ----------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def test_what_uncaptured_calls_left_is_given_back_unless_there_are_more_of_them(
 def test_nothing_is_given_back_after_a_trial_without_uncaptured_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(monkeypatch, uncaptured=Cost(3000, 20, 4))
     case.calls(ENOUGH)
-    assert case.trials[0]["dropped"] == ("uncaptured",)
+    assert not any(block["candidate"] == "uncaptured" for block in case.trials[0]["blocks"])
     assert case.driver.trimmed == 0
 
 
@@ -69,13 +69,16 @@ def test_every_call_is_counted_as_what_it_was(monkeypatch: pytest.MonkeyPatch) -
     assert asked == case.ran.count("uncaptured")
 
 
-def test_what_the_comparison_took_says_whether_an_uncaptured_call_can_be_afforded(
+def test_what_the_comparison_took_says_whether_an_uncaptured_call_is_worth_a_try(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = Case(monkeypatch, uncaptured=Cost(3000, 20, 4))
     case.calls(ENOUGH)
     (trial,) = case.trials
-    assert (trial["decision"], trial["reason"], trial["dropped"]) == ("patched", "budget", ("uncaptured",))
+    assert (trial["decision"], trial["reason"], trial["dropped"]) == ("patched", "faster", ())
+    assert trial["detail"].endswith("by the run before the trial")
+    assert trial["samples"]["uncaptured"] == {"blocks": 0, "median": None}
+    assert trial["lost"] <= 0.1 * trial["budget"]
     assert case.ran.count("uncaptured") == 2, "before the capture, and compared with"
 
 

@@ -112,8 +112,8 @@ def test_three_candidates_are_eliminated_one_by_one() -> None:
     outcomes = [on_trial(program, ["slow", "slowest", "fast"], seed, truth) for seed in range(SEEDS)]
     assert sum(outcome.slower > 0 for outcome in outcomes) <= 0.02 * SEEDS
     assert max(outcome.lost for outcome in outcomes) <= BUDGET + SLACK
-    gone = [look.eliminated for look in outcomes[0].report.looks if look.eliminated]
-    assert gone[0] == ("slowest",)
+    gone = [[look.eliminated for look in outcome.report.looks if look.eliminated] for outcome in outcomes]
+    assert sum(looks == [("slowest",), ("slow",)] for looks in gone) >= 0.9 * SEEDS
 
 
 def test_a_budget_that_is_spent_leaves_the_models_choice() -> None:

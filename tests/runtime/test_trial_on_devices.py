@@ -64,13 +64,44 @@ def test_what_is_many_times_slower_is_known_to_be_so_after_a_call_or_two(name: s
     for outcome in _outcomes(CASES[name], foreseen=True):
         report = outcome.report
         assert (report.decision, report.reason) == ("patched", "faster"), report.detail
-        assert sum(block.candidate == "uncaptured" for block in report.blocks) <= 2
-        assert report.lost <= 0.8 * report.budget
-        assert outcome.lost <= 0.8 * BUDGET
+        assert sum(block.candidate == "uncaptured" for block in report.blocks) <= 1
+        assert report.lost <= 0.5 * report.budget
+        assert outcome.lost <= 0.5 * BUDGET
+
+
+@pytest.mark.parametrize("name", ["host far ahead", "nine times slower", "short queue", "period 2"])
+def test_what_the_run_before_the_trial_shows_to_be_far_slower_is_not_tried(name: str) -> None:
+    for outcome in _outcomes(replace(CASES[name], thought=100.0), foreseen=True):
+        report = outcome.report
+        assert {block.candidate for block in report.blocks} == {"patched"}
+        assert report.detail.endswith("by the run before the trial")
+        assert max(report.lost / report.budget, outcome.lost / BUDGET) <= 0.15
+
+
+def _outcome_of_a_run_before(program: Program, took: float, seed: int) -> Outcome:
+    truth = {name: steady(program, name, 300) for name in ORDER}
+    expected = {"uncaptured": took * MICRO}
+    return on_trial(program, ORDER, seed, truth, expected=expected, machine=Cold(program, seed))
+
+
+def test_a_run_before_the_trial_that_was_slow_by_chance_decides_nothing() -> None:
+    """It took more than four times as long as a replay, half a millisecond of which was no part of it."""
+    program = _program(Cost(120, 40), Cost(80, 40, 4))
+    for seed in range(SEEDS):
+        report = _outcome_of_a_run_before(program, 80 + 490, seed).report
+        assert (report.decision, report.reason) == ("uncaptured", "faster"), report.detail
+
+
+def test_a_run_before_the_trial_that_was_as_cold_as_a_run_may_be_decides_nothing() -> None:
+    program = _program(Cost(1200, 40), Cost(1000, 40, 4))
+    for seed in range(SEEDS):
+        report = _outcome_of_a_run_before(program, 2.0 * 1000, seed).report
+        assert (report.decision, report.reason) == ("uncaptured", "faster"), report.detail
 
 
 def test_a_candidate_of_which_one_call_exceeds_the_budget_is_not_tried() -> None:
-    program = _program(Cost(105, 404), Cost(9000, 400, 150))
+    """Nor is it known to be slower: a replay takes 40 µs, and the run before the trial was half a millisecond."""
+    program = _program(Cost(30, 20), Cost(420, 20, 4))
     for outcome in _outcomes(program, foreseen=True):
         report = outcome.report
         assert (report.decision, report.reason, report.dropped) == ("patched", "budget", ("uncaptured",))

@@ -10,19 +10,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import NamedTuple
 
 from pygraph.runtime.selection.records import Block
 from pygraph.runtime.selection.statistics import Difference, difference, lower_median, mild_median, spread
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "Outlook"]
 
 _STRAY, _STRAY_DEVIATIONS = 0.1, 6.0
 """A block that takes longer than its candidate's others by this fraction, and by so many standard deviations, holds a
 stray pause."""
 _STRAY_EARLY = 2.0
 """The same as a factor, while only single calls tell what is usual."""
-_SYNCED = 0.25
-"""The part of another probe's wait below which a caller has waited for the device by itself."""
 _RECENT = 5
 """Blocks of a candidate that tell what is usual: programs drift."""
 _LEAST_NOISE, _MOST_NOISE = 0.03, 0.15
@@ -38,12 +37,22 @@ _BEYOND = 4.0
 """A run before the trial takes at least one part in so many of what it took: it may have been cold, and noisy."""
 
 
+class Outlook(NamedTuple):
+    """What the next round may lose, in seconds: ``left`` of the budget for its calls, by a standard error at least;
+    ``risk``, what a call of each candidate may lose, by as much at most; and ``ends``, what the round loses however
+    short it is, and the end of the trial."""
+
+    left: float
+    risk: float
+    ends: float
+
+
 class Ledger:
     """Accounts for a trial of ``candidates``, the incumbent first, that may lose the time of ``allowed`` calls.
 
     ``expected``: seconds that a call of a candidate takes at least, as far as is known beforehand. ``idle_drain``:
-    seconds that a drain of an idle device takes. ``debt``: those of the budget that other trials have lost lately.
-    ``noise``: the standard deviation of the log-ratio of two calls.
+    seconds that a drain of an idle device takes. ``overhead``: those that the trial's own work took. ``debt``: those of
+    the budget that other trials have lost lately. ``noise``: the standard deviation of the log-ratio of two calls.
     """
 
     def __init__(self, candidates: Sequence[str], allowed: float, expected: Mapping[str, float] | None = None) -> None:
@@ -51,6 +60,7 @@ class Ledger:
         self.rounds: list[dict[str, Block]] = []
         self.calls = 0
         self.idle_drain = 0.0
+        self.overhead = 0.0
         self.debt = 0.0
         self.noise = _MOST_NOISE
         self.base = 0.0
@@ -61,7 +71,7 @@ class Ledger:
         self._baseline, self._window = 0.0, 0
         self._probes: dict[str, list[Block]] = {name: [] for name in candidates}
         self._probing: dict[str, list[float]] = {name: [] for name in candidates}
-        self._overhead, self._thoughts = 0.0, 0
+        self._thoughts: list[float] = []
         self._draining = 0.0
         self._drained: dict[str, list[float]] = {name: [] for name in candidates}
         self._timed: dict[str, list[tuple[int, float]]] = {name: [] for name in candidates}
@@ -79,8 +89,7 @@ class Ledger:
         budget no larger than by what host and device overlap. What ran so far ran anyway: only its drains are lost.
         """
         incumbent = self._candidates[0]
-        start = baseline.start
-        baseline = replace(baseline, tail=min(self.tail(incumbent, start), baseline.waited))
+        baseline = replace(baseline, tail=self.tail(incumbent, baseline.start, baseline.lead))
         probes = self._probes[incumbent]
         single = sum(probe.seconds for probe in probes) / len(probes)
         self._baseline = self.base = min(baseline.per_call, single)
@@ -94,12 +103,13 @@ class Ledger:
 
     def thought(self, seconds: float) -> None:
         """Enter what the trial's own work took before a block, or at the end."""
-        self._overhead += seconds
-        self._thoughts += 1
+        self.overhead += seconds
+        self._thoughts.append(seconds)
 
     def _thinking(self, blocks: int) -> float:
-        """Seconds that the trial's own work before so many blocks takes."""
-        return blocks * self._overhead / max(1, self._thoughts)
+        """Seconds that the trial's own work before so many blocks takes. There is more of it after each round than
+        within, and the more rounds there were."""
+        return blocks * max(self._thoughts[-blocks:], default=0.0)
 
     def drained(self) -> None:
         """Enter a drain after calls of the incumbent that are in no block."""
@@ -155,6 +165,7 @@ class Ledger:
                 [one.doubt + two.doubt for one, two in pairs],
                 self.noise,
             )
+            self._compared[other, name] = Difference(-found.mean, found.error, found.freedom, found.allowance)
         return found
 
     def strays(self, block: Block) -> bool:
@@ -163,6 +174,8 @@ class Ledger:
         Never three times in a row: then it is the candidate that has become slower.
         """
         recent = self._timed[block.candidate][-_RECENT:]
+        if not recent and block.candidate == self._candidates[0] and self.blocks[0].kept:
+            recent = [(self._window, self._baseline)]
         limit = _STRAY_EARLY * max(probe.per_call for probe in self._probes[block.candidate])
         if recent:
             shorter = min([block.calls, *(calls for calls, _ in recent)])
@@ -218,14 +231,17 @@ class Ledger:
         least = max(took - _HITCH, _BRIEF) / _BEYOND
         return math.log(took / self.base), math.log(least / self.base)
 
-    def tail(self, candidate: str, start: int) -> float:
-        """Seconds that a drain waits after a single call of ``candidate``, if that is call ``start``: many callers do
-        one thing on even calls and another on odd ones. A probe after which the caller happened to wait for the device
-        itself tells nothing."""
+    def tail(self, candidate: str, start: int, lead: float) -> float:
+        """Seconds that the device is busy with a first call of ``candidate`` beyond the ``lead`` that it took to the
+        next one, if it is call ``start``: many callers do one thing on even calls and another on odd ones.
+
+        A caller that waits for the device after that call, or pauses, leaves nothing of it; the single calls take as
+        long as ever then.
+        """
         probes = self._probes[candidate]
-        alike = [probe.waited for probe in probes if (probe.start - start) % 2 == 0]
-        longest = max(probe.waited for probe in probes)
-        return alike[-1] if alike and alike[-1] > _SYNCED * longest else longest
+        alike = [probe.seconds for probe in probes if (probe.start - start) % 2 == 0]
+        single = alike[-1] if alike else max(probe.seconds for probe in probes)
+        return min(max(0.0, single - lead), max(probe.waited for probe in probes))
 
     def _scattered(self) -> float:
         """How much the rounds' ratios of their last to their first candidate vary, taken to a single call; nothing
@@ -246,23 +262,31 @@ class Ledger:
         own work. Probes count as they were timed, blocks of rounds by the candidates' ratios."""
         best = self._best
         slower = sum(self._run[name] * (ratio - best) for name, ratio in self._ratios.items())
-        return self._overhead + self.base * slower + self._probed_for(best * self.base) + self._draining
+        return self.overhead + self.base * slower + self._probed_for(best * self.base) + self._draining
 
     def _probed_for(self, best: float) -> float:
         """Seconds that probes took beyond ``best`` each. One that took much longer than the other of its candidate
         holds a pause."""
         lost = 0.0
         for took in self._probing.values():
-            lost += sum(took) - len(took) * best
-            if len(took) > 1:
-                lost -= max(0.0, max(took) - _COLD * min(took))
+            most = _COLD * min(took, default=0.0)
+            lost += sum(min(one, most) - best for one in took)
         return max(0.0, lost)
 
     @property
     def _best(self) -> float:
         return min(self._ratios.values(), default=1.0)
 
-    def uncertainty(self, names: Sequence[str]) -> dict[str, float]:
+    def outlook(self, names: Sequence[str]) -> Outlook:
+        """What a round of ``names`` may lose. n calls between drains take n times the time per call, what a single one
+        takes more, the drain itself, and some thought."""
+        errors = self._uncertainty(names)
+        exposure = self.lost + max(error * self._run[name] for name, error in errors.items())
+        excess = self.base * sum(self._ratios.get(name, 1.0) - self._best for name in names)
+        ends = sum(self._drain(name) for name in names) + self._thinking(len(names) + 1)
+        return Outlook(self.budget - exposure - ends, excess + max(errors.values()), ends)
+
+    def _uncertainty(self, names: Sequence[str]) -> dict[str, float]:
         """A standard error of the seconds per call of each of ``names`` against the first of them, and how far the mean
         is from what is taken for the ratio while there are few rounds."""
         first, *others = names
@@ -274,24 +298,6 @@ class Ledger:
             off = abs(math.exp(seen.mean) - self._ratios[name] / self._ratios[first])
             found[name] = (seen.error + off) * self.estimate(first)
         return found
-
-    def exposure(self, names: Sequence[str]) -> float:
-        """What may have been lost so far, seconds: what is known, and a standard error of ``names`` more."""
-        return self.lost + max(error * self._run[name] for name, error in self.uncertainty(names).items())
-
-    def risk(self, names: Sequence[str]) -> float:
-        """Seconds that a call of each of ``names`` may lose: as estimated, and a standard error more."""
-        return self.excess(names) + max(self.uncertainty(names).values())
-
-    def excess(self, names: Sequence[str]) -> float:
-        """Seconds that one call of each of ``names`` loses against the fastest candidate."""
-        return self.base * sum(self._ratios.get(name, 1.0) - self._best for name in names)
-
-    def ends(self, names: Sequence[str]) -> float:
-        """Seconds that a block of each of ``names`` loses however short it is, and the end of the trial: n calls
-        between drains take n times the time per call, what a single one takes more, the drain itself, and some
-        thought."""
-        return sum(self._drain(name) for name in names) + self._thinking(len(names) + 1)
 
     def _filled(self, block: Block, elapsed: float) -> float:
         """Seconds that ``block`` took beyond so many calls in a row, as far as a cold first call explains it; the rest

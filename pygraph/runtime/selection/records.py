@@ -6,7 +6,7 @@ Everything here turns into JSON by ``TrialReport.as_dict``. Nothing here measure
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -33,9 +33,11 @@ class Block:
 
     ``dropped`` calls (none or one) came before the window that is timed, ``calls`` in it. ``seconds``: the window,
     from the entry of its first call, through everything that the program did, until the device was drained.
-    ``waited``: the part of it spent draining. ``tail``: what a drain waits after a single call. ``start``: how many
-    calls the trial had seen before. ``purpose``: ``baseline``, ``probe`` or ``round``.
+    ``waited``: the part of it spent draining. ``lead``: seconds from the entry of the dropped call to the window, and
+    ``tail``: what the device had left of that call then. ``start``: how many calls the trial had seen before.
+    ``purpose``: ``baseline``, ``probe`` or ``round``.
     ``kept``: whether it counts; a block with a stray pause, or whose calls were not as granted, does not.
+    ``per_call``: seconds per call as in the midst of many calls.
     """
 
     candidate: str
@@ -45,20 +47,26 @@ class Block:
     calls: int
     seconds: float
     waited: float
+    lead: float = 0.0
     tail: float = 0.0
     kept: bool = True
+    per_call: float = field(init=False)
 
-    @property
-    def per_call(self) -> float:
-        """Seconds per call as in the midst of many calls: the window less its ``tail``.
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "per_call", self._per_call())
+
+    def _per_call(self) -> float:
+        """The window less its ``tail``, by its calls.
 
         Host and device are a flow shop of two machines. With h and g seconds per call there, n calls from a drained
         start to a drained end take n·max(h, g) and a constant. A window that opens on the entry of the second call
-        holds all but that first call's host part, so the constant is what a drain waits after one call. A single call
-        that was never overlapped takes h + g, of which the smaller is taken off.
+        holds all but that first call's host part, so the constant is what the device has left of it. That is never more
+        than two calls take, whatever a drain waited once. A single call that was never overlapped takes h + g, of which
+        the smaller is taken off.
         """
-        tail = self.tail if self.dropped else min(self.waited, self.seconds - self.waited)
-        return max(self.seconds - tail, self.seconds / (self.calls + 1)) / self.calls
+        if not self.dropped:
+            return max(self.waited, self.seconds - self.waited)
+        return max((self.seconds - self.tail) / self.calls, self.seconds / (self.calls + 2))
 
     @property
     def doubt(self) -> float:
@@ -112,8 +120,9 @@ class TrialReport:
     - ``disturbed``: calls did not run as asked for; ``threads``: they came from several threads; ``stalled``: they
       stopped coming; ``drain-failed``; ``closed``, or whatever else stopped it from outside: the model's choice
 
-    ``per_call`` is seconds per call of what was timed; ``lost`` and ``budget`` are seconds, ``calls`` all that the
-    trial saw. ``dropped`` candidates cost too much to be tried to the end.
+    ``per_call`` is seconds per call of what was timed; ``lost`` and ``budget`` are seconds, and so is ``overhead``, the
+    part of ``lost`` that the trial's own work took; ``calls`` are all that the trial saw. ``dropped`` candidates cost
+    too much to be tried to the end.
     """
 
     candidates: tuple[str, ...]
@@ -128,6 +137,7 @@ class TrialReport:
     dropped: tuple[str, ...]
     blocks: tuple[Block, ...]
     looks: tuple[Look, ...]
+    overhead: float = 0.0
 
     @property
     def samples(self) -> dict[str, Sample]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
-from pygraph.runtime.selection.ledger import Ledger
+from pygraph.runtime.selection.ledger import Ledger, Outlook
 from pygraph.runtime.selection.options import SelectionOptions
 from pygraph.runtime.selection.records import TELLING, Block, Grant, Look, Standing, TrialReport
 from pygraph.runtime.selection.statistics import least_of_cold
@@ -78,6 +78,7 @@ class Trial:
         self._earlier, self._known = earlier, known
         self._looks: list[Look] = []
         self._dropped: list[str] = []
+        self._outlook = Outlook(0.0, 0.0, 0.0)
         self._row = 0
         self._cap = options.longest
         self._pairs = max(1, len(candidates) * (len(candidates) - 1) // 2)
@@ -155,11 +156,12 @@ class Trial:
         self._drain()
         start = self._clock()
         self._drain()
-        self._ledger.idle_drain = self._clock() - start
+        entered = self._clock()
+        self._ledger.idle_drain = entered - start
         began = self._ledger.calls
         times: list[float] = []
         clean = yield from self._calls(1)
-        start = submitted = self._clock()
+        first = submitted = self._clock()
         while clean and len(times) < groups:
             clean = yield from self._calls(_GROUP)
             now = self._clock()
@@ -170,9 +172,9 @@ class Trial:
         if not clean or self._spoiled:
             return None
         idle = min(self._ledger.idle_drain, end - submitted)
-        seconds = max(end - start - idle, _LEAST)
-        waited = end - submitted - idle
-        return Block(self._candidates[0], "baseline", began, 1, groups * _GROUP, seconds, waited), times
+        seconds = max(end - first - idle, _LEAST)
+        waited, lead = end - submitted - idle, first - entered
+        return Block(self._candidates[0], "baseline", began, 1, groups * _GROUP, seconds, waited, lead), times
 
     def _unchanged(self) -> bool:
         """Whether the incumbent takes as long as it did in the trial before, both timed between drains: then it is
@@ -249,7 +251,7 @@ class Trial:
     def _block(self, name: str, purpose: str, dropped: int, calls: int) -> Generator[Grant, None, Block]:
         """Run and time a block. The device is drained on entry, and again at the end."""
         self._spoiled = False
-        began, tail = self._ledger.calls, self._ledger.tail(name, self._ledger.calls) if dropped else 0.0
+        began = self._ledger.calls
         start = entered = self._clock()
         self._ledger.thought(entered - self._ended)
         if dropped:
@@ -261,8 +263,9 @@ class Trial:
         end = self._ended = self._clock()
         idle = min(self._ledger.idle_drain, end - submitted)
         seconds = max(end - start - idle, _LEAST)
-        waited = end - submitted - idle
-        block = Block(name, purpose, began, dropped, calls, seconds, waited, min(tail, waited))
+        waited, lead = end - submitted - idle, start - entered
+        tail = self._ledger.tail(name, began, lead) if dropped else 0.0
+        block = Block(name, purpose, began, dropped, calls, seconds, waited, lead, tail)
         if self._spoiled or (purpose == "round" and self._ledger.strays(block)):
             block = replace(block, kept=False)
         self._ledger.add(block, end - entered)
@@ -280,15 +283,14 @@ class Trial:
         """Calls for the blocks of the next round: even, since many callers have period 2, and chosen at random
         among some that are multiples of other periods.
 
-        They grow from round to round, and are few where a candidate is so slow that the round would lose much.
+        They grow from round to round, and are few where a candidate is so slow that the round would lose much; but not
+        so few that most of what it loses are its ends.
         """
-        rounds = len(self._ledger.rounds)
+        rounds, (left, risk, ends) = len(self._ledger.rounds), self._outlook
         wanted = min(self._cap, _FIRST * _GROWTH ** min(rounds, 8))
-        excess = self._ledger.risk(self._left)
-        left = self._ledger.budget - self._ledger.exposure(self._left) - self._ledger.ends(self._left)
-        room = left / (_EARLY_SHARE if rounds < 4 else _SHARE)
-        if excess * wanted > room:
-            wanted = max(2, int(room / excess))
+        room = max(left / (_EARLY_SHARE if rounds < 4 else _SHARE), min(ends, left / 2))
+        if risk * wanted > room:
+            wanted = max(2, int(room / risk))
         fitting = [length for length in _LENGTHS if wanted * 0.6 <= length <= wanted]
         return self._random.choice(fitting) if fitting else wanted // 2 * 2
 
@@ -308,9 +310,8 @@ class Trial:
 
     def _affordable(self) -> bool:
         """Whether the shortest round stays within the budget."""
-        ledger = self._ledger
-        cost = 3 * ledger.risk(self._left) + ledger.ends(self._left)
-        return ledger.exposure(self._left) + cost <= ledger.budget
+        self._outlook = self._ledger.outlook(self._left)
+        return 3 * self._outlook.risk <= self._outlook.left
 
     def _drop(self, name: str) -> None:
         self._left.remove(name)
@@ -340,7 +341,9 @@ class Trial:
             for standing in look.standings:
                 if standing.candidate == name and name in look.eliminated:
                     gain, least = math.expm1(standing.ratio), math.expm1(standing.least)
-                    return f"{name} takes {gain:.1%} longer than {look.leader}, at least {least:.1%}"
+                    tried = any(block.candidate == name for block in self._ledger.blocks)
+                    told = "" if tried else ", by the run before the trial"
+                    return f"{name} takes {gain:.1%} longer than {look.leader}, at least {least:.1%}{told}"
         return name
 
     def _look(self, alpha: float) -> None:
@@ -390,4 +393,5 @@ class Trial:
             dropped=tuple(self._dropped),
             blocks=tuple(ledger.blocks),
             looks=tuple(self._looks),
+            overhead=ledger.overhead,
         )
