@@ -89,8 +89,9 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     address may be a number in part, with one exception: a word that is, to the byte, where somebody's memory begins is
     no number, and is replaced by a scratch address, so that comparison shows whether it was used after all.
 
-    Reasons of refusal: ``unstable-launches``, ``unstable-allocations``, ``unstable-outputs``, ``captures-overlap``,
-    ``half-address`` (an address in one capture only), ``unpaired-address`` (into different allocations),
+    Reasons of refusal: ``unstable-launches``, ``unstable-allocations``, ``unstable-order`` (of the same launches),
+    ``unstable-outputs``, ``captures-overlap``, ``half-address`` (an address in one capture only),
+    ``unpaired-address`` (into different allocations),
     ``ambiguous-address``, ``stray-address`` (moves with an allocation that it lies outside of, or that was not born
     yet), ``unmoved-address`` (equal in both, and inside memory that a replay replaces), ``foreign-address`` (of memory
     that is nobody's).
@@ -280,7 +281,7 @@ def _unstable(first: Recording, second: Recording) -> Refusal | None:
         if a.signature != b.signature or a.accesses != b.accesses or a.random != b.random:
             return Refusal.at(a, "unstable-launches", f"launch {a.index} did not do the same twice")
     if first.stages != second.stages:
-        return Refusal("unstable-launches", "the same launches are put in another order by the second capture")
+        return Refusal("unstable-order", "the same launches are put in another order by the second capture")
     doubt = _unstable_allocations(first, second)
     if doubt is not None:
         return doubt

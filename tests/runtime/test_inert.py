@@ -4,6 +4,7 @@ calls use nothing but their operands, and what is an operand is never taken for 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -167,6 +168,20 @@ def test_of_three_captures_two_have_to_agree() -> None:
     made = capture(double, driver, [torch.ones(4)], RegionOptions())
     assert not isinstance(made, Refusal)
     assert driver.captures == 3
+
+
+def test_of_three_captures_two_have_to_agree_on_the_order() -> None:
+    """Streams come from a pool of 32: one that a call makes is now and then the same as another that it uses."""
+    driver = FakeDriver()
+    driver.edits = [lambda made: None, _fork, lambda made: None]
+    made = capture(double, driver, [torch.ones(4)], RegionOptions())
+    assert not isinstance(made, Refusal)
+    assert driver.captures == 3
+    assert made.program.recording.stages == ()
+
+
+def _fork(made: Capture) -> None:
+    made.recording = partial(made.recording, stages=(0,))  # type: ignore[method-assign]
 
 
 def _resize(made: Capture) -> None:

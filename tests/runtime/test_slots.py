@@ -393,7 +393,7 @@ def test_the_same_launches_in_other_stages_are_another_region() -> None:
             capture.launch(x)
     first, second = (capture.recording() for capture in captures)
     refusal = refused(discover(replace(first, stages=(0, 0, 1)), second))
-    assert refusal.reason == "unstable-launches"
+    assert refusal.reason == "unstable-order"
     table = discover(replace(first, stages=(0, 0, 1)), replace(second, stages=(0, 0, 1)))
     assert isinstance(table, SlotTable)
     assert table.stages == (0, 0, 1)

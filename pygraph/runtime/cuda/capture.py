@@ -23,6 +23,7 @@ from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.accesses import with_accesses
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas
 from pygraph.runtime.cuda.bindings import call
+from pygraph.runtime.cuda.children import Inlined, inline
 from pygraph.runtime.cuda.edges import ordered
 from pygraph.runtime.cuda.foreign import with_foreign
 from pygraph.runtime.cuda.memory import CaptureMemory, SegmentMemory, SessionMemory
@@ -218,8 +219,9 @@ class _Attempt:
         machine, stand_ins = self._machine, self._stand_ins
         exact = self._memory.exact
         # Where torch's pool gave memory out, branches may share what only the order of capture makes safe.
-        stages = ordered(machine.driver, graph.raw_cuda_graph(), branches=exact)
-        nodes, launches = read_nodes(machine.driver, graph.raw_cuda_graph())
+        inlined = _inlined(machine.driver, graph.raw_cuda_graph(), self._observer, self._memory)
+        stages = ordered(machine.driver, graph.raw_cuda_graph(), inlined.handles, branches=exact)
+        nodes, launches = read_nodes(machine.driver, inlined.handles, inlined.kinds)
         self._random = self._random or machine.order.memory(machine.driver)
         own = [*stand_ins.allocations, *self._memory.allocations(launches)]
         described = describe_outputs(returned, stand_ins.arguments, self._constants, own)
@@ -234,7 +236,7 @@ class _Attempt:
             {} if exact else described.origins,
             machine.device,
             any(launch.random for launch in known),
-            (self._fn, *self._constants.values()),
+            (self._fn, *self._constants.values(), *inlined.kept),
             self._lease,
             tuple(self._observer.spans),
         )
@@ -271,6 +273,16 @@ class _Attempt:
         if makers:
             names = " or ".join(dict.fromkeys(span.name for span in makers))
             self._observer.fail(names, merged([span.origin for span in makers]))
+
+
+def _inlined(driver: ModuleType, graph: int, observer: Observer, memory: CaptureMemory) -> Inlined:
+    """The nodes of ``graph`` without child graphs. What counted nodes while capturing, of which a child graph was one,
+    counts launches from now on."""
+    inlined = inline(driver, graph)
+    if inlined.starts:
+        observer.renumber(inlined.starts)
+        memory.renumber(inlined.starts)
+    return inlined
 
 
 def _listed(returned: Any) -> list[Any]:

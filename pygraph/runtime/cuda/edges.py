@@ -6,7 +6,7 @@ How nodes are read as launches is the subject of ``nodes``; what stages mean for
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import ModuleType
@@ -14,9 +14,8 @@ from typing import Any
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import call, edge_query
-from pygraph.runtime.cuda.nodes import handles
 
-__all__ = ["Edge", "ordered", "read_edges", "serialise", "stages"]
+__all__ = ["Edge", "depend", "ordered", "read_edges", "serialise", "stages"]
 
 _DATA = 8
 """Bytes of an edge's data: the port that it leaves from, the one that it arrives at, its type, and 5 unused ones."""
@@ -38,22 +37,29 @@ class Edge:
     data: bytes
 
 
-def ordered(driver: ModuleType, graph: int, *, branches: bool) -> tuple[int, ...]:
-    """Settle what orders the nodes of ``graph``, and return the stage of each, as in ``Recording.stages``.
+def ordered(driver: ModuleType, graph: int, nodes: Sequence[Any], *, branches: bool) -> tuple[int, ...]:
+    """Settle what orders ``nodes``, which are those of ``graph`` in the order of capture, and return the stage of each,
+    as in ``Recording.stages``.
 
-    With ``branches``, edges stay as captured. Else, and where edges cannot be read or wait for less than a kernel's
-    completion in any other way than a programmatic launch does, nodes become a chain. Raises CaptureError
-    (``unordered-nodes``) when nodes are not listed in an order that their edges allow.
+    With ``branches``, edges stay as captured; one that waits for less than a kernel's completion, in any other way than
+    a programmatic launch does, orders nothing. Else, and where edges cannot be read, nodes become a chain. Raises
+    CaptureError (``unordered-nodes``) when nodes are not listed in an order that their edges allow, and for a chain
+    in which such an edge is all that there is between two neighbours.
     """
-    edges = read_edges(graph) if branches else None
-    if edges is None or any(edge.data[:3] not in (_COMPLETE, _PROGRAMMATIC) for edge in edges):
-        serialise(driver, graph)
-        return ()
-    place = {int(handle): index for index, handle in enumerate(handles(driver, graph))}
+    found = read_edges(graph)
+    place = {int(handle): index for index, handle in enumerate(nodes)}
+    edges = found or []
+    every = _between(place, edges)
     complete = _between(place, [edge for edge in edges if edge.data[:3] == _COMPLETE])
     early = _between(place, [edge for edge in edges if edge.data[:3] == _PROGRAMMATIC]) - complete
-    apart = {(earlier, later) for earlier, later in early if later != earlier + 1}
-    return stages(len(place), complete | early, apart)
+    if found is not None and branches:
+        apart = {(earlier, later) for earlier, later in early if later != earlier + 1}
+        return stages(len(place), complete | early, apart)
+    for earlier, later in every - complete - early:
+        if later == earlier + 1:
+            raise CaptureError("unordered-nodes", f"node {later} need not wait for node {earlier} to complete")
+    serialise(driver, graph, nodes)
+    return ()
 
 
 def read_edges(graph: int) -> list[Edge] | None:
@@ -146,10 +152,10 @@ class _Spans:
 # -- a chain ------------------------------------------------------------------------------------------------------
 
 
-def serialise(driver: ModuleType, graph: int) -> int:
-    """Make every node depend on the one captured before it, and return the number of edges that took. An edge between
-    the two that is there already stays as it is. Raises as ``ordered`` does."""
-    nodes = handles(driver, graph)
+def serialise(driver: ModuleType, graph: int, nodes: Sequence[Any]) -> int:
+    """Make each of ``nodes``, which are those of ``graph`` in the order of capture, depend on the one before it, and
+    return the number of edges that took. An edge between the two that is there already stays as it is. Raises as
+    ``ordered`` does."""
     place = {int(handle): index for index, handle in enumerate(nodes)}
     added = 0
     for index, handle in enumerate(nodes):
@@ -157,7 +163,7 @@ def serialise(driver: ModuleType, graph: int) -> int:
         if any(place[int(other)] >= index for other in before):
             raise _unordered(index)
         if index and int(nodes[index - 1]) not in {int(other) for other in before}:
-            _depend(driver, graph, nodes[index - 1], handle)
+            depend(driver, graph, nodes[index - 1], handle)
             added += 1
     return added
 
@@ -168,6 +174,7 @@ def _dependencies(driver: ModuleType, node: Any) -> list[Any]:
     return list(call(driver.cuGraphNodeGetDependencies, node, count)[0])[:count] if count else []
 
 
-def _depend(driver: ModuleType, graph: int, earlier: Any, later: Any) -> None:
+def depend(driver: ModuleType, graph: int, earlier: Any, later: Any) -> None:
+    """Add an ordinary edge. Raises CaptureError (``driver-error``) if it is there already."""
     edge = driver.CUgraphEdgeData()
     call(driver.cuGraphAddDependencies, driver.CUgraph(graph), [earlier], [later], [edge], 1)

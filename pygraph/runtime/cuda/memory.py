@@ -39,6 +39,9 @@ class CaptureMemory(Protocol):
     def random_memory(self) -> tuple[int, ...]:
         """Addresses of the 8-byte seed and offset that captured kernels read; asked between begin and end."""
 
+    def renumber(self, starts: Sequence[int]) -> None:
+        """Count launches where nodes were counted: what was node i begins with launch ``starts[i]``."""
+
     def allocations(self, launches: Sequence[Launch]) -> list[Allocation]:
         """What was allocated, paired across captures of the same region by its index."""
 
@@ -49,7 +52,8 @@ class CaptureMemory(Protocol):
         """The sizes of those, in bytes."""
 
     def births(self) -> list[int]:
-        """How many nodes the graph had when each of those was allocated; nothing where that is not known."""
+        """How many nodes (launches, once renumbered) there were when each of those was allocated; nothing where that is
+        not known."""
 
 
 class SessionMemory:
@@ -61,6 +65,7 @@ class SessionMemory:
     def __init__(self, native: ModuleType, arena: Arena, device: int, stream: int) -> None:
         self._native, self._arena, self._device = native, arena, device
         self._session: Any = native.Session(device, stream, arena.next, arena.end, arena.gap, self._grow)
+        self._starts: Sequence[int] = ()
 
     def _grow(self, used: int, nbytes: int) -> tuple[int, int]:
         self._arena.next = used
@@ -84,9 +89,18 @@ class SessionMemory:
         seed, offset = self._native.random_memory(self._device)
         return (int(seed), int(offset))
 
+    def renumber(self, starts: Sequence[int]) -> None:
+        """What the session noted stays as it is."""
+        self._starts = starts
+
+    def _pieces(self) -> list[tuple[int, int, int, bool]]:
+        """The address, size and birth of each allocation, and whether somebody holds it."""
+        noted = self._session.pieces()
+        return [(a, n, self._starts[born] if self._starts else born, alive) for a, n, born, alive in noted]
+
     def allocations(self, launches: Sequence[Launch]) -> list[Allocation]:  # noqa: ARG002
         """In the order of allocation."""
-        pieces = enumerate(self._session.pieces())
+        pieces = enumerate(self._pieces())
         return [Allocation(AllocationKind.POOL, i, address, nbytes, born) for i, (address, nbytes, born, _) in pieces]
 
     def alive(self) -> int:
@@ -95,11 +109,11 @@ class SessionMemory:
 
     def survivors(self) -> list[int]:
         """The sizes of those."""
-        return [nbytes for _, nbytes, _, alive in self._session.pieces() if alive]
+        return [nbytes for _, nbytes, _, alive in self._pieces() if alive]
 
     def births(self) -> list[int]:
         """As the session noted."""
-        return [int(born) for _, _, born, alive in self._session.pieces() if alive]
+        return [int(born) for _, _, born, alive in self._pieces() if alive]
 
 
 class SegmentMemory:
@@ -126,6 +140,9 @@ class SegmentMemory:
     def random_memory(self) -> tuple[int, ...]:
         """Unknown here: what reads it is found among the nodes of a capture made for that."""
         return ()
+
+    def renumber(self, starts: Sequence[int]) -> None:
+        """Nothing is numbered."""
 
     def allocations(self, launches: Sequence[Launch]) -> list[Allocation]:
         """The segments, in the order in which launches first point into them; others are of no use to the graph."""

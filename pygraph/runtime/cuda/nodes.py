@@ -16,7 +16,17 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import call, succeeded
 from pygraph.runtime.recording import WORD, Launch, LaunchKind
 
-__all__ = ["CopyNode", "EmptyNode", "FillNode", "GraphNode", "KernelNode", "handles", "read_nodes"]
+__all__ = [
+    "CopyNode",
+    "EmptyNode",
+    "FillNode",
+    "GraphNode",
+    "KernelNode",
+    "handles",
+    "kind_name",
+    "kinds_of",
+    "read_nodes",
+]
 
 _BUFFER_POINTER = 1
 _BUFFER_SIZE = 2
@@ -63,8 +73,11 @@ class EmptyNode:
 GraphNode = KernelNode | CopyNode | FillNode | EmptyNode
 
 
-def read_nodes(driver: ModuleType, graph: int) -> tuple[list[GraphNode], list[Launch]]:
-    """Every node of the graph in the order of capture, and the launch that it is.
+def read_nodes(
+    driver: ModuleType, found: Sequence[Any], kinds: Sequence[Any] = ()
+) -> tuple[list[GraphNode], list[Launch]]:
+    """Every node of ``found``, which are those of a graph in the order of capture, and the launch that it is. Their
+    ``kinds`` are asked for where they are not given.
 
     Raises CaptureError: ``unsupported-node`` for a kind of node that cannot be patched, by name; ``host-memcpy`` for a
     copy from or to host memory; ``unsupported-copy`` and ``unsupported-fill`` for ones of two dimensions.
@@ -72,18 +85,28 @@ def read_nodes(driver: ModuleType, graph: int) -> tuple[list[GraphNode], list[La
     reader = _Reader(driver)
     nodes: list[GraphNode] = []
     launches: list[Launch] = []
-    for index, handle in enumerate(handles(driver, graph)):
-        node, launch = reader.read(index, handle)
+    for index, (handle, kind) in enumerate(zip(found, kinds or kinds_of(driver, found), strict=True)):
+        node, launch = reader.read(index, handle, kind)
         nodes.append(node)
         launches.append(launch)
     return nodes, launches
 
 
 def handles(driver: ModuleType, graph: int) -> list[Any]:
-    """The nodes of a graph in the order of capture."""
+    """The nodes of a graph in the order in which they were added to it."""
     raw = driver.CUgraph(graph)
     _, count = call(driver.cuGraphGetNodes, raw)
     return list(call(driver.cuGraphGetNodes, raw, count)[0]) if count else []
+
+
+def kinds_of(driver: ModuleType, found: Sequence[Any]) -> list[Any]:
+    """What each node is, as the driver numbers the kinds of nodes."""
+    return [call(driver.cuGraphNodeGetType, handle) for handle in found]
+
+
+def kind_name(kind: Any) -> str:
+    """What a kind of node is called, such as ``host``."""
+    return str(getattr(kind, "name", kind)).removeprefix("CU_GRAPH_NODE_TYPE_").lower()
 
 
 class _Reader:
@@ -100,12 +123,11 @@ class _Reader:
         }
         self._functions: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
 
-    def read(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
-        kind = call(self._driver.cuGraphNodeGetType, handle)
+    def read(self, index: int, handle: Any, kind: Any) -> tuple[GraphNode, Launch]:
         reader = self._kinds.get(int(kind))
         if reader is None:
-            name = str(getattr(kind, "name", kind)).removeprefix("CU_GRAPH_NODE_TYPE_").lower()
-            raise CaptureError("unsupported-node", f"launch {index} is a node of kind {name}", launch=index)
+            said = f"launch {index} is a node of kind {kind_name(kind)}"
+            raise CaptureError("unsupported-node", said, launch=index)
         return reader(index, handle)
 
     def _kernel(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -120,6 +120,13 @@ class Observer:
         span = self.owner_of(index)
         if span is not None:
             self.fail(span.name, span.origin)
+
+    def renumber(self, starts: Sequence[int]) -> None:
+        """Count launches where nodes were counted: what was node i begins with launch ``starts[i]``."""
+        shifted = [replace(span, begin=starts[span.begin], end=starts[span.end]) for span in self.spans]
+        self.spans = [span for span in shifted if span.end > span.begin]
+        self.silent = [replace(span, begin=starts[span.begin], end=starts[span.end]) for span in self.silent]
+        self.silent += [span for span in shifted if span.end == span.begin]
 
     def makers(self, born: int) -> list[Span]:
         """The calls that may have made an allocation when the graph had ``born`` nodes."""

@@ -121,7 +121,7 @@ def graph_of(count: int, edges: Iterable[tuple[int, int]], **data: Any) -> FakeD
 
 def settled(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, *, branches: bool = True) -> tuple[int, ...]:
     monkeypatch.setattr(module, "edge_query", driver.edge_query)
-    return ordered(driver, 1, branches=branches)  # type: ignore[arg-type]
+    return ordered(driver, 1, driver.nodes, branches=branches)  # type: ignore[arg-type]
 
 
 def chained(driver: FakeDriver) -> bool:
@@ -151,15 +151,15 @@ def test_a_chain_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver.edges == before
 
 
-@pytest.mark.parametrize("why", ["no branches", "unknown function", "error", "launch order"])
+@pytest.mark.parametrize("why", ["no branches", "unknown function", "error"])
 def test_a_chain_is_made_where_branches_are_not_safe(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    driver = graph_of(5, DIAMOND, data={(3, 4): LAUNCH_ORDER} if why == "launch order" else {})
+    driver = graph_of(5, DIAMOND)
     monkeypatch.setattr(module, "edge_query", driver.edge_query)
     if why == "unknown function":
         monkeypatch.setattr(module, "edge_query", lambda: None)
     if why == "error":
         monkeypatch.setattr(module, "edge_query", lambda: lambda *_: 1)
-    assert ordered(driver, 1, branches=why != "no branches") == ()  # type: ignore[arg-type]
+    assert ordered(driver, 1, driver.nodes, branches=why != "no branches") == ()  # type: ignore[arg-type]
     assert chained(driver)
 
 
@@ -177,6 +177,27 @@ def test_an_early_start_in_a_branch_is_no_end_of_a_stage(monkeypatch: pytest.Mon
     assert settled(monkeypatch, driver) == (0, 1, 1, 2, 3)
 
 
+def test_an_edge_that_waits_for_less_still_orders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later kernel starts once all blocks of the earlier one have begun, so that the two may share no memory."""
+    driver = graph_of(5, {*DIAMOND, (1, 4)}, data={(3, 4): LAUNCH_ORDER})
+    assert settled(monkeypatch, driver) == (0, 1, 1, 1, 1)
+    assert driver.edges == {*DIAMOND, (1, 4)}
+    driver = graph_of(3, {(0, 1), (1, 2)}, data={(0, 1): LAUNCH_ORDER})
+    assert settled(monkeypatch, driver) == (0, 0, 0), "nor does anything come behind launch 0"
+    driver = graph_of(3, {(0, 1), (1, 2), (0, 2)}, data={(0, 1): LAUNCH_ORDER})
+    assert settled(monkeypatch, driver) == (0, 0, 1)
+
+
+def test_a_chain_has_to_wait_for_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = graph_of(3, {(0, 1), (1, 2)}, data={(0, 1): LAUNCH_ORDER})
+    with pytest.raises(CaptureError) as caught:
+        settled(monkeypatch, driver, branches=False)
+    assert caught.value.reason == "unordered-nodes"
+    driver = graph_of(3, {(0, 1), (0, 2)}, data={(0, 2): LAUNCH_ORDER})
+    assert settled(monkeypatch, driver, branches=False) == ()
+    assert chained(driver)
+
+
 def test_a_complete_wait_beside_an_early_one_counts() -> None:
     place = {100: 0, 101: 1}
     pairs = module._between(place, [Edge(100, 101, PROGRAMMATIC), Edge(100, 101, bytes(8))])
@@ -189,11 +210,11 @@ def test_a_graph_without_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_branches_are_put_in_the_order_of_capture() -> None:
     driver = graph_of(4, {(0, 1), (1, 2), (2, 3)})
-    assert serialise(driver, 1) == 0  # type: ignore[arg-type]
+    assert serialise(driver, 1, driver.nodes) == 0  # type: ignore[arg-type]
     driver.edges = {(0, 1), (0, 2), (1, 3), (2, 3)}
-    assert serialise(driver, 1) == 1  # type: ignore[arg-type]
+    assert serialise(driver, 1, driver.nodes) == 1  # type: ignore[arg-type]
     assert (1, 2) in driver.edges
-    assert serialise(driver, 1) == 0  # type: ignore[arg-type]
+    assert serialise(driver, 1, driver.nodes) == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("branches", [True, False])

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.nodes import CopyNode, FillNode, KernelNode, read_nodes
-from pygraph.runtime.recording import LaunchKind
-from tests.runtime.cuda.fake import CUgraphNodeType, CUmemorytype, FakeDriver, kernel, packed_kernel
+from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
+from pygraph.runtime.cuda.nodes import read_nodes as read_found
+from pygraph.runtime.recording import Launch, LaunchKind
+from tests.runtime.cuda.fake import (
+    A,
+    B,
+    CUgraphNodeType,
+    CUmemorytype,
+    FakeDriver,
+    kernel,
+    memcpy,
+    memset,
+    packed_kernel,
+)
 
-A, B = 0x7F00_0000_1000, 0x7F00_0000_2000
+
+def read_nodes(driver: FakeDriver) -> tuple[list[GraphNode], list[Launch]]:
+    return read_found(driver, driver.nodes)  # type: ignore[arg-type]
 
 
 def word(value: int) -> bytes:
     return value.to_bytes(8, "little")
-
-
-def memcpy(**changes: Any) -> SimpleNamespace:
-    device = CUmemorytype.CU_MEMORYTYPE_DEVICE
-    facts = {
-        "srcMemoryType": device,
-        "dstMemoryType": device,
-        "srcDevice": A,
-        "dstDevice": B,
-        "srcXInBytes": 0,
-        "dstXInBytes": 16,
-        "WidthInBytes": 64,
-        "Height": 1,
-        "Depth": 1,
-        **changes,
-    }
-    return SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY, params=SimpleNamespace(**facts))
-
-
-def memset(**changes: Any) -> SimpleNamespace:
-    facts = {"dst": A, "value": 0, "elementSize": 4, "width": 10, "height": 1, "pitch": 0, **changes}
-    return SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET, params=SimpleNamespace(**facts))
 
 
 LAYOUT = {7: [(0, 8), (8, 4), (12, 4), (16, 24), (40, 5)]}
@@ -49,7 +39,7 @@ PARAMS = (word(A), b"\x01\x00\x00\x00", b"\x02\x00\x00\x00", word(3) + word(B) +
 def test_a_kernel_reads_the_same_however_it_holds_its_parameters(form: str) -> None:
     blob = b"".join(PARAMS)
     node = kernel(*PARAMS) if form == "pointers" else packed_kernel(blob, size_first="first" in form)
-    (read,), (launch,) = read_nodes(FakeDriver(node, layouts=LAYOUT), 1)
+    (read,), (launch,) = read_nodes(FakeDriver(node, layouts=LAYOUT))
     assert isinstance(read, KernelNode)
     assert read.blob == blob
     assert read.places == ((0, 8), (8, 4), (12, 4), (16, 8), (24, 8), (32, 8), (40, 4), (44, 1))
@@ -63,27 +53,27 @@ def test_a_kernel_reads_the_same_however_it_holds_its_parameters(form: str) -> N
 
 
 def test_a_kernel_without_a_function_is_asked_for_its_kernel() -> None:
-    (_,), (launch,) = read_nodes(FakeDriver(kernel(word(A), func=0, kern=9), layouts={9: [(0, 8)]}), 1)
+    (_,), (launch,) = read_nodes(FakeDriver(kernel(word(A), func=0, kern=9), layouts={9: [(0, 8)]}))
     assert launch.name == "kernel_9"
     assert launch.words == (A,)
 
 
 def test_an_unaligned_struct_gives_whole_words_only_where_they_are_aligned() -> None:
     blob = b"\x05\x00\x00\x00" + word(A) + b"\x06\x00\x00\x00"
-    (read,), (launch,) = read_nodes(FakeDriver(kernel(b"\x00" * 4, blob), layouts={7: [(0, 4), (4, 16)]}), 1)
+    (read,), (launch,) = read_nodes(FakeDriver(kernel(b"\x00" * 4, blob), layouts={7: [(0, 4), (4, 16)]}))
     assert isinstance(read, KernelNode)
     assert read.places == ((0, 4), (4, 4), (8, 8), (16, 4))
     assert launch.words == (0, 5, int.from_bytes(blob[4:12], "little"), 6)
 
 
 def test_a_kernel_without_parameters() -> None:
-    (read,), (launch,) = read_nodes(FakeDriver(kernel(), layouts={7: []}), 1)
+    (read,), (launch,) = read_nodes(FakeDriver(kernel(), layouts={7: []}))
     assert isinstance(read, KernelNode)
     assert (read.blob, read.places, launch.words) == (b"", (), ())
 
 
 def test_copies_and_fills() -> None:
-    nodes, launches = read_nodes(FakeDriver(memcpy(), memset()), 1)
+    nodes, launches = read_nodes(FakeDriver(memcpy(), memset()))
     assert [type(node) for node in nodes] == [CopyNode, FillNode]
     assert launches[0].words == (B + 16, A)
     assert launches[0].signature == (64, 1, 1)
@@ -104,7 +94,7 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_cannot_be_patched_is_refused(reason: str) -> None:
     with pytest.raises(CaptureError) as caught:
-        read_nodes(FakeDriver(REFUSED[reason], layouts={7: [(0, 8)]}), 1)
+        read_nodes(FakeDriver(REFUSED[reason], layouts={7: [(0, 8)]}))
     assert caught.value.reason == reason
 
 
@@ -114,4 +104,4 @@ def test_an_unsupported_node_is_named() -> None:
         (CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST, "host"),
     ):
         with pytest.raises(CaptureError, match=f"launch 1 is a node of kind {name}"):
-            read_nodes(FakeDriver(memset(), SimpleNamespace(kind=kind)), 1)
+            read_nodes(FakeDriver(memset(), SimpleNamespace(kind=kind)))

@@ -57,7 +57,7 @@ def words(*values: int) -> bytes:
 
 
 def recorded(device: Device, random: int = 0x900) -> Recording:
-    nodes, launches = read_nodes(device, 0)
+    nodes, launches = read_nodes(device, device.nodes)  # type: ignore[arg-type]
     graph = SimpleNamespace(
         instantiate=lambda: None, raw_cuda_graph_exec=lambda: 1, replay=lambda: device.done.append("fill")
     )
