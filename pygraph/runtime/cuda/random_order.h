@@ -6,6 +6,7 @@
 
 #include <array>
 #include <mutex>
+#include <utility>
 
 namespace pygraph {
 
@@ -34,6 +35,35 @@ class RandomOrder {
  private:
   cudaEvent_t event_ = nullptr;
   cudaStream_t last_ = nullptr;
+};
+
+// Enters on construction, where there is an order, and leaves: at the latest when what was submitted meanwhile failed.
+class InOrder {
+ public:
+  InOrder(RandomOrder* order, cudaStream_t stream) : order_(order), stream_(stream) {
+    if (order_ == nullptr) return;
+    lock_ = std::unique_lock<std::mutex>(order_->mutex);
+    order_->enter(stream_);
+  }
+
+  InOrder(const InOrder&) = delete;
+
+  ~InOrder() {
+    try {
+      leave();
+    } catch (...) { // why it failed is being thrown already
+    }
+  }
+
+  void leave() {
+    auto* order = std::exchange(order_, nullptr);
+    if (order != nullptr) order->leave(stream_);
+  }
+
+ private:
+  RandomOrder* order_;
+  cudaStream_t stream_;
+  std::unique_lock<std::mutex> lock_;
 };
 
 } // namespace pygraph

@@ -137,12 +137,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     if (!staging_.empty() && staging_stream_ == stream.stream()) copy_staged(call, stream);
     for (auto i : call.misaligned) copy_aligned(call, i, *allocator, stream);
     for (size_t i = 0; i < arguments_.size(); ++i) move(sources_[argument_sources_[i]], call.addresses[i]);
-    auto* order = random_ ? &RandomOrder::of(device_) : nullptr;
-    std::unique_lock<std::mutex> lock;
-    if (order != nullptr) {
-      lock = std::unique_lock<std::mutex>(order->mutex);
-      order->enter(stream);
-    }
+    InOrder order(random_ ? &RandomOrder::of(device_) : nullptr, stream);
     for (size_t s = 0; s < segments_.size(); ++s) {
       auto& segment = segments_[s];
       at::DataPtr workspace;
@@ -154,7 +149,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
       run(s, stream);
       if (s + 1 < segments_.size()) let_go(call, s, consumed);
     }
-    if (order != nullptr) order->leave(stream);
+    order.leave();
     call.blocks.clear();
     call.temporaries.clear();
     return true;

@@ -270,8 +270,10 @@ class PythonRegion:
         order, stream = self._machine.order, torch.cuda.current_stream(self._device)
         with order.lock:
             order.enter(stream)
-            self._graph.replay()
-            order.leave(stream)
+            try:
+                self._graph.replay()
+            finally:
+                order.leave(stream)
 
     def _results(self, args: Sequence[Any], fresh: Sequence[torch.Tensor]) -> list[Any]:
         results: list[Any] = []
