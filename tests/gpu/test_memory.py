@@ -16,6 +16,7 @@ import pygraph
 from pygraph.backend import pygraph as backend
 from pygraph.runtime import measuring
 from pygraph.runtime.driver import Driver
+from pygraph.runtime.selection import ledger
 from pygraph.runtime.selection.queue import TrialQueue
 from tests.gpu.replays import captured
 from tests.runtime.regions import copy_arguments, same_bits
@@ -144,6 +145,7 @@ def stepped(call: Callable[..., Any], calls: int) -> int:
 def test_a_trial_leaves_nothing_of_its_uncaptured_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their library workspaces would lie beside those that replays borrow."""
     monkeypatch.setattr(measuring, "TRIALS", TrialQueue())
+    monkeypatch.setattr(ledger, "_HITCH", 1.0)  # however long the run before the trial took, it tells nothing
     model = nn.Sequential(*(Block(1024) for _ in range(4))).cuda().bfloat16()
     plain = stepped(torch.compile(model), 5)
     torch._dynamo.reset()

@@ -33,8 +33,8 @@ FEWEST_LAUNCHES = 2
 
 MOST_SEGMENTS = 64
 
-PIECE = 16 << 20
-"""Bytes of workspace (16 MiB) that are worth an allocation of their own."""
+PIECE = 4 << 20
+"""Bytes of workspace (4 MiB) that are worth an allocation of their own."""
 
 _GOALS = 64
 """Peaks between the uncaptured program's and that of one segment that may be aimed at."""

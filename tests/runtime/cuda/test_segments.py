@@ -254,11 +254,11 @@ def assert_disjoint(
 
 
 def test_a_workspace_is_cut_between_intermediates() -> None:
-    sizes = {0: 32 * MB, 1: 24 * MB, 2: 24 * MB, 3: 4 * MB, 4: 16 * MB, 5: 2 * MB}
-    offsets = {0: 0, 1: 32 * MB, 2: 56 * MB, 3: 80 * MB, 4: 8 * MB, 5: 84 * MB}
-    cut = list(pieces(Layout(86 * MB, offsets, (9,)), sizes))
-    assert [piece.nbytes for piece in cut] == [32 * MB, 24 * MB, 30 * MB], "what is small goes with what is before it"
-    assert [piece.offsets for piece in cut] == [{0: 0, 4: 8 * MB}, {1: 0}, {2: 0, 3: 24 * MB, 5: 28 * MB}]
+    sizes = {0: 32 * MB, 1: 24 * MB, 2: 24 * MB, 3: MB, 4: 16 * MB, 5: 2 * MB}
+    offsets = {0: 0, 1: 32 * MB, 2: 56 * MB, 3: 80 * MB, 4: 8 * MB, 5: 81 * MB}
+    cut = list(pieces(Layout(83 * MB, offsets, (9,)), sizes))
+    assert [piece.nbytes for piece in cut] == [32 * MB, 24 * MB, 27 * MB], "what is small goes with what is before it"
+    assert [piece.offsets for piece in cut] == [{0: 0, 4: 8 * MB}, {1: 0}, {2: 0, 3: 24 * MB, 5: 25 * MB}]
     assert [piece.fresh for piece in cut] == [(9,), (), ()]
 
 
@@ -267,7 +267,7 @@ def test_an_intermediate_across_two_others_keeps_them_together() -> None:
     assert list(pieces(Layout(64 * MB, offsets, ()), sizes)) == [Layout(64 * MB, offsets, ())]
 
 
-@pytest.mark.parametrize("layout", [Layout(0, {}, ()), Layout(8 * MB, {0: 0}, ()), Layout(512, {0: 0, 1: 512}, ())])
+@pytest.mark.parametrize("layout", [Layout(0, {}, ()), Layout(3 * MB, {0: 0}, ()), Layout(512, {0: 0, 1: 512}, ())])
 def test_a_small_workspace_is_one_piece(layout: Layout) -> None:
     assert list(pieces(layout, {0: layout.nbytes, 1: 0})) == [layout]
 
