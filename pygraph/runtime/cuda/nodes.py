@@ -73,11 +73,9 @@ class EmptyNode:
 GraphNode = KernelNode | CopyNode | FillNode | EmptyNode
 
 
-def read_nodes(
-    driver: ModuleType, found: Sequence[Any], kinds: Sequence[Any] = ()
-) -> tuple[list[GraphNode], list[Launch]]:
-    """Every node of ``found``, which are those of a graph in the order of capture, and the launch that it is. Their
-    ``kinds`` are asked for where they are not given.
+def read_nodes(driver: ModuleType, found: Sequence[Any], kinds: Sequence[Any]) -> tuple[list[GraphNode], list[Launch]]:
+    """Every node of ``found``, which are those of a graph in the order of capture, and the launch that it is. ``kinds``
+    are theirs.
 
     Raises CaptureError: ``unsupported-node`` for a kind of node that cannot be patched, by name; ``host-memcpy`` for a
     copy from or to host memory; ``unsupported-copy`` and ``unsupported-fill`` for ones of two dimensions.
@@ -85,7 +83,7 @@ def read_nodes(
     reader = _Reader(driver)
     nodes: list[GraphNode] = []
     launches: list[Launch] = []
-    for index, (handle, kind) in enumerate(zip(found, kinds or kinds_of(driver, found), strict=True)):
+    for index, (handle, kind) in enumerate(zip(found, kinds, strict=True)):
         node, launch = reader.read(index, handle, kind)
         nodes.append(node)
         launches.append(launch)

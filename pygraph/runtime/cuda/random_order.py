@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.cuda.nodes import handles, read_nodes
+from pygraph.runtime.cuda.nodes import handles, kinds_of, read_nodes
 
 __all__ = ["RandomOrder"]
 
@@ -59,7 +59,8 @@ def _keeper(device: int) -> Any:
 
 def _probe(driver: ModuleType, device: int) -> tuple[int, ...]:
     graph, target = _keeper(device)
-    _, launches = read_nodes(driver, handles(driver, graph.raw_cuda_graph()))
+    found = handles(driver, graph.raw_cuda_graph())
+    _, launches = read_nodes(driver, found, kinds_of(driver, found))
     kind = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
     words = {word for launch in launches for word in launch.words if word >= 1 << 32 and word != target.data_ptr()}
     return tuple(sorted(word for word in words if int(driver.cuPointerGetAttribute(kind, word)[0]) == 0))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
+from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode, kinds_of
 from pygraph.runtime.cuda.nodes import read_nodes as read_found
 from pygraph.runtime.recording import Launch, LaunchKind
 from tests.runtime.cuda.fake import (
@@ -24,7 +24,7 @@ from tests.runtime.cuda.fake import (
 
 
 def read_nodes(driver: FakeDriver) -> tuple[list[GraphNode], list[Launch]]:
-    return read_found(driver, driver.nodes)  # type: ignore[arg-type]
+    return read_found(driver, driver.nodes, kinds_of(driver, driver.nodes))  # type: ignore[arg-type]
 
 
 def word(value: int) -> bytes:
