@@ -17,7 +17,7 @@ import torch
 from pygraph import compat
 from pygraph.dump import dump_program, graph_dir
 from pygraph.errors import CaptureError, OptionError
-from pygraph.frontend import backward_static_inputs, held_inputs
+from pygraph.frontend import backward_static_inputs, held_inputs, lent_inputs
 from pygraph.ir import Graph
 from pygraph.logs import configure
 from pygraph.lowering.again import Original
@@ -160,7 +160,8 @@ class _Compiler:
         report.regions = region_reports(planned.decision, record, report.emitted, forbidden)
         lines = line_origins(program.source_code, report.emitted.regions, record.regions, planned.decision)
         heard = None if self.settings.strict else again.listener(planned.decision, record)
-        wrapping = Wrapping(report, self.settings, held_inputs(planned.graph), heard)
+        held, lent = held_inputs(planned.graph), lent_inputs(planned.graph)
+        wrapping = Wrapping(report, self.settings, held, lent, heard)
         wrappers = [
             region_wrapper(region, wrapping, origins) for region, origins in zip(report.regions, lines, strict=True)
         ]

@@ -57,13 +57,14 @@ def _unwrapped_reason(decision: Decision, planned: tuple[int, ...], forbidden: b
 
 @dataclass(frozen=True)
 class Wrapping:
-    """What the regions of one program share. ``held`` names its inputs that outlive the call in any case; ``heard`` is
-    told of captures that fail for operators of the graph; ``made`` collects the regions, with the functions that they
-    took the place of, by index."""
+    """What the regions of one program share. ``held`` names its inputs that outlive the call in any case, ``lent``
+    those that may; ``heard`` is told of captures that fail for operators of the graph; ``made`` collects the regions,
+    with the functions that they took the place of, by index."""
 
     report: GraphReport
     settings: Settings
     held: frozenset[str] = frozenset()
+    lent: frozenset[str] = frozenset()
     heard: Callable[[Refusal], None] | None = None
     made: dict[int, tuple[Region, RegionFunction]] = field(default_factory=dict)
 
@@ -104,6 +105,7 @@ def _wrap(
         name=name,
         options=_options(settings),
         held=_positions(report.emitted, region.index, wrapping.held),
+        lent=_positions(report.emitted, region.index, wrapping.lent),
         copied=_positions(report.emitted, region.index, _copied(report.decision, region)),
         on_capture=observer,
         origins={first + line: origin for line, origin in origins.items()},

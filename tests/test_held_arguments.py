@@ -1,4 +1,4 @@
-"""Which arguments of a region its program takes for held: they are not worth letting go of early."""
+"""Which arguments of a region its program takes for held, which are not worth letting go of early, and for lent."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def sizes(program: Program, *, held: bool) -> list[int]:
-    """Bytes of the tensor arguments that are held, or of the others, in order."""
-    return sorted(
-        a.nbytes
-        for a in program.recording.allocations
-        if a.kind.value == "input" and a.nbytes and (a.index in program.held) is held
-    )
+def sizes(program: Program, *, held: bool = False, lent: bool = False) -> list[int]:
+    """Bytes of the tensor arguments that are held, or lent, or neither, in order."""
+    keepers = program.keepers
+    given = [a for a in program.recording.allocations if a.kind.value == "input" and a.nbytes]
+    return sorted(a.nbytes for a in given if (a.index in keepers.held, a.index in keepers.lent) == (held, lent))
 
 
 PARAMETERS = sorted(4 * count for count in (8 * 16, 16, 16 * 4, 4))
@@ -52,7 +50,7 @@ def test_inference_holds_everything(programs: list[Program]) -> None:
             compiled(torch.randn(5, 8))
     (program,) = programs
     assert sizes(program, held=True) == sorted([*PARAMETERS, 5 * 8 * 4])
-    assert sizes(program, held=False) == []
+    assert sizes(program) == sizes(program, lent=True) == []
 
 
 def test_what_only_a_backward_has_is_not_held(programs: list[Program]) -> None:
@@ -61,7 +59,6 @@ def test_what_only_a_backward_has_is_not_held(programs: list[Program]) -> None:
         compiled(torch.randn(5, 8)).sum().backward()
     forward, backward = programs
     assert sizes(forward, held=True) == sorted([*PARAMETERS, 5 * 8 * 4])
-    held, dying = sizes(backward, held=True), sizes(backward, held=False)
-    assert held == [16 * 4 * 4]
-    assert 5 * 16 * 4 in dying
-    assert 5 * 4 * 4 in dying
+    assert sizes(backward, held=True) == [16 * 4 * 4]
+    assert sizes(backward, lent=True) == [5 * 4 * 4]
+    assert 5 * 16 * 4 in sizes(backward)

@@ -6,13 +6,14 @@ from pygraph.frontend.fx import lift, result_paths
 from pygraph.frontend.launches import lift_launches
 from pygraph.frontend.location import location_of
 from pygraph.frontend.names import FrontendError, op_name, resolve_op
-from pygraph.frontend.roles import backward_static_inputs, held_inputs
+from pygraph.frontend.roles import backward_static_inputs, held_inputs, lent_inputs
 
 __all__ = [
     "FrontendError",
     "backward_static_inputs",
     "cost_of",
     "held_inputs",
+    "lent_inputs",
     "lift",
     "lift_launches",
     "location_of",

@@ -10,7 +10,7 @@ from torch import fx
 from pygraph.frontend.call import schema_facts
 from pygraph.ir import Graph, ScalarType, TensorType, Type
 
-__all__ = ["backward_static_inputs", "held_inputs", "role_of"]
+__all__ = ["backward_static_inputs", "held_inputs", "lent_inputs", "role_of"]
 
 
 def role_of(node: fx.Node, type: Type, kind: str, *, static: bool) -> tuple[str, bool]:
@@ -54,5 +54,11 @@ def backward_static_inputs(gm: fx.GraphModule, forward: Graph) -> tuple[int, ...
 
 
 def held_inputs(graph: Graph) -> frozenset[str]:
-    """The inputs that somebody holds until the program returns: all but what a backward graph alone is left with."""
+    """The inputs that somebody holds until the program returns: all but what a backward may be left with."""
     return frozenset(value.name for value in graph.inputs if value.role not in ("saved", "tangent"))
+
+
+def lent_inputs(graph: Graph) -> frozenset[str]:
+    """The inputs that somebody may hold until the program returns: autograd holds the tangents that it calls a backward
+    with, of which AOTAutograd passes on those whose strides it did not have to change."""
+    return frozenset(value.name for value in graph.inputs if value.role == "tangent")

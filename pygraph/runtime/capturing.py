@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pygraph.runtime.digest import extent
-from pygraph.runtime.driver import Driver, Executable, Program
+from pygraph.runtime.driver import Driver, Executable, Keepers, Program
 from pygraph.runtime.effects import collective, outside, written_arguments
 from pygraph.runtime.layout import plan
 from pygraph.runtime.options import RegionOptions
@@ -58,11 +58,11 @@ def capture(
     args: Sequence[Any],
     options: RegionOptions,
     table: SlotTable | None = None,
-    held: frozenset[int] = frozenset(),
+    keepers: Keepers | None = None,
 ) -> Captured | Refusal:
     """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture.
 
-    ``held`` are the arguments that outlive the call in any case.
+    ``keepers`` tells the arguments that others keep.
     Raises what the driver raises: CaptureError, or anything that ``fn`` does on stand-ins.
     """
     first = driver.capture(fn, list(args))
@@ -75,7 +75,7 @@ def capture(
     doubt = collective(first) or outside(first, found.slots)
     if doubt is not None:
         return doubt
-    program = _program(first, found, args, options, held)
+    program = _program(first, found, args, options, keepers or Keepers())
     written = written_arguments(first, found.slots)
     inputs = stageable(program, written, driver.copy_cost)
     return Captured(driver.instantiate(program), program, found, written, inputs)
@@ -106,7 +106,7 @@ def _captured_twice(
 
 
 def _program(
-    recording: Recording, table: SlotTable, args: Sequence[Any], options: RegionOptions, held: frozenset[int]
+    recording: Recording, table: SlotTable, args: Sequence[Any], options: RegionOptions, keepers: Keepers
 ) -> Program:
     """The recorded order, with intermediates placed and every tensor argument held to the same alignment."""
     return Program(
@@ -116,7 +116,7 @@ def _program(
         order=tuple(range(len(recording.launches))),
         alignment={i: options.alignment for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)},
         inert=table.inert,
-        held=held,
+        keepers=keepers,
     )
 
 

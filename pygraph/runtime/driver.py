@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from pygraph.runtime.recording import AllocationKind, Recording
 
-__all__ = ["CopyCost", "Driver", "Executable", "Inert", "Layout", "Program", "Slot", "Transient"]
+__all__ = ["CopyCost", "Driver", "Executable", "Inert", "Keepers", "Layout", "Program", "Slot", "Transient"]
 
 Transient = Callable[[], AbstractContextManager[object]]
 """Within ``with transient():``, entered as often as one likes, what this thread allocates is transient memory."""
@@ -57,14 +57,22 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Keepers:
+    """Arguments that somebody else keeps beyond the call: ``held`` in any case, so that nothing is gained by letting go
+    of them early, ``lent`` perhaps, so that it is not to be counted on."""
+
+    held: frozenset[int] = frozenset()
+    lent: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """All that a driver needs to replay: the recording, which of its words are addresses, and where memory lies.
 
     ``order`` is the order in which launches run (a permutation of their indices; the recorded order by default).
     ``alignment`` gives, for each tensor argument, the bytes that a replayed address must be congruent to the
     captured one by; an address that is not is copied first when the argument is only read. ``inert`` lists the words
-    that read as addresses and are not slots. ``held`` are the arguments that somebody needs beyond the call, so that
-    nothing is gained by letting go of them early.
+    that read as addresses and are not slots. ``keepers`` tells the arguments that outlive the call for others.
     """
 
     recording: Recording
@@ -73,7 +81,7 @@ class Program:
     order: tuple[int, ...]
     alignment: dict[int, int]
     inert: tuple[Inert, ...] = ()
-    held: frozenset[int] = frozenset()
+    keepers: Keepers = field(default_factory=Keepers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pygraph.runtime import counters
 from pygraph.runtime.capturing import Captured, capture
 from pygraph.runtime.comparison import Scope, Verdict, compare, rewind, verify
 from pygraph.runtime.counters import RegionRecord
-from pygraph.runtime.driver import Driver, Executable, Program
+from pygraph.runtime.driver import Driver, Executable, Keepers, Program
 from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
 from pygraph.runtime.measuring import CANDIDATES, UNCAPTURED, Measured, Site, copying, disturb, left_out, measured
 from pygraph.runtime.options import RegionOptions
@@ -40,8 +40,9 @@ class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
     ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``held`` those of
-    arguments that outlive the call in any case, such as parameters, ``copied`` those of arguments that are to be copied
-    to fixed addresses where they move, if copies can stand for them. ``on_capture`` is told each program that was
+    arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments that may, ``copied``
+    those of arguments that are to be copied to fixed addresses where they move, if copies can stand for them.
+    ``on_capture`` is told each program that was
     captured, compared and will be replayed; it must not raise. ``origins`` says what the lines of ``fn`` run;
     ``on_refusal`` is told why a capture failed that leaves the region without any, if that names operators; it must not
     raise. Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError
@@ -57,6 +58,7 @@ class Region:
         options: RegionOptions | None = None,
         written_hint: Iterable[int] = (),
         held: Iterable[int] = (),
+        lent: Iterable[int] = (),
         copied: Iterable[int] = (),
         on_capture: Callable[[Program], None] | None = None,
         origins: Mapping[int, Origin] | None = None,
@@ -69,7 +71,7 @@ class Region:
         self._driver = driver
         self._options = options or RegionOptions()
         self._hint = frozenset(written_hint)
-        self._held = frozenset(held)
+        self._keepers = Keepers(frozenset(held), frozenset(lent))
         self._copied = frozenset(copied)
         self._on_capture, self._on_refusal = on_capture, on_refusal
         self._origins: Mapping[int, Origin] = origins or {}
@@ -292,7 +294,7 @@ class Region:
             with tracing(self._fn, self._origins):
                 try:
                     state = self._driver.snapshot_rng()
-                    return capture(self._fn, self._driver, args, self._options, self._slots, self._held)
+                    return capture(self._fn, self._driver, args, self._options, self._slots, self._keepers)
                 except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                     return Refusal.of(error, blamed(error))
         finally:

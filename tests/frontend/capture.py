@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 import torch._functorch.config
@@ -20,6 +21,8 @@ from pygraph.frontend import lift
 from pygraph.ir import Graph
 from pygraph.ir.parser import parse
 from pygraph.ir.verify import verify
+
+Boxed: TypeAlias = Callable[[list[Any]], Any]
 
 
 @dataclass
@@ -51,16 +54,21 @@ def kind_of(options: Mapping[str, Any]) -> str:
 def capture(
     fn: Callable[..., Any],
     *args: Any,
-    backward: bool = False,
+    backward: bool | torch.Tensor = False,
     dynamic: bool | None = None,
     count_flops: bool = False,
+    around: Callable[[Captured, Boxed, list[Any]], Any] | None = None,
 ) -> list[Captured]:
-    """Run ``fn`` compiled, then its backward when asked to; the graphs met, in order."""
+    """Run ``fn`` compiled, then its backward when asked to, on that tensor if it is one; the graphs met, in order.
+
+    ``around`` is given each graph, what runs it, and the values to run it on.
+    """
     found: list[Captured] = []
 
     def inner(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[[list[Any]], Any]:
         found.append(Captured(gm, kind_of(options), options.get("static_input_idxs", ())))
-        return runner(found[-1], count_flops)
+        run = runner(found[-1], count_flops)
+        return run if around is None else boxed(partial(around, found[-1], run))
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return compile_fx(gm, inputs, inner_compile=inner)
@@ -68,12 +76,24 @@ def capture(
     torch._dynamo.reset()
     with torch._functorch.config.patch(enable_autograd_cache=False):
         results = torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
-        if backward:
+        if isinstance(backward, torch.Tensor):
+            first_tensor(results).backward(backward)
+        elif backward:
             first_tensor(results).float().sum().backward()
     return found
 
 
-def runner(captured: Captured, count_flops: bool) -> Callable[[list[Any]], Any]:
+def boxed(run: Boxed) -> Boxed:
+    """``run``, which empties the list that it is given, as one that may be handed the only references."""
+
+    def call(values: list[Any]) -> Any:
+        return run(values)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def runner(captured: Captured, count_flops: bool) -> Boxed:
     """The graph itself, as a boxed function, which notes its flops when asked to."""
 
     def run(values: list[Any]) -> Any:
@@ -86,8 +106,7 @@ def runner(captured: Captured, count_flops: bool) -> Callable[[list[Any]], Any]:
         captured.flops = counter.get_total_flops()
         return results
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return boxed(run)
 
 
 def capture_inference(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Captured:

@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from pygraph.frontend import FrontendError, backward_static_inputs, lift, resolve_op, result_paths
+from pygraph.frontend import (
+    FrontendError,
+    backward_static_inputs,
+    held_inputs,
+    lent_inputs,
+    lift,
+    resolve_op,
+    result_paths,
+)
 from pygraph.ir import CONSTANT, Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Value, symbol
 from pygraph.ir.node import values_in
-from tests.frontend.capture import Builder, capture, capture_inference, lift_inference
+from tests.frontend.capture import Boxed, Builder, Captured, capture, capture_inference, lift_inference
 
 
 class Block(nn.Module):
@@ -210,6 +219,30 @@ def test_roles_of_training() -> None:
     assert sum(value.role == "parameter" for value in up.inputs) == 4
     assert down.inputs[-1].role == "tangent"
     assert not any(value.static for value in down.inputs if value.role in ("saved", "tangent"))
+
+
+@pytest.mark.parametrize("passed_on", [True, False])
+def test_autograd_holds_tangents_until_a_backward_returns_but_not_what_was_saved(passed_on: bool) -> None:
+    """One of other strides than expected is copied, and the copy nobody holds."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
+    seen: list[tuple[Captured, dict[str, StorageWeakRef]]] = []
+
+    def watched(captured: Captured, run: Boxed, values: list[Any]) -> Any:
+        names = [node.name for node in captured.gm.graph.find_nodes(op="placeholder")]
+        memory = {n: StorageWeakRef(v.untyped_storage()) for n, v in zip(names, values, strict=True)}
+        results = run(values)
+        left = {name: ref for name, ref in memory.items() if not ref.expired()}
+        seen.append((captured, left))
+        return results
+
+    tangent = torch.ones(3, 4) if passed_on else torch.ones(1).expand(3, 4)
+    capture(model, torch.randn(3, 16, requires_grad=True), backward=tangent, around=watched)
+    (_, _), (backward, left) = seen
+    graph = backward.lift()
+    assert lent_inputs(graph) == {"tangents_1"}
+    assert ("tangents_1" in left) is passed_on
+    assert held_inputs(graph) <= set(left)
+    assert "tanh" not in held_inputs(graph) | set(left)
 
 
 def test_only_what_was_static_before_is_static_in_backward() -> None:

@@ -132,7 +132,9 @@ class _Facts:
     fresh: Mapping[int, tuple[int, int]]
     """Fresh allocation ▸ (bytes, first launch)."""
     arguments: Mapping[int, tuple[int, int]]
-    """Argument ▸ (bytes, last launch; the number of launches for one that is held or returned)."""
+    """Argument ▸ (bytes, last launch; the number of launches for one that is returned, or that others may keep)."""
+    dying: Mapping[int, int]
+    """Argument ▸ last launch, of those to let go of."""
 
     @classmethod
     def of(cls, program: Program) -> _Facts:
@@ -145,21 +147,21 @@ class _Facts:
             key = (slot.kind, slot.index)
             first[key] = min(first.get(key, slot.launch), slot.launch)
             last[key] = max(last.get(key, slot.launch), slot.launch)
+        keepers = program.keepers
         needed = {o.argument for o in recording.outputs if o.kind in (OutputKind.ARGUMENT, OutputKind.VIEW)}
-        needed |= program.held
+        needed |= keepers.held
         pool, given = AllocationKind.POOL, AllocationKind.INPUT
         lives = lifetimes(recording, slots, layout.fresh)
+        arguments = [index for kind, index in sizes if kind is given]
+        dying = {i: last.get((given, i), 0) for i in arguments if i not in needed}
         return cls(
             count,
             recording.alignment,
             _overlap(lives, layout),
             lives,
             {i: (sizes[pool, i], first.get((pool, i), 0)) for i in layout.fresh},
-            {
-                index: (nbytes, count if index in needed else last.get((kind, index), 0))
-                for (kind, index), nbytes in sizes.items()
-                if kind is given
-            },
+            {i: (sizes[given, i], count if i in keepers.lent else dying.get(i, count)) for i in arguments},
+            dying,
         )
 
     @property
@@ -180,8 +182,8 @@ class _Facts:
                 blocks.append(Block(life.index, life.nbytes, born, died))
         layouts = (layout,) if layout is not None else tuple(map(self._pack, local))
         fresh = {index: where[first] for index, (_, first) in self.fresh.items()}
-        dead = {index: where[last] for index, (_, last) in self.arguments.items() if last < self.launches}
-        held = self._held(bounds, layouts, blocks, fresh, dead)
+        dead = {index: where[last] for index, last in self.dying.items()}
+        held = self._held(where, layouts, blocks, fresh)
         workspaces = tuple((layout,) for layout in layouts)
         return Segments(bounds, workspaces, tuple(blocks), fresh, dead, held, self._ideal())
 
@@ -192,21 +194,20 @@ class _Facts:
 
     def _held(
         self,
-        bounds: Bounds,
+        where: Sequence[int],
         layouts: Sequence[Layout],
         blocks: Sequence[Block],
         fresh: Mapping[int, int],
-        dead: Mapping[int, int],
     ) -> int:
-        """Bytes at the peak over all segments."""
-        last = len(bounds) - 1
-        changes = [0] * (len(bounds) + 1)
+        """Bytes at the peak over all segments. ``where`` gives that of each launch."""
+        last = where[-1]
+        changes = [0] * (last + 2)
         for block in blocks:
             _add(changes, block.born, block.died, block.nbytes)
         for index, (nbytes, _) in self.fresh.items():
             _add(changes, fresh[index], last, nbytes)
-        for index, (nbytes, _) in self.arguments.items():
-            _add(changes, 0, dead.get(index, last), nbytes)
+        for nbytes, needed in self.arguments.values():
+            _add(changes, 0, where[needed], nbytes)
         return max((s + w.nbytes for s, w in zip(_sums(changes), layouts, strict=False)), default=0)
 
     def _ideal(self) -> int:
