@@ -1,8 +1,8 @@
-"""Graphs that a region launches while it is captured: child graphs, whose nodes are patched like all others."""
+"""Graphs that a region launches, and adds to its own where it is captured: child graphs, whose nodes are patched like
+all others."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 from collections import Counter
@@ -88,23 +88,26 @@ class Graph:
         return call(self.driver.cuGraphAddChildGraphNode, self.raw, list(after), len(after), graph.raw)
 
 
-@contextlib.contextmanager
-def relaxed() -> Iterator[None]:
-    """Whatever calls a capture of this thread forbids as potentially unsafe are allowed."""
+def launch(raw: Any, executable: Any = None) -> None:
+    """Launch a graph, by an instance of it if there is one, on the current stream; where that is captured, which the
+    driver does not allow (``CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED``), make it a child of what is captured."""
     driver = load()
-    mode = call(driver.cuThreadExchangeStreamCaptureMode, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-    try:
-        yield
-    finally:
-        call(driver.cuThreadExchangeStreamCaptureMode, mode)
+    stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+    if torch.cuda.is_current_stream_capturing():
+        add_child(driver, stream, raw)
+        return
+    if executable is None:
+        executable = call(driver.cuGraphInstantiate, raw, 0)
+        _executables.append(executable)
+    call(driver.cuGraphLaunch, executable, stream)
 
 
-def launch(raw: Any) -> None:
-    """Launch a graph on the current stream."""
-    driver = load()
-    with relaxed():
-        _executables.append(call(driver.cuGraphInstantiate, raw, 0))
-    call(driver.cuGraphLaunch, _executables[-1], driver.CUstream(torch.cuda.current_stream().cuda_stream))
+def add_child(driver: Any, stream: Any, raw: Any) -> None:
+    """The next node of what ``stream`` captures is a child graph."""
+    _, _, graph, earlier, *_ = call(driver.cuStreamGetCaptureInfo, stream)
+    node = call(driver.cuGraphAddChildGraphNode, graph, list(earlier), len(earlier), raw)
+    flags = int(driver.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
+    call(driver.cuStreamUpdateCaptureDependencies, stream, [node], None, 1, flags)
 
 
 def like(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
@@ -254,8 +257,7 @@ def test_a_graph_of_fixed_memory_is_refused_and_calls_are_answered(driver: Drive
 
     def fn(args: list[Any]) -> tuple[torch.Tensor, ...]:
         y = args[0] * 2
-        stream = raw.CUstream(torch.cuda.current_stream().cuda_stream)
-        call(raw.cuGraphLaunch, raw.CUgraphExec(graph.raw_cuda_graph_exec()), stream)
+        launch(raw.CUgraph(graph.raw_cuda_graph()), raw.CUgraphExec(graph.raw_cuda_graph_exec()))
         return (y + 1,)
 
     found = capture(fn, driver, arguments(), RegionOptions())

@@ -191,9 +191,7 @@ def test_a_workspace_takes_the_room_that_tensors_left(driver: Driver) -> None:
         assert same_bits(outputs, expected)
     torch.cuda.synchronize()
     more = torch.cuda.memory_reserved() - reserved
-    assert more <= 24 * MB, (
-        f"{more >> 20} MB more beside {6 * 24} MB of room, for {made.program.layout.nbytes >> 20} MB"
-    )
+    assert more <= 2 * MB, f"{more >> 20} MB more beside {6 * 24} MB of room, for {made.program.layout.nbytes >> 20} MB"
 
 
 def test_without_memory_a_replay_raises_and_the_next_one_is_right(driver: Driver) -> None:
@@ -241,9 +239,13 @@ print([region.state for report in pygraph.reports() for region in report.regions
 
 
 def test_a_program_without_products_holds_no_library() -> None:
-    """A handle of cuBLAS takes 66 MB. The driver takes memory for graphs in pieces of 32 MB."""
-    ran = subprocess.run([sys.executable, "-c", OUTSIDE], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    state, _, grown = ran.stdout.strip().rpartition(" ")
-    assert state == "['replay']"
-    assert int(grown) <= 48, f"{grown} MB"
+    """A handle of cuBLAS takes 66 MB. The driver takes memory for graphs in pieces of 32 MB. Other processes may use the
+    device as well, and take memory meanwhile: hence several attempts."""
+    grown: list[int] = []
+    while len(grown) < 5 and not (grown and 0 <= grown[-1] <= 48):
+        ran = subprocess.run([sys.executable, "-c", OUTSIDE], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        state, _, more = ran.stdout.strip().rpartition(" ")
+        assert state == "['replay']"
+        grown.append(int(more))
+    assert 0 <= grown[-1] <= 48, f"{grown} MB"

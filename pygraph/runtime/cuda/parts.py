@@ -16,9 +16,10 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture
+from pygraph.runtime.cuda.copies import copied_bytes
 from pygraph.runtime.cuda.nodes import CopyNode, GraphNode, KernelNode
 from pygraph.runtime.driver import Program
-from pygraph.runtime.recording import WORD, Launch
+from pygraph.runtime.recording import WORD
 
 __all__ = ["Part", "anchor_copies", "split", "with_scratch"]
 
@@ -111,7 +112,7 @@ def anchor_copies(driver: ModuleType, program: Program, capture: CudaCapture) ->
             moved.setdefault(slot.launch, set()).add(slot.word)
     if not moved:
         return
-    reach = max(_copied(program.recording.launches[launch]) for launch in moved)
+    reach = max(copied_bytes(program.recording.launches[launch]) for launch in moved)
     reach += -reach % ALIGNMENT
     memory = torch.empty(2 * reach, dtype=torch.uint8, device=torch.device("cuda", capture.device))
     anchor = memory.data_ptr()
@@ -123,9 +124,3 @@ def anchor_copies(driver: ModuleType, program: Program, capture: CudaCapture) ->
         if 1 in words:
             params.srcDevice, params.srcXInBytes = driver.CUdeviceptr(anchor + reach), 0
         call(driver.cuGraphMemcpyNodeSetParams, node, params)
-
-
-def _copied(launch: Launch) -> int:
-    """Bytes that a copy moves: the first fact of its signature."""
-    facts = launch.signature
-    return int(facts[0]) if isinstance(facts, tuple) else 0

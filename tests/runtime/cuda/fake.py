@@ -34,6 +34,11 @@ class CUmemorytype(IntEnum):
     CU_MEMORYTYPE_UNIFIED = 4
 
 
+class CUstreamCaptureMode(IntEnum):
+    CU_STREAM_CAPTURE_MODE_GLOBAL = 0
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2
+
+
 class CUpointer_attribute(IntEnum):
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2
     CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11
@@ -117,6 +122,8 @@ class FakeDriver:
     CUgraphNodeType = CUgraphNodeType
     CUmemorytype = CUmemorytype
     CUpointer_attribute = CUpointer_attribute
+    CUstreamCaptureMode = CUstreamCaptureMode
+    CUDA_KERNEL_NODE_PARAMS = SimpleNamespace
     CUgraph = CUdeviceptr = staticmethod(int)
     CUgraphEdgeData = SimpleNamespace
 
@@ -201,6 +208,7 @@ class FakeGraphs(FakeDriver):
         self.marks: dict[tuple[int, int], bytes] = {}
         self.clones: set[int] = set()
         self.calls: Counter[str] = Counter()
+        self.mode = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
         self._made = 0
 
     def __getattribute__(self, name: str) -> Any:
@@ -227,6 +235,10 @@ class FakeGraphs(FakeDriver):
 
     def cuGraphGetNodes(self, graph: int, count: int = 0) -> tuple[Any, ...]:
         return (0, self.members[graph][:count], len(self.members[graph]))
+
+    def CUgraphNode(self, handle: Any) -> Node:
+        (found,) = [node for held in self.members.values() for node in held if int(node) == int(handle)]
+        return found
 
     def cuGraphNodeGetDependencies(self, node: Node, count: int = 0) -> tuple[Any, ...]:
         graph = self._owner(node)
@@ -326,3 +338,18 @@ class FakeGraphs(FakeDriver):
 
     def cuGraphAddEmptyNode(self, graph: int, dependencies: Any, count: int) -> Any:
         return self._add(graph, dependencies, count, CUgraphNodeType.CU_GRAPH_NODE_TYPE_EMPTY, SimpleNamespace())
+
+    # -- code -------------------------------------------------------------------------------------------------------
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: CUstreamCaptureMode) -> tuple[Any, ...]:
+        before, self.mode = self.mode, mode
+        return (0, before)
+
+    def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:
+        assert self.mode == CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        assert image.endswith(b"\0")
+        return (0, image)
+
+    def cuModuleGetFunction(self, module: bytes, name: bytes) -> tuple[Any, ...]:
+        """Function 900 is the only one of a module."""
+        return (0, 900) if b".visible .entry " + name + b"(" in module else INVALID

@@ -1,0 +1,186 @@
+"""Small copies run as kernels of the package's own: bytes, neighbours, and the kinds of nodes that are left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.runtime.capturing import Captured
+from pygraph.runtime.cuda import instantiate
+from pygraph.runtime.cuda.bindings import load
+from pygraph.runtime.cuda.copies import SMALL
+from pygraph.runtime.cuda.nodes import handles, kind_name, kinds_of
+from pygraph.runtime.divergence import Suspect, diagnose
+from pygraph.runtime.driver import Driver
+from pygraph.runtime.recording import LaunchKind
+from tests.gpu.replays import Function, assert_replays, captured
+from tests.gpu.test_branches import sides
+from tests.runtime.regions import same_bits
+
+SHIFTS = (0, 1, 2, 4, 8)
+PAIRS = [(to, source) for to in SHIFTS for source in SHIFTS]
+"""Bytes behind an aligned place at which each copy of a region begins: of its destination, and of its source."""
+
+SIZES = (1, 3, 4, 15, 16, 17, 100, 4096, 65535, 65536)
+GUARD = 4096
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
+    """The kinds of nodes of each graph, just before it is cut and instantiated, and the number of its segments."""
+    seen: list[Counter[str]] = []
+    split = instantiate.split
+
+    def noting(driver: Any, graph: torch.cuda.CUDAGraph, nodes: Any, bounds: Sequence[tuple[int, int]]) -> Any:
+        found = handles(load(), graph.raw_cuda_graph())
+        seen.append(Counter(kind_name(kind) for kind in kinds_of(load(), found)) + Counter(segments=len(bounds)))
+        return split(driver, graph, nodes, bounds)
+
+    monkeypatch.setattr(instantiate, "split", noting)
+    return seen
+
+
+def copies_of(nbytes: int) -> Function:
+    """Copies of ``nbytes`` from rows of the second argument to those of the first, at every pair of shifts."""
+
+    def region(args: list[Any]) -> Sequence[Any]:
+        out, x = args
+        for row, (to, source) in enumerate(PAIRS):
+            out[row, to : to + nbytes].copy_(x[row, source : source + nbytes])
+        return (out,)
+
+    return region
+
+
+class Rows:
+    """Random rows of bytes for ``copies_of``, in the middle of a larger piece of memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        width = -(-(nbytes + max(SHIFTS) + 1) // 512) * 512
+        count = len(PAIRS) * width
+        self.buffer = torch.randint(0, 256, (2 * GUARD + count,), dtype=torch.uint8, device="cuda")
+        self.rows = self.buffer[GUARD : GUARD + count].view(len(PAIRS), width)
+
+
+def recorded_copies(made: Captured) -> int:
+    return sum(launch.kind is LaunchKind.MEMCPY for launch in made.program.recording.launches)
+
+
+def assert_copied(made: Captured, nbytes: int) -> None:
+    """Replay on memory elsewhere: all bytes are as uncaptured, and none beside them are written."""
+    held = []
+    for turn in range(3):
+        out, x = Rows(nbytes), Rows(nbytes)
+        before, source = out.buffer.clone(), x.buffer.clone()
+        replayed = made.executable.replay([out.rows, x.rows])
+        assert replayed is not None, "the replay turned its arguments away"
+        expected = before[GUARD:-GUARD].view(out.rows.shape)
+        copies_of(nbytes)([expected, x.rows])  # these are views of ``before``: what surrounds them stays as it was
+        torch.cuda.synchronize()
+        places = (out.buffer != before).nonzero().flatten().tolist()
+        where = [divmod(place - GUARD, out.rows.shape[1]) for place in places[:8]]
+        said = f"replay {turn}, {nbytes} bytes: {len(places)} bytes differ, the first at (row, byte) {where} of {PAIRS}"
+        assert not places, said
+        assert torch.equal(x.buffer, source), "the source was written"
+        held.append((out, x, torch.empty(512 * (turn + 1), dtype=torch.uint8, device="cuda")))
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_small_copies_are_right_wherever_they_begin(driver: Driver, nbytes: int, kinds: list[Counter[str]]) -> None:
+    made = captured(driver, copies_of(nbytes), [Rows(nbytes).rows, Rows(nbytes).rows])
+    assert recorded_copies(made) == len(PAIRS), "torch did not copy by copy nodes"
+    assert (kinds[-1]["kernel"], kinds[-1]["memcpy"]) == (len(PAIRS), 0), kinds
+    assert_copied(made, nbytes)
+    made.executable.close()
+
+
+def test_larger_copies_stay_copy_nodes(driver: Driver, kinds: list[Counter[str]]) -> None:
+    made = captured(driver, copies_of(SMALL + 1), [Rows(SMALL + 1).rows, Rows(SMALL + 1).rows])
+    assert (kinds[-1]["kernel"], kinds[-1]["memcpy"]) == (0, len(PAIRS)), kinds
+    assert_copied(made, SMALL + 1)
+    made.executable.close()
+
+
+def mixed(args: list[Any]) -> Sequence[Any]:
+    """Copies of arguments, intermediates and outputs between kernels, a larger one, and a fill."""
+    x, large = args
+    y = x * 2
+    z = torch.empty_like(y).copy_(y)
+    total = torch.zeros_like(z)
+    total[1:].copy_(z[:-1])
+    return torch.empty_like(total).copy_(total) + x, z, torch.empty_like(large).copy_(large), total
+
+
+def mixed_arguments() -> list[torch.Tensor]:
+    return [torch.randn(1001, device="cuda"), torch.randn(40_000, device="cuda")]
+
+
+def test_copies_among_kernels(driver: Driver, kinds: list[Counter[str]]) -> None:
+    made = assert_replays(driver, mixed, mixed_arguments())
+    assert recorded_copies(made) == 4
+    assert kinds[-1]["memcpy"] == 1, kinds
+
+
+def test_copies_on_branches(driver: Driver, kinds: list[Counter[str]]) -> None:
+    """One stream copies what another one does not wait for, and both are joined."""
+    side = sides()[0]
+
+    def region(args: list[Any]) -> Sequence[Any]:
+        x, y = args
+        current = torch.cuda.current_stream()
+        doubled = x * 2
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            one = torch.empty_like(y).copy_(y)
+            first = one + doubled
+        two = torch.empty_like(doubled).copy_(doubled)
+        second = two * y
+        current.wait_stream(side)
+        return (first + second,)
+
+    made = assert_replays(driver, region, [torch.randn(2000, device="cuda") for _ in range(2)])
+    assert recorded_copies(made) == 2
+    assert kinds[-1]["memcpy"] == 0, kinds
+
+
+def test_copies_in_segments(driver: Driver, kinds: list[Counter[str]]) -> None:
+    """Large enough to be launched in several graphs, with small copies in each."""
+    if not driver.native:  # type: ignore[attr-defined]
+        pytest.skip("segments are native")
+
+    def region(args: list[Any]) -> Sequence[Any]:
+        saved, outputs = list(args), []
+        args.clear()
+        while saved:
+            large = saved.pop()
+            small = torch.empty_like(large[:512]).copy_(large[:512])
+            outputs.append(large.cos())
+            outputs[-1][1:513].copy_(small)
+            del large
+        return outputs
+
+    args = [torch.randn(8 << 20, device="cuda") for _ in range(8)]
+    made = captured(driver, region, args)
+    assert recorded_copies(made) == 16
+    assert kinds[-1]["memcpy"] == 0, kinds
+    assert kinds[-1]["segments"] > 1, kinds
+    for _ in range(2):
+        again = [torch.randn_like(arg) for arg in args]
+        outputs, expected = made.executable.replay(list(again)), region(list(again))
+        assert outputs is not None, "the replay turned its arguments away"
+        assert same_bits(outputs, expected)
+    made.executable.close()
+
+
+def test_a_diagnosis_steps_through_such_a_region(driver: Driver) -> None:
+    """It runs the copies of a capture of its own."""
+    args = mixed_arguments()
+    program = captured(driver, mixed, args).program
+    finding = diagnose(Suspect(mixed, driver, program, args, driver.snapshot_rng(), 1 << 30))
+    assert finding is not None, "the driver was not asked"
+    unset = "leaves unset what the uncaptured run may have set" in finding.text
+    assert unset or finding.text.startswith("no launch differs when each is run by itself"), finding.text
