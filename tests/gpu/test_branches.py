@@ -109,8 +109,8 @@ def forked(step: Step, spin: int = SPIN) -> Function:
 
 
 def at_last_captured(driver: Driver, fn: Function, args: list[Any]) -> Captured:
-    """Torch's pool takes segments for each stream, which the system puts side by side in one capture and not in another:
-    without the native half, that is ``unstable-allocations``."""
+    """Torch's pool takes segments for each stream, which the system puts side by side in one capture and not in the
+    next: without the native half, that is ``unstable-allocations``."""
     for _ in range(5):
         made = capture(fn, driver, list(args), RegionOptions())
         if isinstance(made, Captured):

@@ -110,14 +110,12 @@ class _Builder:
         return _Places(workspaces, arguments, {**fresh, **blocks})
 
     def _workspace(self, segment: int) -> dict[int, tuple[int, int]]:
-        """Add the workspace of a segment: the source and the offset of each intermediate in it."""
+        """Add a segment and its workspace: the source and the offset of each intermediate in that."""
         part = self.parts[segment]
+        self.region.add_segment(part.graph, part.instance)
         found: dict[int, tuple[int, int]] = {}
-        for number, piece in enumerate(self.plan.workspaces[segment]):
-            if number == 0:
-                source = self.region.add_segment(piece.nbytes, part.graph, part.instance)
-            else:
-                source = self.region.add_block(piece.nbytes, segment, segment)
+        for piece in self.plan.workspaces[segment]:
+            source = self.region.add_piece(piece.nbytes, segment)
             found.update((index, (source, offset)) for index, offset in piece.offsets.items())
         return found
 

@@ -50,6 +50,7 @@ void bind(py::module_& m) {
       .def("add_tensor_argument", &CudaRegion::add_tensor_argument)
       .def("add_value_argument", &CudaRegion::add_value_argument)
       .def("add_segment", &CudaRegion::add_segment)
+      .def("add_piece", &CudaRegion::add_piece)
       .def("add_fresh", &CudaRegion::add_fresh)
       .def("add_block", &CudaRegion::add_block)
       .def("add_dead", &CudaRegion::add_dead)

@@ -15,12 +15,12 @@ struct Memory {
   size_t died = 0; // intermediates only
 };
 
-// A part of the region that is launched on its own. The first is torch's graph itself; others are owned.
+// A part of the region that is launched on its own. The first is torch's graph itself; others are owned. `pieces` are its
+// workspace, largest first.
 struct Segment {
   CUgraph graph = nullptr;
   CUgraphExec exec = nullptr;
-  size_t workspace = 0, source = 0;
-  std::vector<Memory> fresh, blocks; // taken before it is launched
+  std::vector<Memory> pieces, fresh, blocks; // taken before it is launched
   std::vector<size_t> dead; // arguments that are not needed once it was launched
   std::vector<Node*> dirty;
 };

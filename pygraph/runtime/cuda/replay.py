@@ -104,11 +104,16 @@ class PythonRegion:
 
     # -- building, as the native region is built ---------------------------------------------------------------------
 
-    def add_segment(self, workspace: int, graph: int, instance: int) -> int:  # noqa: ARG002
-        """The number of the source of the workspace. There is one segment only here, and it is torch's graph."""
+    def add_segment(self, graph: int, instance: int) -> None:  # noqa: ARG002
+        """There is one segment only here, and it is torch's graph."""
         if self._sources:
             raise CaptureError("invalid-program", "a region in Python is one segment")
-        self._workspace = workspace
+
+    def add_piece(self, nbytes: int, segment: int) -> int:  # noqa: ARG002
+        """The number of the source of the workspace, which is in one piece."""
+        if self._sources:
+            raise CaptureError("invalid-program", "a workspace in Python is one piece")
+        self._workspace = nbytes
         self._sources.append(_Source())
         return 0
 

@@ -34,7 +34,7 @@ FEWEST_LAUNCHES = 2
 MOST_SEGMENTS = 64
 
 PIECE = 4 << 20
-"""Bytes of workspace (4 MiB) that are worth an allocation of their own."""
+"""Bytes of workspace (4 MiB) from which on an intermediate is worth an allocation of its own."""
 
 _GOALS = 64
 """Peaks between the uncaptured program's and that of one segment that may be aimed at."""
@@ -84,25 +84,34 @@ def whole(program: Program) -> Segments:
 
 
 def pieces(layout: Layout, sizes: Mapping[int, int]) -> Iterator[Layout]:
-    """``layout`` cut where no intermediate lies across, into pieces of PIECE bytes at least. ``sizes``: their bytes.
+    """``layout`` cut where no intermediate lies across. ``sizes``: their bytes.
 
     Uncaptured, each intermediate takes what memory torch's allocator has left between tensors. One large workspace
-    fits nowhere there, so that the allocator would hold it besides, though never more is in use at once.
+    fits nowhere there, so that the allocator would hold it besides, though never more is in use at once; nor does a
+    large intermediate with a few bytes more. So what reaches over PIECE bytes and more is a piece as it is, and what
+    is smaller goes together, until it is as large.
     """
-    placed = sorted((offset, index) for index, offset in layout.offsets.items() if sizes[index])
-    edges, end = [0], 0
-    for offset, index in placed:
-        if offset >= end and offset - edges[-1] >= PIECE:
-            edges.append(offset)
-        end = max(end, offset + sizes[index])
-    if len(edges) > 1 and layout.nbytes - edges[-1] < PIECE:
-        edges.pop()
+    edges = [0]
+    for begin, end in pairwise(_borders(layout, sizes)):
+        small = max(end - begin, begin - edges[-1]) < PIECE
+        if begin and not small:
+            edges.append(begin)
     members: list[dict[int, int]] = [{} for _ in edges]
     for index, offset in layout.offsets.items():
         place = bisect_right(edges, offset) - 1
         members[place][index] = offset - edges[place]
     for (begin, beyond), offsets in zip(pairwise((*edges, layout.nbytes)), members, strict=True):
         yield Layout(beyond - begin, offsets, layout.fresh if begin == 0 else ())
+
+
+def _borders(layout: Layout, sizes: Mapping[int, int]) -> list[int]:
+    """Where no intermediate of ``layout`` lies across, its begin and end included."""
+    borders, end = [0], 0
+    for offset, index in sorted((offset, index) for index, offset in layout.offsets.items() if sizes[index]):
+        if offset >= end and offset > borders[-1]:
+            borders.append(offset)
+        end = max(end, offset + sizes[index])
+    return [*borders, layout.nbytes]
 
 
 def _bounded(program: Program) -> Segments:

@@ -291,10 +291,13 @@ class Region:
         self.patches: list[tuple[Any, ...]] = []
         self._sources = iter(range(100))
 
-    def add_segment(self, *facts: Any) -> int:
+    def add_segment(self, *facts: Any) -> None:
+        """Nothing is noted of it."""
+
+    def add_piece(self, *facts: Any) -> int:
         return next(self._sources)
 
-    add_tensor_argument = add_value_argument = add_segment
+    add_tensor_argument = add_value_argument = add_piece
 
     def add_kernel(self, handle: int, blob: bytes, layout: list[tuple[int, int]], segment: int) -> int:
         self.nodes.append(("kernel", handle, blob, tuple(layout)))

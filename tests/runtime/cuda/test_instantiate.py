@@ -23,6 +23,7 @@ class Region:
     """Notes what it is told; sources are numbered in order."""
 
     def __init__(self) -> None:
+        self.segments: list[tuple[int, int]] = []
         self.memory: list[tuple[Any, ...]] = []
         self.patches: list[tuple[int, int, int, int]] = []
 
@@ -30,8 +31,11 @@ class Region:
         self.memory.append(memory)
         return len(self.memory) - 1
 
-    def add_segment(self, workspace: int, graph: int, instance: int) -> int:
-        return self._source("segment", workspace, graph, instance)
+    def add_segment(self, graph: int, instance: int) -> None:
+        self.segments.append((graph, instance))
+
+    def add_piece(self, nbytes: int, segment: int) -> int:
+        return self._source("piece", nbytes, segment)
 
     def add_block(self, nbytes: int, born: int, died: int) -> int:
         return self._source("block", nbytes, born, died)
@@ -66,10 +70,11 @@ def built() -> tuple[Program, Segments, Region]:
     return program, segments, region
 
 
-def test_a_workspace_in_pieces_is_a_segments_memory_and_blocks_that_live_as_long() -> None:
+def test_a_workspace_is_handed_over_in_pieces() -> None:
     _, segments, region = built()
     assert len(segments.bounds) == 1
-    assert region.memory == [("segment", SIZE, 0, 0), *[("block", SIZE, 0, 0)] * 3]
+    assert region.segments == [(0, 0)]
+    assert region.memory == [("piece", SIZE, 0)] * 4
 
 
 def test_every_patch_names_the_piece_that_its_intermediate_lies_in() -> None:

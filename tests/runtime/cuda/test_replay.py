@@ -39,7 +39,8 @@ class _OnHost(PythonRegion):
         machine: Any = SimpleNamespace(driver=SimpleNamespace(CUgraphExec=lambda raw: raw))
         graph: Any = SimpleNamespace(raw_cuda_graph_exec=lambda: 0)
         super().__init__(machine, graph, device=0, random=False)
-        self.add_segment(0, 0, 0)
+        self.add_segment(0, 0)
+        self.add_piece(0, 0)
         self.node = _Node()
         self._nodes.append(self.node)
         self.read: list[list[float]] = []
