@@ -14,10 +14,8 @@ from torch import nn
 
 import pygraph
 from pygraph.backend import pygraph as backend
-from pygraph.compat import clear_cublas_workspaces
 from pygraph.runtime import measuring
 from pygraph.runtime.driver import Driver
-from pygraph.runtime.recording import AllocationKind
 from pygraph.runtime.selection import ledger
 from pygraph.runtime.selection.queue import TrialQueue
 from tests.gpu.replays import captured
@@ -194,44 +192,6 @@ def test_a_workspace_takes_the_room_that_tensors_left(driver: Driver) -> None:
     torch.cuda.synchronize()
     more = torch.cuda.memory_reserved() - reserved
     assert more <= 2 * MB, f"{more >> 20} MB more beside {6 * 24} MB of room, for {made.program.layout.nbytes >> 20} MB"
-
-
-def product(args: list[Any]) -> tuple[Any, ...]:
-    """A matrix product, whose workspace is cuBLAS' own, and a number made of it."""
-    (x,) = args
-    args.clear()
-    return ((x @ x).float().abs().sum().reshape(1),)
-
-
-def test_a_replay_computes_in_what_torch_keeps_for_products(driver: Driver) -> None:
-    """Products outside of regions leave cuBLAS a workspace on their stream, which a graph there can have meanwhile."""
-    if not driver.native:  # type: ignore[attr-defined]
-        pytest.skip("workspaces are lent to the native half")
-    made = captured(driver, product, [torch.randn(512, 512, device="cuda", dtype=torch.float16)])
-    args = [torch.randn(512, 512, device="cuda", dtype=torch.float16)]
-
-    def taken() -> int:
-        """Bytes that a replay takes beside what is there."""
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        outputs = made.executable.replay(list(args))
-        assert outputs is not None, "the replay turned its arguments away"
-        peak = torch.cuda.max_memory_allocated()
-        assert same_bits(outputs, product(list(args)))
-        return peak - before
-
-    workspace = max(a.nbytes for a in made.program.recording.allocations if a.kind is AllocationKind.POOL)
-    assert workspace >= 4 * MB, "products need no workspace on this device"
-    clear_cublas_workspaces()
-    assert taken() >= workspace, "nothing is there to be lent"
-    for _ in range(3):
-        assert taken() < 4 * MB, "the product just before left its workspace"
-    with torch.cuda.stream(torch.cuda.Stream()):
-        assert taken() >= workspace, "workspaces of other streams may be in use"
-        assert taken() < 4 * MB
-    clear_cublas_workspaces()
-    assert taken() >= workspace
 
 
 def test_without_memory_a_replay_raises_and_the_next_one_is_right(driver: Driver) -> None:

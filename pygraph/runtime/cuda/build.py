@@ -21,7 +21,6 @@ _SOURCES = (
     "native.cpp",
     "allocator.h",
     "driver_api.h",
-    "lent_workspace.h",
     "nodes.h",
     "plan.h",
     "random_order.h",

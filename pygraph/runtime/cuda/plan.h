@@ -16,7 +16,7 @@ struct Memory {
 };
 
 // A part of the region that is launched on its own. The first is torch's graph itself; others are owned. `pieces` are its
-// workspace, largest first.
+// workspace.
 struct Segment {
   CUgraph graph = nullptr;
   CUgraphExec exec = nullptr;
@@ -24,6 +24,9 @@ struct Segment {
   std::vector<size_t> dead; // arguments that are not needed once it was launched
   std::vector<Node*> dirty;
 };
+
+// A segment's workspace, in pieces, while it is launched.
+using Workspace = c10::SmallVector<at::DataPtr, 4>;
 
 // What lives for one replay only.
 struct Call : Operands {

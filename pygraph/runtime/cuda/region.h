@@ -1,7 +1,6 @@
 // CudaRegion: a captured region, replayed in one call. What is an address, and of what, is decided in Python.
 #pragma once
 
-#include "lent_workspace.h"
 #include "plan.h"
 #include "random_order.h"
 
@@ -10,7 +9,6 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include <algorithm>
 #include <memory>
 #include <mutex>
 
@@ -27,9 +25,6 @@ struct Generators : at::cuda::CUDAGraph {
     return false;
   }
 };
-
-// Bytes that are worth a look at what torch keeps for cuBLAS: from there on, allocations come from large segments.
-constexpr size_t kWorthLending = size_t{1} << 20;
 
 class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
  public:
@@ -52,11 +47,9 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
 
   // The number of the source of a piece of a segment's workspace.
   size_t add_piece(size_t nbytes, size_t segment) {
-    Memory piece{new_source(), nbytes};
-    auto& pieces = segments_.at(segment).pieces;
-    auto larger = [](const Memory& a, const Memory& b) { return a.nbytes > b.nbytes; };
-    pieces.insert(std::upper_bound(pieces.begin(), pieces.end(), piece, larger), piece);
-    return piece.source;
+    auto source = new_source();
+    segments_.at(segment).pieces.push_back({source, nbytes});
+    return source;
   }
 
   size_t add_fresh(size_t nbytes, size_t segment) {
@@ -151,7 +144,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     InOrder order(random_ ? &RandomOrder::of(device_) : nullptr, stream);
     for (size_t s = 0; s < segments_.size(); ++s) {
       auto& segment = segments_[s];
-      Workspace workspace(stream);
+      Workspace workspace;
       take(call, segment, workspace, *allocator);
       if (!apply(segment)) {
         TORCH_CHECK(s == 0, "a node of segment ", s, " cannot be patched");
@@ -166,27 +159,12 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     return true;
   }
 
-  // What a segment's workspace is made of while it is launched.
-  struct Workspace {
-    explicit Workspace(c10::cuda::CUDAStream stream) : lent(stream) {}
-    LentWorkspace lent;
-    c10::SmallVector<at::DataPtr, 4> pieces;
-  };
-
-  // Takes what a segment needs from now on, and moves what it replaces. The largest piece of its workspace that fits
-  // there lies in what torch keeps for cuBLAS anyway.
+  // Allocates what a segment needs from now on, and moves what it replaces.
   void take(Call& call, Segment& segment, Workspace& workspace, c10::Allocator& allocator) {
-    void* lent = nullptr;
     for (const auto& piece : segment.pieces) {
       if (piece.nbytes == 0) continue;
-      auto* place = lent == nullptr && piece.nbytes >= kWorthLending ? workspace.lent.get(piece.nbytes) : nullptr;
-      if (place != nullptr) {
-        lent = place;
-      } else {
-        workspace.pieces.push_back(allocator.allocate(piece.nbytes));
-        place = workspace.pieces.back().get();
-      }
-      move(sources_[piece.source], reinterpret_cast<uintptr_t>(place));
+      workspace.push_back(allocator.allocate(piece.nbytes));
+      move(sources_[piece.source], reinterpret_cast<uintptr_t>(workspace.back().get()));
     }
     for (const auto& memory : segment.blocks) {
       call.blocks.emplace_back(memory.died, allocator.allocate(memory.nbytes));
