@@ -70,7 +70,7 @@ STEPS: dict[str, Step] = {
 def sides() -> list[torch.cuda.Stream]:
     """Streams that nobody else has: torch hands out the same few again and again, and one of those might be that of a
     capture."""
-    torch.cuda.init()
+    torch.empty(1, device="cuda")  # the context, for this thread
     driver = load()
     flags = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     handles_ = [int(call(driver.cuStreamCreate, flags)) for _ in range(BRANCHES - 1)]

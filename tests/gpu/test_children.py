@@ -45,7 +45,7 @@ def _destroyed() -> Iterator[None]:
 @functools.cache
 def side() -> torch.cuda.Stream:
     """A stream that nobody else has: one of torch's own might be that of a capture."""
-    torch.cuda.init()
+    torch.empty(1, device="cuda")  # the context, for this thread
     driver = load()
     flags = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     return torch.cuda.ExternalStream(int(call(driver.cuStreamCreate, flags)))
