@@ -236,10 +236,17 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
 
 
 def advice(rows: Iterable[Uncaptured]) -> dict[str, str]:
-    """What can be done about each reason in ``rows``, by code, in order; reasons of custom passes have no advice."""
+    """What each reason in ``rows`` means and what can be done about it, by code, in order; those of custom passes are
+    not known."""
     codes = dict.fromkeys(row.reason for row in rows)
-    known = ((code, REASONS[code].advice) for code in codes if code in REASONS)
-    return {code: text for code, text in known if text and text != "none"}
+    known = (REASONS[code] for code in codes if code in REASONS)
+    return {each.code: _sentences(each.explanation, each.advice) for each in known}
+
+
+def _sentences(*texts: str) -> str:
+    """``texts`` one after the other, each beginning with a capital; "none" says nothing."""
+    said = (text.removeprefix("none").removeprefix(": ") for text in texts)
+    return " ".join(f"{text[0].upper()}{text[1:]}." for text in said if text)
 
 
 @dataclass(frozen=True, slots=True)

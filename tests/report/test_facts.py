@@ -6,6 +6,7 @@ import pytest
 
 from pygraph.ir import DETAIL, H200, HOST, SELECTED
 from pygraph.lowering.decision import decide
+from pygraph.passes.reasons import REASONS
 from pygraph.report.facts import (
     Quantity,
     advice,
@@ -111,7 +112,11 @@ def test_equal_rows_are_folded_in_order_of_first_occurrence() -> None:
 
 def test_advice_is_given_once_for_each_known_reason() -> None:
     rows = [Uncaptured("n", "op", reason, "", None, "") for reason in ("host-read", "of-my-own", "host-read")]
-    assert list(advice(rows)) == ["host-read"]
+    found = advice(rows)
+    assert list(found) == ["host-read"]
+    for part in (REASONS["host-read"].explanation, REASONS["host-read"].advice):
+        assert part[1:] in found["host-read"]
+    assert found["host-read"].endswith(".")
 
 
 def test_a_region_says_why_once() -> None:

@@ -29,7 +29,8 @@ def test_it_says_what_was_captured_and_what_was_not() -> None:
     assert "region 1: address-escapes: a word is nobody's" in text
     assert "region 1: host-read: x.item() [cpp_fused_add_1 at model.py:14]" in text
     assert "aten.item host-read the host reads a device value model.py:12" in text
-    assert "host-read: keep the value in a tensor" in text
+    assert "host-read: The host waits for the device and reads a value" in text
+    assert "Keep the value in a tensor" in text
     assert "region 0 2 1.09 k 94.4 % 1.25 KiB 71.1 % 0.5 µs 53.3 %" in text
     assert "time modelled on host, built-in" in text
     assert "region 1 was split off by Inductor" in text
