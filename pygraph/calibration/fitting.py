@@ -10,10 +10,17 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pygraph.ir import Peak
 
 __all__ = ["Line", "Memory", "fit_line", "fit_memory", "fit_peak", "quartiles"]
+
+_ABOVE = 1.05
+"""A fitted rate is at most so many times the best that a product was seen to have, without the floor."""
+
+_FLOORS = 10
+"""Parts of what the fastest product takes that are tried as the floor."""
 
 _LEAST_US = 1e-6
 """Times below this are noise of the clock: a fitted time is never less."""
@@ -106,28 +113,39 @@ def _misfit(fit: Memory | None, nbytes: Sequence[float], times_us: Sequence[floa
 
 
 def fit_peak(dtype: str, flops: Sequence[float], times_us: Sequence[float], kernel_us: float) -> Peak:
-    """Rate and ramp of matrix products whose launches take ``kernel_us``; without a ramp where that fits as well.
+    """Floor, rate and ramp of matrix products whose launches take ``kernel_us``; no ramp where that fits as well.
 
-    The ramp is looked for by tens, then more finely around the best; its rate is a mean of logarithms.
+    The floor is looked for between nothing and what the fastest product takes beyond ``kernel_us``, the ramp by tens,
+    both then more finely around the best; the rate is a mean of logarithms, and hardly above the best that was seen.
     """
-    coarse = [0.0, *(10.0**power for power in range(2, 14))]
-    best = min((_with_ramp(dtype, flops, times_us, kernel_us, ramp) for ramp in coarse), key=lambda found: found[0])
+    fit = partial(_with_ramp, dtype, flops, times_us, kernel_us)
+    most = max(0.0, min(times_us) - kernel_us)
+    floors = sorted({most * part / _FLOORS for part in range(_FLOORS + 1)})
+    ramps = [0.0, *(10.0**power for power in range(2, 14))]
+    best = min((fit(ramp, floor) for floor in floors for ramp in ramps), key=_misfit_of)
     for step in (10**0.25, 10**0.05, 10**0.01):
         around = [best[1].ramp * step**power for power in range(-5, 6)]
-        tried = (_with_ramp(dtype, flops, times_us, kernel_us, ramp) for ramp in around)
-        best = min((best, *tried), key=lambda found: found[0])
+        best = min((best, *(fit(ramp, floor) for floor in floors for ramp in around)), key=_misfit_of)
     return best[1]
 
 
+def _misfit_of(found: tuple[float, Peak]) -> float:
+    return found[0]
+
+
 def _with_ramp(
-    dtype: str, flops: Sequence[float], times_us: Sequence[float], kernel_us: float, ramp: float
+    dtype: str, flops: Sequence[float], times_us: Sequence[float], kernel_us: float, ramp: float, more_us: float
 ) -> tuple[float, Peak]:
-    """The misfit, and the peak of the best rate for ``ramp``. Sizes that the floor hides have no say in the rate."""
+    """The misfit, and the peak of the best rate for ``ramp`` behind a floor of ``more_us``. Sizes that the floor hides
+    have no say in the rate."""
     unit = Peak(dtype, 1.0, ramp)
+    floor = kernel_us + more_us
     known = list(zip(flops, times_us, strict=True))
-    shown = [(f, t) for f, t in known if t > 1.5 * kernel_us] or known[-1:]
-    logs = [math.log(unit.time_us(f) / max(t - kernel_us, 0.1 * t)) for f, t in shown]
-    peak = Peak(dtype, math.exp(statistics.fmean(logs)), ramp)
+    shown = [(f, t) for f, t in known if t > 1.5 * floor] or known[-1:]
+    behind = [(f, max(t - floor, 0.1 * t)) for f, t in shown]
+    rate = math.exp(statistics.fmean(math.log(unit.time_us(f) / t) for f, t in behind))
+    seen = max(f / t for f, t in behind) / 1e3
+    peak = Peak(dtype, min(rate, _ABOVE * seen), ramp, more_us)
     misfit = sum(math.log((kernel_us + peak.time_us(f)) / t) ** 2 for f, t in known)
     return misfit, peak
 

@@ -15,7 +15,7 @@ from pygraph.ir import DeviceModel
 
 __all__ = ["DEVICE", "HOST_CALL", "PANELS", "Calibration", "Error", "Figure", "Identity", "Point", "Sweep", "error_of"]
 
-FORMAT = 1
+FORMAT = 2
 """Of the JSON; a file of another one is not read."""
 
 DEVICE = "device"

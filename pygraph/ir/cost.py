@@ -79,17 +79,21 @@ def _sum_column(column: tuple[Dim | None, ...]) -> Dim | None:
 class Peak:
     """How fast a device multiplies matrices of one element type (its name in ``.pgir`` text).
 
-    gflops   the rate of large ones, GFLOP/s
-    ramp     work in FLOP at which half of that is reached, since small ones do not fill the device
+    gflops     the rate of large ones, GFLOP/s
+    ramp       work in FLOP at which half of that is reached, since small ones do not fill the device
+    floor_us   what a product takes however small, beyond any other kernel
     """
 
     dtype: str
     gflops: float
     ramp: float = 0.0
+    floor_us: float = 0.0
 
     def time_us(self, flops: float) -> float:
-        """Time in µs of ``flops`` operations: the rate is ``gflops / (1 + √(ramp / flops))``."""
-        return (flops + math.sqrt(flops * self.ramp)) / (self.gflops * 1e3)
+        """Time in µs of ``flops`` operations: behind the floor, the rate is ``gflops / (1 + √(ramp / flops))``."""
+        if flops <= 0.0:
+            return 0.0
+        return self.floor_us + (flops + math.sqrt(flops * self.ramp)) / (self.gflops * 1e3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,7 @@ class DeviceModel:
         """What ``as_json`` gave. Raises ValueError when it is anything else, or a figure cannot be one."""
         try:
             given = dict(data)
-            peaks = tuple(Peak(str(p["dtype"]), float(p["gflops"]), float(p["ramp"])) for p in given.pop("peaks"))
+            peaks = tuple(_peak_from_json(**peak) for peak in given.pop("peaks"))
             name, source = str(given.pop("name")), str(given.pop("source"))
             figures: dict[str, Any] = {key: float(value) for key, value in given.items()}
             model = DeviceModel(name, **figures, peaks=peaks, source=source)
@@ -189,9 +193,14 @@ class DeviceModel:
         return model
 
 
+def _peak_from_json(dtype: str, gflops: float, ramp: float, floor_us: float) -> Peak:
+    return Peak(str(dtype), float(gflops), float(ramp), float(floor_us))
+
+
 def _check(model: DeviceModel) -> None:
     figures = {f.name: getattr(model, f.name) for f in fields(model) if f.name not in ("name", "source", "peaks")}
-    figures |= {f"{peak.dtype} {name}": getattr(peak, name) for peak in model.peaks for name in ("gflops", "ramp")}
+    parts = ("gflops", "ramp", "floor_us")
+    figures |= {f"{peak.dtype} {name}": getattr(peak, name) for peak in model.peaks for name in parts}
     rates = {name for name in figures if name.endswith("gflops")} | {"bandwidth_gbs"}
     wrong = [n for n, value in figures.items() if not 0.0 <= value < math.inf or (n in rates and value == 0.0)]
     if wrong:

@@ -24,7 +24,7 @@ MODEL = DeviceModel(
     copy_us=4.0,
     cache_bytes=32e6,
     cache_gbs=5000.0,
-    peaks=(Peak("bf16", 300_000.0, 1e9), Peak("f32", 20_000.0)),
+    peaks=(Peak("bf16", 300_000.0, 1e9, 0.75), Peak("f32", 20_000.0)),
     source="calibrated 2026-01-02",
 )
 

@@ -68,19 +68,49 @@ def test_times_that_do_not_grow_fit_no_rate() -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(gflops=st.floats(1e4, 1e6), ramp=st.sampled_from([0.0, 1e6, 3e8, 1e10]), floor=st.floats(0.5, 5.0))
-def test_a_peak_and_its_ramp_are_recovered(gflops: float, ramp: float, floor: float) -> None:
-    truth = Peak("f16", gflops, ramp)
+@given(
+    gflops=st.floats(1e4, 1e6),
+    ramp=st.sampled_from([0.0, 1e6, 3e8, 1e10]),
+    floor=st.floats(0.5, 5.0),
+    more=st.sampled_from([0.0, 0.5, 4.0]),
+)
+def test_a_peak_and_its_ramp_are_recovered(gflops: float, ramp: float, floor: float, more: float) -> None:
+    """``more``: what products take beyond other kernels."""
+    truth = Peak("f16", gflops, ramp, more)
     fit = fit_peak("f16", FLOPS, [floor + truth.time_us(flops) for flops in FLOPS], floor)
     assert fit.gflops == pytest.approx(gflops, rel=0.05)
     for flops in FLOPS:
         assert floor + fit.time_us(flops) == pytest.approx(floor + truth.time_us(flops), rel=0.05)
 
 
+H200_BF16_US = (2.19, 2.35, 2.28, 2.63, 2.89, 3.48, 5.4, 22.61, 159.16, 1236.08)
+"""Products of two square matrices of 16 to 8,192, measured on an H200, whose smallest kernel takes 1.11 µs."""
+
+
+def test_small_products_on_a_gpu_do_not_pass_for_a_slow_rate() -> None:
+    """They take twice as long as the smallest kernel, whatever they compute; the chip's own limit is 989 TFLOP/s."""
+    flops = [2.0 * (16 * 2.0**i) ** 3 for i in range(len(H200_BF16_US))]
+    fit = fit_peak("bf16", flops, H200_BF16_US, 1.11)
+    assert fit.floor_us == pytest.approx(2.19 - 1.11)
+    assert 850e3 < fit.gflops < 989e3
+    for work, measured in zip(flops, H200_BF16_US, strict=True):
+        assert 1.11 + fit.time_us(work) == pytest.approx(measured, rel=0.2)
+
+
+def test_a_rate_is_hardly_above_the_best_that_was_seen() -> None:
+    """A ramp that no size has left behind does not tell where it ends."""
+    truth = Peak("f32", 1e6, 1e15)
+    times = [1.0 + truth.time_us(flops) for flops in FLOPS]
+    best = max(flops / truth.time_us(flops) for flops in FLOPS) / 1e3
+    assert best < fit_peak("f32", FLOPS, times, 1.0).gflops <= 1.1 * best < 0.2e6
+
+
 def test_a_ramp_halves_the_rate_of_as_much_work() -> None:
     peak = Peak("f32", 1000.0, 1e9)
     assert 1e9 / peak.time_us(1e9) / 1e3 == pytest.approx(500.0)
     assert peak.time_us(0.0) == 0.0
+    assert Peak("f32", 1000.0, 1e9, 2.5).time_us(1e9) == pytest.approx(2.5 + peak.time_us(1e9))
+    assert Peak("f32", 1000.0, 1e9, 2.5).time_us(0.0) == 0.0
 
 
 def test_quartiles_of_one_value_and_of_several() -> None:
