@@ -42,11 +42,10 @@ class Region:
     ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``held`` those of
     arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments that may, ``copied``
     those of arguments that are to be copied to fixed addresses where they move, if copies can stand for them.
-    ``on_capture`` is told each program that was
-    captured, compared and will be replayed; it must not raise. ``origins`` says what the lines of ``fn`` run;
-    ``on_refusal`` is told why a capture failed that leaves the region without any, if that names operators; it must not
-    raise. Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError
-    when a replay broke its contract; a capture that fails never shows but in ``record``.
+    ``on_capture`` is told each program that was captured, compared and will be replayed, ``on_refusal`` why a capture
+    failed that leaves the region without any, if that names operators; neither may raise. ``origins`` says what the
+    lines of ``fn`` run. Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and
+    ReplayError when a replay broke its contract; a capture that fails never shows but in ``record``.
     """
 
     def __init__(

@@ -5,7 +5,6 @@ It checks and patches argument by argument, which costs more host time than the 
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,14 +15,14 @@ import torch
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.bindings import call, succeeded
-from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
+from pygraph.runtime.cuda.bindings import succeeded
+from pygraph.runtime.cuda.patching import PatchedCopy, PatchedFill, PatchedKernel
 from pygraph.runtime.digest import bits
 
 if TYPE_CHECKING:
     from pygraph.runtime.cuda.capture import Machine
 
-__all__ = ["PythonRegion", "patchable"]
+__all__ = ["PythonRegion"]
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -140,17 +139,17 @@ class PythonRegion:
 
     def add_kernel(self, handle: int, blob: bytes, layout: Sequence[tuple[int, int]], segment: int) -> int:  # noqa: ARG002
         """The number of a kernel node that is patched."""
-        self._nodes.append(_Kernel(self._machine.driver, handle, blob, layout))
+        self._nodes.append(PatchedKernel(self._machine.driver, handle, blob, layout))
         return len(self._nodes) - 1
 
     def add_copy(self, handle: int, segment: int) -> int:  # noqa: ARG002
         """The number of a copy node that is patched."""
-        self._nodes.append(_Copy(self._machine.driver, handle))
+        self._nodes.append(PatchedCopy(self._machine.driver, handle))
         return len(self._nodes) - 1
 
     def add_fill(self, handle: int, segment: int) -> int:  # noqa: ARG002
         """The number of a fill node that is patched."""
-        self._nodes.append(_Fill(self._machine.driver, handle))
+        self._nodes.append(PatchedFill(self._machine.driver, handle))
         return len(self._nodes) - 1
 
     def add_patch(self, node: int, place: int, source: int, delta: int) -> None:
@@ -325,79 +324,3 @@ def _reach(value: torch.Tensor) -> tuple[int, int]:
     """All that a tensor's storage spans."""
     start = value.untyped_storage().data_ptr()
     return start, start + value.untyped_storage().nbytes()
-
-
-# -- nodes --------------------------------------------------------------------------------------------------------
-
-
-def patchable(driver: Any, node: GraphNode, handle: int) -> _Kernel | _Copy | _Fill:
-    """Node ``handle`` with the parameters that were captured in ``node``, ready for addresses to be written into."""
-    if isinstance(node, KernelNode):
-        return _Kernel(driver, handle, node.blob, node.layout)
-    if isinstance(node, CopyNode):
-        return _Copy(driver, handle)
-    if isinstance(node, FillNode):
-        return _Fill(driver, handle)
-    raise CaptureError("invalid-program", "a node without parameters")
-
-
-class _Kernel:
-    """A kernel node and what it was last set to."""
-
-    def __init__(self, driver: Any, handle: int, blob: bytes, layout: Sequence[tuple[int, int]]) -> None:
-        self._driver, self._node = driver, driver.CUgraphNode(handle)
-        self._blob = (ctypes.c_char * len(blob)).from_buffer_copy(blob)
-        start = ctypes.addressof(self._blob)
-        self._pointers = (ctypes.c_void_p * len(layout))(*(start + offset for offset, _ in layout))
-        read = call(driver.cuGraphKernelNodeGetParams, self._node)
-        self._params = driver.CUDA_KERNEL_NODE_PARAMS()
-        for name in ("func", "gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ"):
-            setattr(self._params, name, getattr(read, name))
-        for name in ("sharedMemBytes", "kern", "ctx"):
-            setattr(self._params, name, getattr(read, name))
-        self._params.kernelParams = ctypes.addressof(self._pointers)
-
-    def write(self, place: int, address: int) -> None:
-        """Put ``address`` at byte ``place`` of the parameters."""
-        ctypes.c_uint64.from_buffer(self._blob, place).value = address
-
-    def apply(self, graph: Any) -> Any:
-        """Hand the parameters to the instantiated graph."""
-        return self._driver.cuGraphExecKernelNodeSetParams(graph, self._node, self._params)
-
-
-class _Copy:
-    """A copy node and what it was last set to."""
-
-    def __init__(self, driver: Any, handle: int) -> None:
-        self._driver, self._node = driver, driver.CUgraphNode(handle)
-        self._params = call(driver.cuGraphMemcpyNodeGetParams, self._node)
-        self._context = call(driver.cuCtxGetCurrent)
-        self.write(0, int(self._params.dstDevice) + int(self._params.dstXInBytes))
-        self.write(1, int(self._params.srcDevice) + int(self._params.srcXInBytes))
-        self._params.dstXInBytes = self._params.srcXInBytes = 0
-
-    def write(self, place: int, address: int) -> None:
-        """Operand 0 is the destination, 1 the source."""
-        setattr(self._params, "srcDevice" if place else "dstDevice", self._driver.CUdeviceptr(address))
-
-    def apply(self, graph: Any) -> Any:
-        """Hand the operands to the instantiated graph."""
-        return self._driver.cuGraphExecMemcpyNodeSetParams(graph, self._node, self._params, self._context)
-
-
-class _Fill:
-    """A fill node and what it was last set to."""
-
-    def __init__(self, driver: Any, handle: int) -> None:
-        self._driver, self._node = driver, driver.CUgraphNode(handle)
-        self._params = call(driver.cuGraphMemsetNodeGetParams, self._node)
-        self._context = call(driver.cuCtxGetCurrent)
-
-    def write(self, place: int, address: int) -> None:  # noqa: ARG002
-        """Set the destination."""
-        self._params.dst = self._driver.CUdeviceptr(address)
-
-    def apply(self, graph: Any) -> Any:
-        """Hand the destination to the instantiated graph."""
-        return self._driver.cuGraphExecMemsetNodeSetParams(graph, self._node, self._params, self._context)

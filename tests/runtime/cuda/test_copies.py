@@ -23,7 +23,7 @@ from pygraph.runtime.cuda.edges import ordered
 from pygraph.runtime.cuda.instantiate import make_region
 from pygraph.runtime.cuda.nodes import CopyNode, GraphNode, KernelNode, kinds_of, read_nodes
 from pygraph.runtime.cuda.parts import Part, _clone
-from pygraph.runtime.cuda.replay import patchable
+from pygraph.runtime.cuda.patching import patchable
 from pygraph.runtime.driver import Inert, Layout, Program, Slot
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
 from tests.runtime.branches import Branched, branched
