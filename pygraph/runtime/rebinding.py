@@ -5,8 +5,9 @@ The compiled module itself is left as it is: other threads go on calling it unwa
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,16 +15,22 @@ import torch
 __all__ = ["module_constants", "rebound"]
 
 
-def rebound(fn: types.FunctionType, substitute: Callable[[str, Any], Any]) -> types.FunctionType:
-    """``fn`` in which each global is what ``substitute`` returns for its name and value.
+@contextlib.contextmanager
+def rebound(fn: types.FunctionType, substitute: Callable[[str, Any], Any]) -> Iterator[Callable[[list[Any]], Any]]:
+    """``fn`` in which each global is what ``substitute`` returns for its name and value, until the block is left.
 
-    Functions that share its globals, as those of one compiled module do, are rebound like it.
+    Functions that share its globals, as those of one compiled module do, are rebound like it. They and their globals
+    refer to each other. Leaving breaks that cycle: what ``substitute`` refers to, such as gigabytes of copies, would
+    otherwise stay until Python collects garbage.
     """
     copied: dict[str, Any] = {}
-    for name, value in fn.__globals__.items():
-        own = isinstance(value, types.FunctionType) and value.__globals__ is fn.__globals__
-        copied[name] = _over(value, copied) if own else substitute(name, value)
-    return _over(fn, copied)
+    try:
+        for name, value in fn.__globals__.items():
+            own = isinstance(value, types.FunctionType) and value.__globals__ is fn.__globals__
+            copied[name] = _over(value, copied) if own else substitute(name, value)
+        yield _over(fn, copied)
+    finally:
+        copied.clear()
 
 
 def module_constants(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:

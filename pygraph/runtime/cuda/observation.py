@@ -150,8 +150,8 @@ def calls_operators(fn: Callable[..., Any]) -> bool:
 @contextlib.contextmanager
 def observing(observer: Observer, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """``fn`` as it is to be called while it is captured: its operators and Triton kernels are noted."""
-    with _Operators(observer):
-        yield _rebind(observer, fn)
+    with _Operators(observer), _rebound(observer, fn) as run:
+        yield run
 
 
 # -- operators ----------------------------------------------------------------------------------------------------
@@ -261,10 +261,10 @@ def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     return reads, writes
 
 
-def _rebind(observer: Observer, fn: Callable[..., Any]) -> Callable[..., Any]:
+def _rebound(observer: Observer, fn: Callable[..., Any]) -> contextlib.AbstractContextManager[Callable[..., Any]]:
     """``fn`` over a copy of its globals in which Triton kernels are observed: other threads go on unobserved."""
     if not isinstance(fn, types.FunctionType):
-        return fn
+        return contextlib.nullcontext(fn)
     return rebound(fn, lambda _, value: _Kernel(observer, value) if _is_triton_kernel(value) else value)
 
 

@@ -55,11 +55,10 @@ def _argument(recorder: Recorder, index: int, value: Any) -> Any:
 
 
 def _run(recorder: Recorder, fn: types.FunctionType, arguments: Sequence[Any]) -> Sequence[Any]:
-    rebound = rebind(recorder, fn)
     forgive()
     try:
-        with torch.inference_mode(False), torch.no_grad(), recording(recorder):
-            returned = rebound(list(arguments))
+        with torch.inference_mode(False), torch.no_grad(), rebind(recorder, fn) as run, recording(recorder):
+            returned = run(list(arguments))
     except CaptureError:
         raise
     except Exception as error:

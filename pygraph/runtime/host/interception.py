@@ -27,7 +27,7 @@ _FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._induc
 _OTHER_DEVICES = ("_empty_strided_cuda", "_empty_strided_xpu", "_empty_strided_mtia")
 
 
-def rebind(recorder: Recorder, fn: types.FunctionType) -> Callable[..., Any]:
+def rebind(recorder: Recorder, fn: types.FunctionType) -> AbstractContextManager[Callable[..., Any]]:
     """``fn`` over a copy of its globals in which whatever runs kernels or allocates is recorded instead."""
     known = _allocators(recorder)
 

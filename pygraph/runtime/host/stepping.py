@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -72,8 +73,8 @@ def trace(
     if not isinstance(fn, types.FunctionType):
         raise CaptureError("unsupported-region", f"{type(fn).__name__} is no plain Python function")
     calls = _Calls(program, watcher)
-    with torch.no_grad(), _Operators(calls):
-        returned: Sequence[Any] = _rebind(calls, fn)(args)
+    with torch.no_grad(), _Operators(calls), _rebound(calls, fn) as run:
+        returned: Sequence[Any] = run(args)
     calls.finish()
     return returned
 
@@ -174,7 +175,7 @@ class _Operators(TorchDispatchMode):
         return self._calls.operator(func, uses, lambda: func(*args, **named))
 
 
-def _rebind(calls: _Calls, fn: types.FunctionType) -> Callable[..., Any]:
+def _rebound(calls: _Calls, fn: types.FunctionType) -> AbstractContextManager[Callable[..., Any]]:
     """``fn`` over a copy of its globals in which fused kernels are told of."""
     return rebound(fn, lambda name, value: _observed(calls, name, value) if is_native_function(value) else value)
 

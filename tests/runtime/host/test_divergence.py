@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -236,16 +237,44 @@ def test_verify_always_names_the_launch(name: str, launch: int) -> None:
     assert f"launch {launch} of " in str(case.region.record.reason)
 
 
-def test_a_capture_that_is_refused_names_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    call, driver = region("branches", 0), HostDriver()
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> HostDriver:
+    """A driver whose replays misread an operand of launch 6."""
+    driver = HostDriver()
     right = driver.instantiate
 
-    def faulty(self: HostDriver, program: Program) -> Any:
+    def instantiate(self: HostDriver, program: Program) -> Any:
         object.__setattr__(program, "slots", misread(program, 6).slots)
         return right(program)
 
-    monkeypatch.setattr(HostDriver, "instantiate", faulty)
-    case = Region(call.fn, driver, name="real")
+    monkeypatch.setattr(HostDriver, "instantiate", instantiate)
+    return driver
+
+
+def test_a_refused_capture_leaves_no_memory_to_the_garbage_collector(faulty: HostDriver) -> None:
+    call = region("branches", 0)
+    case = Region(call.fn, faulty, name="real")
+    case(call.fresh(0))
+    gc.collect()
+    gc.disable()
+    try:
+        held = tensor_bytes()
+        case(call.fresh(1))
+        assert tensor_bytes() == held
+    finally:
+        gc.enable()
+    assert "comparison-failed" in case.record.refusals
+
+
+def tensor_bytes() -> int:
+    """Bytes of all tensors that are alive."""
+    alive = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+    return sum(each.nbytes for each in alive)
+
+
+def test_a_capture_that_is_refused_names_the_launch(faulty: HostDriver) -> None:
+    call = region("branches", 0)
+    case = Region(call.fn, faulty, name="real")
     for seed in range(2):
         theirs, state = call.fresh(seed), torch.get_rng_state()
         expected = call.run(theirs)
