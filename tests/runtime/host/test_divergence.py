@@ -260,7 +260,7 @@ def test_a_refused_capture_leaves_no_memory_to_the_garbage_collector(faulty: Hos
     try:
         held = tensor_bytes()
         case(call.fresh(1))
-        assert tensor_bytes() == held
+        assert tensor_bytes() <= held
     finally:
         gc.enable()
     assert "comparison-failed" in case.record.refusals
