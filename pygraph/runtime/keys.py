@@ -72,10 +72,11 @@ class Variant:
     replayed   captured, with an ``executable``
     skipped    not captured, or no longer: uncaptured was measured to be faster
 
-    ``program`` is kept where every replay is compared.
+    ``decided``: it was measured, and is not again. ``program`` is kept where every replay is compared.
     """
 
     __slots__ = (
+        "decided",
         "executable",
         "key",
         "measurement",
@@ -100,7 +101,7 @@ class Variant:
         self.spread: Spread | None = None
         self.written: frozenset[int] = frozenset()
         self.measurement: Measurement | None = None
-        self.skipped = False
+        self.decided = self.skipped = False
 
     @property
     def due(self) -> bool:

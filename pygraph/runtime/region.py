@@ -101,7 +101,7 @@ class Region:
         return self._choose(args) if outputs is None else outputs
 
     def expects_replay(self) -> bool:
-        """Whether a call that comes now is replayed, if it fits. Raises what a call raises."""
+        """Whether a call that comes now is replayed, if it fits."""
         if dispatch_mode_depth():
             return False
         return self._consume is not None or self._measured_replay() is not None
@@ -233,7 +233,7 @@ class Region:
     def _decide(self, variant: Variant, executable: Executable, measurement: Measurement, decision: Decision) -> None:
         """Use ``variant`` as was decided from now on."""
         self.record.decisions.append(decision)
-        variant.measurement = None
+        variant.measurement, variant.decided = None, True
         if decision.choice == UNCAPTURED:
             self._skip(variant)
         else:
@@ -266,18 +266,25 @@ class Region:
             variant.ran += 1
             return outputs
         try:
-            entry = self._decisions.entry(args) if self._decisions is not None and self._measures() else None
-            decision = None if entry is None else entry.read()
-            if decision is not None:
-                counters.add("recalled")
-                self.record.decisions.append(decision)
-                if decision.choice == UNCAPTURED:
-                    self._skip(variant)
-                    return self._uncaptured(args)
-            return self._capture(variant, args, entry, decided=decision is not None)
+            measures = not variant.decided and self._measures()
+            entry = self._decisions.entry(args) if measures and self._decisions is not None else None
+            if entry is not None:
+                self._recall(variant, entry)
+            return self._uncaptured(args) if variant.skipped else self._capture(variant, args, entry)
         finally:
             self._lock.release()
             disturb_all()
+
+    def _recall(self, variant: Variant, entry: Entry) -> None:
+        """Use what an earlier process decided on ``variant``, if one did."""
+        decision = entry.read()
+        if decision is None:
+            return
+        counters.add("recalled")
+        self.record.decisions.append(decision)
+        variant.decided = True
+        if decision.choice == UNCAPTURED:
+            self._skip(variant)
 
     def _disturb(self) -> None:
         """A call came in between: the block that is being timed of the variant that was used last does not count."""
@@ -299,7 +306,7 @@ class Region:
             self.record.state = "warm"
         return outputs
 
-    def _capture(self, variant: Variant, args: list[Any], entry: Entry | None, *, decided: bool) -> Sequence[Any]:
+    def _capture(self, variant: Variant, args: list[Any], entry: Entry | None) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
         made = self._try_capture(args)
         if isinstance(made, Refusal):
@@ -310,9 +317,8 @@ class Region:
         variant.written = made.written | self._hint
         sensitive = made.program.recording.offset_sensitive
         self._sensitive |= sensitive
-        variant.measurement = None
-        if self._measures() and not decided:
-            variant.measurement = Measurement(self._driver, args, sensitive, self._clock, entry)
+        measured = self._measures() and not variant.decided
+        variant.measurement = Measurement(self._driver, args, sensitive, self._clock, entry) if measured else None
         try:
             verdict = compare(self._fn, self._driver, made.executable, args, self._scope(variant, made.program))
         except BaseException as error:

@@ -477,7 +477,7 @@ def test_a_region_that_is_dropped_while_it_is_measured_is_gone_at_once() -> None
     assert executable() is None
 
 
-def test_captures_that_displace_each_other_are_measured_when_they_stay() -> None:
+def test_captures_that_displace_each_other_are_measured_once_they_stay() -> None:
     region, driver = make(max_captures=1)
     for _ in range(6):
         call(region, 5, 2)
@@ -485,6 +485,11 @@ def test_captures_that_displace_each_other_are_measured_when_they_stay() -> None
     call(region, 400, 2)
     assert [each.choice for each in region.record.decisions] == ["replay"]
     assert [each.closed for each in driver.executables].count(False) == 1
+    captures = region.record.captures
+    call(region, 400, 3)
+    call(region, 400, 2)
+    assert region.record.captures == captures + 2
+    assert len(region.record.decisions) == 2, "the first one is known"
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
