@@ -1,216 +1,196 @@
-"""Whether trials of measured selection pick right, and what they lose: held against a truth that was measured apart.
+"""Whether measured selection decides right, on programs whose candidates are timed apart as well.
 
-    python benchmarks/selection.py [--device cpu] [--seeds N] [--seconds S] [--out FILE]
+    python benchmarks/selection.py [--device cpu] [--out FILE]
 
-A scenario is a program and its caller (``scenarios``); no compiler is involved. Nothing is compared with other tools.
+A program is a chain of pointwise kernels; no compiler is involved. In some, a delay follows each replay.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from random import Random
+from statistics import median
 from typing import Any
-from unittest import mock
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.scenarios import CALLERS, PROGRAMS, SCENARIOS, After, settle, wait
-from benchmarks.truth import WITHIN, Subject, as_fast, rounds, summary, sure
 from pygraph.regions import driver_for
-from pygraph.runtime import measuring
-from pygraph.runtime.selection.queue import TrialQueue
+from pygraph.runtime.measure import CALLS, MARGIN, ROUNDS
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.region import Region
 
-__all__ = ["FIRST", "run_all", "run_scenario", "trial"]
+__all__ = ["CALLERS", "PROGRAMS", "Program", "decide"]
 
-FIRST = 1000
-"""Calls that the budget is a fraction of the time of."""
-_MORE, _CHUNK = 4000, 48
-"""Calls in which a trial may still end after the first ones, and how many are made at a time."""
-_ROUNDS = 3
-"""Rounds of the truth before the trials of a scenario, and as many after them."""
-_SECONDS = 80.0
-
-Tell = Callable[[str], None]
+_MOST = 4 * ROUNDS * (CALLS + 1)
+"""Calls within which every program is decided, unless its calls are disturbed."""
+_BLOCKS, _BLOCK = 5, 64
+"""Blocks that a candidate is timed apart in, and the calls of each."""
 
 
-def trial(subject: Subject, after: After, seed: int, calls: int = FIRST) -> dict[str, Any]:
-    """A trial of a region that has just been captured, over ``calls`` calls that are timed, and as many more as it
-    takes to end, but 4000 at most; one that goes on even then is closed, which leaves what was decided so far.
+@dataclass(frozen=True)
+class Program:
+    """``size``: elements and launches on each kind of device. A replay is followed by a delay of ``slowed`` times an
+    uncaptured call: of the ``host`` or of the ``device``."""
 
-    It shares nothing with earlier ones: neither the queue of regions nor the budget. Times are in µs.
-    """
-    subject.warm()
-    random = Random(seed)
-    with contextlib.ExitStack() as held:
-        held.enter_context(mock.patch.object(measuring, "TRIALS", TrialQueue()))
-        region = held.enter_context(contextlib.closing(subject.region(f"{subject.program.name} {seed}", measure=True)))
-        step, record = subject.calling(region), region.record
+    size: dict[str, tuple[int, int]]
+    slowed: float = 0.0
+    where: str = "host"
+
+
+_SMALL, _LARGE = {"cuda": (4096, 60), "cpu": (16, 40)}, {"cuda": (1 << 24, 4), "cpu": (1 << 14, 3)}
+PROGRAMS = {
+    "host-bound": Program(_SMALL),
+    "device-bound": Program(_LARGE),
+    "host-bound, slowed": Program(_SMALL, slowed=1.5),
+    "device-bound, slowed": Program(_LARGE, slowed=1.0, where="device"),
+}
+
+CALLERS: dict[str, Callable[[str, int], None]] = {
+    "steady": lambda device, call: None,
+    "waits": lambda device, call: _wait(device),
+    "waits each 16": lambda device, call: _wait(device) if call % 16 == 15 else None,
+}
+"""What happens after each call."""
+
+
+def _chain(args: list[Any]) -> Sequence[Any]:
+    x, launches = args
+    args.clear()
+    for _ in range(launches):
+        x = x.sin()
+    return (x,)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.current_stream().synchronize()
+
+
+class _Slowed:
+    """A driver whose replays are followed by a ``delay``."""
+
+    def __init__(self, driver: Any, delay: Callable[[], None]) -> None:
+        self._driver, self._delay = driver, delay
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def instantiate(self, program: Any) -> Any:
+        """An executable of the driver's, slowed."""
+        return _SlowedExecutable(self._driver.instantiate(program), self._delay)
+
+
+class _SlowedExecutable:
+    def __init__(self, executable: Any, delay: Callable[[], None]) -> None:
+        self.close = executable.close
+        self._replay, self._delay = executable.replay, delay
+
+    def replay(self, args: list[Any]) -> Any:
+        """A replay of the executable's, and the delay."""
+        outputs = self._replay(args)
+        if outputs is not None:
+            self._delay()
+        return outputs
+
+
+def _delay(device: str, where: str, seconds: float) -> Callable[[], None]:
+    if device == "cuda" and where == "device":
+        cycles = int(seconds * _cycles_per_second())
+        return lambda: torch.cuda._sleep(cycles)
+
+    def spin() -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    return spin
+
+
+def _cycles_per_second() -> float:
+    cycles = 20_000_000
+    torch.cuda._sleep(cycles)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    torch.cuda._sleep(cycles)
+    torch.cuda.synchronize()
+    return cycles / (time.perf_counter() - start)
+
+
+def _apart(call: Callable[[], Any], after: Callable[[str, int], None], device: str) -> float:
+    """Seconds per call of a candidate that is all that runs: the median of blocks drained at both ends."""
+    times = []
+    for _ in range(_BLOCKS + 1):  # the first one warms up
+        _wait(device)
         start = time.perf_counter()
-        for call in range(calls):
-            step()
-            after(call, random)
-        wait(subject.device)
-        took = time.perf_counter() - start
-        made = calls
-        while not record.trials and made < calls + _MORE:
-            for call in range(made, made + _CHUNK):
-                step()
-                after(call, random)
-            made += _CHUNK
-        ended = bool(record.trials)
-    return {**_plain(record.trials[0]), "seed": seed, "ended": ended, "timed_calls": calls, "took_us": took * 1e6}
+        for number in range(_BLOCK):
+            call()
+            after(device, number)
+        _wait(device)
+        times.append((time.perf_counter() - start) / _BLOCK)
+    return median(times[1:])
 
 
-def _plain(report: dict[str, Any]) -> dict[str, Any]:
-    """What a trial reports of itself."""
-    lost, budget, overhead = report["lost"], report["budget"], report["overhead"]
-    found = {key: report[key] for key in ("decision", "reason", "detail", "calls", "candidates", "dropped")}
-    per_call = {name: seconds * 1e6 for name, seconds in report["per_call"].items()}
-    share = lost / budget if budget else 0.0
-    figures = {"lost_us": lost * 1e6, "overhead_us": overhead * 1e6, "budget_us": budget * 1e6, "lost_of_budget": share}
-    return {**found, "per_call_us": per_call, **figures, "blocks": [_block(each) for each in report["blocks"]]}
-
-
-def _block(block: dict[str, Any]) -> dict[str, Any]:
-    """A block of a trial. Times are in µs."""
-    times = ("seconds", "waited", "lead", "tail")
-    rest = {key: value for key, value in block.items() if key not in times}
-    return {**rest, **{"us" if key == "seconds" else f"{key}_us": block[key] * 1e6 for key in times}}
-
-
-def run_scenario(subject: Subject, caller: str, seeds: int, end: float) -> dict[str, Any]:
-    """The truth about a program under ``caller``, and its trials, of which none begins after ``end`` (by the monotonic
-    clock). The truth is measured in parts before and after them.
-
-    What was lost as seen from outside is what the first calls took beyond as many of the fastest candidate's. A wrong
-    decision is part of it, and so is every error of the truth, a thousandfold: it is noisy.
-    """
-    after = CALLERS[caller](subject.device)
-    rows = rounds(subject, after, range(_ROUNDS))
-    trials: list[dict[str, Any]] = []
-    while len(trials) < seeds and time.monotonic() < end:
-        trials.append(trial(subject, after, len(trials)))
-    rows += rounds(subject, after, range(_ROUNDS, 2 * _ROUNDS))
-    truth = summary(rows)
-    for each in trials:
-        each["right"], each["sure"] = as_fast(truth, each["decision"]), sure(truth, each["decision"])
-        fastest = min(one["us"] for one in truth.values())
-        each["lost_from_outside_noisy_us"] = each["took_us"] - each["timed_calls"] * fastest
-    handicap = {"where": subject.program.slowed, "us": subject.delay.seconds * 1e6} if subject.program.slowed else None
+def decide(program: Program, caller: str, device: str) -> dict[str, Any]:
+    """What measured selection decides, the times per call of the candidates apart, in µs, and whether it was ``right``:
+    no slower than the other one by more than twice the margin. Raises RuntimeError where nothing is decided."""
+    driver: Any = driver_for(device)
+    elements, launches = program.size[device]
+    x, after = torch.rand(elements, device=device), CALLERS[caller]
+    alone = _apart(lambda: _chain([x, launches]), after, device)
+    if program.slowed:
+        driver = _Slowed(driver, _delay(device, program.where, program.slowed * alone))
+    measured, forced = (Region(_chain, driver, name="chain", options=RegionOptions(measure=on)) for on in (True, False))
+    try:
+        for number in range(_MOST):
+            measured([x, launches])
+            after(device, number)
+        if not measured.record.decisions:
+            raise RuntimeError(f"nothing is decided: {measured.record.reason}")
+        apart = {"replay": _apart(lambda: forced([x, launches]), after, device), "uncaptured": alone}
+    finally:
+        measured.close()
+        forced.close()
+    (decision,) = measured.record.decisions
+    slower = apart[decision.choice] / min(apart.values())
     return {
-        "program": subject.program.name,
-        "caller": caller,
-        "handicap": handicap,
-        "truth": truth,
-        "rounds_us": [{name: seconds * 1e6 for name, seconds in row.items()} for row in rows],
-        "trials": trials,
+        "choice": decision.choice,
+        "calls": decision.calls,
+        "measured_us": {"replay": decision.replay_us, "uncaptured": decision.uncaptured_us},
+        "apart_us": {name: seconds * 1e6 for name, seconds in apart.items()},
+        "right": slower <= 1 + 2 * MARGIN,
     }
 
 
-def run_all(
-    scenarios: Sequence[tuple[str, str]], device: str, seeds: int, seconds: float, tell: Tell = print
-) -> dict[str, Any]:
-    """Every scenario that there is time for, and the names of what was left out, with the reason."""
-    end = time.monotonic() + seconds
-    found: list[dict[str, Any]] = []
-    left_out: list[str] = []
-    subjects: dict[str, Subject] = {}
-    with torch.no_grad():
-        for program, caller in scenarios:
-            row = _attempt(subjects, program, caller, device, seeds, end)
-            if isinstance(row, str):
-                left_out.append(f"{program}, {caller}: {row}")
-                continue
-            found.append(row)
-            tell(line(row))
-            if len(row["trials"]) < seeds:
-                left_out.append(f"{program}, {caller}: {seeds - len(row['trials'])} of {seeds} trials, time was up")
-    for subject in subjects.values():
-        subject.close()
-    return {"scenarios": found, "left_out": left_out}
-
-
-def _attempt(
-    subjects: dict[str, Subject], program: str, caller: str, device: str, seeds: int, end: float
-) -> dict[str, Any] | str:
-    """A scenario, or why there is none. ``subjects`` are those made so far."""
-    if caller == "other stream" and device != "cuda":
-        return "needs a GPU"
-    if time.monotonic() >= end:
-        return "time was up"
-    try:
-        if program not in subjects:
-            subjects[program] = Subject(PROGRAMS[program], device)
-        return run_scenario(subjects[program], caller, seeds, end)
-    except RuntimeError as error:  # what others showed is worth having
-        return f"failed, {error}"
-
-
-def line(row: dict[str, Any]) -> str:
-    """A scenario: trials that were right (``?``: rounds of the truth disagree on that), the part of its budget that the
-    middle trial lost, and the worst; µs per call of each candidate, and its ratio to the fastest one."""
-    times = []
-    for name, one in sorted(row["truth"].items(), key=lambda item: item[1]["ratio"]):
-        slower = "" if one["ratio"] == 1 else f" (×{one['ratio']:.2f}, {one['least']:.2f} to {one['largest']:.2f})"
-        times.append(f"{name} {one['us']:.1f}{slower}")
-    lost = [each["lost_of_budget"] for each in row["trials"]] or [0.0]
-    right = sum(each["right"] for each in row["trials"])
-    doubt = "" if all(each["sure"] for each in row["trials"]) else "?"
-    judged = f"right {right}/{len(row['trials'])}{doubt}, lost {statistics.median(lost):.2f}, worst {max(lost):.2f}"
-    handicap = "; {us:.1f} µs added to replays on the {where}".format(**row["handicap"]) if row["handicap"] else ""
-    return f"{row['program']:<21} {row['caller']:<16} {judged}; {', '.join(times)}{handicap}"
-
-
-def totals(found: dict[str, Any]) -> str:
-    """All scenarios in one line, and a line for each that was left out."""
-    trials = [each for row in found["scenarios"] for each in row["trials"]]
-    right = sum(each["right"] for each in trials)
-    worst = max((each["lost_of_budget"] for each in trials), default=0.0)
-    over = sum(each["lost_of_budget"] > 1 for each in trials)
-    certain = [each["right"] for each in trials if each["sure"]]
-    text = f"right: {right} of {len(trials)} trials, {sum(certain)} of the {len(certain)} whose truth is certain"
-    text += f"; lost at most {worst:.2f} of the budget, more than it in {over}"
-    return "\n".join([text, *(f"left out: {each}" for each in found["left_out"])])
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line for each scenario; ``--out`` gets everything. Building the driver is not in the time."""
+    """Print a line for each program and caller; ``--out`` gets them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--seeds", type=int, default=5, help="trials of each scenario")
-    parser.add_argument("--seconds", type=float, default=_SECONDS, help="begin nothing new after so many")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     chosen = parser.parse_args(arguments)
     if driver_for(chosen.device) is None:
         parser.error(f"no driver captures on {chosen.device}")
     if chosen.device == "cpu":
         torch.set_num_threads(1)
-    settle(chosen.device)
-    gc.collect()
-    gc.freeze()
-    print(f"µs per call; right: at most {WITHIN:.0%} slower than the fastest; lost: as a part of the budget")
-    try:
-        found = run_all(SCENARIOS, chosen.device, chosen.seeds, chosen.seconds)
-    finally:
-        gc.unfreeze()
-    print(totals(found))
+    found = []
+    with torch.no_grad():
+        for name, program in PROGRAMS.items():
+            for caller in CALLERS:
+                row = decide(program, caller, chosen.device)
+                found.append({"program": name, "caller": caller, **row})
+                times = ", ".join(f"{candidate} {us:.1f} µs" for candidate, us in row["apart_us"].items())
+                right = "right" if row["right"] else "WRONG"
+                print(f"{name:<21} {caller:<14} {right}: {row['choice']} after {row['calls']} calls; apart: {times}")
     if chosen.out is not None:
-        facts = {"torch": torch.__version__, "device": _device(chosen.device), "within": WITHIN, "seeds": chosen.seeds}
-        chosen.out.write_text(json.dumps({**facts, "seconds": chosen.seconds, **found}, indent=1))
-
-
-def _device(kind: str) -> str:
-    return torch.cuda.get_device_name() if kind == "cuda" else kind
+        chosen.out.write_text(
+            json.dumps({"torch": torch.__version__, "device": chosen.device, "rows": found}, indent=1)
+        )
 
 
 if __name__ == "__main__":

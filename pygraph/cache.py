@@ -71,9 +71,9 @@ def read_json(path: Path) -> Any | None:
     """The content of ``path``; None without a word if it is not there, with one warning per file if it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         warn_once(path, str(error))
         return None
 

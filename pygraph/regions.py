@@ -106,7 +106,6 @@ def _wrap(
         options=_options(settings),
         held=_positions(report.emitted, region.index, wrapping.held),
         lent=_positions(report.emitted, region.index, wrapping.lent),
-        copied=_positions(report.emitted, region.index, _copied(report.decision, region)),
         on_capture=observer,
         origins={first + line: origin for line, origin in origins.items()},
         on_refusal=wrapping.heard,
@@ -126,12 +125,6 @@ def _options(settings: Settings) -> RegionOptions:
     )
 
 
-def _copied(decision: Decision | None, region: RegionReport) -> frozenset[str]:
-    """The inputs that the passes want copied to fixed addresses for what became this region."""
-    planned = () if decision is None else region.planned
-    return frozenset[str]().union(*(decision.copied.get(index, frozenset()) for index in planned if decision))
-
-
 def _positions(emitted: EmittedProgram | None, index: int, names: frozenset[str]) -> list[int]:
     """Where ``names`` are among the arguments of a region."""
     regions = () if emitted is None else emitted.regions
@@ -140,7 +133,7 @@ def _positions(emitted: EmittedProgram | None, index: int, names: frozenset[str]
 
 
 class _Strict:
-    """A region that raises once it turns out that it cannot be captured."""
+    """A region that raises once it turns out that it cannot be captured: not where it merely is faster uncaptured."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
@@ -148,7 +141,7 @@ class _Strict:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         outputs = self._region(args)
         record = self._region.record
-        if record.state == "uncaptured":
+        if record.state == "uncaptured" and record.reason:
             raise CaptureError("strict", f"{record.name} cannot be captured: {record.reason}")
         return outputs
 

@@ -24,8 +24,8 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, _caches: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _without_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials leave some calls uncaptured: only tests of them have any."""
+def _unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured selection leaves some calls uncaptured: only tests of it have any."""
     monkeypatch.setenv("PYGRAPH_MEASURE", "0")
 
 

@@ -54,26 +54,22 @@ class Addresses:
 
     owners   for each value in sight, the values whose memory it may lie in (several, where an alias is ambiguous)
     uses     launches that are given an address in that memory; None when a launch count is unknown
-    written  memory that the region mutates
     """
 
     owners: Mapping[Value, tuple[Value, ...]]
     uses: Mapping[Value, float | None]
-    written: frozenset[Value]
 
 
 def region_addresses(view: RegionView, values: Mapping[str, int]) -> Addresses:
     """The addresses that the launches of ``view`` are given; launch counts are evaluated with ``values``."""
     owners: dict[Value, tuple[Value, ...]] = {value: (value,) for value in view.reads}
     uses: dict[Value, float | None] = dict.fromkeys(view.reads, 0.0)
-    written: dict[Value, None] = {}
     for node in view.nodes:
         _define(node, owners, uses)
         launches = evaluate(node.cost.launches, values)
         for owner in _owners_of((*node.inputs, *node.outputs), owners):
             uses[owner] = _add(uses[owner], launches)
-        written |= dict.fromkeys(_owners_of([node.inputs[i] for i in node.effects.writes], owners))
-    return Addresses(owners, uses, frozenset(written))
+    return Addresses(owners, uses)
 
 
 def _define(node: KernelNode, owners: dict[Value, tuple[Value, ...]], uses: dict[Value, float | None]) -> None:

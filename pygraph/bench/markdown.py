@@ -5,6 +5,7 @@ Reads the document of ``results`` and decides nothing: a ratio that is not there
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def render_markdown(document: Mapping[str, Any], pictures: str | None = None) ->
         *(_domain(domain, rows) for domain, rows in by_domain(document).items()),
         _losses(document),
         _ablations(document),
-        _trials(document),
+        _measured(document),
         _rest(document),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -170,19 +171,18 @@ def _ablations(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _trials(document: Mapping[str, Any]) -> str:
+def _measured(document: Mapping[str, Any]) -> str:
     lines = []
     for name, row in document["workloads"].items():
         regions = row["sides"].get(OURS, {}).get("regions", ())
-        trials = [trial for region in regions for trial in region["trials"]]
-        if not trials:
+        decisions = [each for region in regions for each in region.get("decisions", ())]
+        if not decisions:
             continue
-        lost, budget = (sum(trial[key] or 0.0 for trial in trials) for key in ("lost_us", "budget_us"))
-        decisions = ", ".join(dict.fromkeys(f"{t['decision']} ({t['reason']})" for t in trials))
-        lines.append(_line([name, str(len(trials)), decisions, f"{lost:.0f} of {budget:.0f}"]))
+        choices = ", ".join(f"{n} {choice}" for choice, n in Counter(each["choice"] for each in decisions).items())
+        lines.append(_line([name, choices, str(sum(each["calls"] for each in decisions))]))
     if not lines:
         return ""
-    head = ["workload", "trials", "decided", "µs lost, of a budget of"]
+    head = ["workload", "decided", "calls"]
     return "\n".join(["## Measured selection", "", _line(head), _line(["---"] * len(head)), *lines])
 
 

@@ -73,7 +73,7 @@ class Home:
         return (self.folder / "gpu.lock").absolute()
 
     def environ(self, program: str, side: str, phase: Phase) -> dict[str, str]:
-        """The environment of a process: caches apart; and no trials on a GPU that others load meanwhile."""
+        """The environment of a process: caches apart; and nothing measured on a GPU that others load meanwhile."""
         own = self.of(program, side)
         triton = own / "triton" if self.cold else own.parent / "triton"
         more = {} if phase == "time" else {"PYGRAPH_MEASURE": "0"}

@@ -20,12 +20,12 @@ from pygraph.bench.watching import decided, what_was_captured
 
 __all__ = ["Serving"]
 
-_TRIAL_SECONDS = 5.0
-"""How long warming up goes on for trials of measured selection that have not ended."""
-_TRIAL_CALLS = 5000
+_SETTLING_SECONDS = 5.0
+"""How long warming up goes on for measured selection that has not decided."""
+_SETTLING_CALLS = 5000
 """How many calls it goes on for."""
 _BETWEEN_LOOKS = 50
-"""Calls between two looks whether trials go on."""
+"""Calls between two looks whether it goes on."""
 _FIRST_SECONDS = 1.5
 """How long the first calls are timed, if there are not enough of them before."""
 _MEMORY_CALLS = 3
@@ -39,7 +39,7 @@ class Serving:
 
     It yields whether the result of the call is to be kept (``keep``), stays in ``next`` while the process is to wait,
     and ends when the process is to end. ``began`` may be set to the time at which the first call began. Results go to
-    the file ``result``. Warming up goes on, for a time, while ``settling`` says that a trial is under way; it is done
+    the file ``result``. Warming up goes on, for a time, while ``settling`` says that measuring is under way; it is done
     within ``alone``. ``more`` is told at the end beside what was captured.
     """
 
@@ -98,9 +98,9 @@ class Serving:
         return {"compile_s": round(time.perf_counter() - self.began, 3)}
 
     def _warm(self, calls: int, seconds: float, first: int = 0) -> Steps:
-        """``calls`` in all, and more until ``seconds`` have passed and trials have ended; then memory is looked at.
+        """``calls`` in all, and more until ``seconds`` have passed and measuring has ended; then memory is looked at.
 
-        ``first``: how many of those that follow the ``calls`` are timed, trials and all.
+        ``first``: how many of those that follow the ``calls`` are timed, measuring and all.
         """
         reserved, free = self._reserved(), self._free()
         while self.made < calls:
@@ -119,7 +119,7 @@ class Serving:
             yield from self._call()
         self._drain()
         each = (time.perf_counter() - start) / _MEMORY_CALLS
-        found = {"call_us": each * 1e6, "calls": self.made, "trials": decided(), **begun}
+        found = {"call_us": each * 1e6, "calls": self.made, "decisions": decided(), **begun}
         return {**found, **self._memory(reserved, free)}
 
     def _first(self, calls: int) -> Steps:
@@ -132,10 +132,10 @@ class Serving:
         return {"first_calls": {"calls": count, "us": (time.perf_counter() - start) / count * 1e6}}
 
     def _until(self, end: float) -> Iterator[bool]:
-        while time.perf_counter() < end:  # not drained in between, since a trial that is under way would see it
+        while time.perf_counter() < end:  # not drained in between, since a measurement that is under way would see it
             yield from self._call()
-        last = self.made + _TRIAL_CALLS
-        while self._settling is not None and self.made < last and time.perf_counter() < end + _TRIAL_SECONDS:
+        last = self.made + _SETTLING_CALLS
+        while self._settling is not None and self.made < last and time.perf_counter() < end + _SETTLING_SECONDS:
             if not self._settling():
                 return
             for _ in range(_BETWEEN_LOOKS):

@@ -118,12 +118,6 @@ _WITHOUT = (
         off="placement",
     ),
     Side(
-        "pygraph-no-indirection",
-        "inputs that move are copied to fixed addresses, unless the program writes or returns them; no trials",
-        _Ours({"measure": False}, {"indirection": "indirection{copies=always}"}),
-        off="indirection",
-    ),
-    Side(
         "pygraph-no-reordering",
         "regions are what is capturable in a row, in program order",
         _Ours(instead={"partitioning": "in-program-order"}),
@@ -137,7 +131,7 @@ _WITHOUT = (
     ),
     Side(
         "pygraph-no-measuring",
-        "what is captured is replayed, without a trial",
+        "what is captured is replayed, without being measured",
         _Ours({"measure": False}),
         off="measured selection",
     ),

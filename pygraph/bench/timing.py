@@ -29,7 +29,7 @@ _SHORTEST_BLOCK_US = 20_000.0
 """A block is no shorter: draining takes some 10 µs."""
 _MOST_CALLS = 4000
 FIRST_CALLS = 1000
-"""Calls over which PyGraph's own trials are accounted for."""
+"""Calls over which what PyGraph measures is accounted for."""
 _WARM_SECONDS = 0.2
 """Calls go on for this long before the first block, so that the clocks of the GPU are up."""
 _STALLED = 240.0
@@ -172,7 +172,7 @@ class Timing:
             timed.groups.append(group)
             self._rounds(program, alive, found, group, timed)
             self._all(alive, found, "finish", until=max(self._until(), time.monotonic() + _FAREWELL))
-            timed.notes += _late_trials(found)
+            timed.notes += _late_decisions(found)
             timed.sides.update({side: _worse(timed.sides.get(side), outcome) for side, outcome in found.items()})
             return _without_memory(found)
         finally:
@@ -332,13 +332,13 @@ def _worse(before: SideOutcome | None, now: SideOutcome) -> SideOutcome:
     return replace(before, failure=failed.failure, error=failed.error, difference=max(known, default=None))
 
 
-def _late_trials(found: Mapping[str, SideOutcome]) -> list[str]:
-    """A trial that ends while blocks are timed has run, in some of them, what is not used in the end."""
+def _late_decisions(found: Mapping[str, SideOutcome]) -> list[str]:
+    """A measurement that ends while blocks are timed has run, in some of them, what is not used in the end."""
     notes = []
     for side, outcome in found.items():
-        ended = sum(len(region["trials"]) for region in outcome.facts.get("regions", ()))
-        if ended > outcome.facts.get("trials", ended):
-            notes.append(f"{side}: trials of measured selection went on while blocks were timed")
+        ended = sum(len(region["decisions"]) for region in outcome.facts.get("regions", ()))
+        if ended > outcome.facts.get("decisions", ended):
+            notes.append(f"{side}: measured selection went on while blocks were timed")
     return notes
 
 

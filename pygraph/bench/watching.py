@@ -1,22 +1,23 @@
-"""What PyGraph captured in this process and what its trials decided, for the row of a side; nothing on other sides."""
+"""What PyGraph captured in this process and what it measured, for the row of a side; nothing on other sides."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import pygraph
 from pygraph.report.facts import summarize
 from pygraph.report.model import GraphReport, RegionReport
-from pygraph.report.trials import trial_json
 from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.measure import UNCAPTURED
 
 __all__ = ["decided", "settling", "what_was_captured"]
 
 
 def settling() -> bool:
     """Whether a captured region has not decided yet what becomes of its captures."""
-    return any(_on_trial(record) for record in _records())
+    return any(_measuring(record) for record in _records())
 
 
 def _records() -> list[RegionRecord]:
@@ -24,17 +25,19 @@ def _records() -> list[RegionRecord]:
     return [region.record for region in regions if region.record is not None]
 
 
-def _on_trial(record: RegionRecord) -> bool:
-    return record.captures > len({trial["capture"] for trial in record.trials})
+def _measuring(record: RegionRecord) -> bool:
+    """Whether there are captures without a decision. One that was read from a file may be against capturing at all."""
+    unmade = sum(each.path is not None and each.choice == UNCAPTURED for each in record.decisions)
+    return record.captures > len(record.decisions) - unmade
 
 
 def decided() -> int:
-    """How many trials have ended."""
-    return sum(len(record.trials) for record in _records())
+    """How many decisions there are."""
+    return sum(len(record.decisions) for record in _records())
 
 
 def what_was_captured() -> dict[str, Any]:
-    """Coverage, what was left out and why, regions with their trials; empty where PyGraph compiled nothing."""
+    """Coverage, what was left out and why, regions with what was measured; empty where PyGraph compiled nothing."""
     reports = pygraph.reports()
     if not reports:
         return {}
@@ -59,10 +62,6 @@ def what_was_captured() -> dict[str, Any]:
 
 def _region(report: GraphReport, region: RegionReport) -> dict[str, Any]:
     record = region.record
-    trials = [] if record is None else [_trial(trial_json(trial)) for trial in record.trials]
-    return {"name": f"{report.name}.region{region.index}", "state": region.state, "why": region.why, "trials": trials}
-
-
-def _trial(trial: Any) -> dict[str, Any]:
-    kept = ("capture", "decision", "reason", "calls", "lost_us", "budget_us", "samples")
-    return {key: trial[key] for key in kept}
+    decisions = [] if record is None else [asdict(decision) for decision in record.decisions]
+    name = f"{report.name}.region{region.index}"
+    return {"name": name, "state": region.state, "why": region.why, "decisions": decisions}

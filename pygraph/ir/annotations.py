@@ -51,7 +51,7 @@ def unit_of(node: KernelNode) -> Unit:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """How a region gets the address of one value that it reads from outside: ``static``, ``patched`` or ``copied``.
+    """How a region gets the address of one value that it reads from outside: ``static`` or ``patched``.
 
     ``cost_us`` is the modelled host time per call in µs, or None when unknown.
     """

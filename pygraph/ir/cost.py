@@ -162,16 +162,12 @@ class DeviceModel:
         cached = self.cache_gbs > 0.0 and nbytes <= self.cache_bytes
         return nbytes / ((self.cache_gbs if cached else self.bandwidth_gbs) * 1e3)
 
-    def copy_time_us(self, nbytes: float) -> float:
-        """Time in µs to copy ``nbytes`` within the device (each byte is read and written)."""
-        return max(self.copy_us, self.traffic_us(2 * nbytes))
-
     def uncaptured_us(self, launches: float) -> float:
         """Host time in µs of ``launches`` without a graph."""
         return launches * self.launch_us
 
     def replayed_us(self, launches: float, patches_us: float = 0.0) -> float:
-        """Host time in µs of a replay of ``launches``, of which patching (or copying) takes ``patches_us``."""
+        """Host time in µs of a replay of ``launches``, of which patching takes ``patches_us``."""
         return self.replay_us + launches * self.node_us + patches_us
 
     def as_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pygraph.ir.rules import Violation
 
 __all__ = ["DECISIONS", "judged", "membership", "parameters", "quotient", "selected", "table"]
 
-DECISIONS = ("static", "patched", "copied")
+DECISIONS = ("static", "patched")
 """What may become of a region's parameter."""
 
 

@@ -6,10 +6,9 @@ Taken from a graph once it is partitioned; knows nothing of Inductor itself.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, SELECTED, Effects, Graph, KernelNode, Region, Token
+from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, SELECTED, Effects, Graph, KernelNode, Token
 
 __all__ = ["BARRIER", "RNG", "Decision", "Placed", "decide", "operator_run"]
 
@@ -38,17 +37,13 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision on a whole graph: nodes by FX name, the number of regions, and which of them are selected.
-
-    ``copied`` names, by region, the inputs that the runtime is to copy to fixed addresses.
-    """
+    """The decision on a whole graph: nodes by FX name, the number of regions, and which of them are selected."""
 
     device: str
     nodes: dict[str, Placed]
     regions: tuple[int, ...]
     selected: frozenset[int]
     pipeline: str
-    copied: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     def digest(self) -> str:
         """A hash of everything that decides where Inductor's program is cut, for cache keys."""
@@ -66,12 +61,7 @@ def decide(graph: Graph, device: str, pipeline: str) -> Decision:
         regions=tuple(sorted(graph.regions)),
         selected=frozenset(chosen),
         pipeline=pipeline,
-        copied={index: _copied(region) for index, region in graph.regions.items()},
     )
-
-
-def _copied(region: Region) -> frozenset[str]:
-    return frozenset(value.name for value, each in region.parameters.items() if each.decision == "copied")
 
 
 def _placed(node: KernelNode) -> Placed:

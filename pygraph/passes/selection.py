@@ -1,6 +1,6 @@
 """Selection: which regions are worth a graph, by the device model, before anything has run.
 
-Where trials are on, the runtime measures afterwards and has the last word; here only what cannot pay is left off.
+Where ``measure`` is on, the runtime measures afterwards and has the last word; here only what cannot pay is left off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GAIN = "gain"
 TOO_SMALL = "too-small"
 """REASON of a region left off: too few launches for what its replay costs."""
 UNKNOWN_COST = "unknown-cost"
-"""REASON of a region selected because the model cannot tell: only trials, where they are on, could decide."""
+"""REASON of a region selected because the model cannot tell: only measuring, where it is on, could decide."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Selection(Pass):
         patches = _patches_us(region, view, ctx, values)
         if launches is None or patches is None:
             unknown = "the number of launches" if launches is None else "the cost of patching"
-            _mark(region, True, UNKNOWN_COST, f"{unknown} is unknown: for trials to find out")
+            _mark(region, True, UNKNOWN_COST, f"{unknown} is unknown: to be measured")
             return
         model = ctx.model
         plain, replay = model.uncaptured_us(launches), model.replayed_us(launches, patches)

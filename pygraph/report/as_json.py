@@ -21,12 +21,12 @@ from pygraph.report.facts import (
     why,
 )
 from pygraph.report.model import GraphReport, PassReport, RegionReport, Uncaptured
-from pygraph.report.trials import TrialJson, trial_json
 from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.measure import Decision
 
 __all__ = ["SCHEMA_VERSION", "ReportJson", "json_text", "to_json"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised when a key is renamed or removed, or its meaning changes."""
 
 
@@ -74,6 +74,17 @@ class RefusalJson(TypedDict):
     loc: str | None
 
 
+class DecisionJson(TypedDict):
+    """What measured selection decided on one variant, as ``pygraph.runtime.measure.Decision``."""
+
+    choice: str
+    replay_us: float | None
+    uncaptured_us: float | None
+    calls: int
+    disturbed: bool
+    path: str | None
+
+
 class RecordJson(TypedDict):
     """The live account of one region, as ``pygraph.runtime.counters.RegionRecord``."""
 
@@ -84,8 +95,7 @@ class RecordJson(TypedDict):
     slots: int
     launches: int
     workspace_bytes: int
-    staged_bytes: int
-    trials: list[TrialJson]
+    decisions: list[DecisionJson]
     notes: list[str]
     refusals: list[RefusalJson]
 
@@ -264,10 +274,20 @@ def _record(record: RegionRecord) -> RecordJson:
         slots=record.slots,
         launches=record.launches,
         workspace_bytes=record.workspace_bytes,
-        staged_bytes=record.staged_bytes,
-        trials=[trial_json(trial) for trial in record.trials],
+        decisions=[_decision(decision) for decision in record.decisions],
         notes=list(record.notes),
         refusals=[RefusalJson(reason=r.reason, detail=r.detail, launch=r.launch, loc=r.loc) for r in refusals],
+    )
+
+
+def _decision(decision: Decision) -> DecisionJson:
+    return DecisionJson(
+        choice=decision.choice,
+        replay_us=decision.replay_us,
+        uncaptured_us=decision.uncaptured_us,
+        calls=decision.calls,
+        disturbed=decision.disturbed,
+        path=decision.path,
     )
 
 

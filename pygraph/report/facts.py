@@ -16,7 +16,7 @@ from pygraph.ir.cost import evaluate
 from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.passes.reasons import REASONS
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
-from pygraph.report.trials import trial_text
+from pygraph.runtime.measure import REPLAY, UNCAPTURED, Decision
 
 __all__ = [
     "CostRow",
@@ -31,6 +31,7 @@ __all__ = [
     "decision_text",
     "device_model",
     "folded",
+    "measured_text",
     "membership",
     "percent",
     "plural",
@@ -85,11 +86,24 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     record = region.record
     if record is None:
         return
-    yield from (trial_text(trial) for trial in record.trials)
-    if record.staged_bytes:
-        yield f"holds {bytes_text(Quantity(record.staged_bytes))} for copies of inputs"
+    if record.decisions:
+        yield measured_text(record.decisions)
     yield from record.notes
     yield from (str(refusal) for refusal in record.refusals.values() if refusal.reason not in region.why)
+
+
+def measured_text(decisions: Sequence[Decision]) -> str:
+    """What measured selection decided on a region, in one line; of several variants, how many and the latest."""
+    last = decisions[-1]
+    times = ((REPLAY, last.replay_us), (UNCAPTURED, last.uncaptured_us))
+    medians = ", ".join(f"{name} {us:.1f}" for name, us in times if us is not None)
+    counts = {choice: sum(each.choice == choice for each in decisions) for choice in (REPLAY, UNCAPTURED)}
+    several = ", ".join(f"{count} {choice}" for choice, count in counts.items() if count)
+    choice = last.choice if len(decisions) == 1 else f"{several}; last {last.choice}"
+    why = ", its calls were never undisturbed for long enough" if last.disturbed else ""
+    figures = f"; µs per call of the program: {medians}" if medians else ""
+    source = f"read from {last.path}" if last.path else f"{last.calls} calls"
+    return f"measured: {choice}{why}{figures} ({source})"
 
 
 def _selection_details(report: GraphReport, region: RegionReport) -> Iterator[str]:

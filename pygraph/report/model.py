@@ -13,7 +13,6 @@ from pygraph.lowering.decision import Decision
 from pygraph.lowering.program import EmittedProgram
 from pygraph.lowering.record import ProgramRecord
 from pygraph.passes.partitioning import NO_LAUNCH
-from pygraph.report.trials import passed_over
 from pygraph.runtime.counters import RegionRecord
 
 __all__ = ["GraphReport", "PassReport", "RegionReport", "Uncaptured"]
@@ -60,10 +59,7 @@ class RegionReport:
     @property
     def state(self) -> str:
         """``cold``, ``warm``, ``replay`` or ``uncaptured``, which may be by measured selection's decision."""
-        record = self.record
-        if record is None or passed_over(record.trials, record.captures):
-            return "uncaptured"
-        return record.state
+        return "uncaptured" if self.record is None else self.record.state
 
     @property
     def why(self) -> str:

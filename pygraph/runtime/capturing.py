@@ -19,7 +19,6 @@ from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.slots import SlotTable, discover, resolve
-from pygraph.runtime.staging import Stageable, stageable
 
 __all__ = ["Captured", "capture"]
 
@@ -42,14 +41,12 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """An executable, the program that it came from, its slots, the arguments that it may write, and those that copies
-    may stand for."""
+    """An executable, the program that it came from, its slots, and the arguments that it may write."""
 
     executable: Executable
     program: Program
     table: SlotTable
     written: frozenset[int]
-    stageable: tuple[Stageable, ...] = ()
 
 
 def capture(
@@ -76,9 +73,7 @@ def capture(
     if doubt is not None:
         return doubt
     program = _program(first, found, args, options, keepers or Keepers())
-    written = written_arguments(first, found.slots)
-    inputs = stageable(program, written, driver.copy_cost)
-    return Captured(driver.instantiate(program), program, found, written, inputs)
+    return Captured(driver.instantiate(program), program, found, written_arguments(first, found.slots))
 
 
 def _captured_twice(

@@ -29,32 +29,25 @@ _UNSTEADY, _ANOTHER_RUN = "non-deterministic: ", "in another uncaptured run"
 class Scope:
     """What a comparison has to know: arguments that may be ``written``, those whose storage offset is baked
     (``sensitive``), the ``budget`` in bytes for copies, the ``spread`` that was found, where the region does not
-    repeat itself, the ``program`` in which the launch that differs is looked for, if it is to be, and the arguments
-    that copies are to stand for in another replay (``staged``)."""
+    repeat itself, and the ``program`` in which the launch that differs is looked for, if it is to be."""
 
     written: frozenset[int]
     sensitive: frozenset[int]
     budget: int
     spread: Spread | None = None
     program: Program | None = None
-    staged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The uncaptured run's ``outputs``, which answer the call, and whether the replay may be used from now on.
 
-    ``spread`` is that of a region which does not repeat itself. ``staged``: whether a replay with copied inputs was
-    compared as well, and was right; if one was wrong, ``doubt`` says in what. ``seconds`` is what the uncaptured run
-    took the host, where a replay was compared with it.
+    ``spread`` is that of a region which does not repeat itself.
     """
 
     outputs: Sequence[Any]
     refusal: Refusal | None
     spread: Spread | None = None
-    staged: bool = False
-    doubt: str | None = None
-    seconds: float | None = None
 
 
 def rewind(driver: Driver, state: object) -> None:
@@ -176,33 +169,6 @@ class Trial:
         unlike = self._beyond(Expected(reference, left), outputs, copies, spread)
         return spread if unlike is None else _unsteady(unlike)
 
-    # -- with copied inputs ---------------------------------------------------------------------------------------
-
-    def stage(self, arguments: Sequence[int]) -> int | None:
-        """Have copies stand for ``arguments`` in the replays to come, as ``Executable`` says."""
-        staging: Any = self.executable
-        held: int | None = staging.stage(arguments)
-        return held
-
-    def judge_staged(self, first: First, verdict: Verdict) -> str | None:
-        """In what another replay on copies differs from the uncaptured run; random state is not kept.
-
-        Raises ReplayError if it damaged an argument that it should only read and that was too large to copy.
-        """
-        reference = self._observe(verdict.outputs, self.args)
-        before = self._fingerprints()
-        working = self._retaken(first)
-        outputs = self.executable.replay(working.args)
-        if self._fingerprints() != before:
-            raise ReplayError("a replay with copied inputs wrote to an argument that it only reads")
-        wrong = self._doubt(outputs, working)
-        if wrong is not None:
-            return str(wrong)
-        if verdict.spread is None:
-            return difference(reference, self._observe(outputs, working.args))
-        left = results(verdict.outputs, self.args, self.watched)
-        return self._beyond(Expected(reference, left), outputs or (), working.args, verdict.spread)
-
     # -- on every call --------------------------------------------------------------------------------------------
 
     def run_on_copies(self) -> Expected | None:
@@ -257,13 +223,10 @@ class Trial:
 
     def _again(self, first: First) -> list[Any]:
         """Fresh copies of the arguments as they were before any run, and the random state of then."""
-        return self._retaken(first).args
-
-    def _retaken(self, first: First) -> Snapshot:
         rewind(self.driver, self.rng)
         every = blocks(first.pristine, self.scope.sensitive)
         wanted = [b for b in every if self.all_copied or set(b.members).intersection(self.watched)]
-        return take(first.pristine, wanted)
+        return take(first.pristine, wanted).args
 
     def _doubt(self, outputs: Sequence[Any] | None, working: Snapshot) -> Refusal | None:
         """What is wrong with a replay whatever its results."""

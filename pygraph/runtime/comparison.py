@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -27,11 +26,9 @@ def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. If values are
     unequal, ``fn`` runs RUNS times more on copies: if it repeats its own result, the replay is wrong and refused
     (``comparison-failed``); where it does not, the region is non-deterministic, and a replay is held to what uncaptured
-    runs differ by. Where inputs are to be copied (``scope.staged``), one more replay is held to the same, with copies
-    standing for them; if it fails, only such replays are not to be used. All but the run that answers the call uses the
-    driver's transient memory, or, where that has no room beside what the allocator keeps for later, ordinary memory.
-    Raises what ``fn`` raises on ``args``, and ReplayError if the replay damaged an argument that it should only read
-    and that was too large to copy.
+    runs differ by. All but the run that answers the call uses the driver's transient memory, or, where that has no room
+    beside what the allocator keeps for later, ordinary memory. Raises what ``fn`` raises on ``args``, and ReplayError
+    if the replay damaged an argument that it should only read and that was too large to copy.
     """
     with driver.transient(args) as transient:
         verdict = _compare(fn, driver, executable, args, scope, transient)
@@ -63,12 +60,10 @@ def _compare(
         first = Refusal("replay-raised", f"{type(error).__name__}: {error}")
     if trial is not None and isinstance(first, Refusal):
         first = trial.explained(first, args)
-    start = perf_counter()
     outputs = fn(list(args))
-    seconds = perf_counter() - start
     if trial is None or isinstance(first, Refusal):
         return Verdict(outputs, first if isinstance(first, Refusal) else None)
-    return replace(_judged(trial, first, outputs, transient), seconds=seconds)
+    return _judged(trial, first, outputs, transient)
 
 
 def _judged(trial: Trial, first: First, outputs: Sequence[Any], transient: Transient) -> Verdict:
@@ -81,27 +76,7 @@ def _judged(trial: Trial, first: First, outputs: Sequence[Any], transient: Trans
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
         return Verdict(outputs, Refusal("comparison-failed", f"{type(error).__name__}: {error}"))
     refusal = verdict.refusal
-    if refusal is not None:
-        return replace(verdict, refusal=trial.explained(refusal, first.pristine))
-    return _staged(trial, first, verdict, transient) if trial.scope.staged else verdict
-
-
-def _staged(trial: Trial, first: First, verdict: Verdict, transient: Transient) -> Verdict:
-    """``verdict`` with what a replay with copied inputs adds to it. The memory of those copies is not transient."""
-    rng = trial.driver.snapshot_rng()
-    if trial.stage(trial.scope.staged) is None:
-        return verdict
-    try:
-        with transient():
-            doubt = trial.judge_staged(first, verdict)
-    except ReplayError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the same
-        doubt = f"{type(error).__name__}: {error}"
-    finally:
-        trial.stage(())
-        rewind(trial.driver, rng)
-    return replace(verdict, staged=doubt is None, doubt=doubt)
+    return verdict if refusal is None else replace(verdict, refusal=trial.explained(refusal, first.pristine))
 
 
 def _no_room(error: torch.OutOfMemoryError) -> Refusal:

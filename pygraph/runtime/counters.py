@@ -9,9 +9,12 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, overload
+from typing import TYPE_CHECKING, overload
 
 from pygraph.runtime.refusal import Refusal
+
+if TYPE_CHECKING:
+    from pygraph.runtime.measure import Decision
 
 __all__ = ["REPLAYS", "UNCAPTURED", "RegionRecord", "Tally", "add", "counters", "reset"]
 
@@ -67,12 +70,9 @@ class RegionRecord:
 
     ``state`` is ``cold`` (never ran), ``warm`` (ran uncaptured), ``replay`` (has captures) or ``uncaptured`` (left
     off, for ``reason``). ``keys`` counts distinct keys seen (at least: forgotten keys count again); ``slots``,
-    ``launches`` and ``workspace_bytes`` are those of the last capture; ``staged_bytes`` are held now for copies of
-    inputs, by all captures. ``refusals`` holds the first of each reason.
-    ``trials`` are what measured selection decided, and from what, as plain data: ``TrialReport.as_dict``, with the
-    number of the ``capture`` and, for each candidate, ``samples`` (blocks that counted, and their median in seconds).
-    One that was found on disk has ``stored`` (path, age in seconds, number of trials) and no calls; its ``capture`` is
-    0 where none was made.
+    ``launches`` and ``workspace_bytes`` are those of the last capture. ``refusals`` holds the first of each reason.
+    ``decisions`` are those of measured selection, one for each variant; where it left all of them uncaptured, the state
+    is ``uncaptured`` without a reason.
     """
 
     name: str
@@ -85,10 +85,9 @@ class RegionRecord:
     slots: int = 0
     launches: int = 0
     workspace_bytes: int = 0
-    staged_bytes: int = 0
     notes: list[str] = field(default_factory=list)
     refusals: dict[str, Refusal] = field(default_factory=dict)
-    trials: list[dict[str, Any]] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
 
     def tally(self, name: str) -> Tally:
         """The count behind ``replays`` or ``uncaptured``."""

@@ -15,7 +15,7 @@ import torch
 
 from pygraph.runtime.recording import AllocationKind, Recording
 
-__all__ = ["CopyCost", "Driver", "Executable", "Inert", "Keepers", "Layout", "Program", "Slot", "Transient"]
+__all__ = ["Driver", "Executable", "Inert", "Keepers", "Layout", "Program", "Slot", "Transient"]
 
 Transient = Callable[[], AbstractContextManager[object]]
 """Within ``with transient():``, entered as often as one likes, what this thread allocates is transient memory."""
@@ -84,31 +84,11 @@ class Program:
     keepers: Keepers = field(default_factory=Keepers)
 
 
-@dataclass(frozen=True, slots=True)
-class CopyCost:
-    """What a copy of an input costs, against patching the launches that use it; host time in µs.
-
-    ``patch_us`` for each launch, ``copy_us`` to submit one copy. Beyond ``most_bytes`` a copy takes time in proportion
-    to its bytes, and is not considered.
-    """
-
-    patch_us: float
-    copy_us: float
-    most_bytes: int
-
-
 class Executable(Protocol):
     """A captured region, ready to be replayed any number of times.
 
     It may also have ``consume(args)``: a replay that lets go of each argument as soon as it is dead and leaves ``args``
     empty, or returns None with ``args`` as it was.
-
-    Where its driver has a ``copy_cost``, it also has ``moves()``, which says how often the address of each argument was
-    another than at the replay before, and ``stage(arguments)``: from the next replay on, these arguments are copied to
-    memory at a fixed address, which the launches use, instead of those so far. A copy never stands for an argument
-    that may share memory with a written one. It returns the bytes that are held for copies; none are for no arguments.
-    It returns None, with nothing changed, while a replay is under way or the caller's stream is captured, and where
-    there is no memory.
     """
 
     def replay(self, args: list[Any]) -> list[Any] | None:
@@ -147,11 +127,6 @@ class Driver(Protocol):
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. Raises CaptureError when it cannot be."""
-        ...
-
-    @property
-    def copy_cost(self) -> CopyCost | None:
-        """What copies of inputs cost; None where executables cannot make them."""
         ...
 
     def snapshot_rng(self) -> object:

@@ -1,20 +1,12 @@
-"""What a measurement depends on besides the program: the machine and the versions, as text that processes agree on.
-
-Which of it belongs to a device is the drivers' to say; what is done with it is ``remembering``'s.
-"""
+"""The machine that times depend on, as text that processes agree on."""
 
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import platform
 from pathlib import Path
 
-import torch
-
-from pygraph.version import __version__
-
-__all__ = ["cpu_model", "kernel_driver", "versions"]
+__all__ = ["cpu_model", "kernel_driver"]
 
 
 @functools.cache
@@ -38,21 +30,3 @@ def kernel_driver() -> str:
         except OSError:
             continue
     return ""
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """Versions of all that makes or runs a program here; a package that is not there has none."""
-    return {
-        "pygraph": __version__,
-        "torch": torch.__version__,
-        "triton": _version("triton"),
-        "python": platform.python_version(),
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Sequence
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph.runtime.digest import bits
 from pygraph.runtime.driver import Executable, Program
 from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.remembering import Entry, LeftOut
 from pygraph.runtime.tolerance import Spread
+
+if TYPE_CHECKING:
+    from pygraph.runtime.measure import Measurement
 
 __all__ = ["ScalarKey", "Variant", "VariantTable", "signature"]
 
@@ -62,20 +64,27 @@ def signature(args: Sequence[Any], sensitive: Collection[int]) -> Hashable | Ref
 
 
 class Variant:
-    """One combination of key and signature: how often it ran uncaptured, and what became of it.
+    """One combination of key and signature, in one of five states:
 
-    It is captured when it ran ``wanted`` times. ``program`` is kept where every replay is compared.
+    counted    ``ran`` uncaptured fewer than ``wanted`` times; it is due to be captured then
+    refused    not captured, for the reason in ``refusal``
+    measured   captured, with an ``executable``; its ``measurement`` says which calls are replayed
+    replayed   captured, with an ``executable``
+    skipped    not captured, or no longer: uncaptured was measured to be faster
+
+    ``decided``: it was measured, and is not again. ``program`` is kept where every replay is compared.
     """
 
     __slots__ = (
-        "entry",
+        "decided",
         "executable",
         "key",
-        "left_out",
+        "measurement",
         "program",
         "ran",
         "refusal",
         "signature",
+        "skipped",
         "spread",
         "wanted",
         "written",
@@ -91,17 +100,14 @@ class Variant:
         self.refusal: Refusal | None = None
         self.spread: Spread | None = None
         self.written: frozenset[int] = frozenset()
-        self.entry: Entry | None = None
-        """What is kept of it across processes."""
-        self.left_out: LeftOut | None = None
-        """It is not captured, since an earlier trial decided against it."""
+        self.measurement: Measurement | None = None
+        self.decided = self.skipped = False
 
     @property
     def due(self) -> bool:
         """Whether it should be captured now."""
-        if self.left_out is not None and not self.left_out.over:
-            return False
-        return self.executable is None and self.refusal is None and self.ran >= self.wanted
+        captured = self.executable is not None or self.refusal is not None or self.skipped
+        return not captured and self.ran >= self.wanted
 
     def postpone(self) -> None:
         """Start anew, and run twice as often until the next capture: what goes wrong each time costs ever less.
@@ -146,11 +152,10 @@ class VariantTable:
         with self._lock:
             variant = self._captured.get(name) or self._tracked.get(name)
             if variant is None:
-                variant = self._tracked[name] = Variant(key, facts, self._wanted)
+                variant = Variant(key, facts, self._wanted)
                 self.keys += key not in self._by_key
                 self._by_key[key] = (*self._by_key.get(key, ()), variant)
-                if len(self._tracked) > self._max_tracked:
-                    self._forget(self._tracked.popitem(last=False)[1])
+                self._track(name, variant)
             elif variant.executable is None:
                 self._tracked.move_to_end(name)
             return variant
@@ -167,6 +172,16 @@ class VariantTable:
             while len(self._captured) > self._max_captures:
                 evicted += self._evict()
         return evicted
+
+    def skip(self, variant: Variant) -> Executable | None:
+        """Leave ``variant`` uncaptured for good; returns its executable, if it has one, to be closed by the caller."""
+        name = (variant.key, variant.signature)
+        with self._lock:
+            executable, variant.executable = variant.executable, None
+            variant.skipped = True
+            if self._captured.pop(name, None) is not None:
+                self._track(name, variant)
+        return executable
 
     def used(self, variant: Variant) -> None:
         """``variant`` was replayed: it goes last."""
@@ -190,10 +205,13 @@ class VariantTable:
         name, variant = self._captured.popitem(last=False)
         executable, variant.executable, variant.program = variant.executable, None, None
         variant.postpone()
+        self._track(name, variant)
+        return [executable] if executable is not None else []
+
+    def _track(self, name: Hashable, variant: Variant) -> None:
         self._tracked[name] = variant
         if len(self._tracked) > self._max_tracked:
             self._forget(self._tracked.popitem(last=False)[1])
-        return [executable] if executable is not None else []
 
     def _forget(self, variant: Variant) -> None:
         rest = tuple(other for other in self._by_key.get(variant.key, ()) if other is not variant)

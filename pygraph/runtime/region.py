@@ -1,14 +1,14 @@
-"""The life of one region: cold, warm, captured and compared, then replayed, or left uncaptured with a reason.
+"""The life of one region: cold, warm, captured and compared, measured, then replayed, or left uncaptured with a reason.
 
-A Region stands in for a compiled region's function. How captures are made, compared and told apart lives in
-``capturing``, ``comparison`` and ``keys``.
+A Region stands in for a compiled region's function. How captures are made, compared, told apart and measured lives in
+``capturing``, ``comparison``, ``keys`` and ``measure``; the states of one variant are listed at ``keys.Variant``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from threading import Lock, get_ident
+from time import perf_counter
 from typing import Any
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
@@ -19,13 +19,20 @@ from pygraph.runtime.comparison import Scope, Verdict, compare, rewind, verify
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.driver import Driver, Executable, Keepers, Program
 from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
-from pygraph.runtime.measuring import CANDIDATES, UNCAPTURED, Measured, Site, copying, disturb, left_out, measured
+from pygraph.runtime.measure import (
+    REPLAY,
+    UNCAPTURED,
+    Decision,
+    Decisions,
+    Entry,
+    Measurement,
+    disturb_all,
+    several_ranks,
+)
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.provenance import Origin, blamed, tracing
 from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.remembering import memory_of
 from pygraph.runtime.slots import SlotTable
-from pygraph.runtime.staging import asked_for
 
 __all__ = ["Region"]
 
@@ -40,12 +47,12 @@ class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
     ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``held`` those of
-    arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments that may, ``copied``
-    those of arguments that are to be copied to fixed addresses where they move, if copies can stand for them.
+    arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments that may.
     ``on_capture`` is told each program that was captured, compared and will be replayed, ``on_refusal`` why a capture
     failed that leaves the region without any, if that names operators; neither may raise. ``origins`` says what the
-    lines of ``fn`` run. Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and
-    ReplayError when a replay broke its contract; a capture that fails never shows but in ``record``.
+    lines of ``fn`` run. ``clock`` gives the seconds that measured selection goes by. Nothing of a call is kept after
+    it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a replay broke its contract; a
+    capture that fails never shows but in ``record``.
     """
 
     def __init__(
@@ -58,10 +65,10 @@ class Region:
         written_hint: Iterable[int] = (),
         held: Iterable[int] = (),
         lent: Iterable[int] = (),
-        copied: Iterable[int] = (),
         on_capture: Callable[[Program], None] | None = None,
         origins: Mapping[int, Origin] | None = None,
         on_refusal: Callable[[Refusal], None] | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.record = RegionRecord(name)
         self._count_replay = self.record.tally("replays").hit
@@ -71,18 +78,18 @@ class Region:
         self._options = options or RegionOptions()
         self._hint = frozenset(written_hint)
         self._keepers = Keepers(frozenset(held), frozenset(lent))
-        self._copied = frozenset(copied)
         self._on_capture, self._on_refusal = on_capture, on_refusal
         self._origins: Mapping[int, Origin] = origins or {}
         self._variants = VariantTable(
             self._options.max_captures, self._options.max_tracked, self._options.capture_after - 1
         )
-        self._memory = memory_of(fn, driver, self._options, CANDIDATES)
+        self._clock = clock
+        self._decisions = Decisions.of(fn, driver, self._options)
         self._lock = Lock()
         self._consume: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
-        self._measured: Measured | None = None
-        """What was used last, if it is under measured selection."""
+        self._measured: Variant | None = None
+        """What was used last instead, if it is being measured."""
         self._key: ScalarKey | None = None
         self._slots: SlotTable | None = None
         self._sensitive: frozenset[int] = frozenset()
@@ -94,9 +101,10 @@ class Region:
         return self._choose(args) if outputs is None else outputs
 
     def expects_replay(self) -> bool:
-        """Whether a call that comes now is replayed, if it fits. Raises what waiting for the device raises."""
-        known = self._consume is not None and not dispatch_mode_depth()
-        return known and (self._measured is None or not self._measured.awaits_uncaptured())
+        """Whether a call that comes now is replayed, if it fits."""
+        if dispatch_mode_depth():
+            return False
+        return self._consume is not None or self._measured_replay() is not None
 
     def try_replay(self, args: list[Any]) -> Sequence[Any] | None:
         """Replay the capture that was used last; None, with nothing done and ``args`` as it was, if that does not fit.
@@ -104,8 +112,11 @@ class Region:
         Raises what a call raises.
         """
         consume = self._consume
-        if consume is None or _capturing or dispatch_mode_depth() or functorch_level() is not None:
+        if _capturing or dispatch_mode_depth() or functorch_level() is not None:
             return None
+        if consume is None:
+            variant = self._measured_replay()
+            return None if variant is None else self._use(variant, args)
         try:
             outputs = consume(args)
         except BaseException as error:
@@ -125,7 +136,7 @@ class Region:
     def _choose(self, args: list[Any]) -> Sequence[Any]:
         """Replay another variant than the last one, or run uncaptured, or capture."""
         if _capturing:  # somebody's capture takes part of the time
-            self._spoil()
+            self._disturb()
         if self._off or get_ident() in _capturing or functorch_level() is not None:
             return self._uncaptured(args)
         if self._key is None:
@@ -138,17 +149,20 @@ class Region:
             outputs = self._use(variant, args, alone=len(variants) == 1)
             if outputs is not None:
                 return outputs
+        if any(variant.skipped for variant in variants):  # by the scalars alone: a look at each tensor takes time
+            return self._uncaptured(args)
         return self._miss(key, args)
 
-    def _use(self, variant: Variant, args: list[Any], *, alone: bool) -> Sequence[Any] | None:
-        """Replay ``variant``, or run it uncaptured where measured selection says so, if it is captured and fits."""
-        executable = variant.executable
+    def _use(self, variant: Variant, args: list[Any], *, alone: bool = True) -> Sequence[Any] | None:
+        """Replay ``variant``, or run it uncaptured where measured selection says so; None, with nothing done, if it is
+        not captured or does not fit. ``alone``: the key knows no other variant."""
+        executable, measurement = variant.executable, variant.measurement
         if executable is None:
-            return self._left_out(variant, args, alone=alone)
+            return None
         try:
-            if isinstance(executable, Measured) and executable.awaits_uncaptured():
-                return self._passed_over(variant, executable, args, alone=alone)
-            return self._replay(variant, executable, args)
+            if measurement is None:
+                return self._replay(variant, executable, args)
+            return self._measure(variant, executable, measurement, args, alone=alone)
         except BaseException as error:
             self._raised(args, error)
             raise
@@ -169,31 +183,71 @@ class Region:
         scope = self._scope(variant, variant.program)
         return verify(self._fn, self._driver, executable, args, scope, self.record.name)
 
-    def _passed_over(
-        self, variant: Variant, executable: Measured, args: list[Any], *, alone: bool
-    ) -> Sequence[Any] | None:
-        """Run a call of a captured variant uncaptured; None, with nothing done, if it is of another one after all."""
-        if not executable.grants(args, alone=alone):
-            return None
-        if executable is not self._measured:
-            self._prefer(variant, executable)
-        return self._run(args)
-
-    def _left_out(self, variant: Variant, args: list[Any], *, alone: bool) -> Sequence[Any] | None:
-        """Run uncaptured a call of a variant that was decided not to be captured; None, with nothing done, if that is
-        over, or if the call is of another one."""
-        known = variant.left_out is not None and variant.left_out.grants(args, alone=alone)
-        return self._uncaptured(args) if known else None
-
     def _prefer(self, variant: Variant, executable: Executable) -> None:
-        """Try ``executable`` first from now on, unless calls have to be told apart by the bits of a float."""
+        """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""
         self._variants.used(variant)
-        if executable is not self._measured:
-            self._spoil()
-            self._measured = executable if isinstance(executable, Measured) and not self._off else None
-        plain = self._key is not None and self._key.plain
-        if plain and not self._options.verify_always and variant.executable is executable and not self._off:
-            self._consume = _consuming(executable)
+        if variant is not self._measured:
+            self._disturb()
+        measured = variant.measurement is not None
+        usable = variant.executable is executable and not self._off
+        plain = self._key is not None and self._key.plain and not self._options.verify_always
+        self._measured = variant if measured and usable else None
+        self._consume = _consuming(executable) if usable and plain and not measured else None
+
+    def _measures(self) -> bool:
+        """Whether a variant that is captured now is measured. Of several processes, each would decide by itself."""
+        return self._options.measure and not self._options.verify_always and not several_ranks()
+
+    def _measured_replay(self) -> Variant | None:
+        """The variant that was used last, if it is being measured and a call that comes now is to be replayed."""
+        variant, key = self._measured, self._key
+        measurement = None if variant is None else variant.measurement
+        if measurement is None or key is None or not key.plain:
+            return None
+        block = measurement.enter()
+        return variant if block is None or block.candidate == REPLAY else None
+
+    def _measure(
+        self, variant: Variant, executable: Executable, measurement: Measurement, args: list[Any], *, alone: bool
+    ) -> Sequence[Any] | None:
+        """A call of a variant that is being measured; None, with nothing done, if it is of another one after all.
+
+        To find that out where it runs uncaptured takes time: where the variant is ``alone``, only calls that are not
+        timed are looked at.
+        """
+        block = measurement.enter()
+        outputs: Sequence[Any] | None = None
+        if block is None or block.candidate == REPLAY:
+            outputs = self._replay(variant, executable, args)
+        elif (alone and block.calls) or measurement.fits(args):
+            self._prefer(variant, executable)
+            outputs = self._run(args)
+        if outputs is None:
+            measurement.disturb()
+            return None
+        decision = measurement.leave(block)
+        if decision is not None:
+            self._decide(variant, executable, measurement, decision)
+        return outputs
+
+    def _decide(self, variant: Variant, executable: Executable, measurement: Measurement, decision: Decision) -> None:
+        """Use ``variant`` as was decided from now on."""
+        self.record.decisions.append(decision)
+        variant.measurement, variant.decided = None, True
+        if decision.choice == UNCAPTURED:
+            self._skip(variant)
+        else:
+            self._prefer(variant, executable)
+        measurement.finish(decision)
+
+    def _skip(self, variant: Variant) -> None:
+        """Leave a variant uncaptured for good, since that is faster."""
+        executable = self._variants.skip(variant)
+        self._consume = self._measured = None
+        if executable is not None:
+            executable.close()
+        if not self._variants.captured:
+            self.record.state = "uncaptured"
 
     def _miss(self, key: Hashable, args: list[Any], *, watched: bool = False) -> Sequence[Any]:
         """No capture fits: count the call, and capture if the variant ran often enough and nobody else captures.
@@ -212,22 +266,36 @@ class Region:
             variant.ran += 1
             return outputs
         try:
-            if self._recall(variant, args):
-                return self._uncaptured(args)
-            return self._capture(variant, args)
+            measures = not variant.decided and self._measures()
+            entry = self._decisions.entry(args) if measures and self._decisions is not None else None
+            if entry is not None:
+                self._recall(variant, entry)
+            return self._uncaptured(args) if variant.skipped else self._capture(variant, args, entry)
         finally:
             self._lock.release()
-            disturb()
+            disturb_all()
 
-    def _spoil(self) -> None:
-        """A call came in between: what is being timed of the variant that was used last does not count."""
+    def _recall(self, variant: Variant, entry: Entry) -> None:
+        """Use what an earlier process decided on ``variant``, if one did."""
+        decision = entry.read()
+        if decision is None:
+            return
+        counters.add("recalled")
+        self.record.decisions.append(decision)
+        variant.decided = True
+        if decision.choice == UNCAPTURED:
+            self._skip(variant)
+
+    def _disturb(self) -> None:
+        """A call came in between: the block that is being timed of the variant that was used last does not count."""
         last = self._measured
-        if last is not None:
-            last.spoil()
+        measurement = None if last is None else last.measurement
+        if measurement is not None:
+            measurement.disturb()
 
     def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
         """Run uncaptured a call that measured selection has not asked for."""
-        self._spoil()
+        self._disturb()
         return self._run(args)
 
     def _run(self, args: list[Any]) -> Sequence[Any]:
@@ -238,18 +306,7 @@ class Region:
             self.record.state = "warm"
         return outputs
 
-    def _recall(self, variant: Variant, args: Sequence[Any]) -> bool:
-        """Look up what was decided on a variant that is due; whether it is left out, by what an earlier trial decided.
-
-        One that is due although it was left out is not asked about again: the program has changed since.
-        """
-        variant.entry = None if self._memory is None else self._memory.entry(args)
-        if variant.entry is None or variant.left_out is not None or not variant.entry.decided_on(UNCAPTURED):
-            return False
-        variant.left_out = left_out(variant.entry, Site(self._driver, args, self._sensitive), self.record, variant.key)
-        return True
-
-    def _capture(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
+    def _capture(self, variant: Variant, args: list[Any], entry: Entry | None) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
         made = self._try_capture(args)
         if isinstance(made, Refusal):
@@ -258,13 +315,12 @@ class Region:
                 self._on_refusal(made)
             return self._uncaptured(args)
         variant.written = made.written | self._hint
-        made = self._with_copies(made, variant)
-        site = Site(self._driver, args, made.program.recording.offset_sensitive)
-        self._sensitive |= made.program.recording.offset_sensitive
+        sensitive = made.program.recording.offset_sensitive
+        self._sensitive |= sensitive
+        measured = self._measures() and not variant.decided
+        variant.measurement = Measurement(self._driver, args, sensitive, self._clock, entry) if measured else None
         try:
-            staged = tuple(each.argument for each in made.stageable)
-            scope = replace(self._scope(variant, made.program), staged=staged)
-            verdict = compare(self._fn, self._driver, made.executable, args, scope)
+            verdict = compare(self._fn, self._driver, made.executable, args, self._scope(variant, made.program))
         except BaseException as error:
             made.executable.close()
             variant.ran = 0
@@ -273,18 +329,8 @@ class Region:
         args.clear()
         self._count_uncaptured()
         counters.UNCAPTURED.hit()
-        self._settle(variant, made, verdict, site)
+        self._settle(variant, made, verdict)
         return verdict.outputs
-
-    def _with_copies(self, made: Captured, variant: Variant) -> Captured:
-        """``made``, with the inputs to be copied: those that the passes chose, or else those where it may pay, if that
-        is measured. None where every replay is compared on the caller's own arguments."""
-        if self._options.verify_always or self._driver.copy_cost is None:
-            return replace(made, stageable=())
-        if self._copied:
-            return replace(made, stageable=asked_for(made.program, variant.written, self._copied))
-        wanted = made.stageable if self._options.measure else ()
-        return replace(made, stageable=tuple(each for each in wanted if each.argument not in variant.written))
 
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
         state = None
@@ -301,7 +347,7 @@ class Region:
             if state is not None:
                 rewind(self._driver, state)
 
-    def _settle(self, variant: Variant, made: Captured, verdict: Verdict, site: Site) -> None:
+    def _settle(self, variant: Variant, made: Captured, verdict: Verdict) -> None:
         """Use the executable from now on, or close it."""
         if verdict.refusal is not None or self._off:
             made.executable.close()
@@ -310,32 +356,13 @@ class Region:
         variant.spread = verdict.spread
         variant.program = made.program if self._options.verify_always else None
         self._describe(made, verdict)
-        used = self._under_selection(variant, made, verdict, site)
-        for executable in self._variants.install(variant, used):
-            self._consume = None
+        for executable in self._variants.install(variant, made.executable):
+            self._consume = self._measured = None
             executable.close()
         self._slots = made.table
-        self._prefer(variant, used)
+        self._prefer(variant, made.executable)
         if self._on_capture is not None:
             self._on_capture(made.program)
-
-    def _under_selection(self, variant: Variant, made: Captured, verdict: Verdict, site: Site) -> Executable:
-        """The executable as it is to be used: measured, with copied inputs, or as it is."""
-        inputs, changed = made.stageable if verdict.staged else (), variant.left_out is not None
-        variant.left_out = None
-        if self._options.measure and not self._options.verify_always:
-            return measured(
-                made.executable,
-                site,
-                self.record,
-                variant.key,
-                variant.entry,
-                changed=changed,
-                inputs=inputs,
-                asked=bool(self._copied),
-                uncaptured=verdict.seconds,
-            )
-        return copying(made.executable, site, self.record, inputs) if inputs else made.executable
 
     def _scope(self, variant: Variant, program: Program | None) -> Scope:
         chosen = self._options.comparison_budget
@@ -360,7 +387,7 @@ class Region:
     def _raised(self, args: list[Any], error: BaseException) -> None:
         """A call raised: ``args`` is emptied as ever, and a replay that broke its contract is the region's last."""
         args.clear()
-        self._spoil()
+        self._disturb()
         if isinstance(error, ReplayError):
             refusal = Refusal("replay-failed", str(error))
             self._note(refusal)
@@ -390,8 +417,6 @@ class Region:
         notes = list(made.table.notes)
         if verdict.spread is not None:
             notes.append("non-deterministic: compared within a tolerance")
-        if verdict.doubt is not None:
-            notes.append(f"inputs are not copied, as such a replay was wrong: {verdict.doubt}")
         record.notes.extend(note for note in notes if note not in record.notes)
 
 

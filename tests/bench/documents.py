@@ -17,8 +17,8 @@ def _side(name: str, wall: float) -> dict[str, Any]:
 
 
 def _region() -> dict[str, Any]:
-    trial = {"decision": "patched", "reason": "faster", "lost_us": 12.0, "budget_us": 400.0, "calls": 96}
-    return {"name": "graph0.region0", "state": "replay", "why": "", "trials": [trial]}
+    decision = {"choice": "replay", "replay_us": 50.0, "uncaptured_us": 65.0, "calls": 36}
+    return {"name": "graph0.region0", "state": "replay", "why": "", "decisions": [decision, decision]}
 
 
 def _ratio(value: float) -> dict[str, Any]:

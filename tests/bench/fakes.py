@@ -63,7 +63,7 @@ for line in sys.stdin:
         again = plan.get("then") if os.path.exists(folder + "/" + spec["side"] + "-warmed") else None
         open(folder + "/" + spec["side"] + "-warmed", "w").close()
         shutil.copy(folder + "/" + (again or plan.get("result", "right")) + ".pt", spec["result"])
-        row = {"call_us": plan.get("call_us", 5000.0), "calls": command["calls"], "trials": 0}
+        row = {"call_us": plan.get("call_us", 5000.0), "calls": command["calls"], "decisions": 0}
         row["reserved_bytes"] = 2 * 2**20
     if does == "block":
         made += 1

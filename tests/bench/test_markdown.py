@@ -89,14 +89,14 @@ def test_losses_are_against_the_better_of_both_and_begin_at_two_percent() -> Non
     assert "None:" in section(render_markdown(fine), "Losses")
 
 
-def test_ablations_and_trials() -> None:
+def test_ablations_and_decisions() -> None:
     page = render_markdown(document())
     table = section(page, "What each mechanism is worth")
     assert "without capture" in table
     assert "without placement" not in table
     assert row(table, "gains-1") == "| gains-1 | 1.90 ± 0.19 |"
     assert row(table, "geometric mean") == "| geometric mean | 1.900 of 5 |"
-    assert row(section(page, "Measured selection"), "gains-1") == "| gains-1 | 1 | patched (faster) | 12 of 400 |"
+    assert row(section(page, "Measured selection"), "gains-1") == "| gains-1 | 2 replay | 72 |"
 
 
 def test_what_was_left_out_failed_or_is_to_be_noted() -> None:

@@ -10,7 +10,6 @@ import torch
 import pygraph
 from pygraph.bench.correctness import difference, tensors_of
 from pygraph.bench.sides import ABLATIONS, SIDES, compile_as, measures, sides_for, step_as
-from pygraph.runtime.staging import WATCHED
 
 ALL = ("eager", "default", "reduce-overhead", "make-graphed-callables", "whole-step", "pygraph")
 
@@ -25,7 +24,7 @@ def test_all_sides_or_those_named_and_always_the_reference() -> None:
 def test_ablations_are_those_that_differ_from_pygraph_as_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYGRAPH_MEASURE", "0")
     found = sides_for([], "cpu", True)
-    without = ("uncaptured", "no-placement", "no-indirection", "no-reordering", "no-model")
+    without = ("uncaptured", "no-placement", "no-reordering", "no-model")
     assert set(found) >= {f"pygraph-{name}" for name in without}
     assert "pygraph-no-measuring" not in found
     monkeypatch.setenv("PYGRAPH_MEASURE", "1")
@@ -43,11 +42,8 @@ def test_names_that_cannot_be(names: list[str], why: str) -> None:
 
 def test_only_pygraph_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYGRAPH_MEASURE", "1")
-    without = ("pygraph-no-indirection", "pygraph-no-measuring")
-    assert [name for name in SIDES if measures(name)] == [
-        "pygraph",
-        *(name for name in ABLATIONS if name not in without),
-    ]
+    expected = ["pygraph", *(name for name in ABLATIONS if name != "pygraph-no-measuring")]
+    assert [name for name in SIDES if measures(name)] == expected
     monkeypatch.setenv("PYGRAPH_MEASURE", "0")
     assert not any(measures(name) for name in SIDES)
 
@@ -99,23 +95,3 @@ def test_pipelines_without_a_mechanism_run(name: str, inputs: tuple[torch.Tensor
     assert report.error is None
     left = {"pygraph-no-placement": "placement", "pygraph-no-model": "selection"}[name]
     assert left not in report.pipeline.split(",")
-
-
-def test_without_indirection_inputs_that_move_are_copied(fresh: None) -> None:
-    def step(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-        total.add_(x.sum(0))
-        return torch.softmax(x @ x, -1)
-
-    ours, plain = compile_as("pygraph-no-indirection", step), compile_as("pygraph", step)
-    kept, sums = [], [torch.zeros(16), torch.zeros(16)]
-    for seed in range(WATCHED + 8):
-        torch.manual_seed(seed)
-        kept.append(torch.randn(16, 16))
-        assert torch.equal(ours(kept[-1], sums[0]), plain(kept[-1], sums[1]))
-    assert torch.equal(sums[0], sums[1])
-    without, usual = (report.regions[0] for report in pygraph.reports())
-    assert (without.state, usual.state) == ("replay", "replay")
-    assert without.record is not None
-    assert usual.record is not None
-    assert 16 * 16 * 4 <= without.record.staged_bytes < 2 * 16 * 16 * 4, "x is copied; total, which is written, is not"
-    assert usual.record.staged_bytes == 0

@@ -34,8 +34,6 @@ def test_a_kernel_takes_its_floor_and_the_longer_of_arithmetic_and_traffic() -> 
 def test_what_fits_a_cache_is_faster() -> None:
     assert MODEL.traffic_us(10e6) == pytest.approx(2.0)
     assert MODEL.traffic_us(40e6) == pytest.approx(20.0)
-    assert MODEL.copy_time_us(100) == 4.0
-    assert MODEL.copy_time_us(40e6) == pytest.approx(40.0)
 
 
 def test_arithmetic_goes_by_what_a_node_computes() -> None:

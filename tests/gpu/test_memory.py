@@ -14,10 +14,7 @@ from torch import nn
 
 import pygraph
 from pygraph.backend import pygraph as backend
-from pygraph.runtime import measuring
 from pygraph.runtime.driver import Driver
-from pygraph.runtime.selection import ledger
-from pygraph.runtime.selection.queue import TrialQueue
 from tests.gpu.replays import captured
 from tests.runtime.regions import copy_arguments, same_bits
 
@@ -142,21 +139,19 @@ def stepped(call: Callable[..., Any], calls: int) -> int:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_trial_leaves_nothing_of_its_uncaptured_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_leaves_nothing_of_its_uncaptured_calls() -> None:
     """Their library workspaces would lie beside those that replays borrow."""
-    monkeypatch.setattr(measuring, "TRIALS", TrialQueue())
-    monkeypatch.setattr(ledger, "_HITCH", 1.0)  # however long the run before the trial took, it tells nothing
     model = nn.Sequential(*(Block(1024) for _ in range(4))).cuda().bfloat16()
     plain = stepped(torch.compile(model), 5)
     torch._dynamo.reset()
     gc.collect()
     options = {"measure": True, "cache_dir": None}
-    ours = stepped(torch.compile(model, backend=backend, options=options), 1500)
+    ours = stepped(torch.compile(model, backend=backend, options=options), 200)
     (region,) = [region for report in pygraph.reports() for region in report.regions if region.wrapped]
     assert region.record is not None
-    (trial,) = region.record.trials
-    assert trial["decision"] != "uncaptured", trial
-    assert "uncaptured" in {block["candidate"] for block in trial["blocks"]}, trial
+    (decision,) = region.record.decisions
+    assert decision.choice == "replay", decision
+    assert decision.uncaptured_us, "uncaptured calls were timed"
     assert ours <= 1.03 * plain, f"{ours / MB:.1f} MB instead of {plain / MB:.1f}"
 
 

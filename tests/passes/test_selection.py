@@ -68,7 +68,7 @@ def test_a_margin_can_be_asked_for() -> None:
 def test_unknown_cost_is_left_to_measurement(rows: tuple[str, ...]) -> None:
     graph = build(*rows)
     assert select(graph) == [(True, "unknown-cost")]
-    assert graph.regions[0].meta.get(DETAIL) == "the number of launches is unknown: for trials to find out"
+    assert graph.regions[0].meta.get(DETAIL) == "the number of launches is unknown: to be measured"
 
 
 def test_an_unknown_cost_of_a_parameter_is_left_to_measurement() -> None:
@@ -76,7 +76,7 @@ def test_an_unknown_cost_of_a_parameter_is_left_to_measurement() -> None:
     select(graph)
     graph.regions[0].parameters[graph.value("x")] = Parameter("patched", "another pass said so", None)
     Selection().run(graph, CTX)
-    assert graph.regions[0].meta.get(DETAIL) == "the cost of patching is unknown: for trials to find out"
+    assert graph.regions[0].meta.get(DETAIL) == "the cost of patching is unknown: to be measured"
 
 
 def test_running_again_says_so_only_when_something_changes() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from pygraph.ir import (
     CAPTURABLE,
     DETAIL,
@@ -27,8 +24,8 @@ from pygraph.lowering.decision import decide
 from pygraph.lowering.program import EmittedProgram, EmittedRegion
 from pygraph.report.model import GraphReport, PassReport, RegionReport
 from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.measure import Decision
 from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.selection.records import Block, Look, Standing, TrialReport
 
 CPU = Device("cpu")
 MATRIX = TensorType(DType.F32, (8, 8), CPU)
@@ -83,24 +80,8 @@ def _annotate(graph: Graph) -> None:
     scalar.set(REASON, "no-launch")
 
 
-def trial(capture: int = 1, decision: str = "uncaptured") -> dict[str, Any]:
-    """A trial as a record has it: 20 ms of a budget of 24 ms were lost before it was decided."""
-    report = TrialReport(
-        candidates=("patched", "uncaptured"),
-        decision=decision,
-        reason="faster",
-        detail="patched takes 20.0% longer than uncaptured, at least 3.0%",
-        per_call={"patched": 1.2e-3, "uncaptured": 1e-3},
-        lost=20e-3,
-        budget=24e-3,
-        calls=130,
-        seed=5,
-        dropped=(),
-        blocks=(Block("patched", "round", 0, 1, 16, 19.2e-3, 0.0), Block("uncaptured", "round", 17, 1, 16, 16e-3, 0.0)),
-        looks=(Look(2, 0.001, "uncaptured", (Standing("patched", 0.18, 0.03, math.inf),), ("patched",)),),
-    )
-    samples = {"patched": {"blocks": 1, "median": 1.2e-3}, "uncaptured": {"blocks": 0, "median": None}}
-    return {"capture": capture, **report.as_dict(), "samples": samples}
+DECISION = Decision("uncaptured", 1200.0, 1000.0, 90)
+"""What measured selection decided on a variant."""
 
 
 def full_report(index: int = 0, known: bool = True) -> GraphReport:

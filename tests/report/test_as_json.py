@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import types
@@ -11,8 +12,7 @@ import pytest
 
 from pygraph.ir.parser import parse
 from pygraph.report.as_json import SCHEMA_VERSION, ReportJson, json_text, to_json
-from pygraph.report.trials import TrialJson
-from tests.report.samples import cut_graph, failed_report, full_report, trial
+from tests.report.samples import DECISION, cut_graph, failed_report, full_report
 
 
 def problems(value: object, wanted: object, at: str = "$") -> list[str]:
@@ -46,7 +46,7 @@ def test_it_keeps_to_its_schema_also_as_text(known: bool) -> None:
     document = to_json([full_report(known=known), failed_report()])
     assert problems(document, ReportJson) == []
     assert json.loads(json_text([full_report(known=known), failed_report()])) == document
-    assert document["schema"] == SCHEMA_VERSION == 2
+    assert document["schema"] == SCHEMA_VERSION == 3
 
 
 def test_the_checker_itself_finds_mistakes() -> None:
@@ -72,7 +72,6 @@ def test_it_says_what_the_report_says() -> None:
         ("uncaptured", "capture"),
     ]
     assert graph["regions"][0]["record"]["workspace_bytes"] == 4096
-    assert graph["regions"][0]["record"]["staged_bytes"] == 0
     assert [row["node"] for row in graph["uncaptured"]] == ["item"]
     assert graph["cost"][0]["flops"] == {"value": 1088.0, "known": 1088.0, "unknown": 0}
     assert failed["error"] == "LiftError: <unknown> operand & more"
@@ -85,23 +84,18 @@ def test_the_graph_comes_along_and_parses() -> None:
     assert parse(graph["pgir"]) == cut_graph()
 
 
-def test_unknown_is_null_and_infinity_never_appears() -> None:
-    report = full_report(known=False)
+def test_unknown_is_null() -> None:
+    found = json.loads(json_text([full_report(known=False)]))
+    assert found["graphs"][0]["cost"][0]["flops"] == {"value": None, "known": 1024.0, "unknown": 1}
+
+
+def test_decisions_of_measured_selection_are_told() -> None:
+    report = full_report()
     record = report.regions[0].record
     assert record is not None
-    record.trials = [trial()]
-    text = json_text([report])
-    assert "Infinity" not in text
-    (plain,) = json.loads(text)["graphs"][0]["regions"][0]["record"]["trials"]
-    assert list(plain) == list(typing.get_type_hints(TrialJson))
-    assert plain["looks"][0]["standings"][0]["most"] is None
-    assert plain["stored"] is None
-    record.trials = [{**trial(0), "stored": {"path": "1f.json", "age": 3.5, "trials": 2}}]
-    (found,) = json.loads(json_text([report]))["graphs"][0]["regions"][0]["record"]["trials"]
-    assert found["stored"] == {"path": "1f.json", "age_s": 3.5, "trials": 2}
-    assert (plain["lost_us"], plain["budget_us"]) == (pytest.approx(20e3), pytest.approx(24e3))
-    assert plain["samples"]["uncaptured"] == {"blocks": 0, "median_us": None}
-    assert json.loads(text)["graphs"][0]["cost"][0]["flops"] == {"value": None, "known": 1024.0, "unknown": 1}
+    record.decisions = [DECISION]
+    (plain,) = json.loads(json_text([report]))["graphs"][0]["regions"][0]["record"]["decisions"]
+    assert plain == dataclasses.asdict(DECISION)
 
 
 def test_the_same_report_gives_the_same_text_without_addresses() -> None:

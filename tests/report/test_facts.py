@@ -16,6 +16,7 @@ from pygraph.report.facts import (
     count_text,
     device_model,
     folded,
+    measured_text,
     membership,
     percent,
     plural,
@@ -25,10 +26,9 @@ from pygraph.report.facts import (
     why,
 )
 from pygraph.report.model import RegionReport, Uncaptured
-from pygraph.report.trials import trial_text
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.refusal import Refusal
-from tests.report.samples import cut_graph, failed_report, full_report, trial
+from tests.report.samples import DECISION, cut_graph, failed_report, full_report
 
 
 @pytest.mark.parametrize(
@@ -120,65 +120,22 @@ def test_advice_is_given_once_for_each_known_reason() -> None:
 
 
 def test_a_region_says_why_once() -> None:
-    record = RegionRecord("r", "uncaptured", "host-read: x.item()", trials=[trial()])
+    record = RegionRecord("r", "uncaptured", "host-read: x.item()", decisions=[DECISION])
     record.refusals = {"host-read": Refusal("host-read", "x.item()"), "opaque": Refusal("opaque", "y")}
     region = RegionReport(0, (0,), (), (), True, "", record)
     assert list(why(full_report(), region)) == [
         "host-read: x.item()",
-        trial_text(trial()),
+        measured_text([DECISION]),
         "opaque: y",
     ]
 
 
-def test_memory_held_for_copies_is_said() -> None:
-    region = RegionReport(0, (0,), (), (), True, "", RegionRecord("r", "replay", captures=1, staged_bytes=2048))
-    assert list(why(full_report(), region)) == ["holds 2.00 KiB for copies of inputs"]
-
-
-def test_a_trial_says_what_was_decided_why_from_what_and_at_what_cost() -> None:
-    assert trial_text(trial()) == (
-        "measured: capture 1 runs uncaptured (faster: patched takes 20.0% longer than uncaptured, at least 3.0%); "
-        "µs per call of the program: patched 1200.0 (median of 1 block), uncaptured not timed; "
-        "lost 20000 of 24000 µs in 130 calls"
-    )
-
-
-@pytest.mark.parametrize(
-    ("age", "said"),
-    [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (172799, "47 h"), (864000, "10 days")],
-)
-def test_a_decision_that_was_found_on_disk_says_so(age: float, said: str) -> None:
-    stored = {"path": "/cache/decisions/1f.json", "age": age, "trials": 1}
-    assert trial_text({**trial(), "stored": stored}) == (
-        f"measured: capture 1 runs uncaptured, as an earlier trial decided {said} ago "
-        "(faster: patched takes 20.0% longer than uncaptured, at least 3.0%); "
-        "µs per call of the program: patched 1200.0 (median of 1 block), uncaptured not timed; /cache/decisions/1f.json"
-    )
-    assert trial_text({**trial(0), "stored": stored}).startswith("measured: not captured, runs uncaptured, as an ")
-
-
-def test_a_region_that_was_not_captured_since_that_was_decided_is_not_replayed() -> None:
-    region = RegionReport(0, (0,), (), (), True, "", RegionRecord("r", "warm"))
-    assert region.record is not None
-    assert region.state == "warm"
-    region.record.trials = [trial(0)]
-    assert region.state == "uncaptured"
-    region.record.captures, region.record.state = 1, "replay"
-    assert region.state == "replay", "on trial, or of another size"
-    region.record.trials.append(trial(1, "patched"))
-    assert region.state == "replay"
-    region.record.trials.append(trial(1))
-    assert region.state == "uncaptured"
-
-
-def test_a_region_whose_captures_all_lost_their_trials_is_not_replayed() -> None:
+def test_a_region_that_is_faster_uncaptured_is_not_replayed() -> None:
+    record = RegionRecord("r", "uncaptured", captures=1, decisions=[DECISION])
     report = full_report()
-    record = report.regions[0].record
-    assert record is not None
-    record.captures, record.trials = 2, [trial(1), trial(2, "patched")]
-    assert (report.regions[0].state, report.captured_launches) == ("replay", 2)
-    record.trials.append(trial(2))
+    report.regions[0].record = record
     assert (report.regions[0].state, report.captured_launches) == ("uncaptured", 0)
+    assert list(why(report, report.regions[0])) == [measured_text([DECISION])]
 
 
 def test_a_region_that_selection_left_off_says_what_selection_said() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pygraph.runtime.digest import bits, extent
-from pygraph.runtime.driver import CopyCost, Program, Transient
+from pygraph.runtime.driver import Program, Transient
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.recording import Access, Recording
 from pygraph.runtime.region import Region
@@ -43,7 +43,6 @@ class FakeExecutable:
         self.expected = expected
         self.replays = 0
         self.closed = False
-        self.staged: tuple[int, ...] = ()
         self._busy = Lock()
 
     def replay(self, args: list[Any]) -> list[Any] | None:
@@ -61,30 +60,14 @@ class FakeExecutable:
         finally:
             self._busy.release()
 
-    def moves(self) -> list[int]:
-        return [self.replays if i in self.driver.moving else min(self.replays, 1) for i in range(len(self.expected))]
-
-    def stage(self, arguments: Sequence[int]) -> int | None:
-        if self.closed or not self._busy.acquire(blocking=False):
-            return None
-        try:
-            if arguments and not self.driver.has_room:
-                return None
-            self.staged = tuple(arguments)
-            return 64 * len(self.staged)
-        finally:
-            self._busy.release()
-
     def close(self) -> None:
         self.closed = True
-        self.staged = ()
 
 
 class FakeDriver:
     """``written``: arguments that the recorded launch writes (None: unknown). ``edits``, one per capture to come,
     change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region.
-    ``drains`` waits for the device, and says whether it could. ``machine``: its identity. ``copy_cost``: what copies of
-    inputs cost, where it makes any; ``moving`` arguments lie elsewhere at each replay; ``has_room`` for copies.
+    ``drains`` waits for the device, and says whether it could. ``machine``: its identity.
     ``within``: whether transient memory is in use now; ``given_back``: how often it was given back, ``trimmed``: what
     uncaptured runs had left."""
 
@@ -103,9 +86,6 @@ class FakeDriver:
         self.within = False
         self.given_back = self.trimmed = 0
         self.machine = "fake"
-        self.copy_cost: CopyCost | None = None
-        self.moving: frozenset[int] = frozenset()
-        self.has_room = True
 
     def identity(self, device: torch.device | None) -> str:
         assert device is None

@@ -19,7 +19,7 @@ from pygraph.runtime.cuda.capture import Machine
 from pygraph.runtime.cuda.instantiate import make_region
 from pygraph.runtime.cuda.stand_ins import check_arguments
 from pygraph.runtime.cuda.stepping import CudaStepper, payload_of, trace
-from pygraph.runtime.driver import CopyCost, Executable, Program, Transient
+from pygraph.runtime.driver import Executable, Program, Transient
 from pygraph.runtime.identity import cpu_model, kernel_driver
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.stepping import Stepper, Watcher
@@ -50,25 +50,10 @@ class CudaExecutable:
         self.consume = region.consume
         self.replay = region.replay
 
-    def stage(self, arguments: Sequence[int]) -> int | None:
-        """As ``Executable`` says. Copies belong to the current stream: replays on others use no copies."""
-        held: int | None = self._region.stage(list(arguments))
-        return held
-
-    def moves(self) -> Sequence[int]:
-        """How often the address of each argument was another than at the replay before."""
-        moves: list[int] = self._region.moves()
-        return moves
-
     def close(self) -> None:
         """Give back everything that the executable holds; replaying afterwards returns None."""
         self._region.close()
         self._kept = ()
-
-
-_COPY_COST = CopyCost(patch_us=0.24, copy_us=2.0, most_bytes=1 << 20)
-"""Measured on one H200. On the device a copy takes 2.9 µs up to 1 MB, and more beyond. Where the host is the bottleneck
-that is hidden, so that it is left out here: what it comes to is for measured selection to find out."""
 
 
 class CudaDriver:
@@ -98,11 +83,6 @@ class CudaDriver:
         driver = f"driver {kernel_driver()}, CUDA {call(self._driver.cuDriverGetVersion)}"
         halves = f"{torch.cuda.get_allocator_backend()}, {'native' if self.native else 'python'}"
         return f"cuda: {facts.name}, {size}, {driver}, {halves}; {cpu_model()}"
-
-    @property
-    def copy_cost(self) -> CopyCost:
-        """Inputs of nine launches or more."""
-        return _COPY_COST
 
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
         """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back."""

@@ -60,8 +60,6 @@ void bind(py::module_& m) {
       .def("add_patch", &CudaRegion::add_patch)
       .def("add_output", &CudaRegion::add_output)
       .def("patched", &CudaRegion::patched)
-      .def("stage", &CudaRegion::stage)
-      .def("moves", &CudaRegion::moves)
       .def("close", &CudaRegion::close);
 }
 

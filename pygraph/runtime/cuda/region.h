@@ -78,23 +78,6 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     sources_.at(source).patches.push_back({nodes_.at(node).get(), place, delta});
   }
 
-  // Copies stand for these arguments from the next replay on, instead of those so far. Returns the bytes that are held
-  // for them; nothing, with nothing changed, while a replay is under way, while the stream is captured, and where there
-  // is no memory. Copies belong to the current stream: where a replay on another one filled them, an earlier replay
-  // might still read them, so that there arguments are used where they lie.
-  std::optional<size_t> stage(const std::vector<size_t>& positions) {
-    c10::cuda::CUDAGuard guard(device_);
-    if (!may_stage() || capturing()) return std::nullopt;
-    auto stream = c10::cuda::getCurrentCUDAStream(device_).stream();
-    auto held = staging_.replace(arguments_, positions, [stream](size_t nbytes) {
-      auto memory = cached::get()->allocate(nbytes);
-      C10_CUDA_CHECK(cudaMemsetAsync(memory.get(), 0xFF, nbytes, stream)); // a copy that is left out shows
-      return memory;
-    });
-    if (held) staging_stream_ = stream;
-    return held;
-  }
-
   py::object replay(py::handle args) { return replay(args.ptr(), /*consume=*/false); }
 
   // A replay that lets go of each argument as soon as it is dead, and empties the list in the end.
@@ -138,7 +121,6 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     auto stream = c10::cuda::getCurrentCUDAStream(device_);
     patched_ = 0;
     call.fresh.resize(fresh_.size());
-    if (!staging_.empty() && staging_stream_ == stream.stream()) copy_staged(call, stream);
     for (auto i : call.misaligned) copy_aligned(call, i, *allocator, stream);
     for (size_t i = 0; i < arguments_.size(); ++i) move(sources_[argument_sources_[i]], call.addresses[i]);
     InOrder order(random_ ? &RandomOrder::of(device_) : nullptr, stream);
@@ -227,14 +209,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     }
   }
 
-  void copy_staged(Call& call, cudaStream_t stream) const {
-    staging_.use(arguments_, call, [stream](void* to, const void* from, size_t nbytes) {
-      C10_CUDA_CHECK(cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDeviceToDevice, stream));
-    });
-  }
-
   void copy_aligned(Call& call, size_t i, c10::Allocator& allocator, cudaStream_t stream) const {
-    if (arguments_[i].aligned(call.addresses[i])) return; // a copy stands for it already
     const auto* from = arguments_.relocate(call, i, allocator);
     auto* to = reinterpret_cast<void*>(call.addresses[i]);
     C10_CUDA_CHECK(cudaMemcpyAsync(to, from, arguments_[i].nbytes, cudaMemcpyDeviceToDevice, stream));
@@ -258,7 +233,6 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   std::vector<size_t> fresh_; // sources of the outputs' memory
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<Segment> segments_;
-  cudaStream_t staging_stream_ = nullptr; // that copies of arguments belong to
   size_t patched_ = 0;
 };
 

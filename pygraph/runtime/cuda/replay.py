@@ -63,11 +63,6 @@ class _Argument:
             and value.storage_offset() * value.element_size() + self.nbytes <= value.untyped_storage().nbytes()
         )
 
-    @property
-    def stageable(self) -> bool:
-        """Whether a copy may stand for it: nothing writes to it, nor looks around it."""
-        return isinstance(self.captured, torch.Tensor) and not self.written and self.offset < 0 and self.nbytes > 0
-
     def misaligned(self, address: int) -> bool:
         return bool(self.nbytes) and address % self.alignment != self.residue
 
@@ -78,7 +73,6 @@ class _Source:
 
     address: int | None = None
     patches: list[tuple[int, int, int]] = field(default_factory=list)
-    moves: int = 0
 
 
 class PythonRegion:
@@ -96,8 +90,6 @@ class PythonRegion:
         self._nodes: list[Any] = []
         self._outputs: list[tuple[Any, ...]] = []
         self._origins: dict[int, tuple[int, int]] = {}
-        self._staged: dict[int, torch.Tensor] = {}
-        self._staging_stream: torch.cuda.Stream | None = None
         self._busy = threading.Lock()
         self._closed = False
 
@@ -164,31 +156,6 @@ class PythonRegion:
         """Output ``output`` is copied out of its allocation, of which it owns ``nbytes`` from ``start`` only."""
         self._origins[output] = (start, nbytes)
 
-    # -- copies of inputs ---------------------------------------------------------------------------------------------
-
-    def moves(self) -> list[int]:
-        """How often the address of each argument was another than at the replay before."""
-        return [source.moves for source in self._sources[1 : 1 + len(self._arguments)]]
-
-    def stage(self, arguments: Sequence[int]) -> int | None:
-        """As ``CudaExecutable.stage`` says."""
-        if self._closed or torch.cuda.is_current_stream_capturing() or not self._busy.acquire(blocking=False):
-            return None
-        try:
-            with torch.inference_mode(False):  # copies serve replays inside and outside of inference mode
-                self._staged = {i: self._buffer(self._arguments[i]).fill_(0xFF) for i in arguments}
-            self._staging_stream = torch.cuda.current_stream(self._device)
-        except torch.OutOfMemoryError:
-            return None
-        finally:
-            self._busy.release()
-        return sum(buffer.numel() for buffer in self._staged.values())
-
-    def _buffer(self, argument: _Argument) -> torch.Tensor:
-        if not argument.stageable:
-            raise RuntimeError("no copy can stand for this argument")
-        return self._bytes(argument.nbytes + argument.alignment)
-
     # -- replaying ----------------------------------------------------------------------------------------------------
 
     def consume(self, args: list[Any]) -> list[Any] | None:
@@ -216,15 +183,12 @@ class PythonRegion:
         if not all(a.accepts(value, self._device) for a, value in zip(self._arguments, args, strict=True)):
             return None
         addresses = [value.data_ptr() if isinstance(value, torch.Tensor) else 0 for value in args]
-        here = bool(self._staged) and self._staging_stream == torch.cuda.current_stream(self._device)
-        staged = self._staged if here else {}
         misaligned = [i for i, a in enumerate(self._arguments) if a.misaligned(addresses[i])]
         if not all(self._copyable(i, args) for i in misaligned):
             return None
-        buffers = {i: buffer for i, buffer in staged.items() if self._copyable(i, args)}
-        buffers.update((i, self._buffer(self._arguments[i])) for i in misaligned if i not in buffers)
-        for i, buffer in buffers.items():
-            addresses[i] = self._aligned_copy(i, args[i], buffer)
+        copies = {i: self._bytes(self._arguments[i].nbytes + self._arguments[i].alignment) for i in misaligned}
+        for i, copy in copies.items():
+            addresses[i] = self._aligned_copy(i, args[i], copy)
         workspace = self._bytes(self._workspace)
         fresh = [self._bytes(nbytes) for nbytes in self._fresh]
         if not self._patch([workspace.data_ptr(), *addresses, *(memory.data_ptr() for memory in fresh)]):
@@ -234,7 +198,7 @@ class PythonRegion:
 
     def _copyable(self, index: int, args: Sequence[Any]) -> bool:
         """Whether a copy may stand for an argument: nothing writes to the original, nor looks around it."""
-        if not self._arguments[index].stageable:
+        if self._arguments[index].written or self._arguments[index].offset >= 0:
             return False
         mine = _reach(args[index])
         others = (_reach(v) for i, v in enumerate(args) if i != index and self._arguments[i].written)
@@ -263,7 +227,6 @@ class PythonRegion:
                 self._nodes[node].write(place, address + delta)
                 dirty[node] = None
             source.address = address
-            source.moves += 1
         self._closed = self._closed or not all(succeeded(self._nodes[node].apply(self._exec)) for node in dirty)
         return not self._closed
 
@@ -315,7 +278,6 @@ class PythonRegion:
         self._closed = True
         if self._busy.acquire(blocking=False):
             self._sources, self._nodes, self._outputs, self._arguments = [], [], [], []
-            self._staged = {}
             del self._graph
             self._busy.release()
 

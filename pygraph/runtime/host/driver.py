@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.driver import CopyCost, Executable, Program, Transient
+from pygraph.runtime.driver import Executable, Program, Transient
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.instantiate import make_graph
@@ -40,16 +40,6 @@ class HostExecutable:
         self._kept = tuple(kept)
         self.replay = graph.replay
 
-    def stage(self, arguments: Sequence[int]) -> int | None:
-        """As ``Executable`` says."""
-        held: int | None = self._graph.stage(list(arguments))
-        return held
-
-    def moves(self) -> Sequence[int]:
-        """How often the address of each argument was another than at the replay before."""
-        moves: list[int] = self._graph.moves()
-        return moves
-
     def close(self) -> None:
         """Give back everything that the executable holds; replaying afterwards returns None."""
         self._graph.close()
@@ -57,9 +47,6 @@ class HostExecutable:
 
 
 _SPARE = 1 << 30
-
-_COPY_COST = CopyCost(patch_us=0.01, copy_us=0.3, most_bytes=4 << 10)
-"""Patching is one store in memory; a copy costs its bytes from the first on, at some 10 GB/s."""
 
 
 class HostDriver:
@@ -71,11 +58,6 @@ class HostDriver:
     def identity(self, device: torch.device | None) -> str:  # noqa: ARG002
         """The processor, and how many threads operators use."""
         return f"host: {cpu_model()}, {torch.get_num_threads()} threads"
-
-    @property
-    def copy_cost(self) -> CopyCost:
-        """Small inputs of thirty launches or more."""
-        return _COPY_COST
 
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
         """Record ``fn``. The payload is a HostCapture; dropping it gives the address space back."""

@@ -53,17 +53,6 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
     for (auto index : order) order_.push_back(launches_.at(index).get());
   }
 
-  // Copies stand for these arguments from the next replay on, instead of those so far. Returns the bytes that are held
-  // for them; nothing, with nothing changed, while a replay is under way, and where there is no memory.
-  std::optional<size_t> stage(const std::vector<size_t>& positions) {
-    if (!may_stage()) return std::nullopt;
-    return staging_.replace(arguments_, positions, [](size_t nbytes) {
-      auto memory = c10::GetCPUAllocator()->allocate(nbytes);
-      std::memset(memory.get(), 0xFF, nbytes); // a copy that is left out shows
-      return memory;
-    });
-  }
-
   py::object replay(py::handle args) {
     if (!may_replay(args.ptr())) return py::none();
     Busy busy(*this);
@@ -94,7 +83,6 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
 
   void launch(Call& call) {
     auto* allocator = c10::GetCPUAllocator();
-    staging_.use(arguments_, call, [](void* to, const void* from, size_t nbytes) { std::memcpy(to, from, nbytes); });
     for (auto i : call.misaligned) copy_aligned(call, i, *allocator);
     size_t source = 0;
     call.workspace = allocator->allocate(workspace_);
@@ -112,7 +100,6 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
   }
 
   void copy_aligned(Call& call, size_t i, c10::Allocator& allocator) const {
-    if (arguments_[i].aligned(call.addresses[i])) return; // a copy stands for it already
     const auto* from = arguments_.relocate(call, i, allocator);
     std::memcpy(reinterpret_cast<void*>(call.addresses[i]), from, arguments_[i].nbytes);
   }
@@ -171,8 +158,6 @@ void bind(py::module_& m) {
       .def("add_output", &HostGraph::add_output)
       .def("add_exclusive", &HostGraph::add_exclusive)
       .def("set_order", &HostGraph::set_order)
-      .def("stage", &HostGraph::stage)
-      .def("moves", &HostGraph::moves)
       .def("close", &HostGraph::close);
 }
 

@@ -71,9 +71,6 @@ struct Argument {
     return begin + nbytes <= storage_of(tensor).nbytes();
   }
 
-  // Whether a copy may stand for it: nothing writes to it, nor looks around it.
-  bool stageable() const { return is_tensor && !written && offset < 0 && nbytes != 0; }
-
   bool aligned(uintptr_t address) const { return nbytes == 0 || next_place(address) == address; }
 
   // The first address from `begin` on that is congruent to the captured one.

@@ -4,7 +4,6 @@
 
 #include "outputs.h"
 #include "source.h"
-#include "staging.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -59,13 +58,6 @@ class Region {
     outputs_.add({kind, index, offset, std::move(size), std::move(stride), meta, std::move(object)});
   }
 
-  // How often the address of each argument was another than at the replay before.
-  std::vector<uint64_t> moves() const {
-    std::vector<uint64_t> found;
-    for (auto source : argument_sources_) found.push_back(sources_[source].moves);
-    return found;
-  }
-
   // Gives everything back; while a replay is under way, when that is over.
   void close() {
     closed_ = true;
@@ -87,16 +79,12 @@ class Region {
 
   bool may_replay(PyObject* args) const { return !closed_ && !busy_ && !modes_active() && PyList_CheckExact(args); }
 
-  // Whether the way in which arguments are replayed may be changed now. Asked under the GIL, as replays are begun.
-  bool may_stage() const { return !closed_ && !busy_; }
-
   size_t new_source() {
     sources_.emplace_back();
     return sources_.size() - 1;
   }
 
   virtual void release() {
-    staging_.clear();
     sources_.clear();
     argument_sources_.clear();
     arguments_.clear();
@@ -105,7 +93,6 @@ class Region {
 
   Arguments<backend> arguments_;
   Outputs<backend> outputs_;
-  Staging<backend> staging_;
   std::vector<size_t> argument_sources_; // by argument
   std::vector<Source<Patch>> sources_;
   bool busy_ = false;

@@ -11,7 +11,6 @@ template <typename Patch>
 struct Source {
   uintptr_t address = 0;
   bool known = false;
-  uint64_t moves = 0; // how often the address was another than the last time
   std::vector<Patch> patches;
 
   // Hands each place to `write` where the address is another than the last time.
@@ -21,7 +20,6 @@ struct Source {
     for (const auto& patch : patches) write(patch);
     address = to;
     known = true;
-    ++moves;
   }
 };
 

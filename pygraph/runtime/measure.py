@@ -1,0 +1,400 @@
+"""Measured selection: is a captured variant faster replayed or uncaptured? Its own calls tell, once.
+
+A new variant's calls run in blocks of one candidate each. The first call of a block is dropped; the device is drained
+after it and after the last one, and the time per call is the wall time between the two drains. A round is one block of
+each candidate. Uncaptured has to win most of ROUNDS rounds, and by MARGIN at the median; anything less is a tie, and
+replays. The decision is kept on disk for later processes. Nothing here makes a call, and no call runs twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import platform
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from threading import Lock, get_ident
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.distributed
+
+from pygraph.cache import read_json, warn_once, write_atomically
+from pygraph.runtime.digest import bits
+from pygraph.runtime.driver import Driver
+from pygraph.runtime.keys import signature
+from pygraph.runtime.options import RegionOptions
+from pygraph.version import __version__
+
+__all__ = [
+    "REPLAY",
+    "UNCAPTURED",
+    "Decision",
+    "Decisions",
+    "Entry",
+    "Measurement",
+    "disturb_all",
+    "several_ranks",
+]
+
+_log = logging.getLogger("pygraph.selection")
+
+Function = Callable[[list[Any]], Sequence[Any]]
+Clock = Callable[[], float]
+
+REPLAY, UNCAPTURED = "replay", "uncaptured"
+
+ROUNDS = 5
+CALLS = 8
+"""Timed calls of a block: an even number, since many callers do one thing on even calls and another on odd ones."""
+MARGIN = 0.05
+"""Uncaptured is faster if its median is below the replay's by more than this fraction."""
+
+_LOST = ROUNDS // 2 + 1
+"""Rounds that uncaptured loses until nothing is left to find out."""
+_MUCH = 3.0
+"""A round that uncaptured loses by this factor ends the measurement at once: more of them would only cost."""
+_MOST = 3 * 2 * ROUNDS
+"""Blocks that are begun, disturbed ones included."""
+_PATIENCE = 200
+"""Calls that a measurement waits for another one that has the turn, which may have no calls any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided on one variant, in REPLAY or UNCAPTURED.
+
+    ``replay_us`` and ``uncaptured_us``: medians of the blocks, in µs per call of the caller's whole loop (None: no
+    block). ``calls`` were in blocks. ``disturbed``: too few blocks counted, so that it is replayed untested. ``path``:
+    the file that an earlier process's decision was read from.
+    """
+
+    choice: str
+    replay_us: float | None
+    uncaptured_us: float | None
+    calls: int
+    disturbed: bool = False
+    path: str | None = None
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+class _Block:
+    """A row of calls of one ``candidate``, all on one thread. ``clean``: nothing else happened meanwhile."""
+
+    __slots__ = ("_disturbances", "_thread", "calls", "candidate", "clean", "start")
+
+    def __init__(self, candidate: str) -> None:
+        self.candidate = candidate
+        self.calls = 0
+        self.clean = True
+        self.start = 0.0
+        self._thread = get_ident()
+        self._disturbances = _disturbances
+
+    @property
+    def counts(self) -> bool:
+        """Whether it may still count, asked by the thread that calls."""
+        return self.clean and self._thread == get_ident() and self._disturbances == _disturbances
+
+
+class Measurement:
+    """Times one variant, as the calls of a region come in.
+
+    ``args`` is the call that was captured (only facts of it are kept), ``sensitive`` its arguments whose storage offset
+    was captured. ``clock`` gives seconds. ``entry`` is where the decision goes.
+
+    One measurement has its turn at a time, since a block takes the time of the whole program; others replay and wait.
+    Calls may come from several threads at once, without a lock: their blocks do not count.
+    """
+
+    def __init__(
+        self, driver: Driver, args: Sequence[Any], sensitive: frozenset[int], clock: Clock, entry: Entry | None
+    ) -> None:
+        self._driver, self._clock, self._entry = driver, clock, entry
+        self._device = _device(args)
+        self._sensitive, self._facts = sensitive, signature(args, sensitive)
+        self._times: dict[str, list[float]] = {REPLAY: [], UNCAPTURED: []}
+        self._block: _Block | None = None
+        self._begun = self._calls = self._waited = 0
+        self._over = self._tried = False
+        self._once = Lock()
+
+    def fits(self, args: Sequence[Any]) -> bool:
+        """Whether a call is of the variant that is measured."""
+        return signature(args, self._sensitive) == self._facts
+
+    def enter(self) -> _Block | None:
+        """The block that the call which comes now belongs to; None: it is to be replayed, and is not timed.
+
+        Only ``leave`` counts a call, so that it may be asked twice for one.
+        """
+        block = self._block
+        if block is None or not block.counts or _holder() is not self:
+            block = self._block = self._begin()
+        return block
+
+    def leave(self, block: _Block | None) -> Decision | None:
+        """A call of ``block`` ran as it says. Returns the decision, at the end of the call that brings it about.
+
+        Raises what waiting for the device raises.
+        """
+        if block is None:
+            return self._decide(REPLAY, disturbed=True) if self._over else None
+        if block is not self._block or not block.counts:
+            return None
+        block.calls += 1
+        self._calls += 1
+        if block.calls == 1:
+            block.clean = self._driver.synchronise(self._device)
+            block.start = self._clock()
+        if block.calls <= CALLS:
+            return None
+        drained = self._driver.synchronise(self._device)
+        seconds = (self._clock() - block.start) / CALLS
+        self._block = None
+        if not drained or not block.counts or _holder() is not self:
+            return None
+        self._times[block.candidate].append(seconds)
+        return self._judge()
+
+    def disturb(self) -> None:
+        """A call did not run as it should, or something else took time: the block that is under way does not count."""
+        block = self._block
+        if block is not None:
+            block.clean = False
+
+    def finish(self, decision: Decision) -> None:
+        """Keep ``decision`` for other processes, and give back what uncaptured calls have left if there are no more."""
+        if self._entry is not None and not decision.disturbed:
+            self._entry.write(decision)
+        if decision.choice == REPLAY and self._tried:
+            self._driver.trim(self._device)
+        disturb_all()
+
+    def _begin(self) -> _Block | None:
+        """A new block, if it is this measurement's turn."""
+        self._over = self._over or self._begun == _MOST or several_ranks()
+        if self._over or not self._turn():
+            return None
+        self._begun += 1
+        rounds = min(len(times) for times in self._times.values())
+        first, second = (REPLAY, UNCAPTURED) if rounds % 2 == 0 else (UNCAPTURED, REPLAY)
+        candidate = first if len(self._times[first]) == rounds else second
+        self._tried |= candidate == UNCAPTURED
+        return _Block(candidate)
+
+    def _turn(self) -> bool:
+        """Whether no other measurement is under way, or it has not ended for so long that it may have no calls."""
+        global _holder
+        other = _holder()
+        if other is not None and other is not self and not other._over:
+            self._waited += 1
+            if self._waited <= _PATIENCE:
+                return False
+        self._waited = 0
+        _holder = weakref.ref(self)
+        return True
+
+    def _judge(self) -> Decision | None:
+        """What the rounds say, once they say something."""
+        replays, others = self._times[REPLAY], self._times[UNCAPTURED]
+        if len(replays) != len(others):
+            return None
+        lost = sum(other >= replay for replay, other in zip(replays, others, strict=True))
+        if lost == _LOST or others[-1] >= _MUCH * replays[-1]:
+            return self._decide(REPLAY)
+        if len(replays) < ROUNDS:
+            return None
+        return self._decide(UNCAPTURED if median(others) < (1 - MARGIN) * median(replays) else REPLAY)
+
+    def _decide(self, choice: str, *, disturbed: bool = False) -> Decision | None:
+        """The decision, for whoever comes first."""
+        self._over = True
+        if not self._once.acquire(blocking=False):
+            return None
+        replayed, uncaptured = (median(times) * 1e6 if times else None for times in self._times.values())
+        return Decision(choice, replayed, uncaptured, self._calls, disturbed)
+
+
+def _nobody() -> Measurement | None:
+    return None
+
+
+_holder: Callable[[], Measurement | None] = _nobody
+"""The measurement that has its turn, unless nothing uses it any more."""
+
+_disturbances = 0
+
+
+def disturb_all() -> None:
+    """Something took time that no call takes again, such as a capture: no block that is under way counts."""
+    global _disturbances
+    _disturbances += 1
+
+
+def _device(args: Sequence[Any]) -> torch.device | None:
+    devices = (arg.device for arg in args if isinstance(arg, torch.Tensor))
+    return next((device for device in devices if device.type != "cpu"), None)
+
+
+def several_ranks() -> bool:
+    """Whether this process is one of several, which would not all decide alike."""
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
+
+
+# -- decisions on disk -------------------------------------------------------------------------------------------------
+
+_SCHEMA = 2
+"""Raised when a field or the procedure changes: files of another version are not read."""
+_FILES = 4096
+"""Files that are kept: of more, those that were not used for longest go."""
+
+_unwritable: set[Path] = set()
+
+
+class Decisions:
+    """What earlier processes decided on the calls of one region: a small JSON file for each variant, in ``folder``."""
+
+    def __init__(self, fn: Function, driver: Driver, options: RegionOptions, folder: Path) -> None:
+        self._fn, self._driver, self._folder, self._content = fn, driver, folder, ""
+        chosen = f"alignment={options.alignment} reuse_workspace={options.reuse_workspace}"
+        self._fixed = {"options": chosen, **_versions()}
+
+    @classmethod
+    def of(cls, fn: Function, driver: Driver, options: RegionOptions) -> Decisions | None:
+        """Those on ``fn``; None if nothing is measured, or nothing kept."""
+        if not options.measure or options.verify_always or options.cache_dir is None:
+            return None
+        try:
+            return cls(fn, driver, options, Path(options.cache_dir).expanduser() / "decisions")
+        except RuntimeError:  # of a user without a home
+            return None
+
+    def entry(self, args: Sequence[Any]) -> Entry | None:
+        """The file for calls like this one; None if the region's content cannot be told."""
+        self._content = self._content or _content_digest(self._fn) or ""
+        if not self._content:
+            return None
+        machine = self._driver.identity(_device(args))
+        key = {**self._fixed, "content": self._content, "call": _call_digest(args), "device": machine}
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
+        return Entry(self._folder / f"{name}.json", key)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file, and the key that it holds so that it is used for nothing else. Neither method raises.
+
+    Files are replaced as a whole: of several processes the last one wins. What is damaged is ignored with a warning.
+    """
+
+    path: Path
+    key: dict[str, str]
+
+    def read(self) -> Decision | None:
+        """What was decided; None if nothing was, or if that cannot be read."""
+        found = read_json(self.path)
+        if found is None:
+            return None
+        try:
+            if found["schema"] != _SCHEMA or found["key"] != self.key:
+                raise ValueError("it is of another version or key")
+            times = float(found["replay_us"]), float(found["uncaptured_us"])
+            if found["choice"] not in (REPLAY, UNCAPTURED) or not all(0 <= time < math.inf for time in times):
+                raise ValueError("it is no decision")
+            decision = Decision(found["choice"], *times, int(found["calls"]), path=str(self.path))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            warn_once(self.path, f"{type(error).__name__}: {error}")
+            return None
+        with contextlib.suppress(OSError):  # only the order in which files go
+            os.utime(self.path)
+        return decision
+
+    def write(self, decision: Decision) -> None:
+        """Keep ``decision``; one warning for each folder that cannot be written."""
+        fields = {"schema": _SCHEMA, "key": self.key, **dataclasses.asdict(decision)}
+        folder = self.path.parent
+        try:
+            write_atomically(self.path, json.dumps(fields, indent=1) + "\n")
+            _prune(folder)
+        except (OSError, ValueError) as error:  # a ValueError where the path can be no file's
+            if folder not in _unwritable:
+                _unwritable.add(folder)
+                _log.warning("decisions are not kept across processes in %s: %s", folder, error)
+
+
+def _prune(folder: Path) -> None:
+    """Remove an eighth of the files once there are too many, so that not each new file looks at all others' ages."""
+    files = list(folder.iterdir())
+    if len(files) <= _FILES:
+        return
+    with contextlib.suppress(FileNotFoundError):  # another process prunes as well
+        for path in sorted(files, key=lambda path: path.stat().st_mtime)[: len(files) - _FILES * 7 // 8]:
+            path.unlink(missing_ok=True)
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Versions of all that makes or runs a program here."""
+    found = {"pygraph": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["triton"] = importlib.metadata.version("triton")
+    return found
+
+
+def _content_digest(fn: Function) -> str | None:
+    """A digest of what ``fn`` runs, equal in all processes; None where that is in no file, or depends on a closure.
+
+    It covers the text of the module that ``fn`` is defined in: a module of Inductor's holds the source of every kernel
+    and the calls of operators, and what is measured is the time of the whole program. The insides of custom operators
+    are not covered; a decision that is wrong for that reason costs time and makes no result wrong.
+    """
+    if not isinstance(fn, FunctionType) or fn.__closure__:
+        return None
+    source = _source_digest(fn.__code__.co_filename)
+    return source and hashlib.sha256(f"{source} {fn.__qualname__}".encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def _source_digest(path: str) -> str | None:
+    """Of a Python file without comment lines, which hold paths and numbers that count what was compiled before. Those
+    within a string of several lines stay."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    found = hashlib.sha256()
+    within = False
+    for line in text.splitlines():
+        if within or not line.lstrip().startswith("#"):
+            found.update(line.encode("utf-8", "surrogatepass") + b"\n")
+        within ^= (line.count("'''") + line.count('"""')) % 2 == 1
+    return found.hexdigest()
+
+
+def _call_digest(args: Sequence[Any]) -> str:
+    """A digest of sizes, strides, dtypes and kinds of device, and of all other arguments by type and bits.
+
+    Neither addresses, nor storage offsets, nor numbers of devices: none of them is the same in the next process.
+    """
+    facts = [
+        ("tensor", tuple(arg.size()), arg.stride(), str(arg.dtype), arg.device.type)
+        if isinstance(arg, torch.Tensor)
+        else bits(arg)
+        for arg in args
+    ]
+    return hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()

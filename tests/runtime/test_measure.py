@@ -1,0 +1,718 @@
+"""Measured selection through Region, in virtual time: what is decided, what disturbs it, what is kept on disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from threading import Barrier, Thread
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pygraph.errors import ReplayError
+from pygraph.report.facts import measured_text
+from pygraph.runtime.counters import counters, reset
+from pygraph.runtime.measure import Decision
+from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.region import Region
+from tests.runtime.fake import FakeDriver
+
+BLOCK = 9
+"""Calls of a block, the dropped one included."""
+ALL = 5 * 2 * BLOCK
+"""Calls of a measurement that goes on to its end."""
+LOST = 3 * 2 * BLOCK
+"""Calls of one that ends when uncaptured has lost three rounds."""
+FAST, SLOW = 50.0, 65.0
+
+
+class World:
+    """A clock, a device with a queue, and what a call costs in µs: of the host, and of the device."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.host = {"replay": FAST, "uncaptured": SLOW}
+        self.device = {"replay": 0.0, "uncaptured": 0.0}
+        self.ran: list[str] = []
+        self.fails: set[int] = set()
+        self._idle_at = 0.0
+
+    def run(self, name: str, args: list[Any]) -> Sequence[Any]:
+        x, total, *rest = args
+        args.clear()
+        self.ran.append(name)
+        if len(self.ran) in self.fails:
+            raise ArithmeticError(name)
+        self.now += self.host[name]
+        self._idle_at = max(self.now, self._idle_at) + self.device[name]
+        total.add_(x)
+        return [total * 3 + sum(rest), total]
+
+    def drain(self) -> bool:
+        self.now = max(self.now, self._idle_at)
+        return True
+
+
+world = World()
+
+
+@pytest.fixture(autouse=True)
+def _own_world() -> Iterator[None]:
+    global world
+    world = World()
+    reset()
+    yield
+    reset()
+
+
+def uncaptured(args: list[Any]) -> Sequence[Any]:
+    return world.run("uncaptured", args)
+
+
+def replayed(args: list[Any]) -> Sequence[Any]:
+    return world.run("replay", args)
+
+
+def make(fn: Any = uncaptured, driver: FakeDriver | None = None, **options: Any) -> tuple[Region, FakeDriver]:
+    chosen = driver or FakeDriver(replayed, written=[1])
+    chosen.drains = lambda: world.drain()
+    chosen_options = RegionOptions(**{"measure": True, **options})
+    return Region(fn, chosen, name="toy", options=chosen_options, clock=lambda: world.now * 1e-6), chosen
+
+
+def call(region: Callable[[list[Any]], Sequence[Any]], times: int = 1, size: int = 2, *rest: Any) -> None:
+    """Calls whose results and whose mutation are checked."""
+    for _ in range(times):
+        x, total = torch.ones(size), torch.full((size,), 4.0)
+        outputs = region([x, total, *rest])
+        assert total.tolist() == [5.0] * size, "mutated once"
+        assert outputs[1] is total
+        assert outputs[0].tolist() == [15.0 + sum(rest)] * size
+
+
+def timed(region: Region, calls: int = ALL) -> list[str]:
+    """What ``calls`` calls of a region that is captured now ran."""
+    call(region, 2)
+    world.ran.clear()
+    call(region, calls)
+    return list(world.ran)
+
+
+# -- what is decided ---------------------------------------------------------------------------------------------------
+
+
+def test_a_faster_replay_is_used_after_three_rounds() -> None:
+    region, driver = make()
+    ran = timed(region)
+    replay, other = ["replay"] * BLOCK, ["uncaptured"] * BLOCK
+    assert ran == [*replay, *other, *other, *replay, *replay, *other, *["replay"] * (ALL - LOST)]
+    assert region.record.decisions == [Decision("replay", pytest.approx(FAST), pytest.approx(SLOW), LOST)]
+    assert (region.record.state, driver.trimmed) == ("replay", 1)
+    assert region.record.replays == world.ran.count("replay")
+    assert region.record.uncaptured == 2 + world.ran.count("uncaptured")
+
+
+def test_a_faster_uncaptured_function_is_used_after_all_rounds() -> None:
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    region, driver = make()
+    ran = timed(region, ALL + 20)
+    assert (ran.count("replay"), ran[ALL:]) == (5 * BLOCK, ["uncaptured"] * 20)
+    assert region.record.decisions == [Decision("uncaptured", pytest.approx(SLOW), pytest.approx(FAST), ALL)]
+    assert (region.record.state, region.record.reason, region.record.captures) == ("uncaptured", None, 1)
+    assert driver.executables[0].closed, "what was captured is of no use any more"
+    assert driver.trimmed == 0, "more uncaptured calls come"
+
+
+@pytest.mark.parametrize("cost", [FAST, 0.96 * FAST, 1.01 * FAST])
+def test_a_tie_replays(cost: float) -> None:
+    world.host = {"replay": FAST, "uncaptured": cost}
+    region, _ = make()
+    assert timed(region, ALL + 5)[ALL:] == ["replay"] * 5
+    assert [each.choice for each in region.record.decisions] == ["replay"]
+
+
+def test_two_slow_rounds_do_not_decide() -> None:
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    region, _ = make()
+    call(region, 2 + BLOCK + 3)
+    world.now += 300.0  # a pause within an uncaptured block
+    call(region, BLOCK)
+    world.now += 300.0
+    call(region, ALL)
+    assert region.record.decisions[0].choice == "uncaptured"
+
+
+def test_what_is_much_slower_runs_in_one_block_only() -> None:
+    world.host["uncaptured"] = 500.0
+    region, _ = make()
+    assert timed(region).count("uncaptured") == BLOCK
+    assert region.record.decisions == [Decision("replay", pytest.approx(FAST), pytest.approx(500.0), 2 * BLOCK)]
+
+
+@pytest.mark.parametrize("slow", ["replay", "uncaptured"])
+def test_the_time_of_the_device_counts(slow: str) -> None:
+    """The host is far ahead, and hardly busy."""
+    world.host = {"replay": 1.0, "uncaptured": 1.0}
+    world.device = {"replay": 50.0, "uncaptured": 50.0, slow: 70.0}
+    region, _ = make()
+    timed(region)
+    (decision,) = region.record.decisions
+    assert decision.choice == ("replay" if slow == "uncaptured" else "uncaptured")
+    times = (decision.replay_us, decision.uncaptured_us)
+    assert times == pytest.approx(tuple(world.device[name] for name in ("replay", "uncaptured")), rel=0.01)
+
+
+def test_the_callers_time_counts_in_both() -> None:
+    region, _ = make()
+    call(region, 2)
+    for _ in range(LOST):
+        call(region)
+        world.now += 20.0
+    (decision,) = region.record.decisions
+    assert (decision.replay_us, decision.uncaptured_us) == pytest.approx((FAST + 20, SLOW + 20))
+
+
+def test_each_variant_is_measured_once() -> None:
+    region, _ = make()
+    call(region, 2 + LOST, 2)
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    call(region, 2 + ALL, 3, 7)
+    assert [each.choice for each in region.record.decisions] == ["replay", "uncaptured"]
+    assert region.record.state == "replay", "one of them is"
+    world.ran.clear()
+    for _ in range(200):
+        call(region, 1, 2)
+        call(region, 1, 3, 7)
+    assert world.ran == ["replay", "uncaptured"] * 200
+    assert len(region.record.decisions) == 2
+
+
+def test_a_capture_that_fits_comes_before_a_decision_for_the_same_scalars() -> None:
+    """Which holds for calls of other sizes as well: to tell them takes as long as is gained."""
+    region, driver = make()
+    call(region, 2 + LOST, 3)
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    call(region, 2 + ALL, 2)
+    world.ran.clear()
+    for size in (2, 3, 4, 4, 4, 2, 3):
+        call(region, 1, size)
+    assert world.ran == ["uncaptured", "replay", *["uncaptured"] * 4, "replay"]
+    assert len(driver.executables) == 2
+
+
+@pytest.mark.parametrize("options", [{"measure": False}, {"verify_always": True}])
+def test_nothing_is_measured_unless_asked_for_or_where_every_replay_is_compared(options: dict[str, Any]) -> None:
+    world.host["uncaptured"] = 1.0
+    region, _ = make(**options)
+    call(region, ALL)
+    assert (region.record.decisions, region.record.replays) == ([], ALL - 2)
+
+
+# -- hot paths ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_around_a_replay_that_was_decided_for() -> None:
+    region, driver = make()
+    call(region, 2 + LOST - 1)
+    assert region._consume is None
+    call(region)
+    assert region._consume == driver.executables[0].replay
+    assert region._measured is None
+    drained, driver.drains = [], lambda: bool(drained.append(1))
+    call(region, 50)
+    assert not drained
+
+
+def test_a_decision_for_uncaptured_looks_at_nothing_but_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    region, _ = make()
+    call(region, 2 + ALL)
+
+    def signature(*args: Any) -> Any:
+        raise AssertionError("looked at the arguments")
+
+    monkeypatch.setattr("pygraph.runtime.region.signature", signature)
+    monkeypatch.setattr("pygraph.runtime.measure.signature", signature)
+    call(region, 20)
+    assert not region.expects_replay()
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+@pytest.mark.parametrize("fast", ["replay", "uncaptured"])
+def test_a_call_through_the_shortcut_counts_once(fast: str, prepares: bool) -> None:
+    """There a call first tries a replay, and then runs the whole program, which calls the region. Where values are
+    prepared for a replay, it is asked before whether there will be one: what is asked is what then happens."""
+    world.host = {"replay": SLOW, "uncaptured": SLOW, fast: FAST}
+    region, _ = make()
+    expected: list[bool] = []
+
+    def shortcut(args: list[Any]) -> Sequence[Any]:
+        expected.append(not prepares or region.expects_replay())
+        outputs = region.try_replay(args) if expected[-1] else None
+        return region(args) if outputs is None else outputs
+
+    call(shortcut, 2)
+    world.ran.clear()
+    expected.clear()
+    call(shortcut, ALL + 10)
+    assert not prepares or expected == [name == "replay" for name in world.ran]
+    assert region.record.decisions[0].calls == (LOST if fast == "replay" else ALL)
+    assert world.ran[ALL:] == [fast] * 10
+
+
+def test_calls_told_apart_by_a_float_are_measured_as_well() -> None:
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    region, driver = make()
+    driver.exact = False
+    call(region, 2 + ALL, 2, 0.5)
+    assert [each.choice for each in region.record.decisions] == ["uncaptured"]
+    call(region, 2 + ALL, 2, 1.5)
+    assert region.record.captures == 2
+
+
+# -- what disturbs -----------------------------------------------------------------------------------------------------
+
+
+class _Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _pause() -> None:
+    """Time that would change the decision if it counted."""
+    world.now += 10_000.0
+
+
+USUAL = (2, 1)
+"""Size and scalar of the calls that are measured."""
+
+
+def _other_size(region: Region, driver: FakeDriver) -> None:
+    call(region, 1, 5, 2)
+    _pause()
+
+
+def _watched(region: Region, driver: FakeDriver) -> None:
+    with _Watching():
+        call(region, 1, *USUAL)
+    _pause()
+
+
+def _raises(region: Region, driver: FakeDriver) -> None:
+    world.fails = {len(world.ran) + 1}
+    with pytest.raises(ArithmeticError):
+        call(region, 1, *USUAL)
+    _pause()
+
+
+def _declines(region: Region, driver: FakeDriver) -> None:
+    driver.declines = lambda args: True
+    call(region, 1, *USUAL)
+    driver.declines = lambda args: False
+    _pause()
+
+
+def _captures_elsewhere(region: Region, driver: FakeDriver) -> None:
+    other, _ = make(measure=False)
+    call(other, 2)
+    _pause()
+
+
+def _on_another_thread(region: Region, driver: FakeDriver) -> None:
+    def work() -> None:
+        call(region, 1, *USUAL)
+        _pause()
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def _captures_its_stream(region: Region, driver: FakeDriver) -> None:
+    """The caller does, which is no time to wait for it."""
+    drains, driver.drains = driver.drains, lambda: False
+    call(region, BLOCK, *USUAL)
+    driver.drains = drains
+    _pause()
+
+
+ANYWHERE = [_other_size, _watched, _raises, _captures_elsewhere, _on_another_thread, _captures_its_stream]
+
+
+@pytest.mark.parametrize("fast", ["replay", "uncaptured"])
+@pytest.mark.parametrize(
+    ("disturb", "after"),
+    [*((each, 3) for each in (*ANYWHERE, _declines)), *((each, BLOCK + 3) for each in ANYWHERE)],
+)
+def test_a_disturbed_block_is_run_again(disturb: Callable[[Region, FakeDriver], None], fast: str, after: int) -> None:
+    """The third call of a replayed block, or of an uncaptured one."""
+    world.host = {"replay": SLOW, "uncaptured": SLOW, fast: FAST}
+    region, driver = make()
+    call(region, 2 + after, *USUAL)
+    for _ in range(3):
+        disturb(region, driver)
+        call(region, 2, *USUAL)
+    call(region, ALL, *USUAL)
+    decision = region.record.decisions[0]
+    times = (decision.replay_us, decision.uncaptured_us)
+    assert (decision.choice, times) == (fast, pytest.approx((world.host["replay"], world.host["uncaptured"])))
+
+
+@pytest.mark.parametrize("scalars", [((), ()), ((1,), (2,)), ((1.5,), (2.5,))], ids=["sizes", "keys", "floats"])
+def test_sizes_that_alternate_end_on_replays(scalars: tuple[tuple[Any, ...], tuple[Any, ...]]) -> None:
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    region, _ = make()
+    for _ in range(400):
+        call(region, 1, 2, *scalars[0])
+        call(region, 1, 3, *scalars[1])
+    assert [(each.choice, each.disturbed) for each in region.record.decisions] == [("replay", True)] * 2
+    assert region.record.decisions[0].calls <= 30 * BLOCK
+    world.ran.clear()
+    call(region, 20, 2, *scalars[0])
+    assert world.ran == ["replay"] * 20
+
+
+def test_threads_that_call_at_once_get_right_answers_and_replays() -> None:
+    world.host["uncaptured"] = 1.0
+    region, _ = make()
+    call(region, 2)
+    start, failed = Barrier(4), []
+
+    def work() -> None:
+        try:
+            start.wait()
+            call(region, 300)
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed
+    call(region, ALL)
+    assert len(region.record.decisions) == 1
+
+
+def test_one_variant_is_measured_at_a_time() -> None:
+    """A block takes the time of the whole program, so that two at once would be timed together."""
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    (one, _), (two, _) = make(), make()
+    for _ in range(2 + ALL):
+        call(one)
+        call(two)
+    assert (len(one.record.decisions), len(two.record.decisions)) == (1, 0)
+    for _ in range(ALL):
+        call(one)
+        call(two)
+    assert (one.record.decisions[0].choice, two.record.decisions[0].choice) == ("uncaptured", "uncaptured")
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_variant_without_more_calls_does_not_keep_others_waiting(dropped: bool) -> None:
+    gone, _ = make()
+    call(gone, 5)
+    region, _ = make()
+    if dropped:
+        del gone
+    call(region, 2 + (0 if dropped else 200) + LOST)
+    assert len(region.record.decisions) == 1
+    if not dropped:
+        call(gone, LOST + 5)
+        assert len(gone.record.decisions) == 1
+
+
+def test_a_region_that_is_closed_while_it_is_measured_runs_uncaptured() -> None:
+    region, driver = make()
+    call(region, 10)
+    region.close()
+    world.ran.clear()
+    call(region, ALL)
+    assert world.ran == ["uncaptured"] * ALL
+    assert (region.record.decisions, driver.executables[0].closed) == ([], True)
+
+
+def test_a_wait_may_end_the_region() -> None:
+    """No lock is held while the device is waited for."""
+    region, driver = make()
+    driver.drains = lambda: region.close() is None
+    call(region, ALL)
+    assert region.record.state == "uncaptured"
+
+
+def test_an_error_of_the_device_reaches_the_caller() -> None:
+    region, driver = make()
+    call(region, 2)
+
+    def broken() -> bool:
+        raise ReplayError("the device is gone")
+
+    driver.drains = broken
+    with pytest.raises(ReplayError, match="the device is gone"):
+        call(region)
+    assert region.record.state == "uncaptured"
+
+
+def test_a_region_that_is_dropped_while_it_is_measured_is_gone_at_once() -> None:
+    region, driver = make()
+    call(region, 5)
+    executable = weakref.ref(driver.executables.pop())
+    driver.programs.clear()
+    del region
+    assert executable() is None
+
+
+def test_captures_that_displace_each_other_are_measured_once_they_stay() -> None:
+    region, driver = make(max_captures=1)
+    for _ in range(6):
+        call(region, 5, 2)
+        call(region, 5, 3)
+    call(region, 400, 2)
+    assert [each.choice for each in region.record.decisions] == ["replay"]
+    assert [each.closed for each in driver.executables].count(False) == 1
+    captures = region.record.captures
+    call(region, 400, 3)
+    call(region, 400, 2)
+    assert region.record.captures == captures + 2
+    assert len(region.record.decisions) == 2, "the first one is known"
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group() -> Iterator[Callable[[int], None]]:
+    """Makes this process one of so many."""
+
+    def begin(size: int) -> None:
+        torch.distributed.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+
+    yield begin
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("size", "choices"), [(1, ["uncaptured"]), (2, [])])
+def test_one_of_several_ranks_replays_unmeasured(
+    group: Callable[[int], None], tmp_path: Path, size: int, choices: list[str]
+) -> None:
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    group(size)
+    region, _ = make(cache_dir=str(tmp_path))
+    timed(region)
+    assert [each.choice for each in region.record.decisions] == choices
+    assert (region.record.state == "replay") == (not choices)
+
+
+def test_a_group_that_begins_meanwhile_ends_on_replays(group: Callable[[int], None], tmp_path: Path) -> None:
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    region, _ = make(cache_dir=str(tmp_path))
+    call(region, 2 + 3 * BLOCK)
+    group(2)
+    call(region, ALL)
+    assert [(each.choice, each.disturbed) for each in region.record.decisions] == [("replay", True)]
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_ranks_do_not_read_what_was_decided_either(group: Callable[[int], None], tmp_path: Path) -> None:
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    timed(make(cache_dir=str(tmp_path))[0])
+    group(2)
+    region, _ = make(cache_dir=str(tmp_path))
+    assert set(timed(region)) == {"replay"}
+
+
+# -- decisions on disk -------------------------------------------------------------------------------------------------
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.json"))
+
+
+def test_a_decision_to_replay_is_not_measured_again(tmp_path: Path) -> None:
+    timed(make(cache_dir=str(tmp_path))[0])
+    (path,) = files(tmp_path)
+    region, driver = make(cache_dir=str(tmp_path))
+    assert timed(region) == ["replay"] * ALL
+    assert region._consume == driver.executables[0].replay
+    (decision,) = region.record.decisions
+    assert decision == Decision("replay", pytest.approx(FAST), pytest.approx(SLOW), LOST, path=str(path))
+    assert counters()["recalled"] == 1
+
+
+def test_what_was_decided_uncaptured_is_not_captured(tmp_path: Path) -> None:
+    world.host = {"replay": SLOW, "uncaptured": FAST}
+    timed(make(cache_dir=str(tmp_path))[0])
+    region, driver = make(cache_dir=str(tmp_path))
+    call(region, 1)
+    world.ran.clear()
+    call(region, 20)
+    assert world.ran == ["uncaptured"] * 20
+    assert (driver.captures, region.record.captures) == (0, 0)
+    assert (region.record.state, region.record.reason) == ("uncaptured", None)
+    (decision,) = region.record.decisions
+    assert decision.path == str(files(tmp_path)[0])
+
+
+def test_nothing_is_kept_of_a_disturbed_measurement_or_without_a_folder(tmp_path: Path) -> None:
+    region, _ = make(cache_dir=str(tmp_path))
+    for _ in range(100):
+        call(region, 1, 2)
+        call(region, 1, 3)
+    assert region.record.decisions
+    timed(make()[0])
+    assert files(tmp_path) == []
+
+
+def _module(folder: Path, name: str, text: str) -> Any:
+    """The function ``run`` of a module with this source."""
+    path = folder / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    module = ModuleType(name)
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    run = module.__dict__["run"]
+    assert isinstance(run, FunctionType)
+    return run
+
+
+SOURCE = """# {comment}
+from tests.runtime import test_measure
+def run(args):
+    {body}
+    return test_measure.world.run("uncaptured", args)
+"""
+
+
+@pytest.mark.parametrize("what", ["nothing", "comment", "source", "machine", "size", "scalar", "options", "name"])
+def test_a_decision_is_used_for_the_same_program_calls_and_machine_alone(tmp_path: Path, what: str) -> None:
+    folder = str(tmp_path / "cache")
+    text = SOURCE.format(comment="kernel 7 in /tmp/x", body="pass")
+    timed(make(_module(tmp_path, "one", text), cache_dir=folder)[0])
+    if what == "comment":
+        text = SOURCE.format(comment="kernel 8 in /tmp/y", body="pass")
+    if what == "source":
+        text = SOURCE.format(comment="kernel 7 in /tmp/x", body="'another kernel'")
+    if what == "name":
+        text += "first = run\ndef other(args):\n    return first(args)\nrun = other\n"
+    driver = FakeDriver(replayed, written=[1])
+    driver.machine = "another" if what == "machine" else "fake"
+    options = {"alignment": 32} if what == "options" else {}
+    region, _ = make(_module(tmp_path, "two", text), driver, cache_dir=folder, **options)
+    rest = (1,) if what == "scalar" else ()
+    call(region, 2 + LOST, 3 if what == "size" else 2, *rest)
+    (decision,) = region.record.decisions
+    assert (decision.path is not None) == (what in ("nothing", "comment"))
+    assert len(files(tmp_path)) == (1 if decision.path else 2)
+
+
+def test_nothing_is_kept_of_what_no_file_tells(tmp_path: Path) -> None:
+    def closure(args: list[Any]) -> Sequence[Any]:
+        return uncaptured(args) if tmp_path else []
+
+    region, _ = make(closure, cache_dir=str(tmp_path))
+    timed(region)
+    assert region.record.decisions
+    assert files(tmp_path) == []
+
+
+def _edited(**fields: Any) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:40]),
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text("[]"),
+        _edited(schema=1),
+        _edited(key={}),
+        _edited(choice="copied"),
+        _edited(replay_us="fast"),
+        _edited(uncaptured_us=float("inf")),
+        _edited(calls=None),
+    ],
+)
+def test_a_damaged_file_is_ignored_and_replaced(
+    tmp_path: Path, damage: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    timed(make(cache_dir=str(tmp_path))[0])
+    (path,) = files(tmp_path)
+    damage(path)
+    with caplog.at_level(logging.WARNING, "pygraph"):
+        region, _ = make(cache_dir=str(tmp_path))
+        timed(region)
+    assert [record.getMessage().count(str(path)) for record in caplog.records] == [1]
+    assert region.record.decisions[0].path is None
+    third, _ = make(cache_dir=str(tmp_path))
+    timed(third)
+    assert third.record.decisions[0].path == str(path)
+
+
+def test_a_folder_that_cannot_be_written_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING, "pygraph"):
+        for size in (2, 3):
+            region, _ = make(cache_dir=str(tmp_path / "file"))
+            call(region, 2 + LOST, size)
+            assert [each.choice for each in region.record.decisions] == ["replay"]
+    assert ["are not kept" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_of_too_many_files_those_that_were_not_used_for_longest_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraph.runtime.measure._FILES", 8)
+    region, _ = make(cache_dir=str(tmp_path))
+    for size in range(2, 11):
+        call(region, 2 + LOST, size)
+    assert len(region.record.decisions) == 9
+    assert len(files(tmp_path)) == 7
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("decisions", "told"),
+    [
+        (
+            [Decision("replay", 50.0, 65.04, 36)],
+            "measured: replay; µs per call of the program: replay 50.0, uncaptured 65.0 (36 calls)",
+        ),
+        (
+            [Decision("uncaptured", 65.0, 50.0, 90, path="/cache/1f.json")],
+            "measured: uncaptured; µs per call of the program: replay 65.0, uncaptured 50.0 (read from /cache/1f.json)",
+        ),
+        (
+            [Decision("replay", None, None, 30, disturbed=True)],
+            "measured: replay, its calls were never undisturbed for long enough (30 calls)",
+        ),
+        (
+            [Decision("replay", 1.0, 2.0, 18), Decision("uncaptured", 2.0, 1.0, 90)],
+            "measured: 1 replay, 1 uncaptured; last uncaptured; "
+            "µs per call of the program: replay 2.0, uncaptured 1.0 (90 calls)",
+        ),
+    ],
+)
+def test_a_region_says_in_one_line_what_was_decided(decisions: list[Decision], told: str) -> None:
+    assert measured_text(decisions) == told
