@@ -2,7 +2,7 @@
 
 A new variant's calls run in blocks of one candidate each. The first call of a block is dropped; the device is drained
 after it and after the last one, and the time per call is the wall time between the two drains. A round is one block of
-each candidate. Uncaptured has to win most of ROUNDS rounds, and by MARGIN at the median; anything less is a tie, and
+each candidate. After ROUNDS rounds, uncaptured has to win by MARGIN at the median; anything less is a tie, and
 replays. The decision is kept on disk for later processes. Nothing here makes a call, and no call runs twice.
 """
 
@@ -61,10 +61,8 @@ CALLS = 8
 MARGIN = 0.05
 """Uncaptured is faster if its median is below the replay's by more than this fraction."""
 
-_LOST = ROUNDS // 2 + 1
-"""Rounds that uncaptured loses until nothing is left to find out."""
-_MUCH = 3.0
-"""A round that uncaptured loses by this factor ends the measurement at once: more of them would only cost."""
+_LOST = {2: 1.5, 3: 1.0}
+"""The first so many rounds, if uncaptured loses each by this factor, end the measurement: more would only cost."""
 _MOST = 3 * 2 * ROUNDS
 """Blocks that are begun, disturbed ones included."""
 _PATIENCE = 200
@@ -213,8 +211,8 @@ class Measurement:
         replays, others = self._times[REPLAY], self._times[UNCAPTURED]
         if len(replays) != len(others):
             return None
-        lost = sum(other >= replay for replay, other in zip(replays, others, strict=True))
-        if lost == _LOST or others[-1] >= _MUCH * replays[-1]:
+        factor = _LOST.get(len(replays), math.inf)
+        if all(other >= factor * replay for replay, other in zip(replays, others, strict=True)):
             return self._decide(REPLAY)
         if len(replays) < ROUNDS:
             return None

@@ -222,10 +222,7 @@ class Region:
         elif (alone and block.calls) or measurement.fits(args):
             self._prefer(variant, executable)
             outputs = self._run(args)
-        if outputs is None:
-            measurement.disturb()
-            return None
-        decision = measurement.leave(block)
+        decision = None if outputs is None else measurement.leave(block)
         if decision is not None:
             self._decide(variant, executable, measurement, decision)
         return outputs

@@ -140,22 +140,27 @@ def test_a_tie_replays(cost: float) -> None:
     assert [each.choice for each in region.record.decisions] == ["replay"]
 
 
-def test_two_slow_rounds_do_not_decide() -> None:
+@pytest.mark.parametrize("blocks", [(1, 5), (2, 6), (5, 9)])
+def test_two_slow_blocks_do_not_decide(blocks: tuple[int, int]) -> None:
+    """The second, third, sixth, seventh and tenth block are uncaptured."""
     world.host = {"replay": SLOW, "uncaptured": FAST}
     region, _ = make()
-    call(region, 2 + BLOCK + 3)
-    world.now += 300.0  # a pause within an uncaptured block
-    call(region, BLOCK)
-    world.now += 300.0
-    call(region, ALL)
-    assert region.record.decisions[0].choice == "uncaptured"
+    call(region, 2)
+    for number in range(10):
+        call(region, 3)
+        world.now += 10_000.0 * (number in blocks)  # a pause
+        call(region, BLOCK - 3)
+    (decision,) = region.record.decisions
+    assert (decision.choice, decision.uncaptured_us) == ("uncaptured", pytest.approx(FAST))
 
 
-def test_what_is_much_slower_runs_in_one_block_only() -> None:
-    world.host["uncaptured"] = 500.0
+@pytest.mark.parametrize(("cost", "blocks"), [(2 * FAST, 2), (1.4 * FAST, 3)])
+def test_what_is_slower_runs_in_few_blocks(cost: float, blocks: int) -> None:
+    world.host["uncaptured"] = cost
     region, _ = make()
-    assert timed(region).count("uncaptured") == BLOCK
-    assert region.record.decisions == [Decision("replay", pytest.approx(FAST), pytest.approx(500.0), 2 * BLOCK)]
+    assert timed(region).count("uncaptured") == blocks * BLOCK
+    expected = Decision("replay", pytest.approx(FAST), pytest.approx(cost), 2 * blocks * BLOCK)
+    assert region.record.decisions == [expected]
 
 
 @pytest.mark.parametrize("slow", ["replay", "uncaptured"])
