@@ -85,6 +85,7 @@ class RecordJson(TypedDict):
     launches: int
     workspace_bytes: int
     staged_bytes: int
+    python_runs: dict[str, int]
     trials: list[TrialJson]
     notes: list[str]
     refusals: list[RefusalJson]
@@ -265,6 +266,7 @@ def _record(record: RegionRecord) -> RecordJson:
         launches=record.launches,
         workspace_bytes=record.workspace_bytes,
         staged_bytes=record.staged_bytes,
+        python_runs=dict(sorted(record.python_runs.items())),
         trials=[trial_json(trial) for trial in record.trials],
         notes=list(record.notes),
         refusals=[RefusalJson(reason=r.reason, detail=r.detail, launch=r.launch, loc=r.loc) for r in refusals],

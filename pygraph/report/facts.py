@@ -88,6 +88,8 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     yield from (trial_text(trial) for trial in record.trials)
     if record.staged_bytes:
         yield f"holds {bytes_text(Quantity(record.staged_bytes))} for copies of inputs"
+    for name, runs in sorted(record.python_runs.items()):
+        yield f"{name} is written in Python: its body ran {plural(runs, 'time')} to be captured and compared"
     yield from record.notes
     yield from (str(refusal) for refusal in record.refusals.values() if refusal.reason not in region.why)
 

@@ -13,10 +13,11 @@ from pygraph.errors import ReplayError
 from pygraph.runtime.digest import digest, same_bytes, span
 from pygraph.runtime.divergence import Finding, Suspect, diagnose
 from pygraph.runtime.driver import Driver, Executable, Program
+from pygraph.runtime.effects import unrepeatable
 from pygraph.runtime.outcome import Outcome, difference, observe, results, same_state
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.snapshot import Block, Snapshot, blocks, take
-from pygraph.runtime.tolerance import RUNS, Spread, Unlike, beyond, repeats, unrepeated, widened
+from pygraph.runtime.tolerance import AGREED, RUNS, Spread, Unlike, beyond, shares, widened
 
 __all__ = ["Expected", "First", "Function", "Scope", "Trial", "Verdict", "rewind"]
 
@@ -29,8 +30,8 @@ _UNSTEADY, _ANOTHER_RUN = "non-deterministic: ", "in another uncaptured run"
 class Scope:
     """What a comparison has to know: arguments that may be ``written``, those whose storage offset is baked
     (``sensitive``), the ``budget`` in bytes for copies, the ``spread`` that was found, where the region does not
-    repeat itself, the ``program`` in which the launch that differs is looked for, if it is to be, and the arguments
-    that copies are to stand for in another replay (``staged``)."""
+    repeat itself, the ``program`` that is replayed, and the arguments that copies are to stand for in another replay
+    (``staged``). Without a program, nothing is tolerated, and no launch is looked for."""
 
     written: frozenset[int]
     sensitive: frozenset[int]
@@ -46,7 +47,7 @@ class Verdict:
 
     ``spread`` is that of a region which does not repeat itself. ``staged``: whether a replay with copied inputs was
     compared as well, and was right; if one was wrong, ``doubt`` says in what. ``seconds`` is what the uncaptured run
-    took the host, where a replay was compared with it.
+    took the host, where a replay was compared with it. ``runs`` counts the uncaptured runs besides that one.
     """
 
     outputs: Sequence[Any]
@@ -55,6 +56,7 @@ class Verdict:
     staged: bool = False
     doubt: str | None = None
     seconds: float | None = None
+    runs: int = 0
 
 
 def rewind(driver: Driver, state: object) -> None:
@@ -75,8 +77,8 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """An uncaptured run's outcome, and what it left, where bits alone will not tell; arguments of which nobody wrote
-    the written ones, where a launch may have to be looked for."""
+    """A run's outcome, and what it left, where bits alone will not tell; arguments of which nobody wrote the written
+    ones, where a launch may have to be looked for."""
 
     outcome: Outcome
     results: list[Any]
@@ -96,6 +98,7 @@ class Trial:
         self.all_copied = saved + full <= scope.budget
         self.copied = every if self.all_copied else self.written
         self.over_budget = not self.all_copied and 2 * saved > scope.budget
+        self.runs = 0
         self.read_in_place = [] if self.all_copied else [p for b in every if b not in self.written for p in b.members]
 
     # -- before the first replay ----------------------------------------------------------------------------------
@@ -127,54 +130,102 @@ class Trial:
         differs = difference(reference, first.outcome)
         if differs is None:
             return Verdict(outputs, None)
-        unlike = difference(reference, first.outcome, values=False)
-        if unlike is not None:
-            return Verdict(outputs, Refusal("comparison-failed", f"replayed: {unlike}"))
+        wrong = difference(reference, first.outcome, values=False) or self._undecided(reference, first.outcome)
+        if wrong is not None:
+            return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
         try:
             found = self._judge_again(first, outputs, reference)
         finally:
             rewind(self.driver, reference.rng)
         if not isinstance(found, Refusal):
-            return Verdict(outputs, None, found)
-        return Verdict(outputs, found)
+            return Verdict(outputs, None, shares(found), runs=self.runs)
+        return Verdict(outputs, found, runs=self.runs)
+
+    def _wrong(self, detail: str) -> Refusal:
+        """A replay differs where it must not. Operators written in Python are suspected first: what they keep for
+        themselves, a replay repeats."""
+        calls = () if self.scope.program is None else self.scope.program.recording.python
+        if not calls:
+            return Refusal("comparison-failed", detail)
+        nodes = tuple(dict.fromkeys(node for call in calls for node in call.nodes))
+        names = " or ".join(dict.fromkeys(call.name for call in calls))
+        said = f"{detail}; written in Python, and so perhaps with a state of its own: {names}"
+        return Refusal("stateful-operator", said, names, calls[0].loc if len(calls) == 1 else None, nodes)
+
+    def _decided(self, outcome: Outcome) -> list[bool]:
+        """For each result, whether a launch that is known to be non-deterministic decides it. Where it is not known
+        what the outputs are, any such launch may decide each of them."""
+        if self.scope.program is None:
+            return [False] * len(outcome.equal(outcome))
+        recording = self.scope.program.recording
+        decided = unrepeatable(recording, self.scope.program.slots)
+        anything = any(launch.nondeterministic for launch in recording.launches)
+        known = len(recording.outputs) == len(outcome.contents)
+        outputs = [decided(each) for each in recording.outputs] if known else [anything] * len(outcome.contents)
+        return [*outputs, *(decided(position) for position in outcome.arguments)]
+
+    def _undecided(self, reference: Outcome, other: Outcome) -> str | None:
+        """The first result in which two runs differ, and that no launch decides which is known to be
+        non-deterministic."""
+        equal, decided = reference.equal(other), self._decided(reference)
+        wrong = (i for i, (same, may) in enumerate(zip(equal, decided, strict=True)) if not (same or may))
+        index = next(wrong, None)
+        return None if index is None else f"{reference.name(index)} has other values"
 
     def _judge_again(self, first: First, outputs: Sequence[Any], reference: Outcome) -> Spread | Refusal:
         """Whose fault a difference in values is: a wrong replay's, or the region's own, which has a spread then."""
-        left = results(outputs, self.args, self.watched)
-        spread: Spread = (None,) * len(left)
-        for _ in range(RUNS):
-            wider = self._run_again(first, left, reference, spread)
-            if isinstance(wider, Refusal):
-                return wider
-            spread = wider
-        if repeats(spread):
+        left = Expected(reference, results(outputs, self.args, self.watched))
+        spread: Spread = (None,) * len(left.results)
+        replayed: Expected | None = None
+        unlike: str | None = None
+        for runs in RUNS:
+            for _ in range(runs):
+                wider = self._run_again(first, left, spread)
+                if isinstance(wider, Refusal):
+                    return wider
+                spread = wider
+            unlike = self._unrepeated(first, left, spread)
+            if unlike is not None:
+                continue
+            replayed = replayed or self._replay_again(first)
+            if replayed is None:
+                return Refusal("replay-declined", "the second of two replays")
+            unlike = self._beyond(left, replayed, spread)
+            if unlike is None:
+                return spread
+        if all(part is None for part in spread):
             return Refusal("comparison-failed", f"replayed: {difference(reference, first.outcome)}")
-        wrong = unrepeated(spread, reference.equal(first.outcome))
-        if wrong is not None:
-            return _unsteady(f"{reference.name(wrong.index)} {wrong.how}")
-        return self._replay_again(first, left, reference, spread)
+        return _unsteady(str(unlike))
 
-    def _run_again(self, first: First, left: list[Any], reference: Outcome, spread: Spread) -> Spread | Refusal:
+    def _run_again(self, first: First, left: Expected, spread: Spread) -> Spread | Refusal:
         """``spread`` with one more uncaptured run, on copies, held against what the first one ``left``."""
         copies = self._again(first)
+        self.runs += 1
         outputs = self.fn(list(copies))
-        outcome = self._observe(outputs, copies)
-        unlike = difference(reference, outcome, values=False)
+        reference, outcome = left.outcome, self._observe(outputs, copies)
+        unlike = difference(reference, outcome, values=False) or self._undecided(reference, outcome)
         if unlike is not None:
             return _unsteady(f"{_ANOTHER_RUN}, {unlike}")
-        found = widened(spread, left, results(outputs, copies, self.watched), reference.equal(outcome))
+        found = widened(spread, left.results, results(outputs, copies, self.watched), reference.equal(outcome))
         if isinstance(found, Unlike):
             return _unsteady(f"{_ANOTHER_RUN}, {reference.name(found.index)} {found.how}")
         return found
 
-    def _replay_again(self, first: First, left: list[Any], reference: Outcome, spread: Spread) -> Spread | Refusal:
-        """``spread``, if another replay on copies lies within it."""
+    def _replay_again(self, first: First) -> Expected | None:
+        """Another replay, on copies; None where it declines."""
         copies = self._again(first)
         outputs = self.executable.replay(copies)
         if outputs is None:
-            return Refusal("replay-declined", "the second of two replays")
-        unlike = self._beyond(Expected(reference, left), outputs, copies, spread)
-        return spread if unlike is None else _unsteady(unlike)
+            return None
+        return Expected(self._observe(outputs, copies), results(outputs, copies, self.watched))
+
+    def _unrepeated(self, first: First, left: Expected, spread: Spread) -> str | None:
+        """The first result of the first replay, of which bits alone are known, that uncaptured runs repeat and it does
+        not."""
+        for index, same in enumerate(left.outcome.equal(first.outcome)):
+            if spread[index] is None and not same:
+                return f"{left.outcome.name(index)} {AGREED}"
+        return None
 
     # -- with copied inputs ---------------------------------------------------------------------------------------
 
@@ -200,8 +251,9 @@ class Trial:
             return str(wrong)
         if verdict.spread is None:
             return difference(reference, self._observe(outputs, working.args))
-        left = results(verdict.outputs, self.args, self.watched)
-        return self._beyond(Expected(reference, left), outputs or (), working.args, verdict.spread)
+        left = Expected(reference, results(verdict.outputs, self.args, self.watched))
+        staged = Expected(self._observe(outputs, working.args), results(outputs or (), working.args, self.watched))
+        return self._beyond(left, staged, verdict.spread)
 
     # -- on every call --------------------------------------------------------------------------------------------
 
@@ -216,14 +268,16 @@ class Trial:
             return None
         outcome = self._observe(outputs, copies)
         rewind(self.driver, self.rng)
-        kept = [] if self.scope.spread is None else results(outputs, copies, self.watched)
+        kept = results(outputs, copies, self.watched) if any(self._decided(outcome)) else []
         return Expected(outcome, kept, pristine)
 
     def unlike(self, expected: Expected, outputs: Sequence[Any]) -> str | None:
         """In what a replay on the caller's own arguments differs from an uncaptured run."""
-        if self.scope.spread is None:
-            return difference(expected.outcome, self._observe(outputs, self.args))
-        return self._beyond(expected, outputs, self.args, self.scope.spread)
+        decided = self._decided(expected.outcome)
+        found: Spread = self.scope.spread or (None,) * len(decided)
+        spread = [(part or 0.0) if may else None for part, may in zip(found, decided, strict=True)]
+        replayed = Expected(self._observe(outputs, self.args), results(outputs, self.args, self.watched))
+        return self._beyond(expected, replayed, spread)
 
     # -- either ---------------------------------------------------------------------------------------------------
 
@@ -236,20 +290,23 @@ class Trial:
         return refusal if found is None else found.added_to(refusal)
 
     def diagnosed(self, pristine: list[Any], *, tolerant: bool) -> Finding | None:
-        """The launch in which a replay differs. Not to be called within transient memory: it may capture."""
+        """The launch in which a replay differs. Not to be called within transient memory: it may capture. Not looked
+        for where that would run the body of an operator that is written in Python."""
         scope = self.scope
+        if scope.program is not None and scope.program.recording.python:
+            return None
         return diagnose(
             Suspect(self.fn, self.driver, scope.program, pristine, self.rng, scope.budget, scope.sensitive, tolerant)
         )
 
-    def _beyond(self, expected: Expected, outputs: Sequence[Any], args: list[Any], spread: Spread) -> str | None:
+    def _beyond(self, expected: Expected, replayed: Expected, spread: Spread) -> str | None:
         """In what a replay differs by more than ``spread`` allows."""
-        outcome = self._observe(outputs, args)
-        unlike = difference(expected.outcome, outcome, values=False)
+        reference, outcome = expected.outcome, replayed.outcome
+        unlike = difference(reference, outcome, values=False) or self._undecided(reference, outcome)
         if unlike is not None:
-            return f"replayed: {unlike}"
-        left = results(outputs, args, self.watched)
-        found = beyond(spread, expected.results, left, expected.outcome.equal(outcome))
+            return unlike
+        equal = reference.equal(outcome)
+        found = None if all(equal) else beyond(spread, expected.results, replayed.results, equal)
         return None if found is None else f"{outcome.name(found.index)} {found.how}"
 
     def _observe(self, outputs: Sequence[Any] | None, args: Sequence[Any]) -> Outcome:

@@ -68,7 +68,9 @@ class RegionRecord:
     ``state`` is ``cold`` (never ran), ``warm`` (ran uncaptured), ``replay`` (has captures) or ``uncaptured`` (left
     off, for ``reason``). ``keys`` counts distinct keys seen (at least: forgotten keys count again); ``slots``,
     ``launches`` and ``workspace_bytes`` are those of the last capture; ``staged_bytes`` are held now for copies of
-    inputs, by all captures. ``refusals`` holds the first of each reason.
+    inputs, by all captures. ``python_runs`` says how often the bodies of operators that are written in Python ran for
+    captures and comparisons, besides once for each uncaptured call, by operator. ``refusals`` holds the first of each
+    reason.
     ``trials`` are what measured selection decided, and from what, as plain data: ``TrialReport.as_dict``, with the
     number of the ``capture`` and, for each candidate, ``samples`` (blocks that counted, and their median in seconds).
     One that was found on disk has ``stored`` (path, age in seconds, number of trials) and no calls; its ``capture`` is
@@ -86,6 +88,7 @@ class RegionRecord:
     launches: int = 0
     workspace_bytes: int = 0
     staged_bytes: int = 0
+    python_runs: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     refusals: dict[str, Refusal] = field(default_factory=dict)
     trials: list[dict[str, Any]] = field(default_factory=list)

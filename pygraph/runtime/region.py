@@ -32,6 +32,9 @@ __all__ = ["Region"]
 _ONE_CALLS_FAULT = ("argument-misaligned", "comparison-budget", "replay-declined")
 """Refusals that say nothing about calls with other arguments."""
 
+_REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
+"""Refusals that say something about every capture of the region: none is used any more."""
+
 _capturing: list[int] = []
 """The threads that capture now: a region called while its own thread captures is on stand-ins, and runs uncaptured."""
 
@@ -43,9 +46,10 @@ class Region:
     arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments that may, ``copied``
     those of arguments that are to be copied to fixed addresses where they move, if copies can stand for them.
     ``on_capture`` is told each program that was captured, compared and will be replayed, ``on_refusal`` why a capture
-    failed that leaves the region without any, if that names operators; neither may raise. ``origins`` says what the
-    lines of ``fn`` run. Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and
-    ReplayError when a replay broke its contract; a capture that fails never shows but in ``record``.
+    failed that leaves the region without any, if that names operators which are at fault; neither may raise.
+    ``origins`` says what the lines of ``fn`` run. Nothing of a call is kept after it. Calling raises what ``fn`` or a
+    replayed kernel raises, and ReplayError when a replay broke its contract; a capture that fails never shows but in
+    ``record``.
     """
 
     def __init__(
@@ -254,8 +258,7 @@ class Region:
         made = self._try_capture(args)
         if isinstance(made, Refusal):
             self._refuse(variant, made)
-            if made.nodes and not self._variants.captured and self._on_refusal is not None:
-                self._on_refusal(made)
+            self._tell(made)
             return self._uncaptured(args)
         variant.written = made.written | self._hint
         made = self._with_copies(made, variant)
@@ -273,6 +276,8 @@ class Region:
         args.clear()
         self._count_uncaptured()
         counters.UNCAPTURED.hit()
+        for call in made.program.recording.python * verdict.runs:
+            self.record.python_runs[call.name] += 1
         self._settle(variant, made, verdict, site)
         return verdict.outputs
 
@@ -290,12 +295,14 @@ class Region:
         state = None
         _capturing.append(get_ident())
         try:
-            with tracing(self._fn, self._origins):
+            with tracing(self._fn, self._origins) as bodies:
                 try:
                     state = self._driver.snapshot_rng()
                     return capture(self._fn, self._driver, args, self._options, self._slots, self._keepers)
                 except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                     return Refusal.of(error, blamed(error))
+                finally:
+                    self.record.python_runs.update(bodies)
         finally:
             _capturing.remove(get_ident())
             if state is not None:
@@ -305,7 +312,10 @@ class Region:
         """Use the executable from now on, or close it."""
         if verdict.refusal is not None or self._off:
             made.executable.close()
-            self._refuse(variant, verdict.refusal or Refusal("closed"))
+            refusal = verdict.refusal or Refusal("closed")
+            self._refuse(variant, refusal)
+            if refusal.reason == "stateful-operator":
+                self._tell(refusal)
             return
         variant.spread = verdict.spread
         variant.program = made.program if self._options.verify_always else None
@@ -350,12 +360,20 @@ class Region:
         else:
             variant.refusal = refusal
             self._failures += 1
-        if refusal.reason == "comparison-failed":
+        if refusal.reason in _REGIONS_FAULT:
             self._retire(refusal)
         elif not self._variants.captured:
             self.record.state, self.record.reason = "uncaptured", str(refusal)
             if self._failures >= (self._options.max_refusals if variant.key else 1):
                 self._retire(refusal)
+
+    def _tell(self, refusal: Refusal) -> None:
+        """Have the operators that a refusal names cut, if it leaves the region without any capture."""
+        if not refusal.nodes or self._variants.captured or self._on_refusal is None:
+            return
+        runs = ", ".join(f"{name} {count}" for name, count in sorted(self.record.python_runs.items()))
+        said = f"{refusal.detail} (runs of Python bodies for captures: {runs})" if runs else refusal.detail
+        self._on_refusal(replace(refusal, detail=said))
 
     def _raised(self, args: list[Any], error: BaseException) -> None:
         """A call raised: ``args`` is emptied as ever, and a replay that broke its contract is the region's last."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from pygraph.ir import DETAIL, H200, HOST, SELECTED
@@ -133,6 +135,14 @@ def test_a_region_says_why_once() -> None:
 def test_memory_held_for_copies_is_said() -> None:
     region = RegionReport(0, (0,), (), (), True, "", RegionRecord("r", "replay", captures=1, staged_bytes=2048))
     assert list(why(full_report(), region)) == ["holds 2.00 KiB for copies of inputs"]
+
+
+def test_runs_of_python_bodies_are_said() -> None:
+    record = RegionRecord("r", "replay", captures=1, python_runs=Counter({"lib.b.default": 1, "lib.a.default": 5}))
+    assert list(why(full_report(), RegionReport(0, (0,), (), (), True, "", record))) == [
+        "lib.a.default is written in Python: its body ran 5 times to be captured and compared",
+        "lib.b.default is written in Python: its body ran 1 time to be captured and compared",
+    ]
 
 
 def test_a_trial_says_what_was_decided_why_from_what_and_at_what_cost() -> None:

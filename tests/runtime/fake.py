@@ -15,7 +15,8 @@ import torch
 from pygraph.runtime.digest import bits, extent
 from pygraph.runtime.driver import CopyCost, Program, Transient
 from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.recording import Access, Recording
+from pygraph.runtime.provenance import ran
+from pygraph.runtime.recording import Access, PythonCall, Recording
 from pygraph.runtime.region import Region
 from tests.runtime.captures import Capture
 
@@ -85,8 +86,9 @@ class FakeDriver:
     change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region.
     ``drains`` waits for the device, and says whether it could. ``machine``: its identity. ``copy_cost``: what copies of
     inputs cost, where it makes any; ``moving`` arguments lie elsewhere at each replay; ``has_room`` for copies.
-    ``within``: whether transient memory is in use now; ``given_back``: how often it was given back, ``trimmed``: what
-    uncaptured runs had left."""
+    ``nondeterministic``: whether the launch is known to come out otherwise each time. ``python``: operators written in
+    Python that a capture calls. ``within``: whether transient memory is in use now; ``given_back``: how often it was
+    given back, ``trimmed``: what uncaptured runs had left."""
 
     def __init__(self, kernel: Function | None = None, written: Sequence[int] | None = ()) -> None:
         self.kernel = kernel
@@ -103,6 +105,8 @@ class FakeDriver:
         self.within = False
         self.given_back = self.trimmed = 0
         self.machine = "fake"
+        self.nondeterministic = False
+        self.python: tuple[PythonCall, ...] = ()
         self.copy_cost: CopyCost | None = None
         self.moving: frozenset[int] = frozenset()
         self.has_room = True
@@ -120,12 +124,15 @@ class FakeDriver:
         accesses = None
         if self.written is not None:
             accesses = [Access(w, 0, n, True, i in self.written) for w, (i, n) in enumerate(sizes.items())]
-        capture.launch(*words, pool, name="toy", accesses=accesses, loc="toy.py:1")
+        facts_of_launch = {"loc": "toy.py:1", "nondeterministic": self.nondeterministic}
+        for call in self.python:
+            ran(call.name)
+            facts_of_launch.update(call=call.name, nodes=call.nodes)
+        capture.launch(*words, pool, name="toy", accesses=accesses, **facts_of_launch)
         if self.edits:
             self.edits.pop(0)(capture)
-        return capture.recording(
-            payload=(fn, facts(args, self.sensitive, exact=self.exact)), offset_sensitive=self.sensitive
-        )
+        payload = (fn, facts(args, self.sensitive, exact=self.exact))
+        return capture.recording(payload=payload, offset_sensitive=self.sensitive, python=self.python)
 
     def instantiate(self, program: Program) -> FakeExecutable:
         if self.refuses is not None:

@@ -243,7 +243,8 @@ class _Attempt:
         sensitive = frozenset(described.sensitive | self._sensitive(own))
         outputs, scratch = tuple(described.outputs), machine.arenas.scratch(machine.stream.cuda_stream)
         facts = (known, everything, outputs, payload, sensitive, ALIGNMENT)
-        return Recording(*facts, displaced=True, scratch=scratch, stages=stages)
+        python = tuple(self._observer.python)
+        return Recording(*facts, displaced=True, scratch=scratch, stages=stages, python=python)
 
     def _fixed(self) -> list[Allocation]:
         """Memory that never moves: constants of the module, then the generator's seed and offset."""

@@ -36,10 +36,9 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
   void add_operator(
       const OperatorCall& call,
       const std::vector<bool>& moves,
-      const std::vector<std::optional<Tensor>>& outputs,
-      bool below) {
+      const std::vector<std::optional<Tensor>>& outputs) {
     c10::InferenceMode ordinary(false); // its tensors serve replays inside and outside of inference mode
-    launches_.push_back(std::make_unique<Operator>(call, moves, outputs, below));
+    launches_.push_back(std::make_unique<Operator>(call, moves, outputs));
   }
 
   void add_patch(size_t launch, size_t word, size_t source, int64_t delta) {

@@ -151,6 +151,49 @@ def test_operators_that_need_the_host_are_blamed_before_they_run() -> None:
     assert found.name == "aten.sum.default"
 
 
+# -- what custom operators do inside ---------------------------------------------------------------------------------
+
+_library = torch.library.Library("pygraph_observed", "DEF")
+_bodies: dict[str, Callable[..., torch.Tensor]] = {
+    "plain": lambda x: torch.relu(x * 2),
+    "adds": lambda x: torch.relu(x.index_add(0, torch.zeros(2, dtype=torch.int64, device=x.device), x)),
+    "draws": lambda x: x + torch.rand(2),
+}
+for _name, _body in _bodies.items():
+    _library.define(f"{_name}(Tensor x) -> Tensor")
+    _library.impl(_name, _body, "CompositeExplicitAutograd")
+_library.define("tagged(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_bitwise,))
+_library.impl("tagged", _bodies["plain"], "CompositeExplicitAutograd")
+observed: Any = torch.ops.pygraph_observed
+
+
+def calls(*names: str) -> Callable[[list[Any]], Any]:
+    def run(args: list[Any]) -> Any:
+        return [getattr(observed, name)(args[0]) for name in names]
+
+    return run
+
+
+def test_bodies_in_python_are_counted_and_named() -> None:
+    stream, fn = Stream(), calls("plain", "plain", "tagged")
+    stream.observer.nodes = iter(range(100)).__next__
+    origins = {fn.__code__.co_firstlineno + 1: Origin(("node",), ("m.py:9",))}
+    with tracing(fn, origins) as bodies, observing(stream.observer, fn) as run:
+        run([torch.ones(2, device="meta")])
+        assert bodies == {"pygraph_observed.plain.default": 2, "pygraph_observed.tagged.default": 1}
+    assert [call.name.split(".")[1] for call in stream.observer.python] == ["plain", "plain", "tagged"]
+
+
+@pytest.mark.parametrize(("name", "nondeterministic"), [("plain", False), ("adds", True), ("tagged", True)])
+def test_an_operator_is_as_non_deterministic_as_what_it_calls(name: str, nondeterministic: bool) -> None:
+    stream, fn = Stream(), calls(name)
+    stream.observer.nodes = iter(range(100)).__next__
+    with observing(stream.observer, fn) as run:
+        run([torch.ones(2, device="meta")])
+    found = {span.name: span.nondeterministic for span in stream.observer.spans}
+    assert found[f"pygraph_observed.{name}.default"] == nondeterministic
+
+
 # -- code that calls no operators -----------------------------------------------------------------------------------
 
 POINTWISE = """
