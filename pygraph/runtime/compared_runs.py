@@ -9,17 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from pygraph.errors import ReplayError
 from pygraph.runtime.digest import digest, same_bytes, span
 from pygraph.runtime.divergence import Finding, Suspect, diagnose
 from pygraph.runtime.driver import Driver, Executable, Program
 from pygraph.runtime.effects import unrepeatable
-from pygraph.runtime.outcome import Outcome, difference, observe, results, same_state
+from pygraph.runtime.generators import Draws
+from pygraph.runtime.outcome import Outcome, difference, moved_on, observe, results
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.snapshot import Block, Snapshot, blocks, take
 from pygraph.runtime.tolerance import AGREED, RUNS, Spread, Unlike, beyond, shares, widened
 
-__all__ = ["Expected", "First", "Function", "Scope", "Trial", "Verdict", "rewind"]
+__all__ = ["Expected", "First", "Function", "Scope", "Trial", "Verdict"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -59,12 +62,6 @@ class Verdict:
     runs: int = 0
 
 
-def rewind(driver: Driver, state: object) -> None:
-    """Bring a random state back if it changed, so that nobody else's draws are undone for nothing."""
-    if not same_state(driver.snapshot_rng(), state):
-        driver.restore_rng(state)
-
-
 @dataclass(frozen=True, slots=True)
 class First:
     """The compared replay's outcome; arguments of which nobody wrote the written ones; and those it ran on, until they
@@ -90,7 +87,8 @@ class Trial:
 
     def __init__(self, fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope) -> None:
         self.fn, self.driver, self.executable, self.args, self.scope = fn, driver, executable, args, scope
-        self.rng = driver.snapshot_rng()
+        self.random = Draws(driver, scope.program)
+        self.rng = self.random.state()
         every = blocks(args, scope.sensitive)
         self.written = tuple(b for b in every if scope.written.intersection(b.members))
         self.watched = [p for b in self.written for p in b.members]
@@ -104,39 +102,41 @@ class Trial:
     # -- before the first replay ----------------------------------------------------------------------------------
 
     def replay_on_copies(self) -> First | Refusal:
-        """The replay that is judged. Random state is brought back; the caller's tensors are not written."""
+        """The replay that is judged. Its draws are undone; the caller's tensors are not written."""
         if self.over_budget:
             return Refusal("comparison-budget", f"copies of written arguments exceed {self.scope.budget} bytes")
         before = self._fingerprints()
         pristine = take(self.args, self.written).args
         working = take(self.args, self.copied)
+        undone = False
         try:
-            outputs = self.executable.replay(working.args)
-            result = self._doubt(outputs, working) or First(
-                self._observe(outputs, working.args), pristine, working.args
-            )
+            try:
+                outputs = self.executable.replay(working.args)
+            finally:
+                undone = self.random.undo()
+            outcome = self._observe(outputs, working.args, self.random.end)
+            result = self._doubt(outputs, working) or First(outcome, pristine, working.args)
         finally:
-            rewind(self.driver, self.rng)
             if self._fingerprints() != before:
                 raise ReplayError("a replay wrote to an argument that it only reads, and that was too large to copy")
-        return result
+        return result if undone else Refusal("random-state", "another thread drew from the generator of the replay")
 
     def judge(self, first: First, outputs: Sequence[Any]) -> Verdict:
         """Whether the replay did what the uncaptured run, which returned ``outputs``, did. Random state is kept."""
-        reference = self._observe(outputs, self.args)
+        reference = self._observe(outputs, self.args, self.random.state())
         if not self._unread_unchanged(first.copies):
             return Verdict(outputs, Refusal("comparison-failed", "an argument is written though no launch says so"))
         first.copies.clear()
-        differs = difference(reference, first.outcome)
-        if differs is None:
+        moved = moved_on(reference, first.outcome)
+        if moved is not None:
+            return Verdict(outputs, Refusal("random-state", moved))
+        if difference(reference, first.outcome) is None:
             return Verdict(outputs, None)
         wrong = difference(reference, first.outcome, values=False) or self._undecided(reference, first.outcome)
         if wrong is not None:
             return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
-        try:
+        with self.random.apart():
             found = self._judge_again(first, outputs, reference)
-        finally:
-            rewind(self.driver, reference.rng)
         if not isinstance(found, Refusal):
             return Verdict(outputs, None, shares(found), runs=self.runs)
         return Verdict(outputs, found, runs=self.runs)
@@ -173,8 +173,12 @@ class Trial:
         return None if index is None else f"{reference.name(index)} has other values"
 
     def _judge_again(self, first: First, outputs: Sequence[Any], reference: Outcome) -> Spread | Refusal:
-        """Whose fault a difference in values is: a wrong replay's, or the region's own, which has a spread then."""
+        """Whose fault a difference in values is: a wrong replay's, or the region's own, which has a spread then.
+
+        Where the region draws, runs on the numbers of the answering one would have other threads draw them, too.
+        """
         left = Expected(reference, results(outputs, self.args, self.watched))
+        left = self._uncaptured_again(first) if self.random else left
         spread: Spread = (None,) * len(left.results)
         replayed: Expected | None = None
         unlike: str | None = None
@@ -184,12 +188,15 @@ class Trial:
                 if isinstance(wider, Refusal):
                     return wider
                 spread = wider
-            unlike = self._unrepeated(first, left, spread)
+            unlike = self._unrepeated(first, reference, spread)
             if unlike is not None:
                 continue
             replayed = replayed or self._replay_again(first)
             if replayed is None:
                 return Refusal("replay-declined", "the second of two replays")
+            moved = moved_on(left.outcome, replayed.outcome)
+            if moved is not None:
+                return Refusal("random-state", moved)
             unlike = self._beyond(left, replayed, spread)
             if unlike is None:
                 return spread
@@ -199,32 +206,42 @@ class Trial:
 
     def _run_again(self, first: First, left: Expected, spread: Spread) -> Spread | Refusal:
         """``spread`` with one more uncaptured run, on copies, held against what the first one ``left``."""
-        copies = self._again(first)
-        self.runs += 1
-        outputs = self.fn(list(copies))
-        reference, outcome = left.outcome, self._observe(outputs, copies)
+        again = self._uncaptured_again(first)
+        reference, outcome = left.outcome, again.outcome
+        moved = moved_on(reference, outcome)
+        if moved is not None:
+            return Refusal("random-state", moved)
         unlike = difference(reference, outcome, values=False) or self._undecided(reference, outcome)
         if unlike is not None:
             return _unsteady(f"{_ANOTHER_RUN}, {unlike}")
-        found = widened(spread, left.results, results(outputs, copies, self.watched), reference.equal(outcome))
+        found = widened(spread, left.results, again.results, reference.equal(outcome))
         if isinstance(found, Unlike):
             return _unsteady(f"{_ANOTHER_RUN}, {reference.name(found.index)} {found.how}")
         return found
 
+    def _uncaptured_again(self, first: First) -> Expected:
+        """Another uncaptured run, on copies."""
+        copies = self._retaken(first).args
+        self.runs += 1
+        return self._left(self.fn(list(copies)), copies)
+
     def _replay_again(self, first: First) -> Expected | None:
         """Another replay, on copies; None where it declines."""
-        copies = self._again(first)
+        copies = self._retaken(first).args
         outputs = self.executable.replay(copies)
-        if outputs is None:
-            return None
-        return Expected(self._observe(outputs, copies), results(outputs, copies, self.watched))
+        return None if outputs is None else self._left(outputs, copies)
 
-    def _unrepeated(self, first: First, left: Expected, spread: Spread) -> str | None:
+    def _left(self, outputs: Sequence[Any], args: list[Any]) -> Expected:
+        """What a run returned, and left behind in ``args`` and in the generator."""
+        state = self.random.state()
+        return Expected(self._observe(outputs, args, state), results(outputs, args, self.watched))
+
+    def _unrepeated(self, first: First, reference: Outcome, spread: Spread) -> str | None:
         """The first result of the first replay, of which bits alone are known, that uncaptured runs repeat and it does
         not."""
-        for index, same in enumerate(left.outcome.equal(first.outcome)):
+        for index, same in enumerate(reference.equal(first.outcome)):
             if spread[index] is None and not same:
-                return f"{left.outcome.name(index)} {AGREED}"
+                return f"{reference.name(index)} {AGREED}"
         return None
 
     # -- with copied inputs ---------------------------------------------------------------------------------------
@@ -236,38 +253,46 @@ class Trial:
         return held
 
     def judge_staged(self, first: First, verdict: Verdict) -> str | None:
-        """In what another replay on copies differs from the uncaptured run; random state is not kept.
+        """In what another replay on copies differs from the uncaptured run; to be called with the numbers ``apart``.
 
         Raises ReplayError if it damaged an argument that it should only read and that was too large to copy.
         """
-        reference = self._observe(verdict.outputs, self.args)
+        reference = self._observe(verdict.outputs, self.args, self.random.end)
         before = self._fingerprints()
         working = self._retaken(first)
+        self.random.go_on(self.rng)
         outputs = self.executable.replay(working.args)
         if self._fingerprints() != before:
             raise ReplayError("a replay with copied inputs wrote to an argument that it only reads")
         wrong = self._doubt(outputs, working)
         if wrong is not None:
             return str(wrong)
-        if verdict.spread is None:
-            return difference(reference, self._observe(outputs, working.args))
+        staged = self._left(outputs or (), working.args)
+        moved = moved_on(reference, staged.outcome)
+        if moved is not None or verdict.spread is None:
+            return moved or difference(reference, staged.outcome)
         left = Expected(reference, results(verdict.outputs, self.args, self.watched))
-        staged = Expected(self._observe(outputs, working.args), results(outputs or (), working.args, self.watched))
         return self._beyond(left, staged, verdict.spread)
 
     # -- on every call --------------------------------------------------------------------------------------------
 
     def run_on_copies(self) -> Expected | None:
-        """What an uncaptured run does; None where it raises. Random state is brought back."""
+        """What an uncaptured run does; None where it raises, or where another thread drew from its generator. Its draws
+        are undone."""
         try:
             pristine = [] if self.scope.program is None else take(self.args, self.written).args
             copies = take(self.args, self.copied).args
-            outputs = self.fn(list(copies))
+            try:
+                outputs = self.fn(list(copies))
+            finally:
+                undone = self.random.undo()
+        except ReplayError:
+            raise
         except Exception:  # noqa: BLE001 - whatever it is, the uncaptured run on the real arguments raises it to the caller
-            rewind(self.driver, self.rng)
             return None
-        outcome = self._observe(outputs, copies)
-        rewind(self.driver, self.rng)
+        if not undone:
+            return None
+        outcome = self._observe(outputs, copies, self.random.end)
         kept = results(outputs, copies, self.watched) if any(self._decided(outcome)) else []
         return Expected(outcome, kept, pristine)
 
@@ -276,8 +301,8 @@ class Trial:
         decided = self._decided(expected.outcome)
         found: Spread = self.scope.spread or (None,) * len(decided)
         spread = [(part or 0.0) if may else None for part, may in zip(found, decided, strict=True)]
-        replayed = Expected(self._observe(outputs, self.args), results(outputs, self.args, self.watched))
-        return self._beyond(expected, replayed, spread)
+        replayed = self._left(outputs, self.args)
+        return moved_on(expected.outcome, replayed.outcome) or self._beyond(expected, replayed, spread)
 
     # -- either ---------------------------------------------------------------------------------------------------
 
@@ -295,9 +320,8 @@ class Trial:
         scope = self.scope
         if scope.program is not None and scope.program.recording.python:
             return None
-        return diagnose(
-            Suspect(self.fn, self.driver, scope.program, pristine, self.rng, scope.budget, scope.sensitive, tolerant)
-        )
+        suspect = Suspect(self.fn, self.driver, scope.program, pristine, scope.budget, scope.sensitive, tolerant)
+        return diagnose(suspect)
 
     def _beyond(self, expected: Expected, replayed: Expected, spread: Spread) -> str | None:
         """In what a replay differs by more than ``spread`` allows."""
@@ -309,15 +333,12 @@ class Trial:
         found = None if all(equal) else beyond(spread, expected.results, replayed.results, equal)
         return None if found is None else f"{outcome.name(found.index)} {found.how}"
 
-    def _observe(self, outputs: Sequence[Any] | None, args: Sequence[Any]) -> Outcome:
-        return observe(outputs or (), args, self.watched, self.driver.snapshot_rng())
-
-    def _again(self, first: First) -> list[Any]:
-        """Fresh copies of the arguments as they were before any run, and the random state of then."""
-        return self._retaken(first).args
+    def _observe(self, outputs: Sequence[Any] | None, args: Sequence[Any], state: torch.Tensor | None) -> Outcome:
+        return observe(outputs or (), args, self.watched, state)
 
     def _retaken(self, first: First) -> Snapshot:
-        rewind(self.driver, self.rng)
+        """Fresh copies of the arguments as they were before any run, and the first of the numbers ``apart``."""
+        self.random.restart()
         every = blocks(first.pristine, self.scope.sensitive)
         wanted = [b for b in every if self.all_copied or set(b.members).intersection(self.watched)]
         return take(first.pristine, wanted)

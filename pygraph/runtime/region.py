@@ -15,7 +15,7 @@ from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
 from pygraph.runtime import counters
 from pygraph.runtime.capturing import Captured, capture
-from pygraph.runtime.comparison import Scope, Verdict, compare, rewind, verify
+from pygraph.runtime.comparison import Scope, Verdict, compare, verify
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.driver import Driver, Executable, Keepers, Program
 from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
@@ -29,7 +29,7 @@ from pygraph.runtime.staging import asked_for
 
 __all__ = ["Region"]
 
-_ONE_CALLS_FAULT = ("argument-misaligned", "comparison-budget", "replay-declined")
+_ONE_CALLS_FAULT = ("argument-misaligned", "comparison-budget", "random-state", "replay-declined")
 """Refusals that say nothing about calls with other arguments."""
 
 _REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
@@ -292,12 +292,10 @@ class Region:
         return replace(made, stageable=tuple(each for each in wanted if each.argument not in variant.written))
 
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
-        state = None
         _capturing.append(get_ident())
         try:
             with tracing(self._fn, self._origins) as bodies:
                 try:
-                    state = self._driver.snapshot_rng()
                     return capture(self._fn, self._driver, args, self._options, self._slots, self._keepers)
                 except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                     return Refusal.of(error, blamed(error))
@@ -305,8 +303,6 @@ class Region:
                     self.record.python_runs.update(bodies)
         finally:
             _capturing.remove(get_ident())
-            if state is not None:
-                rewind(self._driver, state)
 
     def _settle(self, variant: Variant, made: Captured, verdict: Verdict, site: Site) -> None:
         """Use the executable from now on, or close it."""

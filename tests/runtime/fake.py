@@ -86,9 +86,9 @@ class FakeDriver:
     change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region.
     ``drains`` waits for the device, and says whether it could. ``machine``: its identity. ``copy_cost``: what copies of
     inputs cost, where it makes any; ``moving`` arguments lie elsewhere at each replay; ``has_room`` for copies.
-    ``nondeterministic``: whether the launch is known to come out otherwise each time. ``python``: operators written in
-    Python that a capture calls. ``within``: whether transient memory is in use now; ``given_back``: how often it was
-    given back, ``trimmed``: what uncaptured runs had left."""
+    ``nondeterministic``: whether the launch is known to come out otherwise each time. ``random``: whether it draws.
+    ``python``: operators written in Python that a capture calls. ``within``: whether transient memory is in use now;
+    ``given_back``: how often it was given back, ``trimmed``: what uncaptured runs had left."""
 
     def __init__(self, kernel: Function | None = None, written: Sequence[int] | None = ()) -> None:
         self.kernel = kernel
@@ -106,6 +106,7 @@ class FakeDriver:
         self.given_back = self.trimmed = 0
         self.machine = "fake"
         self.nondeterministic = False
+        self.random = True
         self.python: tuple[PythonCall, ...] = ()
         self.copy_cost: CopyCost | None = None
         self.moving: frozenset[int] = frozenset()
@@ -143,12 +144,17 @@ class FakeDriver:
         self.executables.append(FakeExecutable(self, fn, expected))
         return self.executables[-1]
 
-    def snapshot_rng(self) -> object:
-        return torch.get_rng_state()
+    def generator(self, program: Program) -> torch.Generator | None:
+        return torch.default_generator if self.random else None
 
-    def restore_rng(self, state: object) -> None:
-        assert isinstance(state, torch.Tensor)
-        torch.set_rng_state(state)
+    def exchange_state(
+        self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert generator is torch.default_generator
+        before = generator.get_state()
+        if expected is None or torch.equal(before, expected):
+            generator.set_state(to)
+        return before
 
     def spare_bytes(self) -> int:
         return 1 << 30

@@ -15,7 +15,6 @@ from pygraph.runtime.capturing import Captured, capture
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.outcome import same_state
 from pygraph.runtime.region import Region
 from tests.runtime.regions import copy_arguments, same_bits
 
@@ -67,15 +66,17 @@ def captured(driver: Driver, fn: Function, args: Sequence[Any]) -> Captured:
 def compare_replay(driver: Driver, fn: Function, made: Captured, args: list[Any]) -> list[Any]:
     """Replay on ``args`` themselves, and hold that against an uncaptured run on arguments that overlap likewise."""
     theirs = _same_overlaps(args)
-    start = driver.snapshot_rng()
+    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+    start = generator.get_state()
     expected = list(fn(list(theirs)))
-    after = driver.snapshot_rng()
-    driver.restore_rng(start)
+    after = generator.get_state()
+    generator.set_state(start)
     outputs = made.executable.replay(args)
     assert outputs is not None, "the replay turned its arguments away"
     assert same_bits(outputs, expected), "outputs differ from the uncaptured run's"
     assert same_bits(args, theirs), "arguments differ afterwards from the uncaptured run's"
-    assert same_state(driver.snapshot_rng(), after), "the random state afterwards is another one"
+    assert torch.equal(generator.get_state(), after), "the random state afterwards is another one"
     return outputs
 
 

@@ -176,7 +176,6 @@ def _overruns(args: list[Any]) -> Sequence[Any]:
         (_wrong_mutation, "output 2 has other values"),
         (_no_mutation, "output 2"),
         (_writes_what_it_reads, "an argument is written though no launch says so"),
-        (_draws, "the random state afterwards"),
         (_fewer, "5 outputs instead of 6"),
         (_other_stride, "output 0 is"),
         (_unshared, "output 1 is"),
@@ -196,6 +195,16 @@ def test_a_wrong_replay_is_refused_and_named(kernel: Function, words: str) -> No
     assert case.driver.executables[0].closed
     case.call()
     assert case.region.record.replays == 0
+
+
+def test_a_replay_that_draws_otherwise_is_refused_this_time() -> None:
+    case = Case(_draws)
+    case.call()
+    assert case.reason == "random-state: the random state afterwards is another one"
+    case.driver.kernel = None
+    for _ in range(5):
+        case.call()
+    assert case.region.record.replays > 0
 
 
 def test_a_replay_that_raises_is_refused() -> None:
@@ -382,7 +391,7 @@ def test_nothing_of_a_comparison_outlives_its_memory() -> None:
         return [first + 100, second]
 
     own = torch.Generator().manual_seed(0)
-    driver.nondeterministic = True
+    driver.nondeterministic, driver.random = True, False
     for kernel in (look, wrong):
         region = Region(look, driver, name="toy")
         driver.kernel = kernel

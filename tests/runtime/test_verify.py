@@ -73,7 +73,7 @@ def noisy_region() -> tuple[Region, FakeDriver]:
         return [x * (10 + draw(64)), x * 2]
 
     driver = FakeDriver(written=(1,))
-    driver.nondeterministic = True
+    driver.nondeterministic, driver.random = True, False
     region = Region(fn, driver, name="toy", options=RegionOptions(verify_always=True))
     for _ in range(2):
         region([torch.ones(64), torch.zeros(4)])
@@ -115,6 +115,6 @@ def test_verify_always_allows_no_more_than_that(index: int, words: str) -> None:
 
 def test_verify_always_sees_what_no_tolerance_is_for() -> None:
     region, driver = noisy_region()
-    driver.kernel = lambda args: [*region._fn(args), torch.rand(1)][:2]
+    driver.kernel, driver.random = lambda args: [*region._fn(args), torch.rand(1)][:2], True
     with pytest.raises(ReplayError, match="the random state afterwards is another one"):
         region([torch.ones(64), torch.zeros(4)])

@@ -263,9 +263,20 @@ class _Inside(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        named = dict(kwargs or {})
         if isinstance(func, OpOverload):
+            if torch.Tag.nondeterministic_seeded in func.tags and _is_on_host(args, named):
+                self._observer.fail(str(self._op))
+                raise CaptureError("host-random", f"{self._op} draws from the CPU's generator, by {func}")
             self.nondeterministic = self.nondeterministic or nondeterministic_operator(func)
-        return func(*args, **dict(kwargs or {}))
+        return func(*args, **named)
+
+
+def _is_on_host(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether an operator computes on the CPU: where its operands are, and else where it is told to."""
+    device = named.get("device")
+    places = {tensor.device.type for tensor in tensors_in([*args, *named.values()])}
+    return (places or {"cpu" if device is None else torch.device(device).type}) == {"cpu"}
 
 
 def _operands(schema: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:

@@ -1,5 +1,6 @@
 // HostGraph: a captured region, replayed in one call. What is recorded, and why, is decided in Python (recorder.py).
 
+#include "../native/generator.h"
 #include "../native/method.h"
 #include "../native/region.h"
 #include "launches.h"
@@ -151,6 +152,7 @@ void bind(py::module_& m) {
   m.def("storage_base", &storage_base);
   m.def("element_address", &element_address);
   m.def("extent", &extent);
+  m.def("exchange_state", &exchange_state);
   m.attr("NO_MEMORY") = kNoMemory;
   m.attr("MAX_WORDS") = kMaxWords;
   m.attr("MAX_FLOATS") = kMaxFloats;

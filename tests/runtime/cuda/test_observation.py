@@ -194,6 +194,15 @@ def test_an_operator_is_as_non_deterministic_as_what_it_calls(name: str, nondete
     assert found[f"pygraph_observed.{name}.default"] == nondeterministic
 
 
+def test_an_operator_that_draws_on_the_cpu_is_refused_before_it_draws() -> None:
+    stream, fn, state = Stream(), calls("draws"), torch.get_rng_state()
+    with observing(stream.observer, fn) as run, pytest.raises(CaptureError, match="draws from the CPU's") as raised:
+        run([torch.ones(2, device="meta")])
+    assert raised.value.reason == "host-random"
+    assert stream.observer.failed == "pygraph_observed.draws.default"
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 # -- code that calls no operators -----------------------------------------------------------------------------------
 
 POINTWISE = """
