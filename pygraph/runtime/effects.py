@@ -12,21 +12,24 @@ from pygraph.runtime.driver import Slot
 from pygraph.runtime.recording import AllocationKind, Launch, Output, OutputKind, Recording
 from pygraph.runtime.refusal import Refusal
 
-__all__ = ["collective", "outside", "unrepeatable", "written_arguments"]
+__all__ = ["COLLECTIVES", "collective", "outside", "unrepeatable", "written_arguments"]
 
 _Key = tuple[AllocationKind, int]
 
-_COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "nccl")
-"""How the names of launches that talk to other processes begin."""
+COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+"""Namespaces of operators that talk to other processes. A driver refuses them before they run."""
+
+_KERNELS = ("ncclDevKernel", "ncclKernel", "nvshmem")
+"""Parts of the names of kernels that do, which libraries may launch without any operator."""
 
 
 def collective(recording: Recording) -> Refusal | None:
     """The first launch that talks to other processes (``collective``), or None.
 
-    Such a region cannot be compared: it would run more often here than elsewhere.
+    Such a region can be neither captured again nor compared: it would run more often here than elsewhere.
     """
     for launch in recording.launches:
-        if launch.name.startswith(_COLLECTIVES):
+        if launch.name.partition(".")[0] in COLLECTIVES or any(part in launch.name for part in _KERNELS):
             return Refusal.at(launch, "collective", "a replay cannot be compared where other processes take part")
     return None
 

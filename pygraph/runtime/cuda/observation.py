@@ -18,6 +18,7 @@ import torch
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.stack import wipe_stack
+from pygraph.runtime.effects import COLLECTIVES
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
 from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here, ran
 from pygraph.runtime.rebinding import rebound
@@ -219,8 +220,11 @@ class _Operators(TorchDispatchMode):
         )
 
     def _operands(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        """Addresses that ``func`` only reads, and those that it may write. Raises CaptureError if it needs the host."""
+        """Addresses that ``func`` only reads, and those that it may write. Raises CaptureError if it needs the host or
+        other processes."""
         schema = func._schema
+        if func.namespace in COLLECTIVES:
+            raise CaptureError("collective", f"{func} talks to other processes")
         if schema.name in _HOST_READS:
             raise CaptureError("host-read", f"{func} reads device memory while capturing")
         reads: list[int] = []
@@ -247,29 +251,45 @@ class _Inside(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._observer, self._op = observer, op
         self.nondeterministic = nondeterministic_operator(op)
+        self._refused: CaptureError | None = None
 
     def run(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Call the operator's kernel. Called by way of the dispatcher, it would come to this mode first, and run
-        without it."""
+        without it. Raises CaptureError if the operator calls what must not run, even if it goes on without that."""
         name = self._op.name()
         key = next((key for key in _KERNEL_KEYS if has_kernel(name, key)), None)
         if key is None:
             return self._op(*args, **named)
         if f"{name.replace('::', '/', 1)}/{key}" in python_kernels:
             self._observer.body(str(self._op))
-        with self:
-            return self._op._op_dk(getattr(DispatchKey, key), *args, **named)
+        try:
+            with self:
+                result = self._op._op_dk(getattr(DispatchKey, key), *args, **named)
+        except Exception:
+            if self._refused is None:
+                raise
+            raise self._refused from None
+        if self._refused is not None:
+            raise self._refused
+        return result
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
         if isinstance(func, OpOverload):
+            if func.namespace in COLLECTIVES:
+                raise self._refusal("collective", f"{self._op} talks to other processes, by {func}")
             if torch.Tag.nondeterministic_seeded in func.tags and _is_on_host(args, named):
-                self._observer.fail(str(self._op))
-                raise CaptureError("host-random", f"{self._op} draws from the CPU's generator, by {func}")
+                raise self._refusal("host-random", f"{self._op} draws from the CPU's generator, by {func}")
             self.nondeterministic = self.nondeterministic or nondeterministic_operator(func)
         return func(*args, **named)
+
+    def _refusal(self, reason: str, detail: str) -> CaptureError:
+        """An error that blames the operator, before what it calls has run."""
+        self._observer.fail(str(self._op))
+        self._refused = CaptureError(reason, detail)
+        return self._refused
 
 
 def _is_on_host(args: Sequence[Any], named: Mapping[str, Any]) -> bool:

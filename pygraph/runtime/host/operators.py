@@ -20,6 +20,7 @@ from pygraph.compat import (
     OpOverload,
 )
 from pygraph.errors import CaptureError
+from pygraph.runtime.effects import COLLECTIVES
 from pygraph.runtime.host.launches import OperatorLaunch
 from pygraph.runtime.host.recorder import Recorder, Use
 from pygraph.runtime.host.signature import describe, leaves
@@ -39,9 +40,6 @@ _EMPTY = frozenset(
     for name in ("empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
 )
 """Allocations, and nothing else."""
-
-_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
-"""Namespaces whose results are not there yet when an operator returns."""
 
 _RESIZING = frozenset({"inductor::resize_storage_bytes_", "inductor::accumulate_grad_"})
 """Operators that change storages behind their schema's back."""
@@ -114,7 +112,7 @@ def fresh_results(op: OpOverload, returned: Any) -> list[torch.Tensor]:
 
 def _refuse(recorder: Recorder, call: _Call) -> None:
     tags = call.op.tags
-    if call.op.namespace in _COLLECTIVES:
+    if call.op.namespace in COLLECTIVES:
         raise CaptureError("collective", call.name)
     if not is_built_in(call.op):
         raise CaptureError("opaque-operator", f"{call.name}: what it does besides its schema is not known")

@@ -3,12 +3,13 @@ operators. Without a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 
 from pygraph.backend import pygraph as backend
 from pygraph.errors import CaptureError
@@ -201,6 +202,60 @@ def test_an_operator_that_draws_on_the_cpu_is_refused_before_it_draws() -> None:
     assert raised.value.reason == "host-random"
     assert stream.observer.failed == "pygraph_observed.draws.default"
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """A group of one process."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def _reduces(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    distributed.all_reduce(y)
+    _reached.append("behind a collective")
+    return y
+
+
+def _carries_on(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return _reduces(x)
+    except CaptureError:
+        return x
+
+
+_reached: list[str] = []
+for _name, _body in (("reduces", _reduces), ("carries_on", _carries_on)):
+    _library.define(f"{_name}(Tensor x) -> Tensor")
+    _library.impl(_name, _body, "CompositeExplicitAutograd")
+
+
+@pytest.mark.parametrize("name", ["reduces", "carries_on"])
+def test_a_collective_in_a_custom_operator_is_refused_before_it_is_issued(name: str, process_group: None) -> None:
+    stream, fn = Stream(), calls(name)
+    origins = {fn.__code__.co_firstlineno + 1: Origin(("node",), ("m.py:9",))}
+    with tracing(fn, origins), observing(stream.observer, fn) as run:
+        with pytest.raises(CaptureError, match=f"pygraph_observed.{name}.default talks to other processes") as raised:
+            run([torch.ones(2, device="meta")])
+        found = blamed(raised.value)
+    assert raised.value.reason == "collective"
+    assert found is not None
+    assert found.name == f"pygraph_observed.{name}.default"
+    assert _reached == []
+
+
+def test_a_collective_is_refused_before_it_is_issued(process_group: None) -> None:
+    stream, name = Stream(), distributed.group.WORLD.group_name
+
+    def fn(args: list[Any]) -> Any:
+        return torch.ops._c10d_functional.all_reduce(args[0], "sum", name)
+
+    with observing(stream.observer, fn) as run, pytest.raises(CaptureError) as raised:
+        run([torch.ones(2, device="meta")])
+    assert raised.value.reason == "collective"
+    assert stream.observer.failed == "_c10d_functional.all_reduce.default"
 
 
 # -- code that calls no operators -----------------------------------------------------------------------------------
