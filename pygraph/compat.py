@@ -67,7 +67,9 @@ __all__ = [
 
 # -- Host driver: capture; both drivers: stepping (2.11, 2.13) ------------------------------------------------------
 from torch._C import DispatchKey
+from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
 from torch._C._dynamo import guards as dynamo_guards
+from torch.library import _impls as python_kernels
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -85,6 +87,8 @@ __all__ += [
     "FakeTensorMode",
     "TorchDispatchMode",
     "dynamo_guards",
+    "has_kernel",
+    "python_kernels",
     "without_dispatch_modes",
 ]
 

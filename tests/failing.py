@@ -1,4 +1,7 @@
-"""Custom operators that are fine by their schema but cannot be captured on the host, and programs that call them."""
+"""Operators that are fine by their schema but cannot be captured on the host, and programs that call them.
+
+They are in a namespace of torch's own: custom operators are cut out on the host before any capture is tried.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ def compiling_only(x: torch.Tensor) -> torch.Tensor:
 def _define(name: str, factor: float) -> Any:
     """A custom operator that is fine by its schema, differentiable, and multiplies by ``factor``."""
 
-    @torch.library.custom_op(f"pygraphfails::{name}", mutates_args=())
+    @torch.library.custom_op(f"quantized::pygraphfails_{name}", mutates_args=())
     def op(x: torch.Tensor) -> torch.Tensor:
         return x * factor
 
     op.register_fake(compiling_only)
 
-    @torch.library.custom_op(f"pygraphfails::{name}_backward", mutates_args=())
+    @torch.library.custom_op(f"quantized::pygraphfails_{name}_backward", mutates_args=())
     def backward(g: torch.Tensor) -> torch.Tensor:
         return g * factor
 
@@ -44,7 +47,7 @@ def _define(name: str, factor: float) -> Any:
 double, triple = _define("double", 2.0), _define("triple", 3.0)
 
 
-@torch.library.custom_op("pygraphfails::spread", mutates_args=())
+@torch.library.custom_op("quantized::pygraphfails_spread", mutates_args=())
 def spread(x: torch.Tensor) -> torch.Tensor:
     """Returns elements that share memory, which the host driver refuses."""
     return x.sum(0, keepdim=True).clone().expand_as(x)
@@ -55,7 +58,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(1, *x.shape[1:]).expand_as(x)
 
 
-@torch.library.custom_op("pygraphfails::add_into", mutates_args={"x"})
+@torch.library.custom_op("quantized::pygraphfails_add_into", mutates_args={"x"})
 def add_into(x: torch.Tensor, y: torch.Tensor) -> None:
     x.add_(y)
 

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(
     ("fn", "op", "mark", "reason"),
     [
-        (one, "pygraphfails.double.default", "the line of double", "capture-failed"),
-        (in_place, "pygraphfails.add_into.default", "the line of add_into", "capture-failed"),
-        (shared, "pygraphfails.spread.default", "the line of spread", "aliasing-operator"),
+        (one, "quantized.pygraphfails_double.default", "the line of double", "capture-failed"),
+        (in_place, "quantized.pygraphfails_add_into.default", "the line of add_into", "capture-failed"),
+        (shared, "quantized.pygraphfails_spread.default", "the line of spread", "aliasing-operator"),
     ],
 )
 def test_the_refusal_names_operator_and_line(fn: Callable[..., Any], op: str, mark: str, reason: str) -> None:
@@ -61,7 +61,7 @@ def test_the_next_call_cuts_there_and_captures_the_rest(fn: Callable[..., Any], 
 def test_the_uncaptured_operator_runs_once_a_call() -> None:
     runs: list[int] = []
 
-    @torch.library.custom_op("pygraphfails::counted", mutates_args=())
+    @torch.library.custom_op("quantized::pygraphfails_counted", mutates_args=())
     def counted(x: torch.Tensor) -> torch.Tensor:
         runs.append(1)
         return x + 1
@@ -81,7 +81,7 @@ def test_explain_names_the_operator_the_reason_and_the_line() -> None:
     with torch.no_grad():
         explanation = pygraph.explain(one, inputs(), weight())
     text = " ".join(str(explanation).split())
-    assert "pygraphfails.double" in text
+    assert "quantized.pygraphfails_double" in text
     assert "capture-failed" in text
     assert place("the line of double") in text
 
@@ -134,5 +134,5 @@ def test_two_operators_fail_one_after_the_other(compilations: list[str]) -> None
     assert len(compilations) == 2
     assert states(report) == ["replay"] * 3
     left = [u for u in report.uncaptured() if u.reason == "failed-capture"]
-    assert [u.op for u in left] == ["pygraphfails.double.default", "pygraphfails.triple.default"]
+    assert [u.op for u in left] == ["quantized.pygraphfails_double.default", "quantized.pygraphfails_triple.default"]
     assert sum("compiled again, cut at" in note for note in report.notes) == 2

@@ -23,7 +23,7 @@ from pygraph.ir import (
     values_in,
 )
 from pygraph.passes.judge_devices import device_copies, device_operands, device_random
-from pygraph.passes.operators import dropout_place, higher_order, known_unsafe
+from pygraph.passes.operators import dropout_place, higher_order, is_custom, known_unsafe
 from pygraph.passes.verdict import CAPTURED, FAILED, Target, Verdict
 
 __all__ = ["judge"]
@@ -79,7 +79,7 @@ def _inner_operator(node: KernelNode, target: Target) -> Verdict | None:
     first = node.args[0] if node.args else None
     if not isinstance(first, Token):
         return None
-    inner = _named(node, first.name, target)
+    inner = _named(node, first.name, target) or _custom(first.name, target)
     return inner and replace(inner, detail=f"{node.op} runs an operator: {inner.detail}")
 
 
@@ -93,6 +93,17 @@ def _inner_nodes(node: KernelNode, target: Target) -> Verdict | None:
             if not verdict.capturable:
                 return Verdict(False, "subgraph", f"{node.op} runs %{inner.name} of @{name}: {verdict.detail}")
     return None
+
+
+def _custom_operator(node: KernelNode, target: Target) -> Verdict | None:
+    return _custom(node.op, target)
+
+
+def _custom(op: str, target: Target) -> Verdict | None:
+    """The host driver replays an operator by calling it: nothing is gained, and the comparison calls it once more."""
+    if not target.device.is_host or not is_custom(op):
+        return None
+    return Verdict(False, "opaque-operator", f"{op} may do more than its schema says")
 
 
 # -- tags, effects, operands that are no tensors -------------------------------------------------------------------
@@ -243,6 +254,7 @@ _RULES: tuple[Rule, ...] = (
     _attention_dropout,
     _affected,
     _opaque,
+    _custom_operator,
     device_random,
     device_operands,
 )

@@ -15,7 +15,7 @@ from functools import cache
 
 from pygraph.ir import base_name
 
-__all__ = ["Entry", "dropout_place", "higher_order", "known_unsafe"]
+__all__ = ["Entry", "dropout_place", "higher_order", "is_custom", "known_unsafe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +256,11 @@ _HIGHER_ORDER: dict[str, Entry | None] = {
     "wrap_with_set_grad_enabled": None,
 }
 
+_OWN_NAMESPACES = frozenset(
+    {"aten", "hop", "inductor", "mkl", "mkldnn", "onednn", "prims", "py", "pygraph", "quantized", "sym"}
+)
+"""Where torch's own operators are, Python functions, and those of this package."""
+
 _UNKNOWN_HIGHER_ORDER = Entry("unknown-higher-order", "is a higher-order operator that is not known here")
 
 
@@ -266,6 +271,11 @@ def known_unsafe(op: str) -> Entry | None:
     if found is not None:
         return found
     return next((entry for prefix, entry in _UNSAFE_PREFIXES if op.startswith(prefix)), None)
+
+
+def is_custom(op: str) -> bool:
+    """Whether an operator is of somebody else's than torch's: what it does besides its schema is not known."""
+    return op.partition(".")[0] not in _OWN_NAMESPACES
 
 
 @cache

@@ -97,6 +97,12 @@ _TABLE = (
         "pass plain tensors",
     ),
     Reason(
+        "opaque-operator",
+        "the operator is no operator of torch's: what it keeps, prints or sends is not known, and on the CPU a replay "
+        "would call it as any call does",
+        "none is needed: it runs between two regions",
+    ),
+    Reason(
         "storage-change",
         "the node resizes or swaps the storage of a tensor, so that addresses change within the region",
         "copy into the tensor instead of setting its data",

@@ -95,6 +95,7 @@ class RecordJson(TypedDict):
     slots: int
     launches: int
     workspace_bytes: int
+    python_runs: dict[str, int]
     decisions: list[DecisionJson]
     notes: list[str]
     refusals: list[RefusalJson]
@@ -274,6 +275,7 @@ def _record(record: RegionRecord) -> RecordJson:
         slots=record.slots,
         launches=record.launches,
         workspace_bytes=record.workspace_bytes,
+        python_runs=dict(sorted(record.python_runs.items())),
         decisions=[_decision(decision) for decision in record.decisions],
         notes=list(record.notes),
         refusals=[RefusalJson(reason=r.reason, detail=r.detail, launch=r.launch, loc=r.loc) for r in refusals],

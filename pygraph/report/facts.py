@@ -88,6 +88,8 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
         return
     if record.decisions:
         yield measured_text(record.decisions)
+    for name, runs in sorted(record.python_runs.items()):
+        yield f"{name} is written in Python: its body ran {plural(runs, 'time')} to be captured and compared"
     yield from record.notes
     yield from (str(refusal) for refusal in record.refusals.values() if refusal.reason not in region.why)
 

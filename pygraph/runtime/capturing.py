@@ -63,13 +63,16 @@ def capture(
     Raises what the driver raises: CaptureError, or anything that ``fn`` does on stand-ins.
     """
     first = driver.capture(fn, list(args))
+    alone = collective(first)
+    if alone is not None:
+        return alone
     real = _real_memory(args)
     found: SlotTable | Refusal | None = None if table is None else resolve(first, table, real)
     if found is None:
         first, found = _captured_twice(fn, driver, args, first, real)
     if isinstance(found, Refusal):
         return found
-    doubt = collective(first) or outside(first, found.slots)
+    doubt = outside(first, found.slots)
     if doubt is not None:
         return doubt
     program = _program(first, found, args, options, keepers or Keepers())

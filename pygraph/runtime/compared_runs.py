@@ -9,16 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from pygraph.errors import ReplayError
 from pygraph.runtime.digest import digest, same_bytes, span
 from pygraph.runtime.divergence import Finding, Suspect, diagnose
 from pygraph.runtime.driver import Driver, Executable, Program
-from pygraph.runtime.outcome import Outcome, difference, observe, results, same_state
+from pygraph.runtime.effects import unrepeatable
+from pygraph.runtime.generators import Draws
+from pygraph.runtime.outcome import Outcome, difference, moved_on, observe, results
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.snapshot import Block, Snapshot, blocks, take
-from pygraph.runtime.tolerance import RUNS, Spread, Unlike, beyond, repeats, unrepeated, widened
+from pygraph.runtime.tolerance import AGREED, RUNS, Spread, Unlike, beyond, shares, widened
 
-__all__ = ["Expected", "First", "Function", "Scope", "Trial", "Verdict", "rewind"]
+__all__ = ["Expected", "First", "Function", "Scope", "Trial", "Verdict"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -29,7 +33,8 @@ _UNSTEADY, _ANOTHER_RUN = "non-deterministic: ", "in another uncaptured run"
 class Scope:
     """What a comparison has to know: arguments that may be ``written``, those whose storage offset is baked
     (``sensitive``), the ``budget`` in bytes for copies, the ``spread`` that was found, where the region does not
-    repeat itself, and the ``program`` in which the launch that differs is looked for, if it is to be."""
+    repeat itself, and the ``program`` that is replayed. Without a program, nothing is tolerated, and no launch is
+    looked for."""
 
     written: frozenset[int]
     sensitive: frozenset[int]
@@ -42,18 +47,14 @@ class Scope:
 class Verdict:
     """The uncaptured run's ``outputs``, which answer the call, and whether the replay may be used from now on.
 
-    ``spread`` is that of a region which does not repeat itself.
+    ``spread`` is that of a region which does not repeat itself. ``runs`` counts the uncaptured runs besides the one
+    that answers the call.
     """
 
     outputs: Sequence[Any]
     refusal: Refusal | None
     spread: Spread | None = None
-
-
-def rewind(driver: Driver, state: object) -> None:
-    """Bring a random state back if it changed, so that nobody else's draws are undone for nothing."""
-    if not same_state(driver.snapshot_rng(), state):
-        driver.restore_rng(state)
+    runs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """An uncaptured run's outcome, and what it left, where bits alone will not tell; arguments of which nobody wrote
-    the written ones, where a launch may have to be looked for."""
+    """A run's outcome, and what it left, where bits alone will not tell; arguments of which nobody wrote the written
+    ones, where a launch may have to be looked for."""
 
     outcome: Outcome
     results: list[Any]
@@ -81,7 +82,8 @@ class Trial:
 
     def __init__(self, fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope) -> None:
         self.fn, self.driver, self.executable, self.args, self.scope = fn, driver, executable, args, scope
-        self.rng = driver.snapshot_rng()
+        self.random = Draws(driver, scope.program)
+        self.rng = self.random.state()
         every = blocks(args, scope.sensitive)
         self.written = tuple(b for b in every if scope.written.intersection(b.members))
         self.watched = [p for b in self.written for p in b.members]
@@ -89,107 +91,183 @@ class Trial:
         self.all_copied = saved + full <= scope.budget
         self.copied = every if self.all_copied else self.written
         self.over_budget = not self.all_copied and 2 * saved > scope.budget
+        self.runs = 0
         self.read_in_place = [] if self.all_copied else [p for b in every if b not in self.written for p in b.members]
 
     # -- before the first replay ----------------------------------------------------------------------------------
 
     def replay_on_copies(self) -> First | Refusal:
-        """The replay that is judged. Random state is brought back; the caller's tensors are not written."""
+        """The replay that is judged. Its draws are undone; the caller's tensors are not written."""
         if self.over_budget:
             return Refusal("comparison-budget", f"copies of written arguments exceed {self.scope.budget} bytes")
         before = self._fingerprints()
         pristine = take(self.args, self.written).args
         working = take(self.args, self.copied)
+        undone = False
         try:
-            outputs = self.executable.replay(working.args)
-            result = self._doubt(outputs, working) or First(
-                self._observe(outputs, working.args), pristine, working.args
-            )
+            try:
+                outputs = self.executable.replay(working.args)
+            finally:
+                undone = self.random.undo()
+            outcome = self._observe(outputs, working.args, self.random.end)
+            result = self._doubt(outputs, working) or First(outcome, pristine, working.args)
         finally:
-            rewind(self.driver, self.rng)
             if self._fingerprints() != before:
                 raise ReplayError("a replay wrote to an argument that it only reads, and that was too large to copy")
-        return result
+        return result if undone else Refusal("random-state", "another thread drew from the generator of the replay")
 
     def judge(self, first: First, outputs: Sequence[Any]) -> Verdict:
         """Whether the replay did what the uncaptured run, which returned ``outputs``, did. Random state is kept."""
-        reference = self._observe(outputs, self.args)
+        reference = self._observe(outputs, self.args, self.random.state())
         if not self._unread_unchanged(first.copies):
             return Verdict(outputs, Refusal("comparison-failed", "an argument is written though no launch says so"))
         first.copies.clear()
-        differs = difference(reference, first.outcome)
-        if differs is None:
+        moved = moved_on(reference, first.outcome)
+        if moved is not None:
+            return Verdict(outputs, Refusal("random-state", moved))
+        if difference(reference, first.outcome) is None:
             return Verdict(outputs, None)
-        unlike = difference(reference, first.outcome, values=False)
-        if unlike is not None:
-            return Verdict(outputs, Refusal("comparison-failed", f"replayed: {unlike}"))
-        try:
+        wrong = difference(reference, first.outcome, values=False) or self._undecided(reference, first.outcome)
+        if wrong is not None:
+            return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
+        with self.random.apart():
             found = self._judge_again(first, outputs, reference)
-        finally:
-            rewind(self.driver, reference.rng)
         if not isinstance(found, Refusal):
-            return Verdict(outputs, None, found)
-        return Verdict(outputs, found)
+            return Verdict(outputs, None, shares(found), runs=self.runs)
+        return Verdict(outputs, found, runs=self.runs)
+
+    def _wrong(self, detail: str) -> Refusal:
+        """A replay differs where it must not. Operators written in Python are suspected first: what they keep for
+        themselves, a replay repeats."""
+        calls = () if self.scope.program is None else self.scope.program.recording.python
+        if not calls:
+            return Refusal("comparison-failed", detail)
+        nodes = tuple(dict.fromkeys(node for call in calls for node in call.nodes))
+        names = " or ".join(dict.fromkeys(call.name for call in calls))
+        said = f"{detail}; written in Python, and so perhaps with a state of its own: {names}"
+        return Refusal("stateful-operator", said, names, calls[0].loc if len(calls) == 1 else None, nodes)
+
+    def _decided(self, outcome: Outcome) -> list[bool]:
+        """For each result, whether a launch that is known to be non-deterministic decides it. Where it is not known
+        what the outputs are, any such launch may decide each of them."""
+        if self.scope.program is None:
+            return [False] * len(outcome.equal(outcome))
+        recording = self.scope.program.recording
+        decided = unrepeatable(recording, self.scope.program.slots)
+        anything = any(launch.nondeterministic for launch in recording.launches)
+        known = len(recording.outputs) == len(outcome.contents)
+        outputs = [decided(each) for each in recording.outputs] if known else [anything] * len(outcome.contents)
+        return [*outputs, *(decided(position) for position in outcome.arguments)]
+
+    def _undecided(self, reference: Outcome, other: Outcome) -> str | None:
+        """The first result in which two runs differ, and that no launch decides which is known to be
+        non-deterministic."""
+        equal, decided = reference.equal(other), self._decided(reference)
+        wrong = (i for i, (same, may) in enumerate(zip(equal, decided, strict=True)) if not (same or may))
+        index = next(wrong, None)
+        return None if index is None else f"{reference.name(index)} has other values"
 
     def _judge_again(self, first: First, outputs: Sequence[Any], reference: Outcome) -> Spread | Refusal:
-        """Whose fault a difference in values is: a wrong replay's, or the region's own, which has a spread then."""
-        left = results(outputs, self.args, self.watched)
-        spread: Spread = (None,) * len(left)
-        for _ in range(RUNS):
-            wider = self._run_again(first, left, reference, spread)
-            if isinstance(wider, Refusal):
-                return wider
-            spread = wider
-        if repeats(spread):
-            return Refusal("comparison-failed", f"replayed: {difference(reference, first.outcome)}")
-        wrong = unrepeated(spread, reference.equal(first.outcome))
-        if wrong is not None:
-            return _unsteady(f"{reference.name(wrong.index)} {wrong.how}")
-        return self._replay_again(first, left, reference, spread)
+        """Whose fault a difference in values is: a wrong replay's, or the region's own, which has a spread then.
 
-    def _run_again(self, first: First, left: list[Any], reference: Outcome, spread: Spread) -> Spread | Refusal:
+        Where the region draws, runs on the numbers of the answering one would have other threads draw them, too.
+        """
+        left = Expected(reference, results(outputs, self.args, self.watched))
+        left = self._uncaptured_again(first) if self.random else left
+        spread: Spread = (None,) * len(left.results)
+        replayed: Expected | None = None
+        unlike: str | None = None
+        for runs in RUNS:
+            for _ in range(runs):
+                wider = self._run_again(first, left, spread)
+                if isinstance(wider, Refusal):
+                    return wider
+                spread = wider
+            unlike = self._unrepeated(first, reference, spread)
+            if unlike is not None:
+                continue
+            replayed = replayed or self._replay_again(first)
+            if replayed is None:
+                return Refusal("replay-declined", "the second of two replays")
+            moved = moved_on(left.outcome, replayed.outcome)
+            if moved is not None:
+                return Refusal("random-state", moved)
+            unlike = self._beyond(left, replayed, spread)
+            if unlike is None:
+                return spread
+        if all(part is None for part in spread):
+            return Refusal("comparison-failed", f"replayed: {difference(reference, first.outcome)}")
+        return _unsteady(str(unlike))
+
+    def _run_again(self, first: First, left: Expected, spread: Spread) -> Spread | Refusal:
         """``spread`` with one more uncaptured run, on copies, held against what the first one ``left``."""
-        copies = self._again(first)
-        outputs = self.fn(list(copies))
-        outcome = self._observe(outputs, copies)
-        unlike = difference(reference, outcome, values=False)
+        again = self._uncaptured_again(first)
+        reference, outcome = left.outcome, again.outcome
+        moved = moved_on(reference, outcome)
+        if moved is not None:
+            return Refusal("random-state", moved)
+        unlike = difference(reference, outcome, values=False) or self._undecided(reference, outcome)
         if unlike is not None:
             return _unsteady(f"{_ANOTHER_RUN}, {unlike}")
-        found = widened(spread, left, results(outputs, copies, self.watched), reference.equal(outcome))
+        found = widened(spread, left.results, again.results, reference.equal(outcome))
         if isinstance(found, Unlike):
             return _unsteady(f"{_ANOTHER_RUN}, {reference.name(found.index)} {found.how}")
         return found
 
-    def _replay_again(self, first: First, left: list[Any], reference: Outcome, spread: Spread) -> Spread | Refusal:
-        """``spread``, if another replay on copies lies within it."""
-        copies = self._again(first)
+    def _uncaptured_again(self, first: First) -> Expected:
+        """Another uncaptured run, on copies."""
+        copies = self._retaken(first).args
+        self.runs += 1
+        return self._left(self.fn(list(copies)), copies)
+
+    def _replay_again(self, first: First) -> Expected | None:
+        """Another replay, on copies; None where it declines."""
+        copies = self._retaken(first).args
         outputs = self.executable.replay(copies)
-        if outputs is None:
-            return Refusal("replay-declined", "the second of two replays")
-        unlike = self._beyond(Expected(reference, left), outputs, copies, spread)
-        return spread if unlike is None else _unsteady(unlike)
+        return None if outputs is None else self._left(outputs, copies)
+
+    def _left(self, outputs: Sequence[Any], args: list[Any]) -> Expected:
+        """What a run returned, and left behind in ``args`` and in the generator."""
+        state = self.random.state()
+        return Expected(self._observe(outputs, args, state), results(outputs, args, self.watched))
+
+    def _unrepeated(self, first: First, reference: Outcome, spread: Spread) -> str | None:
+        """The first result of the first replay, of which bits alone are known, that uncaptured runs repeat and it does
+        not."""
+        for index, same in enumerate(reference.equal(first.outcome)):
+            if spread[index] is None and not same:
+                return f"{reference.name(index)} {AGREED}"
+        return None
 
     # -- on every call --------------------------------------------------------------------------------------------
 
     def run_on_copies(self) -> Expected | None:
-        """What an uncaptured run does; None where it raises. Random state is brought back."""
+        """What an uncaptured run does; None where it raises, or where another thread drew from its generator. Its draws
+        are undone."""
         try:
             pristine = [] if self.scope.program is None else take(self.args, self.written).args
             copies = take(self.args, self.copied).args
-            outputs = self.fn(list(copies))
+            try:
+                outputs = self.fn(list(copies))
+            finally:
+                undone = self.random.undo()
+        except ReplayError:
+            raise
         except Exception:  # noqa: BLE001 - whatever it is, the uncaptured run on the real arguments raises it to the caller
-            rewind(self.driver, self.rng)
             return None
-        outcome = self._observe(outputs, copies)
-        rewind(self.driver, self.rng)
-        kept = [] if self.scope.spread is None else results(outputs, copies, self.watched)
+        if not undone:
+            return None
+        outcome = self._observe(outputs, copies, self.random.end)
+        kept = results(outputs, copies, self.watched) if any(self._decided(outcome)) else []
         return Expected(outcome, kept, pristine)
 
     def unlike(self, expected: Expected, outputs: Sequence[Any]) -> str | None:
         """In what a replay on the caller's own arguments differs from an uncaptured run."""
-        if self.scope.spread is None:
-            return difference(expected.outcome, self._observe(outputs, self.args))
-        return self._beyond(expected, outputs, self.args, self.scope.spread)
+        decided = self._decided(expected.outcome)
+        found: Spread = self.scope.spread or (None,) * len(decided)
+        spread = [(part or 0.0) if may else None for part, may in zip(found, decided, strict=True)]
+        replayed = self._left(outputs, self.args)
+        return moved_on(expected.outcome, replayed.outcome) or self._beyond(expected, replayed, spread)
 
     # -- either ---------------------------------------------------------------------------------------------------
 
@@ -202,31 +280,33 @@ class Trial:
         return refusal if found is None else found.added_to(refusal)
 
     def diagnosed(self, pristine: list[Any], *, tolerant: bool) -> Finding | None:
-        """The launch in which a replay differs. Not to be called within transient memory: it may capture."""
+        """The launch in which a replay differs. Not to be called within transient memory: it may capture. Not looked
+        for where that would run the body of an operator that is written in Python."""
         scope = self.scope
-        return diagnose(
-            Suspect(self.fn, self.driver, scope.program, pristine, self.rng, scope.budget, scope.sensitive, tolerant)
-        )
+        if scope.program is not None and scope.program.recording.python:
+            return None
+        suspect = Suspect(self.fn, self.driver, scope.program, pristine, scope.budget, scope.sensitive, tolerant)
+        return diagnose(suspect)
 
-    def _beyond(self, expected: Expected, outputs: Sequence[Any], args: list[Any], spread: Spread) -> str | None:
+    def _beyond(self, expected: Expected, replayed: Expected, spread: Spread) -> str | None:
         """In what a replay differs by more than ``spread`` allows."""
-        outcome = self._observe(outputs, args)
-        unlike = difference(expected.outcome, outcome, values=False)
+        reference, outcome = expected.outcome, replayed.outcome
+        unlike = difference(reference, outcome, values=False) or self._undecided(reference, outcome)
         if unlike is not None:
-            return f"replayed: {unlike}"
-        left = results(outputs, args, self.watched)
-        found = beyond(spread, expected.results, left, expected.outcome.equal(outcome))
+            return unlike
+        equal = reference.equal(outcome)
+        found = None if all(equal) else beyond(spread, expected.results, replayed.results, equal)
         return None if found is None else f"{outcome.name(found.index)} {found.how}"
 
-    def _observe(self, outputs: Sequence[Any] | None, args: Sequence[Any]) -> Outcome:
-        return observe(outputs or (), args, self.watched, self.driver.snapshot_rng())
+    def _observe(self, outputs: Sequence[Any] | None, args: Sequence[Any], state: torch.Tensor | None) -> Outcome:
+        return observe(outputs or (), args, self.watched, state)
 
-    def _again(self, first: First) -> list[Any]:
-        """Fresh copies of the arguments as they were before any run, and the random state of then."""
-        rewind(self.driver, self.rng)
+    def _retaken(self, first: First) -> Snapshot:
+        """Fresh copies of the arguments as they were before any run, and the first of the numbers ``apart``."""
+        self.random.restart()
         every = blocks(first.pristine, self.scope.sensitive)
         wanted = [b for b in every if self.all_copied or set(b.members).intersection(self.watched)]
-        return take(first.pristine, wanted).args
+        return take(first.pristine, wanted)
 
     def _doubt(self, outputs: Sequence[Any] | None, working: Snapshot) -> Refusal | None:
         """What is wrong with a replay whatever its results."""

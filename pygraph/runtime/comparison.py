@@ -13,22 +13,26 @@ from typing import Any
 import torch
 
 from pygraph.errors import ReplayError
-from pygraph.runtime.compared_runs import First, Function, Scope, Trial, Verdict, rewind
+from pygraph.runtime.compared_runs import First, Function, Scope, Trial, Verdict
 from pygraph.runtime.driver import Driver, Executable, Transient
 from pygraph.runtime.refusal import Refusal
 
-__all__ = ["Scope", "Verdict", "compare", "rewind", "verify"]
+__all__ = ["Scope", "Verdict", "compare", "verify"]
 
 
 def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope) -> Verdict:
     """Replay on copies of ``args``, then run ``fn`` on ``args`` themselves, and hold one against the other.
 
-    Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. If values are
-    unequal, ``fn`` runs RUNS times more on copies: if it repeats its own result, the replay is wrong and refused
-    (``comparison-failed``); where it does not, the region is non-deterministic, and a replay is held to what uncaptured
-    runs differ by. All but the run that answers the call uses the driver's transient memory, or, where that has no room
-    beside what the allocator keeps for later, ordinary memory. Raises what ``fn`` raises on ``args``, and ReplayError
-    if the replay damaged an argument that it should only read and that was too large to copy.
+    Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
+    refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
+    that are known to be non-deterministic decide them. Then ``fn`` runs RUNS times more on copies, and a replay is held
+    to what uncaptured runs differ by. Another random state refuses the replay this time (``random-state``): another
+    thread may have drawn.
+
+    All but the run that answers the call uses the driver's transient memory, or, where that has no room beside what the
+    allocator keeps for later, ordinary memory. Raises what ``fn`` raises on ``args``, and ReplayError if the replay
+    damaged an argument that it should only read and that was too large to copy, or if the random state could not be
+    brought back.
     """
     with driver.transient(args) as transient:
         verdict = _compare(fn, driver, executable, args, scope, transient)
@@ -71,6 +75,8 @@ def _judged(trial: Trial, first: First, outputs: Sequence[Any], transient: Trans
     try:
         with transient():
             verdict = trial.judge(first, outputs)
+    except ReplayError:
+        raise
     except torch.OutOfMemoryError as error:
         return Verdict(outputs, _no_room(error))
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already

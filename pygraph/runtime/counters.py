@@ -70,9 +70,10 @@ class RegionRecord:
 
     ``state`` is ``cold`` (never ran), ``warm`` (ran uncaptured), ``replay`` (has captures) or ``uncaptured`` (left
     off, for ``reason``). ``keys`` counts distinct keys seen (at least: forgotten keys count again); ``slots``,
-    ``launches`` and ``workspace_bytes`` are those of the last capture. ``refusals`` holds the first of each reason.
-    ``decisions`` are those of measured selection, one for each variant; where it left all of them uncaptured, the state
-    is ``uncaptured`` without a reason.
+    ``launches`` and ``workspace_bytes`` are those of the last capture. ``python_runs`` says how often the bodies of
+    operators that are written in Python ran for captures and comparisons, besides once for each uncaptured call, by
+    operator. ``refusals`` holds the first of each reason. ``decisions`` are those of measured selection, one for each
+    variant; where it left all of them uncaptured, the state is ``uncaptured`` without a reason.
     """
 
     name: str
@@ -85,6 +86,7 @@ class RegionRecord:
     slots: int = 0
     launches: int = 0
     workspace_bytes: int = 0
+    python_runs: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     refusals: dict[str, Refusal] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)

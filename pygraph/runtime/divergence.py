@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from pygraph.errors import ReplayError
 from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.digest import extent, span
 from pygraph.runtime.driver import Driver, Program, Slot
+from pygraph.runtime.generators import Draws
 from pygraph.runtime.layout import lifetimes
 from pygraph.runtime.mismatch import Mismatch, dense, mismatch
 from pygraph.runtime.ordering import dependences
@@ -31,13 +33,12 @@ __all__ = ["Finding", "Suspect", "diagnose"]
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """What is diagnosed: a ``program`` captured from ``fn``, arguments as they were before the replay that went wrong
-    (they are not written), the random state of then, and what a comparison allows itself."""
+    (they are not written), and what a comparison allows itself."""
 
     fn: Callable[[list[Any]], Sequence[Any]]
     driver: Driver
     program: Program | None
     args: Sequence[Any]
-    rng: object
     budget: int
     sensitive: frozenset[int] = frozenset()
     tolerant: bool = False
@@ -60,16 +61,16 @@ class Finding:
 
 def diagnose(suspect: Suspect) -> Finding | None:
     """Find the first launch that differs. None where the driver cannot step. Never raises an Exception: what goes
-    wrong here must not hide what was found wrong before. Random state is left as it is."""
+    wrong here must not hide what was found wrong before. Numbers are drawn apart from the caller's; ReplayError is
+    raised if the random state cannot be brought back."""
     if suspect.program is None or not isinstance(suspect.driver, Steps):
         return None
+    random = Draws(suspect.driver, suspect.program)
     try:
-        state = suspect.driver.snapshot_rng()
-        try:
-            with torch.no_grad():
-                return _search(suspect, suspect.program, suspect.driver)
-        finally:
-            suspect.driver.restore_rng(state)
+        with random.apart(), torch.no_grad():
+            return _search(suspect, suspect.program, suspect.driver, random)
+    except ReplayError:
+        raise
     except Exception as error:  # noqa: BLE001 - a faulty program may raise anything when it is run once more
         return Finding(f"which launch differs could not be found out: {_said(error)}")
 
@@ -79,17 +80,16 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def _search(suspect: Suspect, program: Program, steps: Steps) -> Finding:
+def _search(suspect: Suspect, program: Program, steps: Steps, random: Draws) -> Finding:
     copied = blocks(suspect.args, suspect.sensitive)
     nbytes = 2 * sum(block.nbytes for block in copied) + needed(program)
     if nbytes > suspect.budget:
         return Finding(f"which launch differs was not looked for: {nbytes} bytes exceed the budget of {suspect.budget}")
     ours, theirs = take(suspect.args, copied), take(suspect.args, copied)
-    suspect.driver.restore_rng(suspect.rng)
     stepper = steps.stepper(program, suspect.fn, suspect.args)
     memory = SteppedMemory(program, ours, stepper.device)
-    lockstep = _Lockstep(suspect, program, stepper, memory)
-    suspect.driver.restore_rng(suspect.rng)
+    random.restart()
+    lockstep = _Lockstep(suspect.tolerant, program, stepper, memory, random)
     returned = steps.trace(program, suspect.fn, list(theirs.args), lockstep)
     lockstep.finish(theirs.args, returned)
     misplaced = _misplaced(program)
@@ -131,10 +131,12 @@ class _Lockstep:
     """Runs launches as the calls that they came from go by. ``wrong`` is a launch that surely differs, ``doubtful``
     what may have a harmless reason; of both, the first that is met."""
 
-    def __init__(self, suspect: Suspect, program: Program, stepper: Stepper, memory: SteppedMemory) -> None:
+    def __init__(
+        self, tolerant: bool, program: Program, stepper: Stepper, memory: SteppedMemory, random: Draws
+    ) -> None:
         self.wrong: Finding | None = None
         self.doubtful: Finding | None = None
-        self._driver, self._tolerant = suspect.driver, suspect.tolerant
+        self._tolerant = tolerant
         self._program, self._stepper, self._memory = program, stepper, memory
         self._launches = program.recording.launches
         self._addresses = AddressMap(program.recording.allocations)
@@ -150,7 +152,7 @@ class _Lockstep:
         self._unclaimed: dict[Key, int] = {}
         """The last launch that used an allocation, of those that no call is known for."""
         self._next = 0
-        self._random = suspect.driver.snapshot_rng()
+        self._draws, self._random = random, random.state()
 
     def before(self, begin: int, end: int, given: Sequence[Operand]) -> None:
         """Run launches that nobody observed, and make what the call is given equal."""
@@ -226,15 +228,13 @@ class _Lockstep:
         """Run all launches before ``end``, on a random state of their own."""
         if self._next >= end:
             return
-        theirs = self._driver.snapshot_rng()
-        self._driver.restore_rng(self._random)
+        theirs = self._draws.go_on(self._random)
         try:
             while self._next < end and self.wrong is None:
                 self._run(self._next)
                 self._next += 1
         finally:
-            self._random = self._driver.snapshot_rng()
-            self._driver.restore_rng(theirs)
+            self._random = self._draws.go_on(theirs)
 
     def _run(self, launch: int) -> None:
         words = {slot.word: self._memory.address(slot) for slot in self._words.get(launch, [])}

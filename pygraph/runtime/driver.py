@@ -129,12 +129,18 @@ class Driver(Protocol):
         """Make ``program`` ready for replay. Raises CaptureError when it cannot be."""
         ...
 
-    def snapshot_rng(self) -> object:
-        """The state of every generator that a region of this driver may draw from."""
+    def generator(self, program: Program) -> torch.Generator | None:
+        """The generator that ``program`` draws from when it is replayed, and its function when it runs uncaptured; None
+        if it draws nothing. A capture draws nothing."""
         ...
 
-    def restore_rng(self, state: object) -> None:
-        """Bring back what ``snapshot_rng`` returned."""
+    def exchange_state(
+        self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Set the state of ``generator``, and return the one before, so that no other thread draws in between.
+
+        With ``expected``, the state is set only if it is that one.
+        """
         ...
 
     def spare_bytes(self) -> int:

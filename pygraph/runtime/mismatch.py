@@ -8,7 +8,7 @@ import torch
 
 from pygraph.runtime.digest import extent
 from pygraph.runtime.stepped_memory import POISON
-from pygraph.runtime.tolerance import Gap, beyond, gap
+from pygraph.runtime.tolerance import Distance, beyond, distance
 
 __all__ = ["Mismatch", "dense", "mismatch"]
 
@@ -41,8 +41,8 @@ def mismatch(expected: torch.Tensor, data: torch.Tensor, *, tolerant: bool = Fal
     if not count or (tolerant and beyond((0.0,), [reference], [actual], [False]) is None):
         return None
     unset = bool((right[different] == POISON).all())
-    apart = gap(reference, actual) if reference.is_floating_point() else None
-    return Mismatch(count, different.numel(), apart.distance if isinstance(apart, Gap) else None, unset)
+    apart = distance(reference, actual) if reference.is_floating_point() else None
+    return Mismatch(count, different.numel(), apart.largest if isinstance(apart, Distance) else None, unset)
 
 
 def dense(tensor: torch.Tensor) -> int:

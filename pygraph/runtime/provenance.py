@@ -1,6 +1,7 @@
 """Where in a region's function, and in the user's program, the thread that captures it is right now.
 
-A region says which operators the lines of its function run; drivers ask while they capture. Nothing is kept after it.
+A region says which operators the lines of its function run; drivers ask while they capture, and tell of Python bodies
+that they run. Nothing is kept after it.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import contextlib
 import sys
 import threading
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["UNKNOWN", "Failure", "Origin", "blame", "blamed", "forgive", "here", "merged", "tracing"]
+__all__ = ["UNKNOWN", "Failure", "Origin", "blame", "blamed", "forgive", "here", "merged", "ran", "tracing"]
 
 _SHOWN = 3
 """Lines of the user's that one launch is said to come from; more are counted."""
@@ -50,18 +52,22 @@ class _Trace:
     code: types.CodeType | None
     origins: Mapping[int, Origin]
     failure: Failure | None = field(default=None)
+    ran: Counter[str] = field(default_factory=Counter)
 
 
 _local = threading.local()
 
 
 @contextlib.contextmanager
-def tracing(fn: Callable[..., Any], origins: Mapping[int, Origin]) -> Iterator[None]:
-    """While open, ``here`` and ``blame`` on this thread speak of ``fn``, whose lines ``origins`` explains."""
+def tracing(fn: Callable[..., Any], origins: Mapping[int, Origin]) -> Iterator[Counter[str]]:
+    """While open, ``here`` and ``blame`` on this thread speak of ``fn``, whose lines ``origins`` explains.
+
+    Yields how often the body of each operator that is written in Python ran for a capture so far, by name.
+    """
     outer = getattr(_local, "trace", None)
     _local.trace = _Trace(getattr(fn, "__code__", None), origins)
     try:
-        yield
+        yield _local.trace.ran
     finally:
         _local.trace = outer
 
@@ -82,6 +88,13 @@ def blame(name: str, origin: Origin | None = None) -> None:
     trace: _Trace | None = getattr(_local, "trace", None)
     if trace is not None and trace.failure is None:
         trace.failure = Failure(name, here() if origin is None else origin)
+
+
+def ran(name: str) -> None:
+    """Count a run of the body of the operator ``name``, for the capture under way."""
+    trace: _Trace | None = getattr(_local, "trace", None)
+    if trace is not None:
+        trace.ran[name] += 1
 
 
 def forgive() -> None:

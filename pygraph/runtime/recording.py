@@ -19,6 +19,7 @@ __all__ = [
     "LaunchKind",
     "Output",
     "OutputKind",
+    "PythonCall",
     "Recording",
 ]
 
@@ -133,6 +134,8 @@ class Launch:
     reach: frozenset[tuple[AllocationKind, int]] | None = None
     """Where the call is known to use nothing but what it was given and what it allocates: those allocations (it may
     use fewer). None: it may use anything."""
+    nondeterministic: bool = False
+    """Known to come out otherwise each time, with the same operands."""
     foreign: tuple[Foreign, ...] = ()
     """Words that read as addresses of memory that is nobody's: the driver looked each of them up."""
 
@@ -174,6 +177,16 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class PythonCall:
+    """A call of a custom operator written in Python, whose body ran while it was captured: its ``name``, the operators
+    of the compiled graph that it may compute (``nodes``), and the user's line, if known."""
+
+    name: str
+    nodes: tuple[str, ...] = ()
+    loc: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """One capture. ``payload`` is the driver's own handle on it (not compared, freed with the recording)."""
 
@@ -193,3 +206,5 @@ class Recording:
     stages: tuple[int, ...] = ()
     """The stage of each launch, ascending from 0. All launches of a stage have completed before one of the next starts,
     while those of one stage may run side by side. Empty: each launch is a stage of its own."""
+    python: tuple[PythonCall, ...] = ()
+    """The calls of operators written in Python, in order. A replay runs none of their bodies."""

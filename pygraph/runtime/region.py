@@ -7,6 +7,7 @@ A Region stands in for a compiled region's function. How captures are made, comp
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock, get_ident
 from time import perf_counter
 from typing import Any
@@ -15,7 +16,7 @@ from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
 from pygraph.runtime import counters
 from pygraph.runtime.capturing import Captured, capture
-from pygraph.runtime.comparison import Scope, Verdict, compare, rewind, verify
+from pygraph.runtime.comparison import Scope, Verdict, compare, verify
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.driver import Driver, Executable, Keepers, Program
 from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
@@ -36,8 +37,11 @@ from pygraph.runtime.slots import SlotTable
 
 __all__ = ["Region"]
 
-_ONE_CALLS_FAULT = ("argument-misaligned", "comparison-budget", "replay-declined")
+_ONE_CALLS_FAULT = ("argument-misaligned", "comparison-budget", "random-state", "replay-declined")
 """Refusals that say nothing about calls with other arguments."""
+
+_REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
+"""Refusals that say something about every capture of the region: none is used any more."""
 
 _capturing: list[int] = []
 """The threads that capture now: a region called while its own thread captures is on stand-ins, and runs uncaptured."""
@@ -49,10 +53,10 @@ class Region:
     ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``held`` those of
     arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments that may.
     ``on_capture`` is told each program that was captured, compared and will be replayed, ``on_refusal`` why a capture
-    failed that leaves the region without any, if that names operators; neither may raise. ``origins`` says what the
-    lines of ``fn`` run. ``clock`` gives the seconds that measured selection goes by. Nothing of a call is kept after
-    it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a replay broke its contract; a
-    capture that fails never shows but in ``record``.
+    failed that leaves the region without any, if that names operators which are at fault; neither may raise.
+    ``origins`` says what the lines of ``fn`` run. ``clock`` gives the seconds that measured selection goes by. Nothing
+    of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a replay
+    broke its contract; a capture that fails never shows but in ``record``.
     """
 
     def __init__(
@@ -308,8 +312,7 @@ class Region:
         made = self._try_capture(args)
         if isinstance(made, Refusal):
             self._refuse(variant, made)
-            if made.nodes and not self._variants.captured and self._on_refusal is not None:
-                self._on_refusal(made)
+            self._tell(made)
             return self._uncaptured(args)
         variant.written = made.written | self._hint
         sensitive = made.program.recording.offset_sensitive
@@ -326,29 +329,32 @@ class Region:
         args.clear()
         self._count_uncaptured()
         counters.UNCAPTURED.hit()
+        for call in made.program.recording.python * verdict.runs:
+            self.record.python_runs[call.name] += 1
         self._settle(variant, made, verdict)
         return verdict.outputs
 
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
-        state = None
         _capturing.append(get_ident())
         try:
-            with tracing(self._fn, self._origins):
+            with tracing(self._fn, self._origins) as bodies:
                 try:
-                    state = self._driver.snapshot_rng()
                     return capture(self._fn, self._driver, args, self._options, self._slots, self._keepers)
                 except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                     return Refusal.of(error, blamed(error))
+                finally:
+                    self.record.python_runs.update(bodies)
         finally:
             _capturing.remove(get_ident())
-            if state is not None:
-                rewind(self._driver, state)
 
     def _settle(self, variant: Variant, made: Captured, verdict: Verdict) -> None:
         """Use the executable from now on, or close it."""
         if verdict.refusal is not None or self._off:
             made.executable.close()
-            self._refuse(variant, verdict.refusal or Refusal("closed"))
+            refusal = verdict.refusal or Refusal("closed")
+            self._refuse(variant, refusal)
+            if refusal.reason == "stateful-operator":
+                self._tell(refusal)
             return
         variant.spread = verdict.spread
         variant.program = made.program if self._options.verify_always else None
@@ -374,12 +380,20 @@ class Region:
         else:
             variant.refusal = refusal
             self._failures += 1
-        if refusal.reason == "comparison-failed":
+        if refusal.reason in _REGIONS_FAULT:
             self._retire(refusal)
         elif not self._variants.captured:
             self.record.state, self.record.reason = "uncaptured", str(refusal)
             if self._failures >= (self._options.max_refusals if variant.key else 1):
                 self._retire(refusal)
+
+    def _tell(self, refusal: Refusal) -> None:
+        """Have the operators that a refusal names cut, if it leaves the region without any capture."""
+        if not refusal.nodes or self._variants.captured or self._on_refusal is None:
+            return
+        runs = ", ".join(f"{name} {count}" for name, count in sorted(self.record.python_runs.items()))
+        said = f"{refusal.detail} (runs of Python bodies for captures: {runs})" if runs else refusal.detail
+        self._on_refusal(replace(refusal, detail=said))
 
     def _raised(self, args: list[Any], error: BaseException) -> None:
         """A call raised: ``args`` is emptied as ever, and a replay that broke its contract is the region's last."""

@@ -91,7 +91,8 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
 
     Reasons of refusal: ``unstable-launches``, ``unstable-allocations``, ``unstable-order`` (of the same launches),
     ``unstable-outputs``, ``captures-overlap``, ``half-address`` (an address in one capture only),
-    ``unpaired-address`` (into different allocations),
+    ``unpaired-address`` (into different allocations), ``unstable-number`` (of a launch of an operator that is written
+    in Python, which may count, or draw from a generator of Python's),
     ``ambiguous-address``, ``stray-address`` (moves with an allocation that it lies outside of, or that was not born
     yet), ``unmoved-address`` (equal in both, and inside memory that a replay replaces), ``foreign-address`` (of memory
     that is nobody's).
@@ -106,6 +107,7 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
         _moves(first, second),
         first.displaced and second.displaced,
     )
+    python = {call.name for call in first.python}
     slots: list[Slot] = []
     padding: list[tuple[int, int]] = []
     inert: list[Inert] = []
@@ -119,6 +121,9 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
         elif verdict is not None:
             inert.append(verdict)
         elif a.words[position] != b.words[position]:
+            if a.call in python:
+                said = f"word {position} is another number in the second capture of {a.call}"
+                return Refusal.at(a, "unstable-number", f"{said}, which depends on more than its arguments")
             padding.append((a.index, position))
     return SlotTable(tuple(slots), tuple(padding), _sequence(first), tuple(inert), first.stages)
 

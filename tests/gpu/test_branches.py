@@ -194,10 +194,10 @@ def test_branches_that_overtake_each_other_compute_what_they_do_uncaptured(drive
 def test_replays_of_one_call_repeat_themselves(driver: Driver) -> None:
     """However branches meet in time, random numbers and results are the same."""
     fn, args = forked(draws), arguments()
-    made, state = captured(driver, fn, args), driver.snapshot_rng()
+    made, state = captured(driver, fn, args), torch.cuda.get_rng_state()
     outputs = []
     for _ in range(REPLAYS):
-        driver.restore_rng(state)
+        torch.cuda.set_rng_state(state)
         outputs.append(made.executable.replay(list(args)))
     torch.cuda.synchronize()
     first = outputs[0]
@@ -269,7 +269,7 @@ def test_each_launch_by_itself_does_what_it_does_among_branches(driver: Driver, 
         pytest.skip("without the native half, nodes are a chain")
     fn, args = forked(STEPS[name]), arguments()
     program = captured(driver, fn, args).program
-    finding = diagnose(Suspect(fn, driver, program, list(args), driver.snapshot_rng(), 1 << 30))
+    finding = diagnose(Suspect(fn, driver, program, list(args), 1 << 30))
     assert finding is not None, "the driver was not asked"
     unset = "leaves unset what the uncaptured run may have set" in finding.text
     assert unset or finding.text.startswith("no launch differs when each is run by itself"), finding.text

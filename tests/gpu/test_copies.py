@@ -180,7 +180,7 @@ def test_a_diagnosis_steps_through_such_a_region(driver: Driver) -> None:
     """It runs the copies of a capture of its own."""
     args = mixed_arguments()
     program = captured(driver, mixed, args).program
-    finding = diagnose(Suspect(mixed, driver, program, args, driver.snapshot_rng(), 1 << 30))
+    finding = diagnose(Suspect(mixed, driver, program, args, 1 << 30))
     assert finding is not None, "the driver was not asked"
     unset = "leaves unset what the uncaptured run may have set" in finding.text
     assert unset or finding.text.startswith("no launch differs when each is run by itself"), finding.text

@@ -223,6 +223,8 @@ def test_what_only_a_device_waits_for_is_captured_on_the_cpu(line: str) -> None:
         ("device-copy", "%r = prims.device_put.default(%x, @cpu) : f32[4, 4]@cpu"),
         ("collective", '%r = _c10d_functional.all_reduce.default(%c, "sum", "0") : f32[4, 4]@cpu !collective("0")'),
         ("opaque-operand", "%r = mylib.script.default(%o, %c) : f32[4, 4]@cpu"),
+        ("opaque-operator", "%r = mylib.op.default(%c) : f32[4, 4]@cpu"),
+        ("opaque-operator", "%r = hop.auto_functionalized(#mylib.op.default, x = %c) : f32[4, 4]@cpu"),
         ("generator-argument", "%r = aten.rand.generator([4], generator = %g) : f32[4]@cpu"),
     ],
 )
@@ -253,7 +255,7 @@ def test_a_constant_that_is_written_is_copied() -> None:
 
 
 def test_every_code_that_rules_give_is_in_the_table() -> None:
-    codes = {code for code, _ in REFUSED} | {"forbidden", "control-flow", "subgraph"}
+    codes = {code for code, _ in REFUSED} | {"forbidden", "control-flow", "subgraph", "opaque-operator"}
     of_later_stages = {"no-launch", "max-regions", "not-partitioned", "unknown-node"}
     assert codes | of_later_stages == set(REASONS)
     assert not codes & of_later_stages

@@ -72,6 +72,7 @@ def test_it_says_what_the_report_says() -> None:
         ("uncaptured", "capture"),
     ]
     assert graph["regions"][0]["record"]["workspace_bytes"] == 4096
+    assert graph["regions"][0]["record"]["python_runs"] == {"lib.op.default": 2}
     assert [row["node"] for row in graph["uncaptured"]] == ["item"]
     assert graph["cost"][0]["flops"] == {"value": 1088.0, "known": 1088.0, "unknown": 0}
     assert failed["error"] == "LiftError: <unknown> operand & more"

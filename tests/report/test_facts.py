@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from pygraph.ir import DETAIL, H200, HOST, SELECTED
@@ -127,6 +129,14 @@ def test_a_region_says_why_once() -> None:
         "host-read: x.item()",
         measured_text([DECISION]),
         "opaque: y",
+    ]
+
+
+def test_runs_of_python_bodies_are_said() -> None:
+    record = RegionRecord("r", "replay", captures=1, python_runs=Counter({"lib.b.default": 1, "lib.a.default": 5}))
+    assert list(why(full_report(), RegionReport(0, (0,), (), (), True, "", record))) == [
+        "lib.a.default is written in Python: its body ran 5 times to be captured and compared",
+        "lib.b.default is written in Python: its body ran 1 time to be captured and compared",
     ]
 
 

@@ -15,7 +15,8 @@ import torch
 from pygraph.runtime.digest import bits, extent
 from pygraph.runtime.driver import Program, Transient
 from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.recording import Access, Recording
+from pygraph.runtime.provenance import ran
+from pygraph.runtime.recording import Access, PythonCall, Recording
 from pygraph.runtime.region import Region
 from tests.runtime.captures import Capture
 
@@ -67,9 +68,10 @@ class FakeExecutable:
 class FakeDriver:
     """``written``: arguments that the recorded launch writes (None: unknown). ``edits``, one per capture to come,
     change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region.
-    ``drains`` waits for the device, and says whether it could. ``machine``: its identity.
-    ``within``: whether transient memory is in use now; ``given_back``: how often it was given back, ``trimmed``: what
-    uncaptured runs had left."""
+    ``drains`` waits for the device, and says whether it could. ``machine``: its identity. ``nondeterministic``: whether
+    the launch is known to come out otherwise each time. ``random``: whether it draws. ``python``: operators written in
+    Python that a capture calls. ``within``: whether transient memory is in use now; ``given_back``: how often it was
+    given back, ``trimmed``: what uncaptured runs had left."""
 
     def __init__(self, kernel: Function | None = None, written: Sequence[int] | None = ()) -> None:
         self.kernel = kernel
@@ -86,6 +88,9 @@ class FakeDriver:
         self.within = False
         self.given_back = self.trimmed = 0
         self.machine = "fake"
+        self.nondeterministic = False
+        self.random = True
+        self.python: tuple[PythonCall, ...] = ()
 
     def identity(self, device: torch.device | None) -> str:
         assert device is None
@@ -100,12 +105,15 @@ class FakeDriver:
         accesses = None
         if self.written is not None:
             accesses = [Access(w, 0, n, True, i in self.written) for w, (i, n) in enumerate(sizes.items())]
-        capture.launch(*words, pool, name="toy", accesses=accesses, loc="toy.py:1")
+        facts_of_launch = {"loc": "toy.py:1", "nondeterministic": self.nondeterministic}
+        for call in self.python:
+            ran(call.name)
+            facts_of_launch.update(call=call.name, nodes=call.nodes)
+        capture.launch(*words, pool, name="toy", accesses=accesses, **facts_of_launch)
         if self.edits:
             self.edits.pop(0)(capture)
-        return capture.recording(
-            payload=(fn, facts(args, self.sensitive, exact=self.exact)), offset_sensitive=self.sensitive
-        )
+        payload = (fn, facts(args, self.sensitive, exact=self.exact))
+        return capture.recording(payload=payload, offset_sensitive=self.sensitive, python=self.python)
 
     def instantiate(self, program: Program) -> FakeExecutable:
         if self.refuses is not None:
@@ -116,12 +124,17 @@ class FakeDriver:
         self.executables.append(FakeExecutable(self, fn, expected))
         return self.executables[-1]
 
-    def snapshot_rng(self) -> object:
-        return torch.get_rng_state()
+    def generator(self, program: Program) -> torch.Generator | None:
+        return torch.default_generator if self.random else None
 
-    def restore_rng(self, state: object) -> None:
-        assert isinstance(state, torch.Tensor)
-        torch.set_rng_state(state)
+    def exchange_state(
+        self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert generator is torch.default_generator
+        before = generator.get_state()
+        if expected is None or torch.equal(before, expected):
+            generator.set_state(to)
+        return before
 
     def spare_bytes(self) -> int:
         return 1 << 30

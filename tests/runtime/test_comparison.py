@@ -14,6 +14,7 @@ from pygraph.errors import ReplayError
 from pygraph.runtime.driver import Transient
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.region import Region
+from pygraph.runtime.tolerance import RUNS
 from tests.runtime.fake import FakeDriver, watched_region
 
 Function = Callable[[list[Any]], Sequence[Any]]
@@ -175,7 +176,6 @@ def _overruns(args: list[Any]) -> Sequence[Any]:
         (_wrong_mutation, "output 2 has other values"),
         (_no_mutation, "output 2"),
         (_writes_what_it_reads, "an argument is written though no launch says so"),
-        (_draws, "the random state afterwards"),
         (_fewer, "5 outputs instead of 6"),
         (_other_stride, "output 0 is"),
         (_unshared, "output 1 is"),
@@ -195,6 +195,16 @@ def test_a_wrong_replay_is_refused_and_named(kernel: Function, words: str) -> No
     assert case.driver.executables[0].closed
     case.call()
     assert case.region.record.replays == 0
+
+
+def test_a_replay_that_draws_otherwise_is_refused_this_time() -> None:
+    case = Case(_draws)
+    case.call()
+    assert case.reason == "random-state: the random state afterwards is another one"
+    case.driver.kernel = None
+    for _ in range(5):
+        case.call()
+    assert case.region.record.replays > 0
 
 
 def test_a_replay_that_raises_is_refused() -> None:
@@ -381,6 +391,7 @@ def test_nothing_of_a_comparison_outlives_its_memory() -> None:
         return [first + 100, second]
 
     own = torch.Generator().manual_seed(0)
+    driver.nondeterministic, driver.random = True, False
     for kernel in (look, wrong):
         region = Region(look, driver, name="toy")
         driver.kernel = kernel
@@ -388,4 +399,5 @@ def test_nothing_of_a_comparison_outlives_its_memory() -> None:
             region([torch.ones(64), torch.zeros(4)])
         assert bool(region.record.captures) == (kernel is look), region.record
     assert driver.given_back == 2
-    assert len(alive) == 2 * 5 * 4, "two regions; a replay, three runs, a replay; two arguments, two outputs"
+    replays_and_runs = (1 + RUNS[0] + 1) + (1 + RUNS[0] + 1 + RUNS[1])
+    assert len(alive) == replays_and_runs * 4, "two regions, the second of which is wrong; two arguments, two outputs"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from pygraph.errors import ReplayError
 from pygraph.runtime.divergence import Finding, Suspect, diagnose
 from pygraph.runtime.driver import Layout, Program, Slot
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
@@ -58,7 +59,8 @@ class Toy:
     def __init__(self, hidden: bool = False) -> None:
         self.kernels: list[Kernel] = [double, increment, triple, self.last]
         self.hidden = hidden
-        self.random: list[int] = []
+        self.draws: torch.Generator | None = None
+        self.steps: list[int] = []
 
     @staticmethod
     def last(b: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -78,11 +80,11 @@ class Toy:
         return Program(recording, slots, Layout(128, {0: 0, 1: 64}, (2,)), (0, 1, 2, 3), {})
 
     def stepper(self, program: Program, fn: Any, args: Sequence[Any]) -> Toy:
-        self.random.append(-1)
+        self.steps.append(-1)
         return self
 
     def run(self, launch: int, words: Mapping[int, int]) -> None:
-        self.random.append(launch)
+        self.steps.append(launch)
         self.kernels[launch](*(at(words[word]) for word in sorted(words)))
 
     def trace(self, program: Program, fn: Any, args: list[Any], watcher: Watcher) -> Sequence[Any]:
@@ -111,17 +113,21 @@ class Toy:
         x.add_(1)
         return out
 
-    def snapshot_rng(self) -> object:
-        return len(self.random)
+    def generator(self, program: Program) -> torch.Generator | None:
+        return self.draws
 
-    def restore_rng(self, state: object) -> None:
-        assert isinstance(state, int)
+    def exchange_state(
+        self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        before = generator.get_state()
+        generator.set_state(to)
+        return before
 
 
 def found(toy: Toy, program: Program | None = None, **facts: Any) -> Finding:
     x = torch.arange(float(N))
     driver: Any = toy
-    finding = diagnose(Suspect(list, driver, program or toy.program(), [x], 0, **{"budget": 1 << 20, **facts}))
+    finding = diagnose(Suspect(list, driver, program or toy.program(), [x], **{"budget": 1 << 20, **facts}))
     assert x.tolist() == [0.0, 1.0, 2.0, 3.0]
     assert finding is not None
     return finding
@@ -135,7 +141,7 @@ def add(tensor: torch.Tensor, value: float) -> None:
 def test_a_right_program(hidden: bool) -> None:
     toy = Toy(hidden)
     assert found(toy).text.startswith("no launch differs when each is run by itself")
-    assert toy.random == [-1, 0, 1, 2, 3]
+    assert toy.steps == [-1, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("launch", [0, 1])
@@ -157,7 +163,7 @@ def test_only_the_launch_that_is_wrong_by_itself_is_named() -> None:
     toy.kernels[2] = lambda a, b: triple(a + 1, b)
     finding = found(toy)
     assert finding.launch is not None
-    assert (finding.launch.name, toy.random[-1]) == ("triple", 2)
+    assert (finding.launch.name, toy.steps[-1]) == ("triple", 2)
     assert "launch 2 of 4 (triple) is the first that differs" in finding.text
 
 
@@ -252,19 +258,37 @@ def test_a_diagnosis_that_fails_says_so() -> None:
     assert found(toy).text == "which launch differs could not be found out: ValueError: no"
 
 
-def test_a_random_state_that_cannot_be_brought_back_is_no_second_error() -> None:
+def test_a_random_state_that_cannot_be_brought_back_is_an_error() -> None:
+    toy, states = Toy(), list[torch.Tensor]()
+    exchange = toy.exchange_state
+
+    def fail(*args: Any) -> torch.Tensor:
+        states.append(args[1])
+        if torch.equal(args[1], before):
+            raise MemoryError
+        return exchange(*args)
+
+    toy.draws = torch.Generator().manual_seed(7)
+    before = toy.draws.get_state()
+    toy.exchange_state = fail
+    with pytest.raises(ReplayError, match="the random state could not be brought back: MemoryError"):
+        found(toy)
+    assert len(states) > 1
+
+
+def test_numbers_are_drawn_apart() -> None:
     toy = Toy()
-
-    def restore(state: object) -> None:
-        raise RuntimeError("the device is gone")
-
-    toy.restore_rng = restore
-    assert found(toy).text == "which launch differs could not be found out: RuntimeError: the device is gone"
+    toy.draws = torch.Generator().manual_seed(7)
+    before, seen = toy.draws.get_state(), list[torch.Tensor]()
+    toy.result = lambda b, x: (seen.append(toy.draws.get_state()), b + x, x.add_(1))[1]
+    found(toy)
+    assert torch.equal(toy.draws.get_state(), before)
+    assert not any(torch.equal(state, before) for state in seen)
 
 
 def test_a_program_that_is_not_known_is_not_searched() -> None:
     driver: Any = Toy()
-    assert diagnose(Suspect(list, driver, None, [], 0, 1)) is None
+    assert diagnose(Suspect(list, driver, None, [], 1)) is None
 
 
 def test_a_refusal_says_what_was_found() -> None:

@@ -10,13 +10,15 @@ from pygraph.errors import CaptureError, OptionError
 from pygraph.runtime import counters
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.driver import Slot
-from pygraph.runtime.effects import outside, written_arguments
+from pygraph.runtime.effects import outside, unrepeatable, written_arguments
 from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.recording import AllocationKind
+from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 from pygraph.runtime.refusal import Refusal
 from tests.runtime.captures import Capture, reads, writes
 
-INPUT = AllocationKind.INPUT
+INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
+KEYS = [(INPUT, 0), (INPUT, 0), (POOL, 0), (POOL, 1)]
+"""What each launch of a chain below only reads."""
 
 
 def test_counts_from_many_threads_add_up() -> None:
@@ -89,3 +91,35 @@ def test_accesses_outside_of_their_allocation(offset: int, start: int, nbytes: i
     refusal = outside(capture.recording(), [Slot(0, 0, INPUT, 0, offset)])
     assert (refusal is None) is inside
     assert refusal is None or (refusal.reason, refusal.launch) == ("outside-allocation", "mm")
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("decides", [0, 1, 2])
+def test_what_a_non_deterministic_launch_decides(known: bool, decides: int) -> None:
+    """x ▸ first ▸ second, beside x ▸ apart; the last launch writes an argument from second."""
+    capture = Capture()
+    x, total = capture.input(16), capture.input(16)
+    first, second, apart = (capture.pool(16) for _ in range(3))
+    chain = [(x, first), (x, apart), (first, second), (second, total)]
+    for index, words in enumerate(chain):
+        accesses = [reads(0, 16), writes(1, 16)] if known else None
+        facts = {} if known else {"read_only": frozenset({KEYS[index]})}
+        capture.launch(*words, accesses=accesses, nondeterministic=index == decides, **facts)
+    recording = capture.recording()
+    keys = {x: (INPUT, 0), total: (INPUT, 1), first: (POOL, 0), second: (POOL, 1), apart: (POOL, 2)}
+    slots = [Slot(i, w, *keys[word], 0) for i, words in enumerate(chain) for w, word in enumerate(words)]
+    decided = unrepeatable(recording, slots)
+    found = [decided(Output(OutputKind.FRESH, allocation=index)) for index in range(3)]
+    expected = {0: [True, True, False], 1: [False, False, True], 2: [False, True, False]}
+    assert found == expected[decides]
+    assert [decided(0), decided(1)] == [False, decides != 1]
+    assert decided(Output(OutputKind.VIEW, argument=1)) == (decides != 1)
+    assert not decided(Output(OutputKind.SCALAR, value=3))
+
+
+def test_without_such_a_launch_everything_repeats_itself() -> None:
+    capture = Capture()
+    capture.launch(capture.input(16), capture.pool(16))
+    decided = unrepeatable(capture.recording(), [Slot(0, 0, INPUT, 0, 0), Slot(0, 1, POOL, 0, 0)])
+    assert not decided(0)
+    assert not decided(Output(OutputKind.FRESH, allocation=0))

@@ -35,7 +35,7 @@ from pygraph.runtime.cuda.stand_ins import StandIns
 from pygraph.runtime.digest import extent
 from pygraph.runtime.provenance import forgive, merged
 from pygraph.runtime.rebinding import module_constants
-from pygraph.runtime.recording import Allocation, AllocationKind, Recording
+from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Recording
 from pygraph.runtime.returned import repeated
 
 __all__ = ["CudaCapture", "Machine"]
@@ -235,7 +235,7 @@ class _Attempt:
             repeated(returned),
             {} if exact else described.origins,
             machine.device,
-            any(launch.random for launch in known),
+            self._draws(graph, known),
             (self._fn, *self._constants.values(), *inlined.kept),
             self._lease,
             tuple(self._observer.spans),
@@ -243,7 +243,13 @@ class _Attempt:
         sensitive = frozenset(described.sensitive | self._sensitive(own))
         outputs, scratch = tuple(described.outputs), machine.arenas.scratch(machine.stream.cuda_stream)
         facts = (known, everything, outputs, payload, sensitive, ALIGNMENT)
-        return Recording(*facts, displaced=True, scratch=scratch, stages=stages)
+        python = tuple(self._observer.python)
+        return Recording(*facts, displaced=True, scratch=scratch, stages=stages, python=python)
+
+    def _draws(self, graph: torch.cuda.CUDAGraph, launches: Sequence[Launch]) -> bool:
+        """Whether a launch draws, or the capture advanced the generator. That is not known without the native half."""
+        native = self._machine.native
+        return any(launch.random for launch in launches) or native is None or bool(native.advances(graph))
 
     def _fixed(self) -> list[Allocation]:
         """Memory that never moves: constants of the module, then the generator's seed and offset."""

@@ -98,27 +98,29 @@ class CudaDriver:
         """Captures the region once more for that."""
         machine = self._machine(payload_of(program.recording).device)
         with torch.cuda.device(machine.device):
-            state = self.snapshot_rng()
-            again = machine.capture(fn, args)
-            self.restore_rng(state)
-            return CudaStepper(machine, program, again)
+            return CudaStepper(machine, program, machine.capture(fn, args))
 
     def trace(self, program: Program, fn: Function, args: list[Any], watcher: Watcher) -> Sequence[Any]:
         """Run ``fn`` uncaptured, with its operators and Triton kernels observed."""
         return trace(program, fn, args, watcher)
 
-    def snapshot_rng(self) -> tuple[torch.Tensor, ...]:
-        """The state of each device's default generator.
+    def generator(self, program: Program) -> torch.Generator | None:
+        """The default generator of the region's device, if its capture advanced that. Operators that draw from the
+        CPU's are not captured."""
+        payload = payload_of(program.recording)
+        return torch.cuda.default_generators[payload.device] if payload.random else None
 
-        The CPU's is left out: no region here draws from it, and threads that load data go on doing so meanwhile.
-        """
-        return tuple(torch.cuda.get_rng_state_all())
-
-    def restore_rng(self, state: object) -> None:
-        """Set the default generators to ``state``."""
-        if not isinstance(state, tuple):
-            raise TypeError(f"the generators' states are a tuple, not {type(state).__name__}")
-        torch.cuda.set_rng_state_all(state)
+    def exchange_state(
+        self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Under the generator's own lock. In steps, without the native half."""
+        if self._native is not None:
+            before: torch.Tensor = self._native.exchange_state(generator, to, expected)
+            return before
+        before = generator.get_state()
+        if expected is None or torch.equal(before, expected):
+            generator.set_state(to)
+        return before
 
     def spare_bytes(self) -> int:
         """Half of what is free, in the device or in torch's cache."""

@@ -1,5 +1,6 @@
 // The Python module: capture sessions, regions that are replayed, and transient memory.
 
+#include "../native/generator.h"
 #include "../native/method.h"
 #include "allocator.h"
 #include "region.h"
@@ -29,6 +30,8 @@ void order_random(c10::DeviceIndex device, uintptr_t stream, bool entering) {
 void bind(py::module_& m) {
   m.def("random_memory", &random_memory);
   m.def("order_random", &order_random);
+  m.def("exchange_state", &exchange_state);
+  m.def("advances", [](const std::shared_ptr<at::cuda::CUDAGraph>& graph) { return Generators::advanced_by(*graph); });
   m.def("enter", [](const std::shared_ptr<Session>& session) { CaptureAllocator::get().enter(*session); });
   m.def("leave", [] { CaptureAllocator::get().leave(); });
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")

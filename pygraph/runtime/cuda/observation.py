@@ -1,7 +1,8 @@
 """What a region's operators and Triton kernels say of the tensors that they are given, while the region is captured.
 
 Each call is noted with the nodes that it added to the graph, the addresses that it only reads, and those that it may
-write. Nodes that nobody explains are taken to write whatever they are given.
+write. Nodes that nobody explains are taken to write whatever they are given. Custom operators are looked into: the
+operators that their bodies call are seen as well, by a second mode that is active inside.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Any
 
 import torch
 
-from pygraph.compat import OpOverload, TorchDispatchMode
+from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.stack import wipe_stack
-from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here
+from pygraph.runtime.effects import COLLECTIVES
+from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
+from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here, ran
 from pygraph.runtime.rebinding import rebound
+from pygraph.runtime.recording import PythonCall
 
 __all__ = ["Observer", "Span", "calls_operators", "observing", "tensors_in"]
 
@@ -27,6 +31,14 @@ _HOST_READS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "a
 
 _BUILT_IN = frozenset({"aten", "prims", "inductor"})
 """Namespaces of operators that are known to launch on the current stream or not at all."""
+
+_KERNEL_KEYS = (
+    "CUDA",
+    "CompositeExplicitAutogradNonFunctional",
+    "CompositeExplicitAutograd",
+    "CompositeImplicitAutograd",
+)
+"""Where the kernel that runs on a CUDA tensor may be registered; the first wins."""
 
 _OF_THE_WRAPPER = frozenset(
     {"torch", "math", "inf", "nan", "assert_size_stride", "assert_alignment"}
@@ -44,6 +56,7 @@ class Span:
 
     ``origin`` is where that call stands in the region and in the user's program, ``number`` how many calls came before
     it (those that added no nodes included), ``results`` the addresses of the tensors that it returned.
+    ``nondeterministic``: it is known to come out otherwise each time.
     """
 
     begin: int
@@ -54,6 +67,11 @@ class Span:
     origin: Origin = UNKNOWN
     number: int = 0
     results: tuple[int, ...] = ()
+    nondeterministic: bool = False
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass
@@ -68,6 +86,8 @@ class Observer:
     """Addresses of tensors that were given an offset from the start of their storage."""
     silent: list[Span] = field(default_factory=list)
     """Calls that added no nodes."""
+    python: list[PythonCall] = field(default_factory=list)
+    """Calls of operators whose bodies are Python, and were run."""
     failed: str | None = None
     """The call that an error came out of, or that broke the capture."""
 
@@ -79,10 +99,11 @@ class Observer:
         run: Callable[[], Any],
         *,
         foreign: bool = False,
+        nondeterministic: Callable[[], bool] = _never,
         given: Any = (),  # noqa: ARG002 - for those who need more than addresses
     ) -> Any:
         """Run one call, which is ``given`` those tensors, and note the nodes that it added. A ``foreign`` one, of whose
-        insides nothing is known, has to add some if it makes or writes memory.
+        insides nothing is known, has to add some if it makes or writes memory. ``nondeterministic`` is asked after it.
 
         Raises what the call raises, and CaptureError (``capture-failed``) when the capture is broken afterwards.
         """
@@ -98,7 +119,7 @@ class Observer:
         if not self.intact():
             self.fail(name)
             raise CaptureError("capture-failed", f"{name} broke the capture of the stream")
-        span = self._span(begin, name, reads, writes, result)
+        span = replace(self._span(begin, name, reads, writes, result), nondeterministic=nondeterministic())
         if foreign and span.end == begin and (any(writes) or any(t.numel() for t in tensors_in(result))):
             self.fail(name)
             raise CaptureError("uncaptured-work", f"{name} adds nothing to the capture: its work goes another way")
@@ -109,6 +130,12 @@ class Observer:
         results = tuple(t.data_ptr() if t.layout is torch.strided else 0 for t in tensors_in(result))
         number = len(self.spans) + len(self.silent)
         return Span(begin, self.nodes(), name, tuple(reads), tuple(writes), here(), number, results)
+
+    def body(self, name: str) -> None:
+        """The body of the operator ``name``, which is Python, is about to run."""
+        origin = here()
+        self.python.append(PythonCall(name, origin.nodes, origin.loc))
+        ran(name)
 
     def fail(self, name: str, origin: Origin | None = None) -> None:
         """Blame the call ``name``, at ``origin`` or where the region is now, unless another one was blamed before."""
@@ -177,13 +204,27 @@ class _Operators(TorchDispatchMode):
         except CaptureError:
             self._observer.fail(str(func))
             raise
-        foreign = func.namespace not in _BUILT_IN
         given = [*args, *named.values()]
-        return self._observer.call(str(func), reads, writes, lambda: func(*args, **named), foreign=foreign, given=given)
+        if func.namespace in _BUILT_IN:
+            run, known = (lambda: func(*args, **named)), nondeterministic_operator(func)
+            return self._observer.call(str(func), reads, writes, run, nondeterministic=lambda: known, given=given)
+        inside = _Inside(self._observer, func)
+        return self._observer.call(
+            str(func),
+            reads,
+            writes,
+            lambda: inside.run(args, named),
+            foreign=True,
+            nondeterministic=lambda: inside.nondeterministic,
+            given=given,
+        )
 
     def _operands(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        """Addresses that ``func`` only reads, and those that it may write. Raises CaptureError if it needs the host."""
+        """Addresses that ``func`` only reads, and those that it may write. Raises CaptureError if it needs the host or
+        other processes."""
         schema = func._schema
+        if func.namespace in COLLECTIVES:
+            raise CaptureError("collective", f"{func} talks to other processes")
         if schema.name in _HOST_READS:
             raise CaptureError("host-read", f"{func} reads device memory while capturing")
         reads: list[int] = []
@@ -198,6 +239,64 @@ class _Operators(TorchDispatchMode):
         if absolute:
             self._observer.absolute += reads + writes
         return reads, writes
+
+
+class _Inside(TorchDispatchMode):
+    """Active while the kernel of a custom operator runs. ``nondeterministic``: it is known to come out otherwise each
+    time, by itself or since it calls an operator that does."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, observer: Observer, op: OpOverload) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._observer, self._op = observer, op
+        self.nondeterministic = nondeterministic_operator(op)
+        self._refused: CaptureError | None = None
+
+    def run(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call the operator's kernel. Called by way of the dispatcher, it would come to this mode first, and run
+        without it. Raises CaptureError if the operator calls what must not run, even if it goes on without that."""
+        name = self._op.name()
+        key = next((key for key in _KERNEL_KEYS if has_kernel(name, key)), None)
+        if key is None:
+            return self._op(*args, **named)
+        if f"{name.replace('::', '/', 1)}/{key}" in python_kernels:
+            self._observer.body(str(self._op))
+        try:
+            with self:
+                result = self._op._op_dk(getattr(DispatchKey, key), *args, **named)
+        except Exception:
+            if self._refused is None:
+                raise
+            raise self._refused from None
+        if self._refused is not None:
+            raise self._refused
+        return result
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if isinstance(func, OpOverload):
+            if func.namespace in COLLECTIVES:
+                raise self._refusal("collective", f"{self._op} talks to other processes, by {func}")
+            if torch.Tag.nondeterministic_seeded in func.tags and _is_on_host(args, named):
+                raise self._refusal("host-random", f"{self._op} draws from the CPU's generator, by {func}")
+            self.nondeterministic = self.nondeterministic or nondeterministic_operator(func)
+        return func(*args, **named)
+
+    def _refusal(self, reason: str, detail: str) -> CaptureError:
+        """An error that blames the operator, before what it calls has run."""
+        self._observer.fail(str(self._op))
+        self._refused = CaptureError(reason, detail)
+        return self._refused
+
+
+def _is_on_host(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether an operator computes on the CPU: where its operands are, and else where it is told to."""
+    device = named.get("device")
+    places = {tensor.device.type for tensor in tensors_in([*args, *named.values()])}
+    return (places or {"cpu" if device is None else torch.device(device).type}) == {"cpu"}
 
 
 def _operands(schema: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
@@ -232,8 +331,8 @@ def _refuse_host(func: Any, value: Any) -> None:
 class _Kernel:
     """Stands for one of Inductor's Triton kernels while it is captured."""
 
-    def __init__(self, observer: Observer, kernel: Any) -> None:
-        self._observer, self._kernel = observer, kernel
+    def __init__(self, observer: Observer, kernel: Any, nondeterministic: bool) -> None:
+        self._observer, self._kernel, self._nondeterministic = observer, kernel, nondeterministic
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
@@ -243,7 +342,8 @@ class _Kernel:
         reads, writes = _triton_operands(self._kernel, args, kwargs)
         name = str(getattr(getattr(self._kernel, "fn", None), "__name__", "triton"))
         given = [*args, *kwargs.values()]
-        return self._observer.call(name, reads, writes, lambda: self._kernel.run(*args, **kwargs), given=given)
+        run, known = (lambda: self._kernel.run(*args, **kwargs)), self._nondeterministic
+        return self._observer.call(name, reads, writes, run, nondeterministic=lambda: known, given=given)
 
 
 def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[int], list[int]]:
@@ -265,7 +365,10 @@ def _rebound(observer: Observer, fn: Callable[..., Any]) -> contextlib.AbstractC
     """``fn`` over a copy of its globals in which Triton kernels are observed: other threads go on unobserved."""
     if not isinstance(fn, types.FunctionType):
         return contextlib.nullcontext(fn)
-    return rebound(fn, lambda _, value: _Kernel(observer, value) if _is_triton_kernel(value) else value)
+    known = nondeterministic_kernels(fn.__code__.co_filename)
+    return rebound(
+        fn, lambda name, value: _Kernel(observer, value, name in known) if _is_triton_kernel(value) else value
+    )
 
 
 def _is_triton_kernel(value: Any) -> bool:

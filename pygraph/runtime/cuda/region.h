@@ -16,7 +16,7 @@ namespace pygraph {
 
 namespace cached = c10::cuda::CUDACachingAllocator;
 
-// Whether torch's replay of a graph does more than launch it: fills in a generator's seed and offset, and advances it.
+// Whether torch's replay of a graph advances a generator.
 struct Generators : at::cuda::CUDAGraph {
   static bool advanced_by(const at::cuda::CUDAGraph& graph) {
     for (const auto& state : graph.*(&Generators::captured_generator_states_)) {
@@ -32,7 +32,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
       : Region(device),
         graph_(std::move(graph)),
         device_(device),
-        random_(random || Generators::advanced_by(*graph_)) {}
+        random_(random) {}
 
   ~CudaRegion() override { release(); }
 

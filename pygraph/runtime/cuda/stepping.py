@@ -132,6 +132,7 @@ class _Calls(Observer):
         run: Callable[[], Any],
         *,
         foreign: bool = False,  # noqa: ARG002
+        nondeterministic: Callable[[], bool] = bool,  # noqa: ARG002
         given: Any = (),
     ) -> Any:
         """Run one call, which was ``given`` the tensors at ``reads`` and ``writes``."""

@@ -78,15 +78,16 @@ class HostDriver:
         """Run ``fn`` uncaptured, with its kernels and operators observed."""
         return trace(program, fn, args, watcher)
 
-    def snapshot_rng(self) -> torch.Tensor:
-        """The state of the default CPU generator."""
-        return torch.get_rng_state()
+    def generator(self, program: Program) -> torch.Generator | None:
+        """The default CPU generator, if a launch draws."""
+        return torch.default_generator if any(launch.random for launch in program.recording.launches) else None
 
-    def restore_rng(self, state: object) -> None:
-        """Set the default CPU generator to ``state``."""
-        if not isinstance(state, torch.Tensor):
-            raise TypeError(f"a generator's state is a tensor, not {type(state).__name__}")
-        torch.set_rng_state(state)
+    def exchange_state(
+        self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Under the generator's own lock."""
+        before: torch.Tensor = self._native.exchange_state(generator, to, expected)
+        return before
 
     def spare_bytes(self) -> int:
         """A fixed amount: what is free on a host is not one program's to take."""

@@ -81,7 +81,7 @@ def _add_fresh(graph: Any, program: Program) -> dict[int, int]:
 def add_launch(graph: Any, launch: Launch, payload: Kernel | OperatorLaunch) -> None:
     """Give ``graph`` its next launch, with the words that were recorded."""
     if isinstance(payload, OperatorLaunch):
-        graph.add_operator(payload.call, list(payload.moves), list(payload.results), payload.below_autograd)
+        graph.add_operator(payload.call, list(payload.moves), list(payload.results))
         return
     floats = [_float(w) for w, p in zip(launch.words, payload.parameters, strict=True) if p is Parameter.FLOAT]
     words = [_signed(w) for w, p in zip(launch.words, payload.parameters, strict=True) if p is not Parameter.FLOAT]

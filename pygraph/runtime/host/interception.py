@@ -12,7 +12,7 @@ import torch
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, dynamo_guards
 from pygraph.errors import CaptureError
 from pygraph.runtime.host.kernels import Kernel, find_kernel, is_native_function
-from pygraph.runtime.host.operators import record_operator
+from pygraph.runtime.host.operators import is_built_in, record_operator
 from pygraph.runtime.host.recorder import Recorder
 from pygraph.runtime.provenance import blame
 from pygraph.runtime.rebinding import rebound
@@ -144,7 +144,7 @@ class _Operators(TorchDispatchMode):
 
 def decomposed(mode: TorchDispatchMode, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """What an operator that is defined by others alone returns, each seen by ``mode``; NotImplemented for the rest."""
-    if not isinstance(func, OpOverload) or not _is_composite(func):
+    if not isinstance(func, OpOverload) or not is_built_in(func) or not _is_composite(func):
         return NotImplemented
     with mode:
         return func.decompose(*args, **named)

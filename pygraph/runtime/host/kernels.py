@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from pygraph.errors import CaptureError
+from pygraph.runtime.nondeterminism import nondeterministic_kernels
 
 __all__ = ["Kernel", "Parameter", "find_kernel", "is_native_function", "parameters_of"]
 
@@ -43,13 +44,15 @@ class Parameter(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A fused kernel. ``library`` keeps its code loaded; ``entry`` is the address of its function."""
+    """A fused kernel. ``library`` keeps its code loaded; ``entry`` is the address of its function.
+    ``nondeterministic``: what it computes may differ from run to run."""
 
     name: str
     parameters: tuple[Parameter, ...]
     path: str
     entry: int
     library: ctypes.CDLL
+    nondeterministic: bool = False
 
     @property
     def identity(self) -> str:
@@ -79,7 +82,7 @@ def find_kernel(name: str, value: types.BuiltinFunctionType, source: str) -> Ker
     entry = ctypes.cast(getattr(library, SYMBOL), ctypes.c_void_p).value
     if entry is None:
         raise CaptureError("unknown-kernel", f"{name}: {path} has no entry point")
-    return Kernel(name, parameters, path, entry, library)
+    return Kernel(name, parameters, path, entry, library, name in nondeterministic_kernels(source))
 
 
 @functools.lru_cache(maxsize=256)

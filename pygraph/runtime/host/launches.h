@@ -158,17 +158,14 @@ struct Operator final : Launch {
   c10::OperatorHandle op;
   Stack stack;
   std::vector<Tensor> memory; // one per word: arguments, then results
-  std::vector<Tensor> own; // those whose storage is patched, each once
   std::vector<Tensor> results; // where each returned tensor is copied to; undefined where it is not
-  bool below_autograd;
 
   // `moves[i]`: whether the memory of tensor argument i is patched; others are held as they are.
   Operator(
       const OperatorCall& call,
       const std::vector<bool>& moves,
-      const std::vector<std::optional<Tensor>>& outputs,
-      bool below)
-      : op(call.op), below_autograd(below) {
+      const std::vector<std::optional<Tensor>>& outputs)
+      : op(call.op) {
     Cloner clone;
     auto place = [&](const Tensor& t) {
       memory.push_back(moves.at(memory.size()) ? clone(t) : t);
@@ -179,7 +176,6 @@ struct Operator final : Launch {
       results.push_back(output ? clone(*output) : Tensor());
       if (output) memory.push_back(results.back());
     }
-    for (const auto& entry : clone.tensors) own.push_back(entry.second);
   }
 
   Patch patch(size_t word, int64_t delta) override {
@@ -189,66 +185,11 @@ struct Operator final : Launch {
   }
 
   void run() override {
-    if (!below_autograd) return call();
     c10::impl::ExcludeDispatchKeyGuard guard(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-    call();
-  }
-
-  void call() {
-    if (below_autograd) {
-      Stack values = stack;
-      op.callBoxed(&values);
-      return store_all(values);
-    }
-    Stack values = aliases();
-    try {
-      op.callBoxed(&values);
-      store_all(values);
-    } catch (...) { // a traceback keeps arguments alive as well
-      values.clear();
-      part_from_kept();
-      throw;
-    }
-    values.clear();
-    part_from_kept();
-  }
-
-  // The arguments as other tensors over the same storages, so that one that the operator keeps shows in their counts.
-  Stack aliases() const {
-    std::unordered_map<c10::TensorImpl*, Tensor> made;
-    for (const auto& t : own) {
-      auto keys = DispatchKeySet(DispatchKey::CPU);
-      made[t.unsafeGetTensorImpl()] =
-          tensor_over(storage_of(t), keys, t.dtype(), t.sizes(), t.strides(), t.storage_offset());
-    }
-    auto alias = [&](const Tensor& t) {
-      auto found = made.find(t.unsafeGetTensorImpl());
-      return found == made.end() ? t : found->second;
-    };
-    Stack values;
-    for (const auto& value : stack) values.push_back(map_tensors(value, alias));
-    return values;
-  }
-
-  // The memory of a replay is gone after it. What the operator kept gets memory of its own with the same elements, and
-  // later replays go on with another storage.
-  void part_from_kept() {
-    std::unordered_map<StorageImpl*, std::vector<Tensor>> sharing;
-    for (const auto& t : own) sharing[storage_of(t).unsafeGetStorageImpl()].push_back(t);
-    for (auto& [impl, tensors] : sharing) {
-      auto kept = storage_of(tensors[0]);
-      if (kept.use_count() == tensors.size() + 1) continue;
-      auto owned = c10::GetCPUAllocator()->allocate(impl->nbytes());
-      auto* base = static_cast<char*>(impl->mutable_data());
-      auto fresh = raw_storage(base, impl->nbytes());
-      for (const auto& t : tensors) {
-        auto begin = t.storage_offset() * static_cast<int64_t>(t.itemsize());
-        if (auto n = extent(t)) std::memcpy(static_cast<char*>(owned.get()) + begin, base + begin, n);
-        t.unsafeGetTensorImpl()->set_storage_keep_dtype(fresh);
-      }
-      impl->set_data_ptr_noswap(std::move(owned));
-    }
+    Stack values = stack;
+    op.callBoxed(&values);
+    store_all(values);
   }
 
   void store_all(const Stack& values) {
@@ -270,8 +211,6 @@ struct Operator final : Launch {
         slot.sizes() == value.sizes() && slot.dtype() == value.dtype(),
         op.schema().name(),
         " returned another size or dtype at replay than when captured");
-    c10::impl::ExcludeDispatchKeyGuard guard(
-        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
     slot.copy_(value);
   }
 };

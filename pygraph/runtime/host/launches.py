@@ -27,7 +27,6 @@ class OperatorLaunch:
     call: Any
     moves: tuple[bool, ...]
     results: tuple[torch.Tensor | None, ...]
-    below_autograd: bool
 
 
 @dataclass(frozen=True)

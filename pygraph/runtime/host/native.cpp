@@ -1,5 +1,6 @@
 // HostGraph: a captured region, replayed in one call. What is recorded, and why, is decided in Python (recorder.py).
 
+#include "../native/generator.h"
 #include "../native/method.h"
 #include "../native/region.h"
 #include "launches.h"
@@ -36,10 +37,9 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
   void add_operator(
       const OperatorCall& call,
       const std::vector<bool>& moves,
-      const std::vector<std::optional<Tensor>>& outputs,
-      bool below) {
+      const std::vector<std::optional<Tensor>>& outputs) {
     c10::InferenceMode ordinary(false); // its tensors serve replays inside and outside of inference mode
-    launches_.push_back(std::make_unique<Operator>(call, moves, outputs, below));
+    launches_.push_back(std::make_unique<Operator>(call, moves, outputs));
   }
 
   void add_patch(size_t launch, size_t word, size_t source, int64_t delta) {
@@ -139,6 +139,7 @@ void bind(py::module_& m) {
   m.def("storage_base", &storage_base);
   m.def("element_address", &element_address);
   m.def("extent", &extent);
+  m.def("exchange_state", &exchange_state);
   m.attr("NO_MEMORY") = kNoMemory;
   m.attr("MAX_WORDS") = kMaxWords;
   m.attr("MAX_FLOATS") = kMaxFloats;

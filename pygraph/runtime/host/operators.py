@@ -20,15 +20,17 @@ from pygraph.compat import (
     OpOverload,
 )
 from pygraph.errors import CaptureError
+from pygraph.runtime.effects import COLLECTIVES
 from pygraph.runtime.host.launches import OperatorLaunch
 from pygraph.runtime.host.recorder import Recorder, Use
 from pygraph.runtime.host.signature import describe, leaves
+from pygraph.runtime.nondeterminism import nondeterministic_operator
 from pygraph.runtime.recording import AllocationKind
 
-__all__ = ["fresh_results", "operand_uses", "record_operator"]
+__all__ = ["fresh_results", "is_built_in", "operand_uses", "record_operator"]
 
 _BUILT_IN = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized"})
-"""Namespaces whose schemas tell all that an operator reads and writes."""
+"""Namespaces whose schemas tell all that an operator does."""
 
 _VIEWS = frozenset({"inductor::_reinterpret_tensor", "inductor::_alloc_from_pool"})
 """Views whose schema does not say so."""
@@ -38,9 +40,6 @@ _EMPTY = frozenset(
     for name in ("empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
 )
 """Allocations, and nothing else."""
-
-_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
-"""Namespaces whose results are not there yet when an operator returns."""
 
 _RESIZING = frozenset({"inductor::resize_storage_bytes_", "inductor::accumulate_grad_"})
 """Operators that change storages behind their schema's back."""
@@ -88,6 +87,12 @@ def record_operator(recorder: Recorder, op: Any, args: Sequence[Any], kwargs: Ma
     return _record(recorder, call, results)
 
 
+def is_built_in(op: OpOverload) -> bool:
+    """Whether the schema of ``op`` tells all that it does. Any other may count, print or communicate, and would do so
+    once more in each comparison."""
+    return op.namespace in _BUILT_IN
+
+
 def operand_uses(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Use] | None:
     """The tensors that are the first words of the launch that ``op`` is recorded as; None for a view or an allocation,
     which is none."""
@@ -107,8 +112,10 @@ def fresh_results(op: OpOverload, returned: Any) -> list[torch.Tensor]:
 
 def _refuse(recorder: Recorder, call: _Call) -> None:
     tags = call.op.tags
-    if call.op.namespace in _COLLECTIVES:
+    if call.op.namespace in COLLECTIVES:
         raise CaptureError("collective", call.name)
+    if not is_built_in(call.op):
+        raise CaptureError("opaque-operator", f"{call.name}: what it does besides its schema is not known")
     if torch.Tag.dynamic_output_shape in tags:
         raise CaptureError("dynamic-output", call.name)
     if torch.Tag.data_dependent_output in tags or any("Tensor" not in str(r.type) for r in call.op._schema.returns):
@@ -144,8 +151,6 @@ def _is_view(call: _Call) -> bool:
 
 def _view(recorder: Recorder, call: _Call) -> Any:
     """Make a view for real. It touches metadata alone, which is checked: its memory is that of an argument."""
-    if call.name.split("::")[0] not in ("aten", "prims", "inductor"):
-        raise CaptureError("aliasing-operator", call.name)
     _note_absolute_offset(recorder, call)
     result = call.op(*call.args, **call.kwargs)
     bases = {recorder.native.storage_base(t) for t in call.tensors()}
@@ -281,12 +286,12 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     returned = [_place(recorder, call, result) for result in results]
     fresh = [_if_fresh(t, before) for t, before in zip(leaves(returned), leaves(results), strict=True)]
     uses += [Use(tensor, reads=False, writes=True) for tensor in fresh if tensor is not None]
-    built_in = call.op.namespace in _BUILT_IN
     kept = tuple(fresh) if any(t is not None for t in fresh) else ()
     signature = (str(call.op), describe(recorder, [value for _, value in call.operands()]))
     random = torch.Tag.nondeterministic_seeded in call.op.tags or _takes_generator(call)
-    launch = OperatorLaunch(native_call, moves, kept, built_in)
-    recorder.operator(str(call.op), uses, signature, launch, exact=built_in, random=random)
+    launch = OperatorLaunch(native_call, moves, kept)
+    nondeterministic = nondeterministic_operator(call.op)
+    recorder.operator(str(call.op), uses, signature, launch, random=random, nondeterministic=nondeterministic)
     return returned[0] if len(returned) == 1 else tuple(returned) or None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -128,7 +128,8 @@ class Recorder:
             for u, p, a in zip(uses, parameters, args, strict=True)
         ]
         shapes = tuple(_layout(use.tensor) for use in uses)
-        self._launch(LaunchKind.KERNEL, kernel.name, words, (kernel.identity, parameters, shapes), uses)
+        signature = (kernel.identity, parameters, shapes)
+        self._launch(LaunchKind.KERNEL, kernel.name, words, signature, uses, nondeterministic=kernel.nondeterministic)
         self.payloads.append(kernel)
 
     def operator(
@@ -138,13 +139,14 @@ class Recorder:
         signature: Hashable,
         launch: OperatorLaunch,
         *,
-        exact: bool,
         random: bool,
+        nondeterministic: bool,
     ) -> None:
-        """Record one call of an operator; ``exact`` when it does nothing besides what ``uses`` says."""
+        """Record one call of an operator, which does nothing besides what ``uses`` says."""
         words = [self.word(use) for use in uses]
         self._note_exclusive(uses)
-        self._launch(LaunchKind.OPERATOR, name, words, signature, uses, exact=exact, random=random)
+        kind = LaunchKind.OPERATOR
+        self._launch(kind, name, words, signature, uses, random=random, nondeterministic=nondeterministic)
         self.payloads.append(launch)
 
     def _note_exclusive(self, uses: Sequence[Use]) -> None:
@@ -172,23 +174,13 @@ class Recorder:
         signature: Hashable,
         uses: Sequence[Use],
         *,
-        exact: bool = True,
         random: bool = False,
+        nondeterministic: bool = False,
     ) -> None:
         accesses = tuple(a for a in map(self._access, range(len(words)), words, uses) if a is not None)
-        known = accesses if exact else None
-        kept = frozenset() if exact else self._only_read(uses)
-        index = len(self.launches)
-        origin = here()
-        self.launches.append(
-            Launch(index, kind, name, tuple(words), signature, known, origin.loc, random, kept, origin.nodes)
-        )
-
-    def _only_read(self, uses: Sequence[Use]) -> frozenset[tuple[AllocationKind, int]]:
-        """The allocations among ``uses`` that none of them writes."""
-        addressed = [u for u in uses if u.tensor is not None and self.opaque_name(u.tensor) is None]
-        owners = [(self.owner(u.tensor).key, u.writes) for u in addressed if u.tensor is not None]
-        return frozenset(key for key, _ in owners) - {key for key, writes in owners if writes}
+        index, origin = len(self.launches), here()
+        launch = Launch(index, kind, name, tuple(words), signature, accesses, origin.loc, random, nodes=origin.nodes)
+        self.launches.append(replace(launch, nondeterministic=nondeterministic))
 
     def _access(self, position: int, word: int, use: Use) -> Access | None:
         """What is accessed through one word. Of an argument, all of it: its caller may hold more than is passed."""

@@ -3,12 +3,13 @@ operators. Without a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 
 from pygraph.backend import pygraph as backend
 from pygraph.errors import CaptureError
@@ -149,6 +150,112 @@ def test_operators_that_need_the_host_are_blamed_before_they_run() -> None:
     assert raised.value.reason == "host-memory"
     assert found is not None
     assert found.name == "aten.sum.default"
+
+
+# -- what custom operators do inside ---------------------------------------------------------------------------------
+
+_library = torch.library.Library("pygraph_observed", "DEF")
+_bodies: dict[str, Callable[..., torch.Tensor]] = {
+    "plain": lambda x: torch.relu(x * 2),
+    "adds": lambda x: torch.relu(x.index_add(0, torch.zeros(2, dtype=torch.int64, device=x.device), x)),
+    "draws": lambda x: x + torch.rand(2),
+}
+for _name, _body in _bodies.items():
+    _library.define(f"{_name}(Tensor x) -> Tensor")
+    _library.impl(_name, _body, "CompositeExplicitAutograd")
+_library.define("tagged(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_bitwise,))
+_library.impl("tagged", _bodies["plain"], "CompositeExplicitAutograd")
+observed: Any = torch.ops.pygraph_observed
+
+
+def calls(*names: str) -> Callable[[list[Any]], Any]:
+    def run(args: list[Any]) -> Any:
+        return [getattr(observed, name)(args[0]) for name in names]
+
+    return run
+
+
+def test_bodies_in_python_are_counted_and_named() -> None:
+    stream, fn = Stream(), calls("plain", "plain", "tagged")
+    stream.observer.nodes = iter(range(100)).__next__
+    origins = {fn.__code__.co_firstlineno + 1: Origin(("node",), ("m.py:9",))}
+    with tracing(fn, origins) as bodies, observing(stream.observer, fn) as run:
+        run([torch.ones(2, device="meta")])
+        assert bodies == {"pygraph_observed.plain.default": 2, "pygraph_observed.tagged.default": 1}
+    assert [call.name.split(".")[1] for call in stream.observer.python] == ["plain", "plain", "tagged"]
+
+
+@pytest.mark.parametrize(("name", "nondeterministic"), [("plain", False), ("adds", True), ("tagged", True)])
+def test_an_operator_is_as_non_deterministic_as_what_it_calls(name: str, nondeterministic: bool) -> None:
+    stream, fn = Stream(), calls(name)
+    stream.observer.nodes = iter(range(100)).__next__
+    with observing(stream.observer, fn) as run:
+        run([torch.ones(2, device="meta")])
+    found = {span.name: span.nondeterministic for span in stream.observer.spans}
+    assert found[f"pygraph_observed.{name}.default"] == nondeterministic
+
+
+def test_an_operator_that_draws_on_the_cpu_is_refused_before_it_draws() -> None:
+    stream, fn, state = Stream(), calls("draws"), torch.get_rng_state()
+    with observing(stream.observer, fn) as run, pytest.raises(CaptureError, match="draws from the CPU's") as raised:
+        run([torch.ones(2, device="meta")])
+    assert raised.value.reason == "host-random"
+    assert stream.observer.failed == "pygraph_observed.draws.default"
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """A group of one process."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def _reduces(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    distributed.all_reduce(y)
+    _reached.append("behind a collective")
+    return y
+
+
+def _carries_on(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return _reduces(x)
+    except CaptureError:
+        return x
+
+
+_reached: list[str] = []
+for _name, _body in (("reduces", _reduces), ("carries_on", _carries_on)):
+    _library.define(f"{_name}(Tensor x) -> Tensor")
+    _library.impl(_name, _body, "CompositeExplicitAutograd")
+
+
+@pytest.mark.parametrize("name", ["reduces", "carries_on"])
+def test_a_collective_in_a_custom_operator_is_refused_before_it_is_issued(name: str, process_group: None) -> None:
+    stream, fn = Stream(), calls(name)
+    origins = {fn.__code__.co_firstlineno + 1: Origin(("node",), ("m.py:9",))}
+    with tracing(fn, origins), observing(stream.observer, fn) as run:
+        with pytest.raises(CaptureError, match=f"pygraph_observed.{name}.default talks to other processes") as raised:
+            run([torch.ones(2, device="meta")])
+        found = blamed(raised.value)
+    assert raised.value.reason == "collective"
+    assert found is not None
+    assert found.name == f"pygraph_observed.{name}.default"
+    assert _reached == []
+
+
+def test_a_collective_is_refused_before_it_is_issued(process_group: None) -> None:
+    stream, name = Stream(), distributed.group.WORLD.group_name
+
+    def fn(args: list[Any]) -> Any:
+        return torch.ops._c10d_functional.all_reduce(args[0], "sum", name)
+
+    with observing(stream.observer, fn) as run, pytest.raises(CaptureError) as raised:
+        run([torch.ones(2, device="meta")])
+    assert raised.value.reason == "collective"
+    assert stream.observer.failed == "_c10d_functional.all_reduce.default"
 
 
 # -- code that calls no operators -----------------------------------------------------------------------------------

@@ -36,15 +36,15 @@ def region(name: str, number: int) -> RegionCall:
 
 
 def suspect(driver: HostDriver, call: RegionCall, program: Program, **facts: Any) -> Suspect:
-    return Suspect(call.fn, driver, program, call.args, driver.snapshot_rng(), **{"budget": 1 << 30, **facts})
+    return Suspect(call.fn, driver, program, call.args, **{"budget": 1 << 30, **facts})
 
 
 def found(driver: HostDriver, call: RegionCall, program: Program, **facts: Any) -> Finding:
     """The diagnosis, after which arguments and random state are what they were."""
-    before, state = copy_arguments(call.args), driver.snapshot_rng()
+    before, state = copy_arguments(call.args), torch.get_rng_state()
     finding = diagnose(suspect(driver, call, program, **facts))
     assert same_bits(call.args, before)
-    assert torch.equal(driver.snapshot_rng(), state)
+    assert torch.equal(torch.get_rng_state(), state)
     assert finding is not None
     return finding
 
@@ -63,11 +63,11 @@ def misread(program: Program, launch: int) -> Program:
 
 def is_right(driver: HostDriver, call: RegionCall, program: Program) -> bool:
     """Whether a replay does what the uncaptured region does."""
-    theirs, ours, state = copy_arguments(call.args), copy_arguments(call.args), driver.snapshot_rng()
+    theirs, ours, state = copy_arguments(call.args), copy_arguments(call.args), torch.get_rng_state()
     outputs = driver.instantiate(program).replay(ours)
-    driver.restore_rng(state)
+    torch.set_rng_state(state)
     expected = call.run(theirs)
-    driver.restore_rng(state)
+    torch.set_rng_state(state)
     return same_bits(outputs, expected) and same_bits(ours, theirs)
 
 
@@ -206,7 +206,7 @@ def test_an_uncaptured_run_that_does_other_things_is_said(driver: HostDriver) ->
 
 def test_a_driver_that_cannot_step_is_not_asked() -> None:
     driver: Any = object()
-    assert diagnose(Suspect(lambda args: args, driver, None, [], None, 1 << 30)) is None
+    assert diagnose(Suspect(lambda args: args, driver, None, [], 1 << 30)) is None
 
 
 class Case:

@@ -86,14 +86,14 @@ def test_replay_or_refusal(driver: HostDriver, program: list[Step], first: list[
 def check(driver: HostDriver, call: RegionCall, executable: Executable, places: list[int], seed: int) -> None:
     original = torch.randn(STORAGE, generator=torch.Generator().manual_seed(seed))
     theirs, ours = original.clone(), original.clone()
-    start = driver.snapshot_rng()
+    start = torch.get_rng_state()
     try:
         expected = call.run(overlapping(places, theirs))
     except RuntimeError:
         assert executable.replay(overlapping(places, ours)) is None
         return
-    after = driver.snapshot_rng()
-    driver.restore_rng(start)
+    after = torch.get_rng_state()
+    torch.set_rng_state(start)
     outputs = executable.replay(overlapping(places, ours))
     if outputs is None:
         assert overlap(places)
@@ -101,4 +101,4 @@ def check(driver: HostDriver, call: RegionCall, executable: Executable, places: 
         return
     assert same_bits(outputs, expected)
     assert torch.equal(ours, theirs)
-    assert torch.equal(driver.snapshot_rng(), after)
+    assert torch.equal(torch.get_rng_state(), after)

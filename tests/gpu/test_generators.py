@@ -1,0 +1,133 @@
+"""Random numbers on a device: regions touch the generators that they draw from, and no other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.runtime.driver import Driver
+from pygraph.runtime.region import Region
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def plain(args: list[Any]) -> Sequence[Any]:
+    return [torch.relu(args[0] @ args[0]).sum(0)]
+
+
+def drawing(args: list[Any]) -> Sequence[Any]:
+    return [torch.relu(args[0]) + torch.rand_like(args[0]), torch.nn.functional.dropout(args[0], 0.5)]
+
+
+def scattered(args: list[Any]) -> Sequence[Any]:
+    """Draws, and adds atomically."""
+    x, index = args
+    return [torch.zeros(4, x.shape[1], device="cuda").index_add_(0, index, torch.nn.functional.dropout(x, 0.5))]
+
+
+def states() -> list[torch.Tensor]:
+    """Of the CPU's generator, then of each device's."""
+    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+
+
+class Recorded:
+    """A driver, and the generators whose states it set."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self.touched = driver, list[torch.Generator]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def exchange_state(self, generator: torch.Generator, *states: Any) -> torch.Tensor:
+        self.touched.append(generator)
+        return self._driver.exchange_state(generator, *states)
+
+
+def test_a_region_that_draws_nothing_touches_no_generator(driver: Driver) -> None:
+    noted: Any = Recorded(driver)
+    region, before = Region(plain, noted, name="toy"), states()
+    x = torch.ones(16, 16, device="cuda")
+    for _ in range(4):
+        region([x])
+    assert region.record.replays == 2, region.record
+    assert all(map(torch.equal, states(), before))
+    if driver.native:  # type: ignore[attr-defined]
+        assert noted.touched == []
+
+
+@pytest.mark.parametrize("fn", [drawing, scattered])
+def test_a_region_that_draws_goes_on_as_it_would_uncaptured(
+    driver: Driver, fn: Callable[[list[Any]], Sequence[Any]]
+) -> None:
+    noted: Any = Recorded(driver)
+    x, index = torch.randn(20000, 64, device="cuda"), torch.randint(0, 4, (20000,), device="cuda")
+    args = [x, index] if fn is scattered else [x]
+    region, others = Region(fn, noted, name="toy"), states()
+    torch.cuda.manual_seed(1)
+    expected = []
+    for _ in range(5):
+        out = fn(list(args))[0]
+        expected.append((out, float(torch.rand((), device="cuda"))))
+    torch.cuda.manual_seed(1)
+    for value, after in expected:
+        torch.testing.assert_close(region(list(args))[0], value, rtol=1e-3, atol=1e-2)
+        assert float(torch.rand((), device="cuda")) == after
+    assert region.record.replays == 3, region.record
+    current = torch.cuda.current_device()
+    assert set(map(id, noted.touched)) == {id(torch.cuda.default_generators[current])}
+    for number, (now, then) in enumerate(zip(states(), others, strict=True)):
+        assert number == current + 1 or torch.equal(now, then)
+
+
+def test_threads_that_draw_on_the_cpu_get_no_number_twice() -> None:
+    drawn: list[int] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            drawn.append(int(torch.randint(1 << 62, ())))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for turn in range(5):
+            torch._dynamo.reset()
+            ours = torch.compile(lambda x, turn=turn: torch.nn.functional.dropout(x, 0.5) @ x + turn, backend="pygraph")
+            for _ in range(4):
+                ours(torch.randn(32, 32, device="cuda"))
+    finally:
+        stop.set()
+        thread.join()
+    assert pygraph.counters()["replays"] > 0
+    assert len(drawn) > 100
+    assert len(set(drawn)) == len(drawn)
+
+
+@torch.library.custom_op("pygraphgpugenerators::seeded", mutates_args=())
+def seeded(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(1).to(x.device, non_blocking=True)
+
+
+@seeded.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_operator_that_draws_on_the_cpu_is_cut_before_it_draws() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(seeded(torch.relu(x @ x)) @ x)
+
+    ours, x = torch.compile(program, backend="pygraph"), torch.randn(32, 32, device="cuda") / 8
+    torch.manual_seed(5)
+    expected = [program(x) for _ in range(8)]
+    torch.manual_seed(5)
+    for value in expected:
+        torch.testing.assert_close(ours(x), value)
+    (report,) = pygraph.reports()
+    assert any("host-random" in note for note in report.notes), report.notes

@@ -1,0 +1,17 @@
+"""Collectives inside of custom operators, by NCCL: refused before they are captured, and cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.test_ranks import check, run_ranks
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_ranks_that_capture_at_different_calls_agree(size: int, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} devices")
+    check(run_ranks(size, tmp_path, "cuda", "nccl"), "failed-capture")

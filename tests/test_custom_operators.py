@@ -1,0 +1,94 @@
+"""Custom operators with a state of their own: they run once for each call, as they do uncaptured."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.runtime.host import HostDriver
+from pygraph.runtime.region import Region
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+EVERYTHING = {"passes": "legality,placement,partitioning,indirection"}
+CALLS = 8
+
+_library = torch.library.Library("pygraph_custom", "DEF")
+_runs: list[str] = []
+
+
+@torch.library.custom_op("pygraph_custom::counter", mutates_args=())
+def counter(x: torch.Tensor) -> torch.Tensor:
+    _runs.append("counter")
+    return x + len(_runs)
+
+
+@counter.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("pygraph_custom::chance", mutates_args=("x",))
+def chance(x: torch.Tensor) -> None:
+    x.mul_(random.random())
+
+
+def _accumulate(x: torch.Tensor) -> torch.Tensor:
+    _total.add_(x)
+    return _total.clone()
+
+
+_total = torch.zeros(4)
+_library.define("accumulate(Tensor x) -> Tensor")
+_library.impl("accumulate", _accumulate, "CPU")
+_library.impl("accumulate", lambda x: torch.empty_like(x), "Meta")
+
+
+def counted(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(counter(torch.relu(x) * 2) - 1) + 1
+
+
+def by_chance(x: torch.Tensor) -> torch.Tensor:
+    y = torch.relu(x) * 2
+    chance(y)
+    return torch.relu(y) + 1
+
+
+def accumulated(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(torch.ops.pygraph_custom.accumulate(torch.relu(x) * 2)) + 1
+
+
+@pytest.mark.parametrize("fn", [counted, by_chance, accumulated])
+def test_an_operator_with_a_state_runs_once_a_call(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    ours = torch.compile(fn, backend="pygraph", options=EVERYTHING)
+    found: list[list[torch.Tensor]] = []
+    for run in (fn, ours):
+        _runs.clear()
+        _total.zero_()
+        random.seed(0)
+        found.append([run(torch.full((4,), float(i))).clone() for i in range(CALLS)])
+        assert len(_runs) in (0, CALLS)
+    for call, (eager, captured) in enumerate(zip(*found, strict=True)):
+        assert torch.equal(eager, captured), f"call {call}: {eager} and {captured}"
+    (report,) = pygraph.reports()
+    assert {region.state for region in report.regions} == {"replay"}, report
+    (left,) = report.uncaptured()
+    assert (left.reason, "pygraph_custom" in left.detail) == ("opaque-operator", True)
+    assert left.loc is not None
+    assert "test_custom_operators.py" in left.loc
+
+
+def test_a_region_that_calls_one_stays_uncaptured() -> None:
+    def fn(args: list[Any]) -> list[Any]:
+        return [torch.ops.pygraph_custom.counter(args[0])]
+
+    region = Region(fn, HostDriver(), name="toy")
+    _runs.clear()
+    found = [float(region([torch.zeros(1)])[0]) for _ in range(CALLS)]
+    assert found == [float(call + 1) for call in range(CALLS)]
+    assert str(region.record.reason).startswith("opaque-operator: pygraph_custom::counter")
