@@ -6,7 +6,7 @@ In which order they are made, what they are made for, and what raises, is ``comp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from pygraph.errors import ReplayError
 from pygraph.runtime.digest import digest, same_bytes, span
 from pygraph.runtime.divergence import Finding, Suspect, diagnose
-from pygraph.runtime.driver import Driver, Executable, Program
+from pygraph.runtime.driver import Driver, Executable, Program, Transient
 from pygraph.runtime.effects import unrepeatable
 from pygraph.runtime.generators import Draws
 from pygraph.runtime.outcome import Outcome, difference, moved_on, observe, results
@@ -48,13 +48,15 @@ class Verdict:
     """The uncaptured run's ``outputs``, which answer the call, and whether the replay may be used from now on.
 
     ``spread`` is that of a region which does not repeat itself. ``runs`` counts the uncaptured runs besides the one
-    that answers the call.
+    that answers the call. ``near``: the ``refusal`` is that the replay is further from an uncaptured run than
+    others are, and yet as a whole it is close: it is right if each of its calls is.
     """
 
     outputs: Sequence[Any]
     refusal: Refusal | None
     spread: Spread | None = None
     runs: int = 0
+    near: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +133,8 @@ class Trial:
         if wrong is not None:
             return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
         with self.random.apart():
-            found = self._judge_again(first, outputs, reference)
-        if not isinstance(found, Refusal):
-            return Verdict(outputs, None, shares(found), runs=self.runs)
-        return Verdict(outputs, found, runs=self.runs)
+            verdict = self._judge_again(first, outputs, reference)
+        return replace(verdict, runs=self.runs)
 
     def _wrong(self, detail: str) -> Refusal:
         """A replay differs where it must not. Operators written in Python are suspected first: what they keep for
@@ -167,7 +167,7 @@ class Trial:
         index = next(wrong, None)
         return None if index is None else f"{reference.name(index)} has other values"
 
-    def _judge_again(self, first: First, outputs: Sequence[Any], reference: Outcome) -> Spread | Refusal:
+    def _judge_again(self, first: First, outputs: Sequence[Any], reference: Outcome) -> Verdict:
         """Whose fault a difference in values is: a wrong replay's, or the region's own, which has a spread then.
 
         Where the region draws, runs on the numbers of the answering one would have other threads draw them, too.
@@ -181,23 +181,22 @@ class Trial:
             for _ in range(runs):
                 wider = self._run_again(first, left, spread)
                 if isinstance(wider, Refusal):
-                    return wider
+                    return Verdict(outputs, wider)
                 spread = wider
-            unlike = self._unrepeated(first, reference, spread)
-            if unlike is not None:
-                continue
             replayed = replayed or self._replay_again(first)
             if replayed is None:
-                return Refusal("replay-declined", "the second of two replays")
+                return Verdict(outputs, Refusal("replay-declined", "the second of two replays"))
             moved = moved_on(left.outcome, replayed.outcome)
             if moved is not None:
-                return Refusal("random-state", moved)
-            unlike = self._beyond(left, replayed, spread)
+                return Verdict(outputs, Refusal("random-state", moved))
+            unlike = self._unrepeated(first, reference, spread) or self._beyond(left, replayed, spread)
             if unlike is None:
-                return spread
+                return Verdict(outputs, None, shares(spread))
         if all(part is None for part in spread):
-            return Refusal("comparison-failed", f"replayed: {difference(reference, first.outcome)}")
-        return _unsteady(str(unlike))
+            return Verdict(outputs, Refusal("comparison-failed", f"replayed: {difference(reference, first.outcome)}"))
+        assert replayed is not None
+        near = self._beyond(left, replayed, spread, loosely=True) is None
+        return Verdict(outputs, _unsteady(str(unlike)), shares(spread), near=near)
 
     def _run_again(self, first: First, left: Expected, spread: Spread) -> Spread | Refusal:
         """``spread`` with one more uncaptured run, on copies, held against what the first one ``left``."""
@@ -261,41 +260,50 @@ class Trial:
         kept = results(outputs, copies, self.watched) if any(self._decided(outcome)) else []
         return Expected(outcome, kept, pristine)
 
-    def unlike(self, expected: Expected, outputs: Sequence[Any]) -> str | None:
+    def unlike(self, expected: Expected, outputs: Sequence[Any], *, loosely: bool = False) -> str | None:
         """In what a replay on the caller's own arguments differs from an uncaptured run."""
         decided = self._decided(expected.outcome)
         found: Spread = self.scope.spread or (None,) * len(decided)
         spread = [(part or 0.0) if may else None for part, may in zip(found, decided, strict=True)]
         replayed = self._left(outputs, self.args)
-        return moved_on(expected.outcome, replayed.outcome) or self._beyond(expected, replayed, spread)
+        return moved_on(expected.outcome, replayed.outcome) or self._beyond(expected, replayed, spread, loosely=loosely)
 
     # -- either ---------------------------------------------------------------------------------------------------
 
-    def explained(self, refusal: Refusal, pristine: list[Any]) -> Refusal:
-        """``refusal`` with the launch that differs, if it is about a wrong replay of ``pristine`` arguments."""
-        unsteady = refusal.detail.startswith(_UNSTEADY) and _ANOTHER_RUN not in refusal.detail
-        if refusal.reason != "replay-raised" and not unsteady and not refusal.detail.startswith("replayed: "):
-            return refusal
-        found = self.diagnosed(pristine, tolerant=unsteady)
-        return refusal if found is None else found.added_to(refusal)
+    def explained(self, verdict: Verdict, pristine: list[Any], transient: Transient) -> Verdict:
+        """``verdict`` with the launch that differs, if it refuses a replay of ``pristine`` arguments as wrong. Where
+        each call turns out to be right, and the replay is ``near``, it is accepted."""
+        refusal = verdict.refusal
+        if refusal is None or not _about_values(refusal):
+            return verdict
+        found = self.diagnosed(pristine, transient)
+        if found is None:
+            return verdict
+        if found.right and verdict.near:
+            return replace(verdict, refusal=None)
+        return replace(verdict, refusal=found.added_to(refusal))
 
-    def diagnosed(self, pristine: list[Any], *, tolerant: bool) -> Finding | None:
+    def diagnosed(self, pristine: list[Any], transient: Transient) -> Finding | None:
         """The launch in which a replay differs. Not to be called within transient memory: it may capture. Not looked
         for where that would run the body of an operator that is written in Python."""
         scope = self.scope
         if scope.program is not None and scope.program.recording.python:
             return None
-        suspect = Suspect(self.fn, self.driver, scope.program, pristine, scope.budget, scope.sensitive, tolerant)
+        suspect = Suspect(self.fn, self.driver, scope.program, pristine, scope.budget, scope.sensitive, transient)
         return diagnose(suspect)
 
-    def _beyond(self, expected: Expected, replayed: Expected, spread: Spread) -> str | None:
+    def near(self, expected: Expected, outputs: Sequence[Any]) -> bool:
+        """Whether a replay on the caller's own arguments is close to an uncaptured run as a whole."""
+        return self.unlike(expected, outputs, loosely=True) is None
+
+    def _beyond(self, expected: Expected, replayed: Expected, spread: Spread, *, loosely: bool = False) -> str | None:
         """In what a replay differs by more than ``spread`` allows."""
         reference, outcome = expected.outcome, replayed.outcome
         unlike = difference(reference, outcome, values=False) or self._undecided(reference, outcome)
         if unlike is not None:
             return unlike
         equal = reference.equal(outcome)
-        found = None if all(equal) else beyond(spread, expected.results, replayed.results, equal)
+        found = None if all(equal) else beyond(spread, expected.results, replayed.results, equal, loosely=loosely)
         return None if found is None else f"{outcome.name(found.index)} {found.how}"
 
     def _observe(self, outputs: Sequence[Any] | None, args: Sequence[Any], state: torch.Tensor | None) -> Outcome:
@@ -326,6 +334,13 @@ class Trial:
 
     def _fingerprints(self) -> list[bytes]:
         return [digest(span(self.args[p])) for p in self.read_in_place]
+
+
+def _about_values(refusal: Refusal) -> bool:
+    """Whether a refusal says that a replay went wrong, and not that uncaptured runs cannot be compared."""
+    if refusal.reason == "replay-raised" or refusal.detail.startswith("replayed: "):
+        return True
+    return refusal.detail.startswith(_UNSTEADY) and _ANOTHER_RUN not in refusal.detail
 
 
 def _unsteady(detail: str) -> Refusal:

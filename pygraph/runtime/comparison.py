@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,7 +62,7 @@ def _compare(
     except Exception as error:  # noqa: BLE001 - kernels and allocations raise anything; the uncaptured run answers the call
         first = Refusal("replay-raised", f"{type(error).__name__}: {error}")
     if trial is not None and isinstance(first, Refusal):
-        first = trial.explained(first, args)
+        first = trial.explained(Verdict((), first), args, transient).refusal or first
     outputs = fn(list(args))
     if trial is None or isinstance(first, Refusal):
         return Verdict(outputs, first if isinstance(first, Refusal) else None)
@@ -81,8 +80,7 @@ def _judged(trial: Trial, first: First, outputs: Sequence[Any], transient: Trans
         return Verdict(outputs, _no_room(error))
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
         return Verdict(outputs, Refusal("comparison-failed", f"{type(error).__name__}: {error}"))
-    refusal = verdict.refusal
-    return verdict if refusal is None else replace(verdict, refusal=trial.explained(refusal, first.pristine))
+    return trial.explained(verdict, first.pristine, transient)
 
 
 def _no_room(error: torch.OutOfMemoryError) -> Refusal:
@@ -115,7 +113,11 @@ def _verify(trial: Trial, name: str, transient: Transient) -> Sequence[Any] | No
     with transient():
         differs = trial.unlike(expected, outputs)
     if differs is not None:
-        found = trial.diagnosed(expected.pristine, tolerant=trial.scope.spread is not None)
+        found = trial.diagnosed(expected.pristine, transient)
+        with transient():
+            near = trial.scope.spread is not None and trial.near(expected, outputs)
+        if near and found is not None and found.right:
+            return outputs
         where = "" if found is None else f"; {found.text}"
         raise ReplayError(f"region {name}: a replay differs from an uncaptured run: {differs}{where}")
     return outputs

@@ -8,9 +8,9 @@ import torch
 
 from pygraph.runtime.digest import extent
 from pygraph.runtime.stepped_memory import POISON
-from pygraph.runtime.tolerance import Distance, beyond, distance
+from pygraph.runtime.tolerance import Distance, distance
 
-__all__ = ["Mismatch", "dense", "mismatch"]
+__all__ = ["Mismatch", "dense", "mismatch", "shaped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +28,25 @@ class Mismatch:
         return f"{self.count} of {self.total} elements with other bits{by}"
 
 
-def mismatch(expected: torch.Tensor, data: torch.Tensor, *, tolerant: bool = False) -> Mismatch | None:
+def mismatch(expected: torch.Tensor, data: torch.Tensor) -> Mismatch | None:
     """How ``data``, as many bytes as ``expected`` spans, differs from it in its elements; None where it does not.
 
-    Gaps between elements do not count. With ``tolerant``, what any re-ordered sum may differ by is no difference.
+    Gaps between elements do not count.
     """
-    reference = expected.detach()
-    actual = data.clone().view(reference.dtype).as_strided(reference.size(), reference.stride(), 0)
+    reference, actual = expected.detach(), shaped(data, expected)
     left, right = _element_bytes(reference), _element_bytes(actual)
     different = (left != right).any(1)
     count = int(different.sum())
-    if not count or (tolerant and beyond((0.0,), [reference], [actual], [False]) is None):
+    if not count:
         return None
     unset = bool((right[different] == POISON).all())
     apart = distance(reference, actual) if reference.is_floating_point() else None
     return Mismatch(count, different.numel(), apart.largest if isinstance(apart, Distance) else None, unset)
+
+
+def shaped(data: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A copy of ``data``, as many bytes as ``like`` spans, as a tensor of its dtype, sizes and strides."""
+    return data.clone().view(like.dtype).as_strided(like.size(), like.stride(), 0)
 
 
 def dense(tensor: torch.Tensor) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from pygraph.runtime.driver import Program
 
-__all__ = ["Operand", "Stepper", "Steps", "Watcher"]
+__all__ = ["Operand", "Repeat", "Stepper", "Steps", "Watcher"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,21 @@ class Operand:
     written: bool
 
 
+Repeat = Callable[[], Sequence[Operand]]
+"""Runs a call once more, and returns the tensors that it makes then."""
+
+
 class Watcher(Protocol):
     """Told of the calls of a traced run that added launches ``begin`` to ``end`` (excluded) when captured, in order."""
 
     def before(self, begin: int, end: int, given: Sequence[Operand]) -> None:
         """The call is about to run on ``given``."""
 
-    def after(self, begin: int, end: int, given: Sequence[Operand], returned: Sequence[Operand]) -> None:
-        """It ran; ``returned`` are the tensors that it made."""
+    def after(
+        self, begin: int, end: int, given: Sequence[Operand], returned: Sequence[Operand], repeat: Repeat
+    ) -> None:
+        """It ran; ``returned`` are the tensors that it made. ``repeat`` runs it once more, on the same tensors, and
+        returns what it makes then."""
 
 
 class Stepper(Protocol):

@@ -23,6 +23,7 @@ __all__ = [
     "BLOCK",
     "COARSE",
     "FACTOR",
+    "LOOSE",
     "RUNS",
     "SHORT",
     "TERMS",
@@ -65,6 +66,12 @@ outside, however often the region runs. Neighbours make that rarer still. In sim
 tensor was refused after 3 runs. Of 2000 sums of 200 bfloat16 numbers, each a tensor by itself, 8 were; none after 12.
 """
 
+LOOSE = 0.05
+"""The part of a result's norm that a replay may be off by where each of its calls was found to be right by itself.
+
+Small differences grow along a program: where a rounding error changes the sign that a ReLU sees, a whole gradient
+changes, in one run of twenty or of a thousand, and no number of runs tells how far off the next one may be."""
+
 AGREED = "has other values, though uncaptured runs agree on it bit for bit"
 """What is said of a result that any difference is too much for."""
 
@@ -90,6 +97,12 @@ class Distance:
         """The element that a block begins at."""
         row, column = divmod(block, -(-self.width // BLOCK))
         return row * self.width + column * BLOCK
+
+    @property
+    def relative(self) -> float:
+        """The norm of the differences as a part of that of the magnitudes."""
+        apart, scale = float(self.apart.norm()), float(self.magnitude.norm())
+        return apart / scale if scale else float(apart > 0)
 
     @property
     def share(self) -> float:
@@ -138,15 +151,25 @@ def shares(spread: Spread) -> Spread:
 
 
 def beyond(
-    spread: Spread, reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor], equal: Sequence[bool]
+    spread: Spread,
+    reference: Sequence[torch.Tensor],
+    other: Sequence[torch.Tensor],
+    equal: Sequence[bool],
+    *,
+    loosely: bool = False,
 ) -> Unlike | None:
-    """The first result of a replay (``other``) that lies further from the reference's than it may."""
+    """The first result of a replay (``other``) that lies further from the reference's than it may.
+
+    ``loosely``, a result may also be off by LOOSE of its norm, where more than whole runs can tell speaks for it.
+    """
     for index, part in enumerate(spread):
         if equal[index]:
             continue
+        found = distance(reference[index], other[index])
+        if loosely and not isinstance(found, str) and found.relative <= LOOSE:
+            continue
         if part is None:
             return Unlike(index, AGREED)
-        found = distance(reference[index], other[index])
         how = found if isinstance(found, str) else _too_far(found, part, reference[index].dtype)
         if how is not None:
             return Unlike(index, how)

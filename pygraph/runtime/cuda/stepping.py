@@ -147,16 +147,23 @@ class _Calls(Observer):
         with without_dispatch_modes():
             self._watcher.before(span.begin, span.end, operands)
         result = run()
-        made = list(tensors_in(result))
-        returned = [Operand(a, t, True) for a, t in zip(span.results, made, strict=False) if a]
+        returned = _returned(span, result)
         with without_dispatch_modes():
-            self._watcher.after(span.begin, span.end, operands, returned if len(made) == len(span.results) else [])
+            self._watcher.after(span.begin, span.end, operands, returned, lambda: _returned(span, run()))
         return result
 
     def finish(self) -> None:
         """Raise CaptureError if calls are left over."""
         for span in self._expected.values():
             raise CaptureError("unstable-launches", f"an uncaptured run does not call {span.name}")
+
+
+def _returned(span: Span, result: Any) -> list[Operand]:
+    """The tensors that a call returned, at the addresses that they had when captured."""
+    made = list(tensors_in(result))
+    if len(made) != len(span.results):
+        return []
+    return [Operand(a, t, True) for a, t in zip(span.results, made, strict=True) if a]
 
 
 def _by_address(given: Any) -> dict[int, torch.Tensor]:

@@ -22,7 +22,7 @@ from pygraph.runtime.host.operators import fresh_results, operand_uses
 from pygraph.runtime.host.recorder import Use
 from pygraph.runtime.rebinding import rebound
 from pygraph.runtime.recording import Launch
-from pygraph.runtime.stepping import Operand, Watcher
+from pygraph.runtime.stepping import Operand, Repeat, Watcher
 
 __all__ = ["HostStepper", "trace"]
 
@@ -101,19 +101,28 @@ class _Calls:
         given = _operands(launch, uses)
         self._before(index, given)
         returned = value(*args)
-        self._after(index, given, [])
+
+        def repeat() -> list[Operand]:
+            value(*args)
+            return []
+
+        self._after(index, given, [], repeat)
         return returned
 
     def operator(self, op: OpOverload, uses: Sequence[Use], run: Callable[[], Any]) -> Any:
         """An operator is called that is no view and no mere allocation."""
         index, launch = self._expect(str(op))
         given = _operands(launch, uses)
+
+        def made(returned: Any) -> list[Operand]:
+            results = [Use(tensor, reads=False, writes=True) for tensor in fresh_results(op, returned)]
+            if len(uses) + len(results) != len(launch.words):
+                raise _otherwise(index, launch.name)
+            return _operands(launch, results, first=len(uses))
+
         self._before(index, given)
         returned = run()
-        made = [Use(tensor, reads=False, writes=True) for tensor in fresh_results(op, returned)]
-        if len(uses) + len(made) != len(launch.words):
-            raise _otherwise(index, launch.name)
-        self._after(index, given, _operands(launch, made, first=len(uses)))
+        self._after(index, given, made(returned), lambda: made(run()))
         return returned
 
     def finish(self) -> None:
@@ -132,9 +141,9 @@ class _Calls:
         with without_dispatch_modes():
             self._watcher.before(index, index + 1, given)
 
-    def _after(self, index: int, given: Sequence[Operand], returned: Sequence[Operand]) -> None:
+    def _after(self, index: int, given: Sequence[Operand], returned: Sequence[Operand], repeat: Repeat) -> None:
         with without_dispatch_modes():
-            self._watcher.after(index, index + 1, given, returned)
+            self._watcher.after(index, index + 1, given, returned, repeat)
 
 
 def _otherwise(index: int, name: str) -> CaptureError:

@@ -20,7 +20,7 @@ from pygraph.runtime.cuda.observation import Observer, Span
 from pygraph.runtime.cuda.stepping import CudaStepper, payload_of
 from pygraph.runtime.driver import Layout, Program
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
-from pygraph.runtime.stepping import Operand
+from pygraph.runtime.stepping import Operand, Repeat
 from tests.runtime.cuda.fake import OK, CUgraphNodeType, FakeDriver, kernel
 
 
@@ -138,7 +138,10 @@ class Seen:
     def before(self, begin: int, end: int, given: Sequence[Operand]) -> None:
         self.told.append(("before", begin, end, [(o.address, o.tensor.numel(), o.written) for o in given]))
 
-    def after(self, begin: int, end: int, given: Sequence[Operand], returned: Sequence[Operand]) -> None:
+    def after(
+        self, begin: int, end: int, given: Sequence[Operand], returned: Sequence[Operand], repeat: Repeat
+    ) -> None:
+        assert [each.address for each in repeat()] == [each.address for each in returned]
         self.told.append(("after", begin, end, [(o.address, o.tensor.numel(), o.written) for o in returned]))
 
 
