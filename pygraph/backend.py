@@ -32,7 +32,7 @@ from pygraph.lowering.wrap import wrap_regions
 from pygraph.lowering.write_back import write_back
 from pygraph.passes.manager import PassManager
 from pygraph.recompile import Boxed, Compiled, Recompilation, Wrapped, boxed
-from pygraph.regions import Wrapping, region_reports, region_wrapper
+from pygraph.regions import Wrapping, prepare, region_reports, region_wrapper
 from pygraph.report.collect import open_report
 from pygraph.report.model import GraphReport, PassReport
 from pygraph.settings import Settings
@@ -59,6 +59,7 @@ def pygraph(
     patches = _inductor_patches(mode, settings)
     if settings.disable:
         return cast("Callable[..., Any]", compat.compile_fx(gm, example_inputs, config_patches=patches))
+    prepare({value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}, settings)
     PassManager(settings.passes)  # a pipeline that does not parse is the caller's mistake, not a failure in here
     # A cached AOTAutograd entry of a plain compilation would skip inner_compile altogether.
     with compat.functorch_config.patch(enable_autograd_cache=False):
