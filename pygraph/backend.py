@@ -18,6 +18,7 @@ from pygraph import compat
 from pygraph.dump import dump_program, graph_dir
 from pygraph.errors import CaptureError, OptionError
 from pygraph.frontend import backward_static_inputs, held_inputs, lent_inputs
+from pygraph.frontend.location import GraphOrigin, origin_of
 from pygraph.ir import Graph
 from pygraph.logs import configure
 from pygraph.lowering.again import Original
@@ -62,7 +63,7 @@ def pygraph(
     PassManager(settings.passes)  # a pipeline that does not parse is the caller's mistake, not a failure in here
     # A cached AOTAutograd entry of a plain compilation would skip inner_compile altogether.
     with compat.functorch_config.patch(enable_autograd_cache=False):
-        inner: Any = _Compiler(settings)
+        inner: Any = _Compiler(settings, origin_of(gm))
         return cast(
             "Callable[..., Any]",
             compat.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches),
@@ -89,10 +90,11 @@ class _Compiler:
     """Inductor's ``inner_compile`` for one Dynamo graph: called for the forward, and later for the backward graph."""
 
     settings: Settings
+    origin: GraphOrigin
     forward: Graph | None = field(default=None, init=False)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Boxed:
-        report = open_report(_kind(kwargs))
+        report = open_report(_kind(kwargs), self.origin)
         start = time.perf_counter()
         original = Original.take(gm, example_inputs, kwargs)  # Inductor rewrites the graph that it is given
         report.times_ms["copy"] = (time.perf_counter() - start) * 1e3
@@ -194,6 +196,6 @@ def _raise_if_uncaptured(report: GraphReport) -> None:
 
 
 def _give_up(report: GraphReport, error: Exception) -> None:
-    report.error = f"{type(error).__name__}: {error}"
+    report.give_up(error)
     _log.warning("PyGraph left %s to plain Inductor: %s", report.name, report.error)
     _log.debug("where it failed", exc_info=error)

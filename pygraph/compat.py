@@ -133,3 +133,13 @@ def inductor_timing() -> InductorTiming:
 
 
 __all__ += ["InductorTiming", "compile_callbacks", "inductor_timing"]
+
+# -- graphs of Dynamo: why each of them ends (2.11, 2.13, 2.14) ------------------------------------------------------
+
+
+def compile_reason(gm: torch.fx.GraphModule) -> Any:
+    """Dynamo's ``GraphCompileReason`` of the module that it hands to a backend; None for any other module."""
+    return getattr(gm, "compile_subgraph_reason", None)
+
+
+__all__ += ["compile_reason"]

@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 from threading import Lock
 
+from pygraph.frontend.location import UNKNOWN, GraphOrigin
 from pygraph.report.model import GraphReport
 
 __all__ = ["clear", "open_report", "reports"]
@@ -18,10 +19,12 @@ _reports: deque[GraphReport] = deque(maxlen=LIMIT)
 _numbers = itertools.count()
 
 
-def open_report(kind: str) -> GraphReport:
-    """A new report for a graph that is about to be compiled."""
+def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:
+    """A new report for a graph that is about to be compiled. The break behind it counts for the forward graph alone."""
+    if kind == "backward":
+        origin = GraphOrigin(origin.function, origin.start)
     with _lock:
-        report = GraphReport(index=next(_numbers), kind=kind, device="")
+        report = GraphReport(index=next(_numbers), kind=kind, device="", origin=origin)
         _reports.append(report)
         return report
 
