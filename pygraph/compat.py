@@ -68,6 +68,7 @@ __all__ = [
 # -- Host driver: capture; both drivers: stepping (2.11, 2.13) ------------------------------------------------------
 from torch._C import DispatchKey
 from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
+from torch._C import _pop_torch_dispatch_stack as pop_dispatch_mode
 from torch._C._dynamo import guards as dynamo_guards
 from torch.library import _impls as python_kernels
 from torch._subclasses.fake_tensor import (
@@ -76,6 +77,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
 
@@ -86,11 +88,33 @@ __all__ += [
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "dispatch_mode_flags",
     "dynamo_guards",
     "has_kernel",
+    "pop_dispatch_mode",
     "python_kernels",
+    "set_dispatch_mode_flags",
     "without_dispatch_modes",
 ]
+
+_MODE_FLAGS = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",  # Dynamo has a copy of the last one
+)
+
+
+def dispatch_mode_flags() -> tuple[bool, ...]:
+    """What a dispatch mode notes when it is entered, besides being pushed."""
+    return tuple(getattr(_python_dispatch, name) for name in _MODE_FLAGS)
+
+
+def set_dispatch_mode_flags(flags: tuple[bool, ...]) -> None:
+    """Bring back what ``dispatch_mode_flags`` returned."""
+    for name, flag in zip(_MODE_FLAGS, flags, strict=True):
+        setattr(_python_dispatch, name, flag)
+    dynamo_guards.set_is_in_mode_without_ignore_compile_internals(flags[-1])
+
 
 # -- CUDA driver: capture (2.11) -----------------------------------------------------------------------------------
 # A torch built without CUDA has neither; the driver is not made there.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from threading import Lock
 
 from pygraph.frontend.location import UNKNOWN, GraphOrigin
 from pygraph.report.model import GraphReport
@@ -14,7 +13,6 @@ __all__ = ["clear", "open_report", "reports"]
 LIMIT = 256
 """Reports kept; the oldest goes first."""
 
-_lock = Lock()
 _reports: deque[GraphReport] = deque(maxlen=LIMIT)
 _numbers = itertools.count()
 
@@ -23,19 +21,16 @@ def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:
     """A new report for a graph that is about to be compiled. The break behind it counts for the forward graph alone."""
     if kind == "backward":
         origin = GraphOrigin(origin.function, origin.start)
-    with _lock:
-        report = GraphReport(index=next(_numbers), kind=kind, device="", origin=origin)
-        _reports.append(report)
-        return report
+    report = GraphReport(index=next(_numbers), kind=kind, device="", origin=origin)
+    _reports.append(report)
+    return report
 
 
 def reports() -> list[GraphReport]:
     """All reports that are kept, oldest first."""
-    with _lock:
-        return list(_reports)
+    return sorted(_reports.copy(), key=lambda report: report.index)
 
 
 def clear() -> None:
     """Forget every report."""
-    with _lock:
-        _reports.clear()
+    _reports.clear()
