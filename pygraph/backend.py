@@ -22,7 +22,7 @@ from pygraph.ir import Graph
 from pygraph.logs import configure
 from pygraph.lowering.again import Original
 from pygraph.lowering.attention import define_seeds, inputs_in_use, unwrap_idle
-from pygraph.lowering.compile import compare, compile_steered, program_record
+from pygraph.lowering.compile import compare, compile_steered, program_key, program_record
 from pygraph.lowering.direct import shortcut
 from pygraph.lowering.failed import Failed
 from pygraph.lowering.lines import line_origins
@@ -128,7 +128,8 @@ class _Compiler:
         start = time.perf_counter()
         judge = functools.partial(judge_graph, device=planned.decision.device, failed=failed)
         inputs = inputs_in_use(gm, original.inputs)
-        program = compile_steered(gm, inputs, kwargs, planned.decision, judge, failed.digest())
+        key = program_key(planned.decision, planned.passes, failed.digest())
+        program = compile_steered(gm, inputs, kwargs, planned.decision, judge, key)
         report.times_ms["inductor"] = (time.perf_counter() - start) * 1e3
         regions = self._wrap(program, planned, report, again)
         return Compiled(program, planned.decision, failed, _entry(program, regions), regions)

@@ -10,11 +10,22 @@ import contextlib
 import functools
 import importlib
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-__all__ = ["MISSING", "UNUSABLE", "MissingSymbolError", "absent", "announce", "missing_text"]
+__all__ = [
+    "MISSING",
+    "UNUSABLE",
+    "MissingSymbolError",
+    "absent",
+    "announce",
+    "dispatch_mode_flags",
+    "inductor_timing",
+    "missing_text",
+    "set_dispatch_mode_flags",
+]
 
 _log = logging.getLogger("pygraph")
 
@@ -136,6 +147,7 @@ compile_lock = _find("torch._dynamo.convert_frame.compile_lock")
 detect_fake_mode = _find("torch._guards.detect_fake_mode")
 functorch_config = _find("torch._functorch.config", cost=_RAISES)
 tracing = _find("torch._guards.tracing")
+set_grad_enabled = _find("torch._C._set_grad_enabled")
 without_autocast = _find("torch._C._DisableAutocast")
 
 # -- operators in FX graphs ----------------------------------------------------------------------------------------
@@ -151,6 +163,7 @@ dynamo_guards = _find("torch._C._dynamo.guards")
 functorch_level = _find("torch._C._functorch.peek_interpreter_stack")
 has_kernel = _find("torch._C._dispatch_has_kernel_for_dispatch_key")
 python_kernels = _find("torch.library._impls")
+pop_dispatch_mode = _find("torch._C._pop_torch_dispatch_stack")
 without_dispatch_modes = _find("torch.utils._python_dispatch._disable_current_modes")
 for _name in ("_empty_strided_cpu", "_empty_strided_cpu_pinned", "_reinterpret_tensor"):
     _find(f"torch._C._dynamo.guards.{_name}")
@@ -171,6 +184,31 @@ else:
     OpOverload = _find("torch._ops.OpOverload")
     OpOverloadPacket = _find("torch._ops.OpOverloadPacket")
     TorchDispatchMode = _find("torch.utils._python_dispatch.TorchDispatchMode")
+
+_LEFT_BEHIND = "a capture that is interrupted may leave its dispatch mode behind"
+_python_dispatch = _find("torch.utils._python_dispatch")
+_MODE_FLAGS = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",  # Dynamo has a copy of this one
+)
+for _name in _MODE_FLAGS:
+    _find(f"torch.utils._python_dispatch.{_name}", cost=_LEFT_BEHIND)
+_set_dynamo_flag = _find("torch._C._dynamo.guards.set_is_in_mode_without_ignore_compile_internals", cost=_LEFT_BEHIND)
+
+
+def dispatch_mode_flags() -> Mapping[str, bool]:
+    """What a dispatch mode notes when it is entered, besides being pushed."""
+    return {name: getattr(_python_dispatch, name) for name in _MODE_FLAGS if hasattr(_python_dispatch, name)}
+
+
+def set_dispatch_mode_flags(flags: Mapping[str, bool]) -> None:
+    """Bring back what ``dispatch_mode_flags`` returned."""
+    for name, flag in flags.items():
+        setattr(_python_dispatch, name, flag)
+    if _MODE_FLAGS[-1] in flags and not absent(_set_dynamo_flag):
+        _set_dynamo_flag(flags[_MODE_FLAGS[-1]])
+
 
 _OTHER_REASON = "what is refused for sizes or values that depend on data has another reason in the report"
 DataDependentOutputException = _find("torch._subclasses.fake_tensor.DataDependentOutputException", cost=_OTHER_REASON)

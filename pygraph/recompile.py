@@ -87,7 +87,7 @@ class Recompilation:
         self._current: Compiled | None = None
         self._failed = Failed()
         self._left = LIMIT
-        self._noting, self._compiling = threading.Lock(), threading.Lock()
+        self._compiling = threading.Lock()
         self._use: Callable[[Boxed], None] = _ignore
 
     def start(self) -> Boxed:
@@ -111,13 +111,13 @@ class Recompilation:
         return listen
 
     def heard(self, refusal: Refusal, decision: Decision, record: ProgramRecord) -> None:
-        """Have the next call compile again without the operators that ``refusal`` names."""
-        with self._noting:
-            met = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
-            failed = self._failed.with_nodes(refusal.nodes, met, decision, record)
-            if self._left and failed.digest() != self._failed.digest():
-                self._failed = failed
-                self._use(self._retry)
+        """Have the next call compile again without the operators that ``refusal`` names. Called by the one thread that
+        has the turn to capture; no lock is taken, as what holds it could run a finaliser that captures."""
+        met = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
+        failed = self._failed.with_nodes(refusal.nodes, met, decision, record)
+        if self._left and failed.digest() != self._failed.digest():
+            self._failed = failed
+            self._use(self._retry)
 
     # -- the next call -------------------------------------------------------------------------------------------------
 
@@ -139,10 +139,10 @@ class Recompilation:
             made = self._attempt(current, failed) if failed.digest() != current.failed.digest() else None
         finally:
             compat.compile_lock.release()
-        with self._noting:
-            self._current = made or current
-            if self._failed is failed or not self._left:
-                self._use(self._current.run)
+        self._current = made or current
+        self._use(self._current.run)
+        if self._failed is not failed and self._left:  # more was heard meanwhile
+            self._use(self._retry)
         if made is not None:
             current.retire()
 

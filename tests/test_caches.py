@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
+import pygraph
+from pygraph.ir import Graph, Stage
+from pygraph.lowering import compile as lowering
 from pygraph.lowering.decision import Decision, Placed
+from pygraph.passes.base import Pass, PassContext, PassResult
 
 SCRIPT = """
 import json, sys
@@ -117,9 +124,116 @@ def test_each_part_of_a_decision_changes_its_digest(other: Decision) -> None:
     assert other.digest() != BASE.digest()
 
 
-def test_the_cache_key_tag_holds_the_users_the_decision_and_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pygraph.lowering import compile as lowering
+# -- what the key holds ------------------------------------------------------------------------------------------------
 
+
+def hits() -> int:
+    """How many programs came from Inductor's cache while a small function was compiled anew."""
+    torch._dynamo.reset()
+    counters["inductor"].clear()
+    passes = ["legality,placement", Idle(), "partitioning"]
+    ours = torch.compile(lambda x: x @ x, backend="pygraph", options={"passes": passes})
+    with torch.no_grad():
+        ours(torch.ones(8, 8))
+    assert pygraph.reports()[-1].error is None
+    return int(counters["inductor"]["fxgraph_cache_hit"])
+
+
+@dataclass(frozen=True)
+class Idle(Pass):
+    """A pass of a user that does nothing."""
+
+    name: ClassVar[str] = "idle"
+    requires: ClassVar[Stage] = Stage.JUDGED
+    ensures: ClassVar[Stage | None] = None
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        return PassResult(False)
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> Path:
+    """A copy of the package whose sources count for the key, with the small function in the cache."""
+    package = tmp_path / "pygraph"
+    shutil.copytree(lowering.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(lowering, "PACKAGE", package)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    lowering._package_digest.cache_clear()
+    assert hits() == 0
+    assert hits() == 1
+    return package
+
+
+SHAPING = [
+    "analysis",
+    "calibration",
+    "frontend",
+    "ir",
+    "lowering",
+    "passes",
+    "runtime",
+    "version.py",
+    "compat.py",
+    "ir/grammar.lark",
+]
+
+
+def test_a_changed_source_of_the_package_is_a_miss(cached: Path) -> None:
+    for part in SHAPING:
+        path = cached / part
+        path = sorted(path.glob("*.py"))[-1] if path.is_dir() else path
+        path.write_text(f"{path.read_text()}\n")
+        lowering._package_digest.cache_clear()  # as in a new process
+        assert hits() == 0, part
+    assert hits() == 1
+
+
+def test_what_only_reports_or_measures_is_no_part_of_the_key(cached: Path) -> None:
+    for part in ("report", "bench", "cli"):
+        (cached / part / "another.py").write_text("")
+    lowering._package_digest.cache_clear()
+    assert hits() == 1
+
+
+def test_a_changed_module_of_a_users_pass_is_a_miss(
+    cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "users_pass.py"
+    monkeypatch.setattr(sys.modules[Idle.__module__], "__file__", str(module))
+    for helper in ("1", "2"):
+        module.write_text(f"HELPER = {helper}")
+        lowering._source.cache_clear()
+        assert hits() == 0
+        assert hits() == 1
+    monkeypatch.undo()
+    lowering._source.cache_clear()
+
+
+def test_a_pass_without_a_file_is_another_one_in_each_process(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys.modules[Idle.__module__], "__file__")
+    for _ in range(2):
+        lowering._source.cache_clear()
+        assert hits() == 0
+        assert hits() == 1
+    monkeypatch.undo()
+    lowering._source.cache_clear()
+
+
+def test_each_other_part_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [lowering.program_key(BASE, ()), lowering.program_key(BASE, (), "failed")]
+    keys.append(lowering.program_key(replace(BASE, pipeline="legality,placement"), ()))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "one")
+    keys.append(lowering.program_key(replace(BASE, device="cuda"), ()))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "another")
+    keys.append(lowering.program_key(replace(BASE, device="cuda"), ()))
+    monkeypatch.setattr(torch, "__version__", "3.0")
+    keys.append(lowering.program_key(BASE, ()))
+    monkeypatch.setattr(lowering, "__version__", "3.0")
+    keys.append(lowering.program_key(BASE, ()))
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_key_is_added_to_the_users_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     def compile_fx_inner(*args: Any, **kwargs: Any) -> None:
@@ -127,8 +241,6 @@ def test_the_cache_key_tag_holds_the_users_the_decision_and_the_source(monkeypat
 
     monkeypatch.setattr(lowering.compat, "compile_fx_inner", compile_fx_inner)
     with torch.compiler.config.patch(cache_key_tag="mine"):
-        lowering.compile_steered(None, [], {}, BASE, lambda graph: {})  # type: ignore[arg-type]
+        lowering.compile_steered(None, [], {}, BASE, lambda graph: {}, "key")  # type: ignore[arg-type]
         assert torch.compiler.config.cache_key_tag == "mine"
-    assert seen[0].startswith("mine|pygraph ")
-    assert BASE.digest() in seen[0]
-    assert lowering._source_digest() in seen[0]
+    assert seen == ["mine|pygraph key"]

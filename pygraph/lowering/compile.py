@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from pygraph.ir import CONSTANT
 from pygraph.lowering.decision import Decision
 from pygraph.lowering.record import ProgramRecord
 from pygraph.lowering.steering import Steering
+from pygraph.passes.base import Pass
+from pygraph.version import __version__
 
-__all__ = ["compare", "compile_steered", "program_record"]
+__all__ = ["compare", "compile_steered", "program_key", "program_record"]
 
 Judge = Callable[[Any], Mapping[str, str | None]]
 
@@ -30,16 +34,15 @@ def compile_steered(
     kwargs: Mapping[str, Any],
     decision: Decision,
     judge: Judge,
-    failed: str = "",
+    key: str,
 ) -> Any:
     """Inductor's compiled graph for ``gm``, cut where ``decision`` says.
 
-    Inductor's configuration stays the user's but for the partition itself. Its cache key gets the decision, what
-    ``judge`` knows to have failed (a digest) and this package's source, since all of them shape the program; plain
-    compilations of the same graph have another key.
+    Inductor's configuration stays the user's but for the partition itself. Its cache key gets ``key``, see
+    ``program_key``; plain compilations of the same graph have another key.
     """
     steering = Steering(decision, judge)
-    tag = f"{compat.compiler_config.cache_key_tag}|pygraph {_source_digest()} {decision.digest()} {failed}".rstrip()
+    tag = f"{compat.compiler_config.cache_key_tag}|pygraph {key}"
     with (
         steering.active(),
         compat.compiler_config.patch(cache_key_tag=tag),
@@ -48,11 +51,43 @@ def compile_steered(
         return compat.compile_fx_inner(gm, inputs, **kwargs)
 
 
+def program_key(decision: Decision, passes: Sequence[Pass], failed: str = "") -> str:
+    """A hash of all that shapes a program besides its graph and Inductor's configuration, which Inductor hashes.
+
+    That is the decision with its pipeline, what captures failed for (a digest), the source of this package and of
+    passes from elsewhere, the version of torch, and the device.
+    """
+    sources = (_package_digest(PACKAGE), *(_source(cls) for item in passes for cls in type(item).__mro__))
+    device = torch.cuda.get_device_name() if decision.device == "cuda" else decision.device
+    parts = (__version__, torch.__version__, device, decision.digest(), failed, *sources)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+PACKAGE = Path(__file__).parents[1]
+_SHAPING_NOTHING = ("bench", "cli", "report")
+
+
 @functools.cache
-def _source_digest() -> str:
-    """A hash of the modules that decide how a decision becomes a program."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+def _package_digest(package: Path) -> str:
+    """A hash of the files that may shape a program, by path and content."""
+    files = (path for path in package.rglob("*") if path.suffix in (".py", ".lark"))
+    names = {path.relative_to(package).as_posix(): path for path in files}
+    rows = [f"{n} {_digest(names[n])}" for n in sorted(names) if n.partition("/")[0] not in _SHAPING_NOTHING]
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@functools.cache
+def _source(cls: type) -> str:
+    """A hash of the module of a class from outside of this package, whose helpers count too. A class without a file
+    (from a notebook) is another one in each process."""
+    if cls is object or cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return ""
+    path = Path(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
+    return _digest(path) if path.is_file() else secrets.token_hex()
 
 
 def program_record(compiled: Any) -> ProgramRecord | None:

@@ -15,7 +15,7 @@ from pygraph.ir import CAPTURABLE, H200, HOST, REASON, DeviceModel, Graph, Tenso
 from pygraph.lowering.decision import Decision, decide
 from pygraph.lowering.failed import Failed
 from pygraph.lowering.write_back import Fingerprint, fingerprint
-from pygraph.passes.base import PassContext
+from pygraph.passes.base import Pass, PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.manager import PassManager, PipelineResult
 from pygraph.passes.verdict import captured_device
@@ -28,12 +28,13 @@ MODELS: dict[str, DeviceModel] = {"cpu": HOST, "cuda": H200}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The IR after the passes and its fingerprint from before, what it was costed with, what the passes did, the
-    decision, and times in ms."""
+    """The IR after the passes and its fingerprint from before, what it was costed with, the passes and what they did,
+    the decision, and times in ms."""
 
     graph: Graph
     lifted: Fingerprint
     model: DeviceModel
+    passes: tuple[Pass, ...]
     result: PipelineResult
     decision: Decision
     lift_ms: float
@@ -59,7 +60,9 @@ def plan(
     result = manager.run(graph, ctx)
     done = time.perf_counter()
     decision = decide(graph, ctx.device, manager.text)
-    return Plan(graph, before, ctx.model, result, decision, (lifted - start) * 1e3, (done - lifted) * 1e3)
+    return Plan(
+        graph, before, ctx.model, manager.passes, result, decision, (lifted - start) * 1e3, (done - lifted) * 1e3
+    )
 
 
 def _context(graph: Graph) -> PassContext:

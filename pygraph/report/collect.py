@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from threading import Lock
 
 from pygraph.report.model import GraphReport
 
@@ -13,26 +12,22 @@ __all__ = ["clear", "open_report", "reports"]
 LIMIT = 256
 """Reports kept; the oldest goes first."""
 
-_lock = Lock()
 _reports: deque[GraphReport] = deque(maxlen=LIMIT)
 _numbers = itertools.count()
 
 
 def open_report(kind: str) -> GraphReport:
     """A new report for a graph that is about to be compiled."""
-    with _lock:
-        report = GraphReport(index=next(_numbers), kind=kind, device="")
-        _reports.append(report)
-        return report
+    report = GraphReport(index=next(_numbers), kind=kind, device="")
+    _reports.append(report)
+    return report
 
 
 def reports() -> list[GraphReport]:
     """All reports that are kept, oldest first."""
-    with _lock:
-        return list(_reports)
+    return sorted(_reports.copy(), key=lambda report: report.index)
 
 
 def clear() -> None:
     """Forget every report."""
-    with _lock:
-        _reports.clear()
+    _reports.clear()

@@ -86,6 +86,7 @@ class Trial:
         self.fn, self.driver, self.executable, self.args, self.scope = fn, driver, executable, args, scope
         self.random = Draws(driver, scope.program)
         self.rng = self.random.state()
+        self.replaying = False
         every = blocks(args, scope.sensitive)
         self.written = tuple(b for b in every if scope.written.intersection(b.members))
         self.watched = [p for b in self.written for p in b.members]
@@ -108,7 +109,7 @@ class Trial:
         undone = False
         try:
             try:
-                outputs = self.executable.replay(working.args)
+                outputs = self._replay(working.args)
             finally:
                 undone = self.random.undo()
             outcome = self._observe(outputs, working.args, self.random.end)
@@ -222,8 +223,15 @@ class Trial:
     def _replay_again(self, first: First) -> Expected | None:
         """Another replay, on copies; None where it declines."""
         copies = self._retaken(first).args
-        outputs = self.executable.replay(copies)
+        outputs = self._replay(copies)
         return None if outputs is None else self._left(outputs, copies)
+
+    def _replay(self, args: list[Any]) -> Sequence[Any] | None:
+        """A replay; while one raises, and from then on, ``replaying`` says so."""
+        self.replaying = True
+        outputs = self.executable.replay(args)
+        self.replaying = False
+        return outputs
 
     def _left(self, outputs: Sequence[Any], args: list[Any]) -> Expected:
         """What a run returned, and left behind in ``args`` and in the generator."""
@@ -241,19 +249,14 @@ class Trial:
     # -- on every call --------------------------------------------------------------------------------------------
 
     def run_on_copies(self) -> Expected | None:
-        """What an uncaptured run does; None where it raises, or where another thread drew from its generator. Its draws
-        are undone."""
+        """What an uncaptured run does; None where another thread drew from its generator. Its draws are undone. Raises
+        what the run raises."""
+        pristine = [] if self.scope.program is None else take(self.args, self.written).args
+        copies = take(self.args, self.copied).args
         try:
-            pristine = [] if self.scope.program is None else take(self.args, self.written).args
-            copies = take(self.args, self.copied).args
-            try:
-                outputs = self.fn(list(copies))
-            finally:
-                undone = self.random.undo()
-        except ReplayError:
-            raise
-        except Exception:  # noqa: BLE001 - whatever it is, the uncaptured run on the real arguments raises it to the caller
-            return None
+            outputs = self.fn(list(copies))
+        finally:
+            undone = self.random.undo()
         if not undone:
             return None
         outcome = self._observe(outputs, copies, self.random.end)

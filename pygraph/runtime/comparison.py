@@ -6,15 +6,13 @@ Whatever happens here, the caller's tensors see exactly one run, random state ad
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 from pygraph.errors import ReplayError
 from pygraph.runtime.compared_runs import First, Function, Scope, Trial, Verdict
 from pygraph.runtime.driver import Driver, Executable, Transient
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.refusal import Refusal, is_out_of_memory
 
 __all__ = ["Scope", "Verdict", "compare", "verify"]
 
@@ -57,10 +55,10 @@ def _compare(
             first = trial.replay_on_copies()
     except ReplayError:
         raise
-    except torch.OutOfMemoryError as error:
-        return _no_room(error)
     except Exception as error:  # noqa: BLE001 - kernels and allocations raise anything; the uncaptured run answers the call
-        first = Refusal("replay-raised", f"{type(error).__name__}: {error}")
+        if is_out_of_memory(error):
+            return Refusal.of(error)
+        first = _raised(error, replaying=trial is not None and trial.replaying)
     if trial is not None and isinstance(first, Refusal):
         first = trial.explained(Verdict((), first), args, transient).refusal or first
     outputs = fn(list(args))
@@ -76,42 +74,62 @@ def _judged(trial: Trial, first: First, outputs: Sequence[Any], transient: Trans
             verdict = trial.judge(first, outputs)
     except ReplayError:
         raise
-    except torch.OutOfMemoryError as error:
-        return Verdict(outputs, _no_room(error))
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
-        return Verdict(outputs, Refusal("comparison-failed", f"{type(error).__name__}: {error}"))
+        return Verdict(outputs, _raised(error, replaying=trial.replaying))
     return trial.explained(verdict, first.pristine, transient)
 
 
-def _no_room(error: torch.OutOfMemoryError) -> Refusal:
-    return Refusal("comparison-budget", f"no memory for copies: {(str(error).splitlines() or [''])[0]}")
+def _raised(error: Exception, *, replaying: bool) -> Refusal:
+    """Why a replay may not be used: memory was short, it raised, or what compares it did, which says nothing of it."""
+    if is_out_of_memory(error):
+        return Refusal.of(error)
+    return Refusal("replay-raised" if replaying else "comparison-raised", f"{type(error).__name__}: {error}")
 
 
 def verify(
-    fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope, name: str
+    fn: Function,
+    driver: Driver,
+    executable: Executable,
+    args: list[Any],
+    scope: Scope,
+    name: str,
+    unverified: Callable[[str], None],
 ) -> Sequence[Any] | None:
     """Answer a call by a replay that was compared with a run of ``fn`` on copies made before.
 
     None, with nothing changed, when there is no room for copies, when ``fn`` raises, or when the executable declines.
+    ``unverified`` is told why a call is answered without having been compared, or is not answered for that reason.
     Raises ReplayError, naming the region ``name``, the output, and the first launch that differs, when they differ.
     """
     trial = Trial(fn, driver, executable, args, scope)
     if trial.over_budget:
+        unverified(f"copies of written arguments exceed {scope.budget} bytes")
         return None
     with driver.transient(args) as transient:
-        return _verify(trial, name, transient)
+        return _verify(trial, name, transient, unverified)
 
 
-def _verify(trial: Trial, name: str, transient: Transient) -> Sequence[Any] | None:
-    with transient():
-        expected = trial.run_on_copies()
+def _verify(trial: Trial, name: str, transient: Transient, unverified: Callable[[str], None]) -> Sequence[Any] | None:
+    try:
+        with transient():
+            expected = trial.run_on_copies()
+    except ReplayError:
+        raise
+    except Exception as error:  # noqa: BLE001 - what the uncaptured run raises, it raises to the caller next
+        unverified(f"an uncaptured run on copies raised {type(error).__name__}: {error}")
+        return None
     if expected is None:
+        unverified("another thread drew from the generator of the uncaptured run")
         return None
     outputs = trial.executable.replay(trial.args)
     if outputs is None:
         return None
-    with transient():
-        differs = trial.unlike(expected, outputs)
+    try:
+        with transient():
+            differs = trial.unlike(expected, outputs)
+    except Exception as error:  # noqa: BLE001 - the replay has answered the call
+        unverified(f"the comparison raised {type(error).__name__}: {error}")
+        return outputs
     if differs is not None:
         found = trial.diagnosed(expected.pristine, transient)
         with transient():

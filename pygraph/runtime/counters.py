@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import TYPE_CHECKING, overload
 
 from pygraph.runtime.refusal import Refusal
@@ -103,27 +102,23 @@ REPLAYS = Tally()
 UNCAPTURED = Tally()
 """Calls answered by an uncaptured function, of all regions."""
 
-_lock = Lock()
-_totals: Counter[str] = Counter()
+_totals: dict[str, Tally] = {}
+"""Without a lock: whatever allocates may collect garbage, and a finaliser may call what counts."""
 
 
 def add(name: str) -> None:
     """Add one to a process-wide count. Names in use: captures, recalled (decisions that were found on disk), refused
     and ``refused.CODE``."""
-    with _lock:
-        _totals[name] += 1
+    (_totals.get(name) or _totals.setdefault(name, Tally())).hit()
 
 
 def counters() -> dict[str, int]:
     """A copy of all counts, by name, ``replays`` and ``uncaptured`` among them; what never happened is absent."""
-    with _lock:
-        found = {**_totals, "replays": REPLAYS.value, "uncaptured": UNCAPTURED.value}
-    return {name: found[name] for name in sorted(found) if found[name]}
+    found = {**_totals, "replays": REPLAYS, "uncaptured": UNCAPTURED}
+    return {name: found[name].value for name in sorted(found) if found[name].value}
 
 
 def reset() -> None:
     """Set all process-wide counts back to nothing. Records of regions keep theirs."""
-    with _lock:
-        _totals.clear()
-        REPLAYS.reset()
-        UNCAPTURED.reset()
+    for tally in (*_totals.values(), REPLAYS, UNCAPTURED):
+        tally.reset()

@@ -5,9 +5,9 @@ Holds the bounded table of variants with their least-recently-used order; decide
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Sequence
-from threading import Lock
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,6 +104,11 @@ class Variant:
         self.decided = self.skipped = False
 
     @property
+    def name(self) -> Hashable:
+        """All that tells it from others."""
+        return (self.key, self.signature)
+
+    @property
     def due(self) -> bool:
         """Whether it should be captured now."""
         captured = self.executable is not None or self.refusal is not None or self.skipped
@@ -121,7 +126,9 @@ class Variant:
 class VariantTable:
     """Variants by key and signature, at most ``max_captures`` with an executable and ``max_tracked`` without.
 
-    ``keys`` counts the distinct keys met; one that was forgotten counts again.
+    ``keys`` counts the distinct keys met; one that was forgotten counts again. There is no lock: whatever allocates may
+    collect garbage, and a finaliser may call the region whose table this is. So every look at a dictionary may find it
+    changed since the last one.
     """
 
     def __init__(self, max_captures: int, max_tracked: int, wanted: int) -> None:
@@ -129,10 +136,9 @@ class VariantTable:
         self._max_tracked = max_tracked
         self._wanted = wanted
         self.keys = 0
-        self._lock = Lock()
+        self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}
         self._captured: OrderedDict[Hashable, Variant] = OrderedDict()
         self._tracked: OrderedDict[Hashable, Variant] = OrderedDict()
-        self._by_key: dict[Hashable, tuple[Variant, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._captured) + len(self._tracked)
@@ -144,78 +150,81 @@ class VariantTable:
 
     def under(self, key: Hashable) -> tuple[Variant, ...]:
         """All variants of a key, known from earlier calls."""
-        return self._by_key.get(key, ())
+        return tuple(self._by_key.get(key, _NONE).values())
 
     def find(self, key: Hashable, facts: Hashable) -> Variant:
         """The variant of a call, made if it is new; the one that was longest not asked for is forgotten for it."""
-        name = (key, facts)
-        with self._lock:
-            variant = self._captured.get(name) or self._tracked.get(name)
-            if variant is None:
-                variant = Variant(key, facts, self._wanted)
-                self.keys += key not in self._by_key
-                self._by_key[key] = (*self._by_key.get(key, ()), variant)
-                self._track(name, variant)
-            elif variant.executable is None:
-                self._tracked.move_to_end(name)
-            return variant
+        variant = self._by_key.get(key, _NONE).get(facts)
+        if variant is None:
+            self.keys += key not in self._by_key
+            variant = self._listed(Variant(key, facts, self._wanted))
+            self._track(variant)
+        elif variant.executable is None:
+            _move_to_end(self._tracked, variant)
+        return variant
 
     def install(self, variant: Variant, executable: Executable) -> list[Executable]:
         """Give ``variant`` its executable; returns those that had to go for it, to be closed by the caller."""
-        name = (variant.key, variant.signature)
+        variant.executable = executable
+        self._by_key.setdefault(variant.key, {})[variant.signature] = variant
+        self._captured[variant.name] = variant
+        self._tracked.pop(variant.name, None)
         evicted: list[Executable] = []
-        with self._lock:
-            if self._tracked.pop(name, None) is None:
-                self._by_key[variant.key] = (*self._by_key.get(variant.key, ()), variant)
-            self._captured[name] = variant
-            variant.executable = executable
-            while len(self._captured) > self._max_captures:
-                evicted += self._evict()
+        for oldest in _beyond(self._captured, self._max_captures):
+            evicted += _released(oldest)
+            oldest.postpone()
+            self._track(oldest)
         return evicted
 
     def skip(self, variant: Variant) -> Executable | None:
         """Leave ``variant`` uncaptured for good; returns its executable, if it has one, to be closed by the caller."""
-        name = (variant.key, variant.signature)
-        with self._lock:
-            executable, variant.executable = variant.executable, None
-            variant.skipped = True
-            if self._captured.pop(name, None) is not None:
-                self._track(name, variant)
-        return executable
+        variant.skipped = True
+        released = _released(variant)
+        if self._captured.pop(variant.name, None) is not None:
+            self._track(variant)
+        return released[0] if released else None
 
     def used(self, variant: Variant) -> None:
         """``variant`` was replayed: it goes last."""
-        name = (variant.key, variant.signature)
-        with self._lock:
-            if name in self._captured:
-                self._captured.move_to_end(name)
+        _move_to_end(self._captured, variant)
 
     def clear(self) -> list[Executable]:
         """Forget everything; returns the executables, to be closed by the caller."""
-        with self._lock:
-            held = [v.executable for v in self._captured.values() if v.executable is not None]
-            for variant in self._captured.values():
-                variant.executable = variant.program = None
-            self._captured.clear()
-            self._tracked.clear()
-            self._by_key.clear()
-        return held
+        listed = [variant for variants in list(self._by_key.values()) for variant in list(variants.values())]
+        for table in (self._by_key, self._captured, self._tracked):
+            table.clear()
+        return [executable for variant in listed for executable in _released(variant)]
 
-    def _evict(self) -> list[Executable]:
-        name, variant = self._captured.popitem(last=False)
-        executable, variant.executable, variant.program = variant.executable, None, None
-        variant.postpone()
-        self._track(name, variant)
-        return [executable] if executable is not None else []
+    def _listed(self, variant: Variant) -> Variant:
+        """``variant``, or the one that another thread, or a finaliser, listed under its name meanwhile."""
+        return self._by_key.setdefault(variant.key, {}).setdefault(variant.signature, variant)
 
-    def _track(self, name: Hashable, variant: Variant) -> None:
-        self._tracked[name] = variant
-        if len(self._tracked) > self._max_tracked:
-            self._forget(self._tracked.popitem(last=False)[1])
+    def _track(self, variant: Variant) -> None:
+        self._tracked[variant.name] = variant
+        for oldest in _beyond(self._tracked, self._max_tracked):
+            variants = self._by_key.get(oldest.key, {})
+            if variants.get(oldest.signature) is oldest:
+                del variants[oldest.signature]
+            if not variants:
+                self._by_key.pop(oldest.key, None)
 
-    def _forget(self, variant: Variant) -> None:
-        rest = tuple(other for other in self._by_key.get(variant.key, ()) if other is not variant)
-        if rest:
-            self._by_key[variant.key] = rest
-        else:
-            self._by_key.pop(variant.key, None)
+
+_NONE: dict[Hashable, Variant] = {}
+
+
+def _beyond(table: OrderedDict[Hashable, Variant], most: int) -> Iterator[Variant]:
+    """The oldest of ``table``, taken out of it, for as long as it holds more than ``most``."""
+    while len(table) > most:
+        with contextlib.suppress(KeyError):  # it may be empty by now
+            yield table.popitem(last=False)[1]
+
+
+def _move_to_end(table: OrderedDict[Hashable, Variant], variant: Variant) -> None:
+    with contextlib.suppress(KeyError):  # it may have gone meanwhile
+        table.move_to_end(variant.name)
+
+
+def _released(variant: Variant) -> list[Executable]:
+    """The executable of ``variant``, which it has no more."""
+    executable, variant.executable, variant.program = variant.executable, None, None
+    return [] if executable is None else [executable]

@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from pygraph.errors import CaptureError
 from pygraph.runtime.provenance import Failure
 from pygraph.runtime.recording import Launch
 
-__all__ = ["Refusal"]
+__all__ = ["Refusal", "is_out_of_memory"]
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+"""What errors say that torch has no class of its own for: of the CUDA runtime, of the CPU's allocator, of libraries."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` means that memory was short, which may pass."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +47,10 @@ class Refusal:
     @classmethod
     def of(cls, error: BaseException, failure: Failure | None = None) -> Refusal:
         """What a failed capture said, and the call that it failed in; only text is kept, so that no traceback keeps a
-        tensor alive."""
+        tensor alive. No call is to blame for memory that is short (``out-of-memory``)."""
         reason, detail = "capture-raised", f"{type(error).__name__}: {error}"
+        if is_out_of_memory(error):
+            return cls("out-of-memory", detail.split("\n")[0])
         if isinstance(error, CaptureError):
             reason, detail = error.reason, error.detail
         if failure is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from threading import Lock, get_ident
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +18,7 @@ from pygraph.runtime import counters
 from pygraph.runtime.capturing import Captured, capture
 from pygraph.runtime.comparison import Scope, Verdict, compare, verify
 from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.critical import capturing, capturing_turn, critical
 from pygraph.runtime.driver import Driver, Executable, Keepers, Program
 from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
 from pygraph.runtime.measure import (
@@ -37,14 +38,20 @@ from pygraph.runtime.slots import SlotTable
 
 __all__ = ["Region"]
 
-_ONE_CALLS_FAULT = ("argument-misaligned", "comparison-budget", "random-state", "replay-declined")
+_ONE_CALLS_FAULT = (
+    "argument-misaligned",
+    "capture-busy",
+    "comparison-budget",
+    "generator-busy",
+    "no-address-space",
+    "out-of-memory",
+    "random-state",
+    "replay-declined",
+)
 """Refusals that say nothing about calls with other arguments."""
 
 _REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
 """Refusals that say something about every capture of the region: none is used any more."""
-
-_capturing: list[int] = []
-"""The threads that capture now: a region called while its own thread captures is on stand-ins, and runs uncaptured."""
 
 
 class Region:
@@ -89,7 +96,6 @@ class Region:
         )
         self._clock = clock
         self._decisions = Decisions.of(fn, driver, self._options)
-        self._lock = Lock()
         self._consume: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
         self._measured: Variant | None = None
@@ -116,7 +122,7 @@ class Region:
         Raises what a call raises.
         """
         consume = self._consume
-        if _capturing or dispatch_mode_depth() or functorch_level() is not None:
+        if capturing or dispatch_mode_depth() or functorch_level() is not None:
             return None
         if consume is None:
             variant = self._measured_replay()
@@ -139,9 +145,9 @@ class Region:
 
     def _choose(self, args: list[Any]) -> Sequence[Any]:
         """Replay another variant than the last one, or run uncaptured, or capture."""
-        if _capturing:  # somebody's capture takes part of the time
+        if capturing:  # somebody's capture takes part of the time
             self._disturb()
-        if self._off or get_ident() in _capturing or functorch_level() is not None:
+        if self._off or get_ident() in capturing or functorch_level() is not None:
             return self._uncaptured(args)
         if self._key is None:
             self._key = ScalarKey(args)
@@ -185,7 +191,11 @@ class Region:
         if not self._options.verify_always:
             return _consuming(executable)(args)
         scope = self._scope(variant, variant.program)
-        return verify(self._fn, self._driver, executable, args, scope, self.record.name)
+        return verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
+
+    def _unverified(self, why: str) -> None:
+        """Count a call that was to be compared, and was not."""
+        self._note(Refusal("unverified", why))
 
     def _prefer(self, variant: Variant, executable: Executable) -> None:
         """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""
@@ -262,18 +272,24 @@ class Region:
             return self._uncaptured(args)
         variant = self._variants.find(key, facts)
         self.record.keys = self._variants.keys
-        if watched or not variant.due or not self._lock.acquire(blocking=False):
-            outputs = self._uncaptured(args)
-            variant.ran += 1
-            return outputs
+        if variant.due and not watched:
+            with capturing_turn() as mine:
+                if mine and variant.due:
+                    return self._due(variant, args)
+        outputs = self._uncaptured(args)
+        variant.ran += 1
+        return outputs
+
+    def _due(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
+        """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
         try:
-            measures = not variant.decided and self._measures()
-            entry = self._decisions.entry(args) if measures and self._decisions is not None else None
-            if entry is not None:
-                self._recall(variant, entry)
-            return self._uncaptured(args) if variant.skipped else self._capture(variant, args, entry)
+            with critical():
+                measures = not variant.decided and self._measures()
+                entry = self._decisions.entry(args) if measures and self._decisions is not None else None
+                if entry is not None:
+                    self._recall(variant, entry)
+                return self._uncaptured(args) if variant.skipped else self._capture(variant, args, entry)
         finally:
-            self._lock.release()
             disturb_all()
 
     def _recall(self, variant: Variant, entry: Entry) -> None:
@@ -314,12 +330,12 @@ class Region:
             self._refuse(variant, made)
             self._tell(made)
             return self._uncaptured(args)
-        variant.written = made.written | self._hint
-        sensitive = made.program.recording.offset_sensitive
-        self._sensitive |= sensitive
-        measured = self._measures() and not variant.decided
-        variant.measurement = Measurement(self._driver, args, sensitive, self._clock, entry) if measured else None
         try:
+            variant.written = made.written | self._hint
+            sensitive = made.program.recording.offset_sensitive
+            self._sensitive |= sensitive
+            measured = self._measures() and not variant.decided
+            variant.measurement = Measurement(self._driver, args, sensitive, self._clock, entry) if measured else None
             verdict = compare(self._fn, self._driver, made.executable, args, self._scope(variant, made.program))
         except BaseException as error:
             made.executable.close()
@@ -335,17 +351,13 @@ class Region:
         return verdict.outputs
 
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
-        _capturing.append(get_ident())
-        try:
-            with tracing(self._fn, self._origins) as bodies:
-                try:
-                    return capture(self._fn, self._driver, args, self._options, self._slots, self._keepers)
-                except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
-                    return Refusal.of(error, blamed(error))
-                finally:
-                    self.record.python_runs.update(bodies)
-        finally:
-            _capturing.remove(get_ident())
+        with tracing(self._fn, self._origins) as bodies:
+            try:
+                return capture(self._fn, self._driver, args, self._options, self._slots, self._keepers)
+            except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
+                return Refusal.of(error, blamed(error))
+            finally:
+                self.record.python_runs.update(bodies)
 
     def _settle(self, variant: Variant, made: Captured, verdict: Verdict) -> None:
         """Use the executable from now on, or close it."""

@@ -109,6 +109,24 @@ def test_a_capture_that_fails_leaves_everything_usable(driver: Driver, name: str
     assert_replays(driver, lambda args: (torch.rand_like(args[0]) + args[0] * 2,), [x])
 
 
+def test_raw_memory_that_an_operator_keeps_refuses_its_capture_and_no_other(driver: Driver) -> None:
+    raw: list[int] = []
+
+    def region(args: list[Any]) -> Any:
+        raw.append(torch.cuda.caching_allocator_alloc(1 << 10))
+        return (args[0] * 2,)
+
+    for _ in range(3):
+        with pytest.raises(CaptureError) as caught:
+            driver.capture(region, [cuda(4)])
+        assert caught.value.reason == "survivor", str(caught.value)
+        assert torch.isfinite(cuda(1 << 20).sum())  # ordinary memory, allocated while raw memory of a capture is out
+    assert_replays(driver, lambda args: (args[0] * 2,), [cuda(4)])
+    for address in raw:
+        torch.cuda.caching_allocator_delete(address)
+    assert_replays(driver, lambda args: (args[0] * 2,), [cuda(4)])
+
+
 def test_the_operator_that_failed_is_named(driver: Driver) -> None:
     with pytest.raises(CaptureError, match=r"aten\.nonzero"):
         driver.capture(nonzero, [cuda(4)])

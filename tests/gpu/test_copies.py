@@ -176,6 +176,50 @@ def test_copies_in_segments(driver: Driver, kinds: list[Counter[str]]) -> None:
     made.executable.close()
 
 
+def mapped(like: torch.Tensor) -> torch.Tensor:
+    """A tensor like ``like`` in mapped memory, which copy nodes that were made for ordinary memory refuse."""
+    torch.cuda.empty_cache()
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    try:
+        return torch.randn_like(like)
+    finally:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+
+
+def test_memory_of_another_kind_never_stops_a_replay_half_way(driver: Driver, kinds: list[Counter[str]]) -> None:
+    """A copy in the first segment declines it, before anything ran; one in a later segment is made for it."""
+    if not driver.native:  # type: ignore[attr-defined]
+        pytest.skip("segments are native")
+    part = 8 * SMALL
+
+    def region(args: list[Any]) -> Sequence[Any]:
+        saved, outputs = list(args), []
+        args.clear()
+        while saved:
+            large = saved.pop()
+            head = torch.empty_like(large[:part]).copy_(large[:part])
+            outputs.append(large.cos())
+            outputs[-1][1 : part + 1].copy_(head)
+            large.add_(1)  # seen if it were done twice, or half
+            del large
+        return outputs
+
+    args = [torch.randn(8 << 20, device="cuda") for _ in range(8)]
+    made = captured(driver, region, args)
+    assert kinds[-1]["memcpy"] == 16, kinds
+    assert kinds[-1]["segments"] > 1, kinds
+    for position, replays in ((None, True), (0, True), (None, True), (7, False), (None, True), (0, True)):
+        ours = [torch.randn_like(arg) for arg in args]
+        if position is not None:
+            ours[position] = mapped(args[position])
+        before, theirs = [arg.clone() for arg in ours], [arg.clone() for arg in ours]
+        outputs, expected = made.executable.replay(list(ours)), region(list(theirs))
+        assert (outputs is not None) == replays, position
+        assert same_bits(ours, theirs if replays else before), position
+        assert outputs is None or same_bits(outputs, expected), position
+    made.executable.close()
+
+
 def test_a_diagnosis_steps_through_such_a_region(driver: Driver) -> None:
     """It runs the copies of a capture of its own."""
     args = mixed_arguments()

@@ -361,7 +361,7 @@ def test_without_room_for_transient_memory_ordinary_memory_is_used() -> None:
 def test_without_room_for_either_the_region_is_captured_later() -> None:
     case = Case(_no_memory)
     case.call()
-    assert case.reason == "comparison-budget: no memory for copies: out of memory"
+    assert case.reason == "out-of-memory: OutOfMemoryError: out of memory"
     case.driver.kernel = None
     for _ in range(5):
         case.call()

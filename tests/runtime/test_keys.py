@@ -55,7 +55,7 @@ class _Executable:
 
 
 def _consistent(table: VariantTable) -> None:
-    listed = [variant for variants in table._by_key.values() for variant in variants]
+    listed = [variant for variants in table._by_key.values() for variant in variants.values()]
     assert len(listed) == len(set(map(id, listed))) == len(table)
     assert all(table._by_key.values())
     assert {id(v) for v in listed} == {id(v) for v in [*table._captured.values(), *table._tracked.values()]}

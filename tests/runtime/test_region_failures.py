@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ import torch
 
 from pygraph.errors import CaptureError, ReplayError
 from pygraph.runtime import counters
+from pygraph.runtime.provenance import Origin, blame
+from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.region import Region
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver, accumulate, double, make
 
@@ -53,6 +57,88 @@ def test_an_instantiation_that_raises_is_a_refusal() -> None:
     for _ in range(3):
         assert region([torch.ones(2)])[0].tolist() == [2, 2]
     assert region.record.reason == "no-module: kernel not found"
+
+
+SHORT = [
+    MemoryError("short"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried …"),
+    RuntimeError("CUDA error: out of memory"),
+]
+BUSY = CaptureError("capture-busy", "another thread captures")
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [*product(["capture", "instantiation", "replay"], SHORT), ("capture", BUSY), ("instantiation", BUSY)],
+)
+def test_what_may_pass_postpones_a_capture_and_nothing_else(where: str, error: Exception) -> None:
+    """Captures that are there stay in use, no operator is blamed, and the variant is captured by a later call."""
+    blamed: list[Refusal] = []
+    driver = FakeDriver(written=[1])
+    region = Region(accumulate, driver, name="toy", on_refusal=blamed.append)
+
+    def fail(*_: Any) -> Any:
+        blame("aten.add.Tensor", Origin(("add",)))
+        raise error
+
+    def call(size: int) -> None:
+        x, total = torch.ones(size), torch.zeros(size)
+        assert region([x, total])[0].tolist() == [3.0] * size
+        assert total.tolist() == [1.0] * size
+
+    for _ in range(3):
+        call(4)
+    assert region.record.replays == 1
+    driver.edits = [fail] if where == "capture" else []
+    driver.refuses = error if where == "instantiation" else None
+    driver.kernel = fail if where == "replay" else None
+    for _ in range(2):
+        call(8)
+    assert list(region.record.refusals) == ["capture-busy" if error is BUSY else "out-of-memory"]
+    assert blamed == []
+    driver.refuses = driver.kernel = None
+    call(4)
+    assert (region.record.state, region.record.replays) == ("replay", 2)
+    for _ in range(4):
+        call(8)
+    assert (region.record.captures, region.record.replays) == (2, 3)
+
+
+def test_memory_that_is_short_at_first_leaves_the_region_to_be_captured() -> None:
+    blamed: list[Refusal] = []
+    driver = FakeDriver()
+    region = Region(double, driver, name="toy", on_refusal=blamed.append)
+    driver.edits = [lambda capture: None, _short]
+    for _ in range(2):
+        region([torch.ones(2)])
+    assert list(region.record.refusals) == ["out-of-memory"]
+    for _ in range(4):
+        region([torch.ones(2)])
+    assert (region.record.state, region.record.captures, region.record.replays) == ("replay", 1, 1)
+    assert blamed == []
+
+
+def _short(_: Capture) -> None:
+    blame("aten.mul.Tensor", Origin(("mul",)))
+    raise MemoryError
+
+
+def test_a_comparison_that_raises_leaves_other_captures_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing about the replay that was compared, and less about others."""
+    region, _ = make()
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("a mistake in the comparison")
+
+    for _ in range(3):
+        region([torch.ones(2)])
+    with monkeypatch.context() as patch:
+        patch.setattr("pygraph.runtime.compared_runs.observe", broken)
+        for _ in range(2):
+            assert region([torch.ones(3)])[0].tolist() == [2, 2, 2]
+    assert list(region.record.refusals) == ["comparison-raised"]
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert (region.record.state, region.record.replays) == ("replay", 2)
 
 
 def test_a_second_capture_that_differs_is_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pygraph.errors import ReplayError
+from pygraph.runtime import counters
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.region import Region
 from tests.runtime.fake import FakeDriver, watched_region
@@ -51,6 +52,34 @@ def test_verify_always_without_room_runs_uncaptured() -> None:
     case.region._options = RegionOptions(verify_always=True, comparison_budget=0)
     case.call()
     assert case.region.record.replays == 0
+    assert "exceed 0 bytes" in str(case.region.record.refusals["unverified"])
+
+
+@pytest.mark.parametrize("when", ["uncaptured", "compared"])
+def test_verify_always_counts_the_calls_that_it_could_not_verify(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    counters.reset()
+    failing: list[int] = []
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        if failing and failing.pop():
+            raise MemoryError("short")
+        return [args[0] + 1]
+
+    region = Region(fn, FakeDriver(), name="toy", options=RegionOptions(verify_always=True))
+    for _ in range(3):
+        region([torch.ones(2)])
+    assert "unverified" not in region.record.refusals
+    failing.extend([0, 1] if when == "uncaptured" else [])
+    if when == "compared":
+        monkeypatch.setattr("pygraph.runtime.compared_runs.difference", fn_that_raises)
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert counters.counters()["refused.unverified"] == 1
+    assert "MemoryError" in str(region.record.refusals["unverified"])
+    assert region.record.replays == (2 if when == "compared" else 1)
+
+
+def fn_that_raises(*_: Any, **__: Any) -> Any:
+    raise MemoryError("short")
 
 
 def test_verify_always_answers_from_memory_that_is_kept() -> None:

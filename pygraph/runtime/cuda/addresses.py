@@ -8,7 +8,6 @@ range that nobody leases.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType
@@ -71,8 +70,8 @@ class _Page:
     def reserve(self, nbytes: int) -> int:
         """The start of ``nbytes`` new bytes of address space, a multiple of the page's size, with nothing behind.
 
-        Where the driver cannot have them at the place that is asked for, they lie where it likes. Raises CaptureError
-        (``driver-error``) when the device has no address space left.
+        Where the driver cannot have them at the place that is asked for, they lie where it likes. Raises MemoryError
+        when the device has no address space left.
         """
         address = self._driver.CUdeviceptr
         wanted = _FIRST + next(_numbers) * _STEP
@@ -83,11 +82,18 @@ class _Page:
         return int(call(self._driver.cuMemAddressReserve, nbytes, self.nbytes, address(0), 0))
 
     def map(self, start: int, end: int) -> None:
-        """Back ``start`` to ``end``, multiples of the page's size."""
+        """Back ``start`` to ``end``, multiples of the page's size. Raises MemoryError, with nothing mapped."""
         address = self._driver.CUdeviceptr
-        for place in range(start, end, self.nbytes):
-            call(self._driver.cuMemMap, address(place), self.nbytes, 0, self.handle, 0)
-        call(self._driver.cuMemSetAccess, address(start), end - start, [self._access], 1)
+        place = start
+        try:
+            while place < end:
+                call(self._driver.cuMemMap, address(place), self.nbytes, 0, self.handle, 0)
+                place += self.nbytes
+            call(self._driver.cuMemSetAccess, address(start), end - start, [self._access], 1)
+        except BaseException:
+            if place > start:
+                self._driver.cuMemUnmap(address(start), place - start)
+            raise
 
 
 class Arena:
@@ -112,7 +118,7 @@ class Arena:
     def take(self, nbytes: int, residue: int = 0) -> int:
         """The start of ``nbytes`` new bytes, congruent to ``residue`` modulo ALIGNMENT, with a guard behind them.
 
-        Raises CaptureError (``driver-error``) when the device has no address space left.
+        Raises MemoryError when the device has no address space left.
         """
         start = self._aligned(self.next, residue)
         if start + nbytes + self.gap > self.end:
@@ -171,35 +177,33 @@ class Arenas:
         self._returned: deque[tuple[Arena, Callable[[], bool]]] = deque()
         self._made: list[Arena] = []
         self._scratch = 0
-        self._lock = threading.Lock()
 
     def lease(self) -> Arena:
-        """An arena that nobody else uses until it is given back."""
-        with self._lock:
-            page = self._shared_page()
-            while self._returned:
-                self._free.append(self._returned.popleft())
-            for position, (arena, idle) in enumerate(self._free):
-                if idle():
-                    del self._free[position]
-                    arena.reset()
-                    return arena
-            self._made.append(Arena(page, len(self._made) + 1))
-            return self._made[-1]
+        """An arena that nobody else uses until it is given back. Called by whoever has the turn to capture."""
+        page = self._shared_page()
+        while self._returned:
+            self._free.append(self._returned.popleft())
+        for position, (arena, idle) in enumerate(self._free):
+            if idle():
+                del self._free[position]
+                arena.reset()
+                return arena
+        self._made.append(Arena(page, len(self._made) + 1))
+        return self._made[-1]
 
     def scratch(self, stream: int) -> int:
         """An address with 128 MiB of mapped memory on either side that nothing real lies in. Its physical page, which
-        stands behind all stand-ins, was filled with 0xFF once, in ``stream``'s order: read, it gives NaN or -1."""
-        with self._lock:
-            if not self._scratch:
-                page = self._shared_page()
-                nbytes = -(-SCRATCH // page.nbytes) * page.nbytes
-                base = page.reserve(nbytes)
-                page.map(base, base + nbytes)
-                first, queue = self._driver.CUdeviceptr(base), self._driver.CUstream(stream)
-                call(self._driver.cuMemsetD8Async, first, 0xFF, page.nbytes, queue)
-                self._scratch = base + nbytes // 2
-            return self._scratch
+        stands behind all stand-ins, was filled with 0xFF once, in ``stream``'s order: read, it gives NaN or -1.
+        Called as ``lease`` is."""
+        if not self._scratch:
+            page = self._shared_page()
+            nbytes = -(-SCRATCH // page.nbytes) * page.nbytes
+            base = page.reserve(nbytes)
+            page.map(base, base + nbytes)
+            first, queue = self._driver.CUdeviceptr(base), self._driver.CUstream(stream)
+            call(self._driver.cuMemsetD8Async, first, 0xFF, page.nbytes, queue)
+            self._scratch = base + nbytes // 2
+        return self._scratch
 
     def covers(self, address: int) -> bool:
         """Whether ``address`` lies in the address space of any capture, past, present or to come, or in scratch."""
@@ -208,7 +212,7 @@ class Arenas:
         return any(arena.covers(address) for arena in tuple(self._made))
 
     def _shared_page(self) -> _Page:
-        """The physical page, made at first use. Called with the lock held."""
+        """The physical page, made at first use."""
         if self._page is None:
             self._page = _Page(self._driver, self._device)
         return self._page
@@ -216,6 +220,6 @@ class Arenas:
     def give_back(self, arena: Arena, idle: Callable[[], bool] = lambda: True) -> None:
         """Let later captures have the addresses of ``arena``, as soon as ``idle`` says that nothing lies there.
 
-        Takes no lock: a garbage collection may call this at any time, also from within ``lease``.
+        A garbage collection may call this at any time, also from within ``lease``.
         """
         self._returned.append((arena, idle))

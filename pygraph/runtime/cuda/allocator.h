@@ -120,8 +120,9 @@ using c10::cuda::CUDAStream;
 using c10::cuda::CUDACachingAllocator::CUDAAllocator;
 namespace cached = c10::cuda::CUDACachingAllocator;
 
-// Stands before the ordinary allocator while captures are under way: it answers the capturing thread from that
-// thread's session and hands everything else on. It lives for ever, as memory may remember which allocator it is from.
+// Stands before the ordinary allocator while captures are under way, or raw memory of a capture is out: it answers the
+// capturing thread from that thread's session and hands everything else on. It lives for ever, as memory may remember
+// which allocator it is from.
 class CaptureAllocator final : public CUDAAllocator {
  public:
   static CaptureAllocator& get() {
@@ -132,8 +133,9 @@ class CaptureAllocator final : public CUDAAllocator {
   void enter(Session& session) {
     std::lock_guard<std::mutex> lock(mutex_);
     TORCH_CHECK(current_session == nullptr, "this thread captures already");
-    if (entered_++ == 0) {
-      base_ = cached::allocator.load();
+    auto* ordinary = cached::allocator.load();
+    if (entered_++ == 0 && ordinary != this) { // raw memory of an earlier capture may have kept this one in place
+      if (base_ != ordinary) base_ = ordinary;
       cached::allocator.store(this);
     }
     current_session = &session;
@@ -143,8 +145,8 @@ class CaptureAllocator final : public CUDAAllocator {
     std::lock_guard<std::mutex> lock(mutex_);
     if (current_session == nullptr) return;
     current_session = nullptr;
-    // Raw memory that is still out has to find its way back here.
-    if (--entered_ == 0 && raw_.empty() && cached::allocator.load() == this) cached::allocator.store(base_);
+    --entered_;
+    step_back();
   }
 
   // -- what a capture asks for --------------------------------------------------------------------------------------
@@ -176,6 +178,7 @@ class CaptureAllocator final : public CUDAAllocator {
       if (found != raw_.end()) {
         ticket = std::move(found->second);
         raw_.erase(found);
+        step_back();
       }
     }
     if (!ticket) base_->raw_delete(pointer);
@@ -274,6 +277,11 @@ class CaptureAllocator final : public CUDAAllocator {
 #endif
 
  private:
+  // Called with `mutex_` held. Raw memory that is still out has to find its way back here.
+  void step_back() {
+    if (entered_ == 0 && raw_.empty() && cached::allocator.load() == this) cached::allocator.store(base_);
+  }
+
   static Session* capturing() {
     auto* session = current_session;
     return session != nullptr && c10::cuda::current_device() == session->device() ? session : nullptr;
@@ -287,7 +295,7 @@ class CaptureAllocator final : public CUDAAllocator {
     return address;
   }
 
-  CUDAAllocator* base_ = nullptr;
+  CUDAAllocator* base_ = nullptr; // read without the lock; written anew only where torch's allocator was exchanged
   size_t entered_ = 0;
   std::mutex mutex_;
   std::unordered_map<void*, std::unique_ptr<Ticket>> raw_;

@@ -15,6 +15,9 @@ from pygraph.errors import CaptureError
 
 __all__ = ["call", "edge_query", "load", "succeeded"]
 
+_OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY."""
+
 
 @functools.cache
 def load() -> ModuleType:
@@ -51,10 +54,13 @@ def succeeded(result: Any) -> bool:
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a driver function, and return the values behind its error code: None, one value, or a tuple. Raises
-    CaptureError (``driver-error``) when the code is not success."""
+    CaptureError (``driver-error``) when the code is not success, and MemoryError when it says that memory is short."""
     result = function(*arguments)
     if not succeeded(result):
-        raise CaptureError("driver-error", f"{function.__name__}: {getattr(result[0], 'name', result[0])}")
+        said = f"{function.__name__}: {getattr(result[0], 'name', result[0])}"
+        if int(result[0]) == _OUT_OF_MEMORY:
+            raise MemoryError(said)
+        raise CaptureError("driver-error", said)
     values = result[1:]
     if len(values) > 1:
         return tuple(values)

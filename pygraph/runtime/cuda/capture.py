@@ -1,14 +1,13 @@
 """One capture of one region, from the arguments of a call to a Recording.
 
-Captures run one at a time, on a stream of their own, in thread-local mode. Nothing executes, and ``args`` are read
-for their metadata only.
+Captures run one at a time (a process has one state of each generator and one set of library workspaces), on a stream of
+their own, in thread-local mode. Nothing executes, and ``args`` are read for their metadata only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
+from pygraph.runtime.critical import only_capture
 from pygraph.runtime.cuda.accesses import with_accesses
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas
 from pygraph.runtime.cuda.bindings import call
@@ -36,12 +36,10 @@ from pygraph.runtime.digest import extent
 from pygraph.runtime.provenance import forgive, merged
 from pygraph.runtime.rebinding import module_constants
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Recording
+from pygraph.runtime.refusal import is_out_of_memory
 from pygraph.runtime.returned import repeated
 
 __all__ = ["CudaCapture", "Machine"]
-
-_lock = threading.RLock()
-"""Held while capturing: a process has one state of each generator and one set of library workspaces."""
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -90,8 +88,9 @@ class Machine:
         self.arenas = Arenas(driver, device)
 
     def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
-        """Record ``fn``. Raises CaptureError, and then nothing of the capture is left."""
-        with _lock, torch.cuda.device(self.device):
+        """Record ``fn``. Whatever is raised, nothing of the capture is left. Raises CaptureError; memory that is short
+        raises what it raises."""
+        with only_capture(), torch.cuda.device(self.device):
             torch.cuda.set_device(self.device)
             if torch.cuda.is_current_stream_capturing():
                 raise CaptureError("outer-capture", "the caller's own stream is being captured")
@@ -158,41 +157,31 @@ class _Attempt:
         machine = self._machine
         current = torch.cuda.current_stream(machine.device)
         machine.stream.wait_stream(current)
-        machine.order.enter(machine.stream)
-        collecting = gc.isenabled()
-        gc.disable()
         try:
-            with torch.cuda.stream(machine.stream), _quiet():
+            with machine.order.turn(machine.stream):
+                torch.cuda.set_stream(machine.stream)
                 yield
         finally:
-            if collecting:
-                gc.enable()
-            machine.order.leave(machine.stream)
+            torch.cuda.set_stream(current)
             current.wait_stream(machine.stream)
 
     def _run(self, graph: torch.cuda.CUDAGraph) -> list[Any]:
         forgive()
-        graph.capture_begin(pool=self._memory.pool, capture_error_mode="thread_local")
-        failure: CaptureError | None = None
-        returned: list[Any] = []
+        failure: CaptureError
         try:
-            returned = self._call()
-        except CaptureError as error:
-            failure = error
-        except Exception as error:  # noqa: BLE001
+            with _recording(graph, self._memory):
+                return self._call()
+        except CaptureError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
             # A region runs code of Inductor, of operator libraries and of users: whatever any of it raises on
             # stand-ins means that the region cannot be captured, and nothing else.
             failure = self._failed(error)
-        finally:
-            self._memory.end()
-        ended = self._end(graph)
-        if failure is not None or ended is not None:
-            returned.clear()
-            raise failure or ended or CaptureError("capture-failed")
-        return returned
+        raise failure  # out here, it keeps no frames with stand-ins alive
 
     def _call(self) -> list[Any]:
-        self._memory.begin()
         self._random = self._memory.random_memory()
         with observing(self._observer, self._fn) as run:
             return _listed(run(list(self._stand_ins.arguments)))
@@ -201,17 +190,6 @@ class _Attempt:
         where = f"{self._observer.failed}: " if self._observer.failed else ""
         said = (str(error).splitlines() or [""])[0]
         return CaptureError("capture-failed", f"{where}{type(error).__name__}: {said}")
-
-    def _end(self, graph: torch.cuda.CUDAGraph) -> CaptureError | None:
-        """End the capture. A broken one leaves the generator believing that it goes on: an empty one mends that."""
-        try:
-            graph.capture_end()
-        except RuntimeError as error:
-            repair = torch.cuda.CUDAGraph(keep_graph=True)
-            repair.capture_begin(capture_error_mode="thread_local")
-            repair.capture_end()
-            return self._failed(error)
-        return None
 
     # -- reading what was captured ----------------------------------------------------------------------------------
 
@@ -299,8 +277,31 @@ def _listed(returned: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's warning that a capture is empty: regions that launch nothing are no mistake here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+def _recording(graph: torch.cuda.CUDAGraph, memory: CaptureMemory) -> Iterator[None]:
+    """The current stream is captured, and allocations of this thread come from ``memory``, until the block is left in
+    whatever way. Raises RuntimeError if the capture is broken by then."""
+    try:
+        graph.capture_begin(pool=memory.pool, capture_error_mode="thread_local")
+        memory.begin()
         yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # what went wrong is being raised already
+            _end(graph, memory)
+        raise
+    _end(graph, memory)
+
+
+def _end(graph: torch.cuda.CUDAGraph, memory: CaptureMemory) -> None:
+    """End the capture. A broken one leaves the generator believing that it goes on: an empty one mends that."""
+    try:
+        memory.end()
+    finally:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")  # a region may launch nothing
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                repair = torch.cuda.CUDAGraph(keep_graph=True)
+                repair.capture_begin(capture_error_mode="thread_local")
+                repair.capture_end()
+                raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -38,7 +37,6 @@ _LAYOUT = ((0, WORD), (WORD, WORD), (2 * WORD, WORD))
 """Destination, source, bytes: the first two are where a copy's words are, which are also its slots'."""
 
 _log = logging.getLogger("pygraph.cuda")
-_lock = threading.Lock()
 _functions: dict[int, Any] = {}
 """The kernel by CUDA context, None where the driver refused it. Graphs refer to it for as long as they live."""
 
@@ -126,10 +124,9 @@ def _exchange(driver: ModuleType, graph: int, edges: Sequence[Edge], made: Mappi
 def _function(driver: ModuleType) -> Any:
     """The kernel in the current context; None, noted once, where the driver refuses it."""
     context = int(call(driver.cuCtxGetCurrent))
-    with _lock:
-        if context not in _functions:
-            _functions[context] = _load(driver)
-        return _functions[context]
+    if context not in _functions:
+        _functions.setdefault(context, _load(driver))
+    return _functions[context]
 
 
 def _load(driver: ModuleType) -> Any:

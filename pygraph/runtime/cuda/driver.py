@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -68,7 +67,6 @@ class CudaDriver:
         self._driver: ModuleType = bindings.load()
         self._native = _native() if native else None
         self._machines: dict[int, Machine] = {}
-        self._lock = threading.Lock()
 
     @property
     def native(self) -> bool:
@@ -167,10 +165,8 @@ class CudaDriver:
             return None
 
     def _machine(self, device: int) -> Machine:
-        with self._lock:
-            if device not in self._machines:
-                self._machines[device] = Machine(self._driver, self._native, device)
-            return self._machines[device]
+        known = self._machines.get(device)  # of two that are made at once, one is used by everybody
+        return known or self._machines.setdefault(device, Machine(self._driver, self._native, device))
 
 
 def _give_back(pool: Any, device: int) -> None:
@@ -189,8 +185,8 @@ def _give_back(pool: Any, device: int) -> None:
 @contextlib.contextmanager
 def _within(pool: Any) -> Iterator[None]:
     """Allocations of this thread come from ``pool``."""
-    pool.enter()
     try:
+        pool.enter()
         yield
     finally:
         pool.leave()

@@ -33,9 +33,13 @@ class DriverApi {
   PYGRAPH_DRIVER(kernel_params, cuGraphKernelNodeGetParams);
   PYGRAPH_DRIVER(copy_params, cuGraphMemcpyNodeGetParams);
   PYGRAPH_DRIVER(fill_params, cuGraphMemsetNodeGetParams);
-  PYGRAPH_DRIVER(set_kernel, cuGraphExecKernelNodeSetParams);
-  PYGRAPH_DRIVER(set_copy, cuGraphExecMemcpyNodeSetParams);
-  PYGRAPH_DRIVER(set_fill, cuGraphExecMemsetNodeSetParams);
+  PYGRAPH_DRIVER(patch_kernel, cuGraphExecKernelNodeSetParams);
+  PYGRAPH_DRIVER(patch_copy, cuGraphExecMemcpyNodeSetParams);
+  PYGRAPH_DRIVER(patch_fill, cuGraphExecMemsetNodeSetParams);
+  PYGRAPH_DRIVER(set_kernel, cuGraphKernelNodeSetParams);
+  PYGRAPH_DRIVER(set_copy, cuGraphMemcpyNodeSetParams);
+  PYGRAPH_DRIVER(set_fill, cuGraphMemsetNodeSetParams);
+  PYGRAPH_DRIVER(instantiate, cuGraphInstantiate);
   PYGRAPH_DRIVER(nodes, cuGraphGetNodes);
   PYGRAPH_DRIVER(capture_info, cuStreamGetCaptureInfo);
   PYGRAPH_DRIVER(error_name, cuGetErrorName);

@@ -19,17 +19,8 @@ std::pair<uintptr_t, uintptr_t> random_memory(c10::DeviceIndex device) {
   return {reinterpret_cast<uintptr_t>(state.seed_.ptr), reinterpret_cast<uintptr_t>(state.offset_.ptr)};
 }
 
-void order_random(c10::DeviceIndex device, uintptr_t stream, bool entering) {
-  py::gil_scoped_release released;
-  auto& order = RandomOrder::of(device);
-  std::lock_guard<std::mutex> lock(order.mutex);
-  auto raw = reinterpret_cast<cudaStream_t>(stream);
-  entering ? order.enter(raw) : order.leave(raw);
-}
-
 void bind(py::module_& m) {
   m.def("random_memory", &random_memory);
-  m.def("order_random", &order_random);
   m.def("exchange_state", &exchange_state);
   m.def("advances", [](const std::shared_ptr<at::cuda::CUDAGraph>& graph) { return Generators::advanced_by(*graph); });
   m.def("enter", [](const std::shared_ptr<Session>& session) { CaptureAllocator::get().enter(*session); });
@@ -40,11 +31,19 @@ void bind(py::module_& m) {
       .def("alive", &Session::alive)
       .def("pieces", &Session::pieces)
       .def("close", &Session::close);
+  using ReleasedGil = py::call_guard<py::gil_scoped_release>;
+  // A context manager; entered, it says whether the turn began.
+  py::class_<RandomTurn>(m, "RandomTurn")
+      .def(py::init([](c10::DeviceIndex device, uintptr_t stream) {
+        return std::make_unique<RandomTurn>(&RandomOrder::of(device), reinterpret_cast<cudaStream_t>(stream));
+      }))
+      .def("__enter__", [](RandomTurn& turn) { return turn.begin(/*runs_python=*/true); }, ReleasedGil())
+      .def("__exit__", [](RandomTurn& turn, const py::args&) { turn.end(); }, ReleasedGil());
   py::class_<TransientPool>(m, "TransientPool")
       .def(py::init<c10::DeviceIndex>())
       .def("enter", &TransientPool::enter)
       .def("leave", &TransientPool::leave)
-      .def("close", &TransientPool::close, py::call_guard<py::gil_scoped_release>());
+      .def("close", &TransientPool::close, ReleasedGil());
   bind_output_kinds(m);
   py::class_<CudaRegion> region(m, "CudaRegion");
   def_method<CudaRegion, &CudaRegion::replay>(region, "replay");

@@ -20,7 +20,10 @@ struct Node {
   virtual ~Node() = default;
   // Sets the address at `place`: a byte of the parameter buffer, or the number of an operand.
   virtual void write(size_t place, uintptr_t address) = 0;
+  // Hands the parameters to an instance of the graph, which may refuse them.
   virtual CUresult apply(CUgraphExec graph) const = 0;
+  // Hands them to the graph itself, for instances to come.
+  virtual CUresult set() const = 0;
 };
 
 struct KernelNode final : Node {
@@ -45,7 +48,10 @@ struct KernelNode final : Node {
     std::memcpy(blob.data() + place, &address, sizeof address);
   }
 
-  CUresult apply(CUgraphExec graph) const override { return DriverApi::get().set_kernel(graph, handle, &params); }
+  CUresult apply(CUgraphExec graph) const override {
+    return DriverApi::get().patch_kernel(graph, handle, &params);
+  }
+  CUresult set() const override { return DriverApi::get().set_kernel(handle, &params); }
 };
 
 struct CopyNode final : Node {
@@ -62,7 +68,10 @@ struct CopyNode final : Node {
   }
 
   void write(size_t place, uintptr_t address) override { (place == 0 ? params.dstDevice : params.srcDevice) = address; }
-  CUresult apply(CUgraphExec graph) const override { return DriverApi::get().set_copy(graph, handle, &params, context); }
+  CUresult apply(CUgraphExec graph) const override {
+    return DriverApi::get().patch_copy(graph, handle, &params, context);
+  }
+  CUresult set() const override { return DriverApi::get().set_copy(handle, &params); }
 };
 
 struct FillNode final : Node {
@@ -76,7 +85,10 @@ struct FillNode final : Node {
   }
 
   void write(size_t, uintptr_t address) override { params.dst = address; }
-  CUresult apply(CUgraphExec graph) const override { return DriverApi::get().set_fill(graph, handle, &params, context); }
+  CUresult apply(CUgraphExec graph) const override {
+    return DriverApi::get().patch_fill(graph, handle, &params, context);
+  }
+  CUresult set() const override { return DriverApi::get().set_fill(handle, &params); }
 };
 
 // A place that an address was baked into: `delta` bytes behind where its source begins.

@@ -11,7 +11,7 @@
 namespace pygraph {
 
 // Seed and offset of a generator lie in memory that every capture shares and every replay refills: what fills or reads
-// them is ordered across streams.
+// them takes turns, and is ordered across streams.
 class RandomOrder {
  public:
   static RandomOrder& of(c10::DeviceIndex device) {
@@ -19,50 +19,57 @@ class RandomOrder {
     return orders.at(static_cast<size_t>(device));
   }
 
-  std::mutex mutex;
-
-  // Both are called with `mutex` held and the device current.
-  void enter(cudaStream_t stream) {
-    if (event_ != nullptr && last_ != stream) C10_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0));
-  }
-
-  void leave(cudaStream_t stream) {
-    if (event_ == nullptr) C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-    C10_CUDA_CHECK(cudaEventRecord(event_, stream));
-    last_ = stream;
-  }
-
  private:
+  friend class RandomTurn;
+  std::mutex mutex_; // never held while Python code runs
+  bool taken_ = false; // by a turn during which Python code runs
   cudaEvent_t event_ = nullptr;
   cudaStream_t last_ = nullptr;
 };
 
-// Enters on construction, where there is an order, and leaves: at the latest when what was submitted meanwhile failed.
-class InOrder {
+// One turn, from `begin` to `end`, at the latest when it is destroyed. A turn during which Python code runs turns others
+// away, which wait for any other turn: that code may wait for them, or be them.
+class RandomTurn {
  public:
-  InOrder(RandomOrder* order, cudaStream_t stream) : order_(order), stream_(stream) {
-    if (order_ == nullptr) return;
-    lock_ = std::unique_lock<std::mutex>(order_->mutex);
-    order_->enter(stream_);
-  }
+  // Without an `order` there is nothing to wait for.
+  RandomTurn(RandomOrder* order, cudaStream_t stream) : order_(order), stream_(stream) {}
 
-  InOrder(const InOrder&) = delete;
+  RandomTurn(const RandomTurn&) = delete;
 
-  ~InOrder() {
+  ~RandomTurn() {
     try {
-      leave();
+      end();
     } catch (...) { // why it failed is being thrown already
     }
   }
 
-  void leave() {
-    auto* order = std::exchange(order_, nullptr);
-    if (order != nullptr) order->leave(stream_);
+  // Called with the device current: the stream waits for the last turn. False, with nothing done, where it is turned away.
+  bool begin(bool runs_python) {
+    if (order_ == nullptr) return true;
+    std::unique_lock<std::mutex> lock(order_->mutex_);
+    if (order_->taken_) return false;
+    auto* event = order_->event_;
+    if (event != nullptr && order_->last_ != stream_) C10_CUDA_CHECK(cudaStreamWaitEvent(stream_, event, 0));
+    order_->taken_ = runs_python;
+    if (!runs_python) lock_ = std::move(lock);
+    begun_ = true;
+    return true;
+  }
+
+  // The next turn waits for what the stream was given in this one.
+  void end() {
+    if (!std::exchange(begun_, false)) return;
+    auto lock = lock_.owns_lock() ? std::move(lock_) : std::unique_lock<std::mutex>(order_->mutex_);
+    order_->taken_ = false;
+    if (order_->event_ == nullptr) C10_CUDA_CHECK(cudaEventCreateWithFlags(&order_->event_, cudaEventDisableTiming));
+    C10_CUDA_CHECK(cudaEventRecord(order_->event_, stream_));
+    order_->last_ = stream_;
   }
 
  private:
   RandomOrder* order_;
   cudaStream_t stream_;
+  bool begun_ = false;
   std::unique_lock<std::mutex> lock_;
 };
 

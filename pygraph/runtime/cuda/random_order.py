@@ -5,39 +5,49 @@ Captures share that memory in torch 2.11, and each capture and each replay refil
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.nodes import handles, kinds_of, read_nodes
 
 __all__ = ["RandomOrder"]
 
 
 class RandomOrder:
-    """One per device. ``enter`` and ``leave`` enclose, on one stream, whatever fills or reads that memory."""
+    """One per device. What fills or reads that memory does so in a turn, on one stream."""
 
     def __init__(self, native: ModuleType | None, device: int) -> None:
         self._native, self._device = native, device
         self._last: torch.cuda.Event | None = None
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
 
-    def enter(self, stream: torch.cuda.Stream) -> None:
-        """Make ``stream`` wait for the last one that left."""
-        if self._native is not None:
-            self._native.order_random(self._device, stream.cuda_stream, True)
-        elif self._last is not None:
-            stream.wait_event(self._last)
+    @contextlib.contextmanager
+    def turn(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """``stream`` waits for the last turn, and the next one for what it is given in this one.
 
-    def leave(self, stream: torch.cuda.Stream) -> None:
-        """Let the next one wait for what ``stream`` was given so far."""
-        if self._native is not None:
-            self._native.order_random(self._device, stream.cuda_stream, False)
-        else:
-            self._last = stream.record_event()
+        Raises CaptureError (``generator-busy``) while another turn goes on that may run Python code: to wait for that
+        may be to wait for ever.
+        """
+        if self._native is None:
+            with self._lock:
+                if self._last is not None:
+                    stream.wait_event(self._last)
+                try:
+                    yield
+                finally:
+                    self._last = stream.record_event()
+            return
+        with self._native.RandomTurn(self._device, stream.cuda_stream) as mine:
+            if not mine:
+                raise CaptureError("generator-busy", "another capture or replay fills the generator's memory")
+            yield
 
     def memory(self, driver: ModuleType) -> tuple[int, ...]:
         """The addresses of seed and offset, where nothing native tells them: read from a capture made for that."""

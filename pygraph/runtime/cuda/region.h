@@ -113,8 +113,9 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     return nodes_.size() - 1;
   }
 
-  // False, with nothing launched, where the graph cannot run on this stream or at these addresses. Errors of
-  // allocations and of the launch are thrown as they are. Called without the GIL.
+  // False, with nothing launched, where the graph cannot run on this stream, at these addresses, or in this turn. Once a
+  // segment was launched, no address is refused any more; errors of allocations and of launches are thrown as they are,
+  // as an uncaptured run that fails half-way throws them. Called without the GIL.
   bool launch(Call& call, PyObject* consumed) {
     if (capturing()) return false;
     auto* allocator = cached::get();
@@ -123,19 +124,20 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     call.fresh.resize(fresh_.size());
     for (auto i : call.misaligned) copy_aligned(call, i, *allocator, stream);
     for (size_t i = 0; i < arguments_.size(); ++i) move(sources_[argument_sources_[i]], call.addresses[i]);
-    InOrder order(random_ ? &RandomOrder::of(device_) : nullptr, stream);
+    RandomTurn turn(random_ ? &RandomOrder::of(device_) : nullptr, stream);
     for (size_t s = 0; s < segments_.size(); ++s) {
       auto& segment = segments_[s];
       Workspace workspace;
       take(call, segment, workspace, *allocator);
-      if (!apply(segment)) {
-        TORCH_CHECK(s == 0, "a node of segment ", s, " cannot be patched");
-        return false;
+      if (s == 0) {
+        if (!apply(segment) || !turn.begin(/*runs_python=*/segments_.size() > 1)) return false;
+      } else if (!apply(segment)) {
+        renew(segment);
       }
       run(s, stream);
       if (s + 1 < segments_.size()) let_go(call, s, consumed);
     }
-    order.leave();
+    turn.end();
     call.blocks.clear();
     call.temporaries.clear();
     return true;
@@ -182,19 +184,31 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     });
   }
 
-  // Hands what changed to the graph. A node that refuses an address (a copy, of memory of another kind) would do so
-  // again: the region is then never replayed any more.
+  // Hands what changed to the instance. False where a node refuses an address: a copy accepts only memory of the kind
+  // that it was instantiated with.
   bool apply(Segment& segment) {
-    patched_ += segment.dirty.size();
-    for (auto* node : segment.dirty) {
-      if (node->apply(segment.exec) != CUDA_SUCCESS) {
-        closed_ = true;
-        return false;
-      }
+    for (; !segment.dirty.empty(); segment.dirty.pop_back()) {
+      auto* node = segment.dirty.back();
+      if (node->apply(segment.exec) != CUDA_SUCCESS) return false;
       node->dirty = false;
+      ++patched_;
     }
-    segment.dirty.clear();
     return true;
+  }
+
+  // Instantiates a segment of its own graph once more, for the addresses of this call. The instance so far may be running:
+  // the driver frees it when it is done.
+  void renew(Segment& segment) {
+    const auto& api = DriverApi::get();
+    c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed); // it allocates
+    for (const auto& node : nodes_) {
+      if (&segments_[node->segment] == &segment) api.check(node->set(), "a node cannot be set");
+    }
+    CUgraphExec renewed = nullptr;
+    api.check(api.instantiate(&renewed, segment.graph, 0), "a segment cannot be instantiated");
+    api.destroy_exec(std::exchange(segment.exec, renewed));
+    for (auto* node : segment.dirty) node->dirty = false;
+    segment.dirty.clear();
   }
 
   // Launches on the current stream. Where the region draws, torch launches its own graph, the first segment.

@@ -234,13 +234,8 @@ class PythonRegion:
         if not self._random:
             self._graph.replay()
             return
-        order, stream = self._machine.order, torch.cuda.current_stream(self._device)
-        with order.lock:
-            order.enter(stream)
-            try:
-                self._graph.replay()
-            finally:
-                order.leave(stream)
+        with self._machine.order.turn(torch.cuda.current_stream(self._device)):
+            self._graph.replay()
 
     def _results(self, args: Sequence[Any], fresh: Sequence[torch.Tensor]) -> list[Any]:
         results: list[Any] = []

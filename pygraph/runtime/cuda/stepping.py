@@ -56,11 +56,8 @@ class CudaStepper:
         self._handles = [machine.driver.CUgraphNode(node.handle) for node in fresh.nodes]
         for launch in range(len(self._nodes)):
             self._switch(launch, on=False)
-        stream = torch.cuda.current_stream(self.device)
-        with machine.order.lock:
-            machine.order.enter(stream)
+        with machine.order.turn(torch.cuda.current_stream(self.device)):
             graph.replay()  # runs no launch, but fills in seed and offset
-            machine.order.leave(stream)
 
     def run(self, launch: int, words: Mapping[int, int]) -> None:
         """As ``Stepper.run`` says. Waits for the launch, so that what it raises is its own."""

@@ -68,9 +68,13 @@ class TransientPool {
     auto thread = std::this_thread::get_id();
     auto mine = [thread](cudaStream_t) { return std::this_thread::get_id() == thread; };
     c10::cuda::CUDACachingAllocator::beginAllocateToPool(device_, id_, mine);
+    ++entered_;
   }
 
+  // Does nothing if it was not entered.
   void leave() {
+    if (entered_ == 0) return;
+    --entered_;
     c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, id_);
     c10::cuda::CUDACachingAllocator::releasePool(device_, id_);
   }
@@ -87,6 +91,7 @@ class TransientPool {
  private:
   c10::DeviceIndex device_;
   c10::MempoolId_t id_;
+  size_t entered_ = 0;
 };
 
 } // namespace pygraph

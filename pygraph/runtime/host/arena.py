@@ -6,7 +6,6 @@ memory, and why, is the recorder's business.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -42,14 +41,14 @@ class Arena:
 
     def __init__(self, native: ModuleType) -> None:
         self._native = native
-        self._lock = threading.Lock()
         self._chunks: list[tuple[int, int]] = []
         self._next = self._end = 0
         self._by_base: dict[int, Allocation] = {}
         self.allocations: list[Allocation] = []
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_chunks"):  # an exception may have come before
+            self.close()
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -58,10 +57,8 @@ class Arena:
 
     def close(self) -> None:
         """Give the address space back. Tensors over it may live on, but not be touched."""
-        with self._lock:
-            chunks, self._chunks = self._chunks, []
-        for address, nbytes in chunks:
-            self._native.unreserve(address, nbytes)
+        while self._chunks:
+            self._native.unreserve(*self._chunks.pop())
 
     def tensor(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.runtime.critical import only_capture
 from pygraph.runtime.host.arena import Arena
 from pygraph.runtime.host.interception import rebind, recording
 from pygraph.runtime.host.launches import HostCapture
@@ -18,6 +19,7 @@ from pygraph.runtime.host.recorder import Recorder
 from pygraph.runtime.provenance import forgive
 from pygraph.runtime.rebinding import module_constants
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
+from pygraph.runtime.refusal import is_out_of_memory
 from pygraph.runtime.returned import repeated
 
 __all__ = ["capture_region"]
@@ -26,13 +28,14 @@ _SCALARS = (bool, int, float)
 
 
 def capture_region(native: ModuleType, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
-    """Record ``fn`` on stand-ins for ``args``. Raises CaptureError, and then nothing of the capture is left."""
+    """Record ``fn`` on stand-ins for ``args``. Whatever is raised, nothing of the capture is left. Raises CaptureError;
+    memory that is short raises what it raises."""
     if not isinstance(fn, types.FunctionType):
         raise CaptureError("unsupported-region", f"{type(fn).__name__} is no plain Python function")
     if native.modes_active():
         raise CaptureError("dispatch-mode", "a mode or transform watches the operators of this thread")
     arena = Arena(native)
-    with contextlib.ExitStack() as cleanup:
+    with only_capture(), contextlib.ExitStack() as cleanup:
         cleanup.callback(arena.close)
         recorder = Recorder(native, arena, module_constants(fn))
         arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
@@ -62,6 +65,8 @@ def _run(recorder: Recorder, fn: types.FunctionType, arguments: Sequence[Any]) -
     except CaptureError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         # A region runs code of Inductor, of operator libraries and of users: whatever any of it raises on stand-ins
         # means that the region cannot be captured, and nothing else.
         reason = "host-read" if recorder.native.NO_MEMORY in str(error) else "capture-failed"

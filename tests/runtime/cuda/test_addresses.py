@@ -33,6 +33,7 @@ class Memory:
         self.mapped: dict[int, int] = {}
         self.accessible: list[tuple[int, int]] = []
         self.exhausted = False
+        self.pages_left = -1
         self.hints: list[int] = []
         self.refuses_hints = False
         self.filled: list[tuple[int, int, int, int]] = []
@@ -55,7 +56,13 @@ class Memory:
     def cuMemMap(self, address: int, nbytes: int, offset: int, handle: Any, flags: int) -> tuple[int]:
         assert address not in self.mapped
         assert any(base <= address and address + nbytes <= base + size for base, size in self.reserved)
+        if self.pages_left == len(self.mapped):
+            return (2,)
         self.mapped[address] = nbytes
+        return (0,)
+
+    def cuMemUnmap(self, start: int, nbytes: int) -> tuple[int]:
+        self.mapped = {a: n for a, n in self.mapped.items() if not start <= a < start + nbytes}
         return (0,)
 
     def cuMemSetAccess(self, address: int, nbytes: int, access: Any, count: int) -> tuple[int]:
@@ -126,11 +133,27 @@ def test_more_than_was_reserved_goes_to_another_range() -> None:
     assert arena.take(100) > large + CHUNK
 
 
-def test_an_error_of_the_driver_is_named() -> None:
+def test_memory_that_is_short_is_told_from_other_errors() -> None:
     memory = Memory()
     memory.exhausted = True
-    with pytest.raises(CaptureError, match="cuMemAddressReserve"):
+    with pytest.raises(MemoryError, match="cuMemAddressReserve"):
         Arenas(memory, 0).lease().take(1)  # type: ignore[arg-type]
+    memory.cuMemCreate = lambda *_: (1, 0)  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(CaptureError, match="lambda"):
+        Arenas(memory, 0).lease()  # type: ignore[arg-type]
+
+
+def test_an_arena_that_could_not_grow_can_later() -> None:
+    memory = Memory()
+    arena = Arenas(memory, 0).lease()  # type: ignore[arg-type]
+    memory.pages_left = 2
+    with pytest.raises(MemoryError, match="cuMemMap"):
+        arena.take(5 * PAGE)
+    assert not memory.mapped
+    memory.pages_left = 100
+    address = arena.take(5 * PAGE)
+    assert memory.covers(address)
+    assert memory.covers(address + 5 * PAGE - 1)
 
 
 def test_ranges_are_asked_for_where_small_numbers_are_no_addresses() -> None:

@@ -73,7 +73,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def machine(device: Device) -> Any:
-    order = SimpleNamespace(lock=contextlib.nullcontext(), enter=lambda stream: None, leave=lambda stream: None)
+    order = SimpleNamespace(turn=lambda stream: contextlib.nullcontext())
     return SimpleNamespace(driver=device, order=order)
 
 

@@ -1,0 +1,207 @@
+"""The native half of the CUDA driver, compiled against simulated CUDA libraries: allocations, launches, and locks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pygraph.runtime.cuda import build
+from pygraph.runtime.native_build import NativeLibrary
+
+HERE = Path(__file__).resolve().parent
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="tests/gpu runs the real one")
+
+PRELUDE = """
+import faulthandler, gc, importlib.util, os, sys
+faulthandler.dump_traceback_later(60, exit=True)  # a deadlock fails
+sys.setdlopenflags(os.RTLD_LAZY)  # what is never called here is not simulated
+import torch
+spec = importlib.util.spec_from_file_location("simulated", sys.argv[1])
+cuda = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(cuda)
+
+
+def capture(run, arena=1 << 40):
+    session = cuda.Session(0, 0, arena, 2 * arena, 512, print)
+    cuda.enter(session)
+    try:
+        return run()
+    finally:
+        cuda.leave()
+        session.close()
+
+
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The module ``simulated``, compiled."""
+    folder = tmp_path_factory.mktemp("simulated")
+    path = folder / "simulated.so"
+    missing = folder / "c10/cuda/impl/cuda_cmake_macros.h"  # part of torch with CUDA only
+    missing.parent.mkdir(parents=True)
+    missing.touch()
+    source = NativeLibrary(
+        module="simulated",
+        label="simulated",
+        directory=HERE,
+        sources=("simulated.cpp",),
+        libraries=("c10", "torch_cpu", "torch_python"),
+        includes=(build._headers(), Path(build.__file__).parent, folder),
+    )
+    flags = ["-O0", "-fvisibility=default", "-Wno-attributes", "-Wl,-soname,libcuda.so.1,-Bsymbolic,-z,lazy"]
+    subprocess.run([*source.command(path), *flags], check=True)
+    return path
+
+
+def run(library: Path, code: str) -> list[str]:
+    """What ``code`` prints, line by line, in a process of its own where ``cuda`` is the simulated module."""
+    arguments = [sys.executable, "-c", PRELUDE + code, str(library)]
+    done = subprocess.run(arguments, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+# -- memory while capturing -------------------------------------------------------------------------------------------
+
+
+def test_raw_memory_kept_beyond_a_capture_leaves_later_captures_working(library: Path) -> None:
+    printed = run(
+        library,
+        """
+kept = capture(lambda: cuda.raw_alloc(64))
+print(kept >= 1 << 40, cuda.installed())
+second = capture(lambda: cuda.raw_alloc(64), 1 << 41)
+ordinary = cuda.raw_alloc(8)
+print(second >= 1 << 41, cuda.alive())
+cuda.raw_delete(ordinary)
+print(cuda.alive(), cuda.installed())
+""",
+    )
+    assert printed == ["True True", "True 1", "0 True"]
+
+
+def test_the_ordinary_allocator_returns_with_the_last_raw_memory(library: Path) -> None:
+    printed = run(
+        library,
+        """
+kept = [capture(lambda: cuda.raw_alloc(64), arena) for arena in (1 << 40, 1 << 41)]
+for address in kept:
+    print(cuda.installed())
+    cuda.raw_delete(address)
+print(cuda.installed(), cuda.alive())
+capture(lambda: cuda.raw_delete(cuda.raw_alloc(64)))
+print(cuda.installed())
+""",
+    )
+    assert printed == ["True", "True", "False 0", "False"]
+
+
+# -- replays -----------------------------------------------------------------------------------------------------------
+
+TWO_SEGMENTS = """
+def region(first=False, random=False):
+    '''Fills argument 0 with sevens, and copies argument 1 to the output: in two segments, or in the first of them.'''
+    captured = [cuda.tensor(8, False) for _ in range(3)]
+    graph, later = cuda.Graph(True), cuda.graph()
+    fill = cuda.add_fill(graph.raw(), captured[0].data_ptr(), 7, 8)
+    copy = cuda.add_copy(graph.raw() if first else later, captured[2].data_ptr(), captured[1].data_ptr(), 8)
+    made = cuda.CudaRegion(graph, 0, random)
+    made.add_segment(0, 0)
+    made.add_segment(later, cuda.instance(later))
+    written = made.add_tensor_argument(captured[0], True, -1, 8, 1, 0)
+    read = made.add_tensor_argument(captured[1], False, -1, 8, 1, 0)
+    fresh = made.add_fresh(8, 0 if first else 1)
+    made.add_patch(made.add_fill(fill, 0), 0, written, 0)
+    copied = made.add_copy(copy, 0 if first else 1)
+    made.add_patch(copied, 0, fresh, 0)
+    made.add_patch(copied, 1, read, 0)
+    made.add_output(cuda.OutputKind.FRESH, 0, 0, [8], [1], torch.uint8, None)
+    return made
+
+
+def filled(value, mapped=False):
+    tensor = cuda.tensor(8, mapped)
+    cuda.write(tensor, value)
+    return tensor
+
+
+def call(made, value, mapped=False, method="consume"):
+    '''What a call does to argument 0, and what it returns, as numbers; None where it is declined.'''
+    target = filled(1)
+    returned = getattr(made, method)([target, filled(value, mapped)])
+    return cuda.read(target)[0], None if returned is None else cuda.read(returned[0])[0]
+
+
+"""
+
+
+@pytest.mark.parametrize("method", ["replay", "consume"])
+def test_a_later_copy_that_refuses_an_address_does_not_stop_a_replay_half_way(library: Path, method: str) -> None:
+    code = f"""
+made = region()
+for value, mapped in ((2, False), (3, True), (4, True), (5, False)):
+    print(*call(made, value, mapped, {method!r}))
+"""
+    assert run(library, TWO_SEGMENTS + code) == ["7 2", "7 3", "7 4", "7 5"]
+
+
+def test_a_first_copy_that_refuses_an_address_declines_that_call_alone(library: Path) -> None:
+    code = """
+made = region(first=True)
+for value, mapped in ((2, False), (3, True), (4, False)):
+    print(*call(made, value, mapped))
+"""
+    assert run(library, TWO_SEGMENTS + code) == ["7 2", "1 None", "7 4"]
+
+
+def test_an_allocation_that_fails_between_segments_raises_and_later_calls_are_right(library: Path) -> None:
+    code = """
+made = region()
+print(*call(made, 2))
+args = [filled(1), filled(3)]
+cuda.refuse_after(0)
+try:
+    made.consume(args)
+except torch.OutOfMemoryError as error:
+    print(type(error).__name__)
+for value in (4, 5):
+    print(*call(made, value))
+"""
+    assert run(library, TWO_SEGMENTS + code) == ["7 2", "OutOfMemoryError", "7 4", "7 5"]
+
+
+def test_what_is_freed_between_segments_may_call_another_region_that_draws(library: Path) -> None:
+    code = """
+import weakref
+outer, inner, seen = region(random=True), region(random=True), []
+args = [filled(1), filled(2)]
+outer.add_dead(0, 0)
+weakref.finalize(args[0], lambda: seen.append(call(inner, 3)))
+returned = outer.consume(args)
+print(seen, cuda.read(returned[0])[0])
+print(*call(inner, 4), *call(outer, 5))
+"""
+    assert run(library, TWO_SEGMENTS + code) == ["[(1, None)] 2", "7 4 7 5"]
+
+
+def test_a_capture_turns_away_replays_that_draw_and_other_captures(library: Path) -> None:
+    code = """
+import threading
+drawing, other = region(random=True), region()
+with cuda.RandomTurn(0, 0) as mine:
+    with cuda.RandomTurn(0, 0) as second:
+        print(mine, second)
+    elsewhere = threading.Thread(target=lambda: print(*call(drawing, 2), *call(other, 3)))
+    elsewhere.start()
+    elsewhere.join()
+print(*call(drawing, 4))
+"""
+    assert run(library, TWO_SEGMENTS + code) == ["True False", "1 None 7 3", "7 4"]
