@@ -21,6 +21,7 @@ __all__ = [
     "MissingSymbolError",
     "absent",
     "announce",
+    "compile_reason",
     "dispatch_mode_flags",
     "inductor_timing",
     "missing_text",
@@ -251,3 +252,11 @@ def inductor_timing() -> InductorTiming:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     return InductorTiming(TritonKernel, CachingAutotuner, benchmarker, pad_mm)
+
+
+# -- graphs of Dynamo: why each of them ends -----------------------------------------------------------------------
+
+
+def compile_reason(gm: torch.fx.GraphModule) -> Any:
+    """Dynamo's ``GraphCompileReason`` of the module that it hands to a backend; None for any other module."""
+    return getattr(gm, "compile_subgraph_reason", None)
