@@ -56,14 +56,19 @@ def pygraph(
     ``pygraph.settings.Settings``. Raises OptionError or ParseError for an unknown mode, option or pass.
     """
     configure()
+    compat.announce()
     settings = Settings.make(options)
     patches = _inductor_patches(mode, settings)
     if settings.disable:
         return cast("Callable[..., Any]", compat.compile_fx(gm, example_inputs, config_patches=patches))
+    unusable = compat.missing_text(compat.UNUSABLE)
+    if unusable and settings.strict:
+        raise CaptureError("strict", unusable)
     PassManager(settings.passes)  # a pipeline that does not parse is the caller's mistake, not a failure in here
     # A cached AOTAutograd entry of a plain compilation would skip inner_compile altogether.
     with compat.functorch_config.patch(enable_autograd_cache=False):
-        inner: Any = _Compiler(settings, origin_of(gm))
+        origin = origin_of(gm)
+        inner: Any = functools.partial(_leave, unusable, origin) if unusable else _Compiler(settings, origin)
         return cast(
             "Callable[..., Any]",
             compat.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches),
@@ -72,7 +77,7 @@ def pygraph(
 
 def _inductor_patches(mode: str | None, settings: Settings) -> dict[str, Any]:
     try:
-        chosen = dict(torch._inductor.list_mode_options(mode)) if mode else {}
+        chosen = dict(compat.list_mode_options(mode)) if mode else {}
     except RuntimeError as error:
         raise OptionError(str(error)) from error
     if settings.inductor.get("triton.cudagraphs"):
@@ -194,6 +199,14 @@ def _raise_if_uncaptured(report: GraphReport) -> None:
     if left:
         rows = "\n".join(f"  {u.op} at {u.loc or 'unknown line'}: {u.reason}: {u.detail}" for u in left)
         raise CaptureError("strict", f"{len(left)} operators cannot be captured\n{rows}")
+
+
+def _leave(
+    reason: str, origin: GraphOrigin, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any
+) -> Any:
+    """Inductor's ``inner_compile`` on a torch that PyGraph cannot work with: its report says so."""
+    open_report(_kind(kwargs), origin).error = reason
+    return compat.compile_fx_inner(gm, example_inputs, **kwargs)
 
 
 def _give_up(report: GraphReport, error: Exception) -> None:
