@@ -5,6 +5,7 @@ Only imports live here; what is done with them lives where it belongs.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,10 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import ir as inductor_ir
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.pattern_matcher import GraphPatternEntry, LoweringPatternEntry, ReplacementPatternEntry
+
+compile_fx_module: Any = sys.modules["torch._inductor.compile_fx"]
+pattern_entries: tuple[Any, ...] = (GraphPatternEntry, LoweringPatternEntry, ReplacementPatternEntry)
 
 # -- torch.compile: configuration (2.11, 2.13) ------------------------------------------------------------------------
 compiler_config: Any = torch.compiler.config  # a config module: patch() is added when it is installed
@@ -49,6 +54,7 @@ __all__ = [
     "compile_context",
     "compile_fx",
     "compile_fx_inner",
+    "compile_fx_module",
     "compile_lock",
     "compiler_config",
     "detect_fake_mode",
@@ -61,6 +67,7 @@ __all__ = [
     "inductor_config",
     "inductor_ir",
     "inductor_virtualized",
+    "pattern_entries",
     "prepare_planning_info",
     "tracing",
 ]
