@@ -174,7 +174,6 @@ def test_a_product_that_is_padded_is_outside_with_its_padding(
     assert_outside(report, "bmm")
     assert_outside(report, "cpp_fused_")
     assert_captured(report, "sort")
-    assert len(report.regions) == 2
 
 
 class Normed(torch.nn.Module):
