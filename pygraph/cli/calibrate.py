@@ -80,7 +80,9 @@ def _read(source: str) -> Calibration:
 
     try:
         return Calibration.from_json(json_text.loads(Path(source).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise Failure(f"{source}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise Failure(f"{source}: cannot be used: {error}") from error
 
 

@@ -66,13 +66,14 @@ class Registry:
     def register(self, cls: P) -> P:
         """Make ``cls`` known under its name; also a class decorator.
 
-        Raises OptionError when it is no frozen dataclass, has no kebab-case name, or its name is taken.
+        A class of the same module and name takes the place of the one before it, as in a notebook's cell that runs
+        again. Raises OptionError when it is no frozen dataclass, has no kebab-case name, or its name is taken.
         """
         problem = _problem_of(cls)
         if problem:
             raise OptionError(problem)
         taken = self._origin_of(cls.name)
-        if self._classes.get(cls.name, cls) is not cls or taken not in (None, _path_of(cls)):
+        if taken not in (None, _path_of(cls)):
             raise OptionError(f"cannot register {_path_of(cls)}: the name '{cls.name}' is taken by {taken}")
         self._classes[cls.name] = cls
         return cls

@@ -118,6 +118,20 @@ def test_a_name_can_be_registered_once() -> None:
         registry.register(Other)
 
 
+def test_a_class_that_is_defined_again_takes_the_place_of_the_first() -> None:
+    def cell() -> type[Custom]:
+        @dataclass(frozen=True)
+        class Mine(Custom):
+            name: ClassVar[str] = "mine"
+
+        return Mine
+
+    registry = Registry(points=())
+    first, second = registry.register(cell()), registry.register(cell())
+    assert first is not second
+    assert registry.lookup("mine") is second
+
+
 def test_an_installed_name_is_taken_before_it_is_loaded() -> None:
     registry = Registry([point("custom", f"{HERE}:Custom")])
     with pytest.raises(OptionError, match="the name 'custom' is taken by"):
