@@ -20,7 +20,9 @@ from pygraph import compat
 __all__ = [
     "Listener",
     "draws",
+    "indexed",
     "install_scheduler_hooks",
+    "is_lowering",
     "is_tuple_getitem",
     "launches",
     "memory_allows",
@@ -141,7 +143,9 @@ def scheduler_predecessors(snodes: Sequence[Any]) -> list[list[int]]:
 
 
 def memory_allows(before: list[Any], after: list[Any]) -> bool:
-    """Whether Inductor's estimate of peak memory stays within its own budget for reordering."""
+    """Whether Inductor's estimate of peak memory stays within its own budget for reordering. No, where it has none."""
+    if compat.absent(compat.prepare_planning_info) or compat.absent(compat.estimate_peak_memory):
+        return False
     graph = compat.inductor_virtualized.graph
     scheduler = graph.scheduler
     outputs = type(before[0].unmet_dependencies)(graph.get_output_names())
@@ -158,24 +162,28 @@ def origins(part: Any) -> list[Any]:
 
     Inductor's origins of an external kernel are its own FX node and those of operands that were not realized when it
     was lowered; the buffers realized for it, which are nodes of their own, carry the latter. A buffer that was made on
-    behalf of the kernel itself (a copy into other strides) carries all of them: then nothing is taken away.
+    behalf of the kernel itself (a copy into other strides) carries all of them: then nothing is taken away. What takes
+    one of several results of a kernel computes what the kernel does.
 
     A buffer that is realized because an external kernel, or a copy to another device, needs it gets the origin of that,
     too, although what it computes is not in it: at most a copy in other strides, which nothing speaks against.
     """
-    found = getattr(part.node, "origins", None) or ()
-    if isinstance(part.node, compat.inductor_ir.ComputedBuffer):
+    node = part.node
+    while isinstance(node, compat.MultiOutput):
+        node = node.inputs[0]
+    found = getattr(node, "origins", None) or ()
+    if isinstance(node, compat.ComputedBuffer):
         where = part.get_device()
         found = [origin for origin in found if not _is_external(origin) and not _is_elsewhere(origin, where)] or found
-    if isinstance(part.node, compat.inductor_ir.ExternKernel):
-        operands = {origin for name in part.read_writes.reads for origin in _buffer_origins(name.name)}
+    if isinstance(node, compat.ExternKernel):
+        operands = {origin for read in node.get_read_writes().reads for origin in _buffer_origins(read.name)}
         found = [origin for origin in found if origin not in operands] or found
     return sorted(found, key=lambda origin: str(origin.name))
 
 
 def _is_external(origin: Any) -> bool:
     """Whether an FX node is computed by an external kernel."""
-    kernel = compat.inductor_ir.ExternKernel
+    kernel = compat.ExternKernel
     operations = compat.inductor_virtualized.graph.operations
     return any(isinstance(one, kernel) and getattr(one, "origin_node", None) is origin for one in operations)
 
@@ -193,20 +201,17 @@ def _buffer_origins(name: str) -> Sequence[Any]:
 
 def launches(part: Any) -> bool:
     """Whether an unfused scheduled node runs anything at all."""
-    return not isinstance(part, compat.NopKernelSchedulerNode) and not isinstance(
-        part.node, compat.inductor_ir.MultiOutput
-    )
+    return not isinstance(part, compat.NopKernelSchedulerNode) and not isinstance(part.node, compat.MultiOutput)
 
 
 def uncapturable_structure(part: Any, device: str) -> str | None:
     """Why what Inductor made of a node cannot be captured, whatever it was made from; None when it can."""
-    ir = compat.inductor_ir
     node = part.node
-    if isinstance(node, ir.DeviceCopy):
+    if isinstance(node, compat.DeviceCopy):
         return "device-copy"
-    if isinstance(node, (ir.Conditional, ir.WhileLoop)):
+    if isinstance(node, (compat.Conditional, compat.WhileLoop)):
         return "control-flow"
-    if isinstance(node, ir.DynamicScalar):
+    if isinstance(node, compat.DynamicScalar):
         return "host-read"
     if getattr(node, "unbacked_bindings", None):
         return "dynamic-shape"
@@ -223,6 +228,16 @@ def draws(node: Any) -> bool:
         return False
     seeds = op.name().startswith("prims::inductor_seed")
     return seeds or torch.Tag.nondeterministic_seeded in op.tags
+
+
+def is_lowering(node: Any) -> bool:
+    """Whether an FX node calls no operator, but what Inductor has written to lower what a pattern matched."""
+    return getattr(node.target, "_inductor_lowering_function", False) is True
+
+
+def indexed(node: Any) -> Any:
+    """The node that a getitem takes one result of; any other node itself."""
+    return indexed(node.args[0]) if is_tuple_getitem(node) and node.args else node
 
 
 def is_tuple_getitem(node: Any) -> bool:
