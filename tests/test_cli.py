@@ -439,7 +439,7 @@ def test_an_option_that_nobody_knows_is_refused_before_the_script_runs(
 ) -> None:
     result = run(command, script("print('ran')\n"), "--htm", "x")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "No such option: --htm" in result.stderr
+    assert re.search("No such option:? '?--htm", result.stderr)
     assert "Options of the script go after '--'" in result.stderr
 
 
@@ -448,8 +448,8 @@ def test_an_option_that_nobody_knows_is_refused_before_the_script_runs(
     ("text", "why"),
     [
         ("{", "property name"),
-        ('{"a": 1}', "'?(schema|format)"),
-        ("\xff", "decode|UTF-8|cannot be used"),
+        ('{"a": 1}', "schema|'format'"),
+        ("\xff", "can't decode"),
         (None, "No such file"),
     ],
 )

@@ -156,7 +156,7 @@ def _losses(document: Mapping[str, Any]) -> str:
         return "\n".join(["## Losses", "", said, "", *rows])
     if all(best_ratio(row) is None for row in document["workloads"].values()):
         return ""
-    return f"## Losses\n\nNone: PyGraph nowhere takes over 2 % longer than these or eager, as far as there are ratios."
+    return "## Losses\n\nNone: PyGraph nowhere takes over 2 % longer than these or eager, as far as there are ratios."
 
 
 def _ablations(document: Mapping[str, Any]) -> str:

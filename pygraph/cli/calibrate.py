@@ -34,7 +34,6 @@ _OUT = click.Path(dir_okay=False, allow_dash=True)
 @click.option(
     "--from",
     "source",
-    type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
     help="Measure nothing: show what --json wrote.",
 )

@@ -17,7 +17,7 @@ from typing import TypeVar
 from pygraph.errors import OptionError
 from pygraph.ir import Stage
 from pygraph.passes.base import Pass
-from pygraph.passes.options import nearest, option_name, parse_pipeline, pass_options, print_value, type_text
+from pygraph.passes.options import has_text, nearest, option_name, parse_pipeline, pass_options, print_value, type_text
 
 __all__ = ["BUILT_IN", "GROUP", "PassInfo", "Registry", "default_registry", "parse", "register"]
 
@@ -158,6 +158,10 @@ def _problem_of(cls: object) -> str | None:
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return f"{_path_of(cls)} needs a kebab-case 'name', not {name!r}"
+    for field, wanted in pass_options(cls).items():
+        if not has_text(wanted):
+            kind = type_text(wanted)
+            return f"option '{option_name(field)}' of {_path_of(cls)} is a {kind}, which pipelines cannot write"
     return None
 
 

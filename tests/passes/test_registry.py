@@ -171,3 +171,13 @@ def test_a_subclass_that_is_no_dataclass_itself_is_refused() -> None:
 def test_unknown_names_get_a_hint() -> None:
     with pytest.raises(OptionError, match="did you mean 'partitioning'"):
         default_registry.lookup("partitoning")
+
+
+def test_an_option_that_no_pipeline_can_write_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Odd(Custom):
+        name: ClassVar[str] = "odd"
+        table: dict[str, int] | None = None
+
+    with pytest.raises(OptionError, match=r"option 'table' of .*Odd is a dict.* or none, which pipelines cannot write"):
+        Registry(points=()).register(Odd)
