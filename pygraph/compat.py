@@ -28,6 +28,17 @@ from torch._functorch import config as functorch_config
 from torch._dynamo.convert_frame import compile_lock
 from torch._guards import CompileContext, TracingContext, compile_context, detect_fake_mode, tracing
 
+# -- AOTAutograd's cache (2.13) ------------------------------------------------------------------------------------
+from torch._inductor.runtime.cache_dir_utils import cache_dir as inductor_cache_dir
+
+FxGraphCacheLoadable: Any
+FXGraphCacheMiss: Any
+try:
+    from torch._functorch._aot_autograd.aot_autograd_result import FxGraphCacheLoadable
+    from torch._functorch._aot_autograd.autograd_cache import FXGraphCacheMiss
+except ImportError:
+    FxGraphCacheLoadable = FXGraphCacheMiss = None
+
 # -- operators in FX graphs (2.11, 2.13) ---------------------------------------------------------------------------
 from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -39,6 +50,8 @@ from torch._C._functorch import peek_interpreter_stack as functorch_level
 
 __all__ = [
     "CompileContext",
+    "FXGraphCacheMiss",
+    "FxGraphCacheLoadable",
     "HigherOrderOperator",
     "NopKernelSchedulerNode",
     "OpOverload",
@@ -58,6 +71,7 @@ __all__ = [
     "functorch_level",
     "get_mutated_tensors",
     "higher_order_operators",
+    "inductor_cache_dir",
     "inductor_config",
     "inductor_ir",
     "inductor_virtualized",

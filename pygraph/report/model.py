@@ -5,7 +5,7 @@ A region's runtime record is live: the report shows what has happened up to the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from pygraph.ir import DeviceModel, Graph
@@ -74,8 +74,9 @@ class GraphReport:
     """One compiled graph.
 
     ``graph`` is the IR after the passes, ``model`` what they costed it with. ``times_ms`` has lift, passes,
-    write-back and inductor. ``notes`` says where the program differs from the decision; ``error`` why PyGraph gave
-    the graph up to plain Inductor, if it did.
+    write-back and inductor; of a program that AOTAutograd's cache restored, restore. ``notes`` says where the program
+    differs from the decision; ``error`` why PyGraph gave the graph up to plain Inductor, if it did. ``unparsed`` makes
+    the graph of a restored program when the report is read.
     """
 
     index: int
@@ -93,6 +94,13 @@ class GraphReport:
     times_ms: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     error: str | None = None
+    unparsed: Callable[[], Graph] | None = None
+
+    def complete(self) -> GraphReport:
+        """This report, with its graph."""
+        if self.graph is None and self.unparsed is not None:
+            self.graph = self.unparsed()
+        return self
 
     @property
     def name(self) -> str:
