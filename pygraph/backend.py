@@ -19,6 +19,7 @@ from pygraph import compat
 from pygraph.dump import dump_program, graph_dir
 from pygraph.errors import CaptureError, OptionError
 from pygraph.frontend import backward_static_inputs, held_inputs, lent_inputs
+from pygraph.frontend.location import GraphOrigin, origin_of
 from pygraph.ir import Graph
 from pygraph.logs import configure
 from pygraph.lowering.again import Original
@@ -58,14 +59,21 @@ def pygraph(
     ``pygraph.settings.Settings``. Raises OptionError or ParseError for an unknown mode, option or pass.
     """
     configure()
+    compat.announce()
     settings = Settings.make(options)
     patches = _inductor_patches(mode, settings)
     if settings.disable:
         return cast("Callable[..., Any]", compat.compile_fx(gm, example_inputs, config_patches=patches))
+    unusable = compat.missing_text(compat.UNUSABLE)
+    if unusable and settings.strict:
+        raise CaptureError("strict", unusable)
     PassManager(settings.passes)  # a pipeline that does not parse is the caller's mistake, not a failure in here
-    tag = entry_tag(gm, settings)
-    inner: Any = _Compiler(settings, compat.compiler_config.cache_key_tag, None if tag is None else Keeper(tag))
-    with cached_under(tag), restoring(inner.keeper, inner.restore):
+    tag = None if unusable else entry_tag(gm, settings)
+    keeper = None if tag is None else Keeper(tag)
+    origin = origin_of(gm)
+    ours = _Compiler(settings, origin, compat.compiler_config.cache_key_tag, keeper)
+    with cached_under(tag), restoring(keeper, ours.restore):
+        inner: Any = functools.partial(_leave, unusable, origin) if unusable else ours
         return cast(
             "Callable[..., Any]",
             compat.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches),
@@ -74,7 +82,7 @@ def pygraph(
 
 def _inductor_patches(mode: str | None, settings: Settings) -> dict[str, Any]:
     try:
-        chosen = dict(torch._inductor.list_mode_options(mode)) if mode else {}
+        chosen = dict(compat.list_mode_options(mode)) if mode else {}
     except RuntimeError as error:
         raise OptionError(str(error)) from error
     if settings.inductor.get("triton.cudagraphs"):
@@ -92,12 +100,13 @@ class _Compiler:
     """Inductor's ``inner_compile`` for one Dynamo graph: called for the forward, and later for the backward graph."""
 
     settings: Settings
+    origin: GraphOrigin
     user_tag: str
     keeper: Keeper | None
     forward: Graph | None = field(default=None, init=False)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Boxed:
-        report = open_report(_kind(kwargs))
+        report = open_report(_kind(kwargs), self.origin)
         start = time.perf_counter()
         original = Original.take(gm, example_inputs, kwargs)  # Inductor rewrites the graph that it is given
         report.times_ms["copy"] = (time.perf_counter() - start) * 1e3
@@ -165,7 +174,7 @@ class _Compiler:
         What fails for an operator in a capture cannot be cut, as the graph is gone: a later process compiles it again.
         """
         start = time.perf_counter()
-        report = open_report(facts.report["kind"])
+        report = open_report(facts.report["kind"], self.origin)
         try:
             facts.fill(report)
             report.record, report.source = program_record(program), program.source_code
@@ -239,7 +248,15 @@ def _raise_if_uncaptured(report: GraphReport) -> None:
         raise CaptureError("strict", f"{len(left)} operators cannot be captured\n{rows}")
 
 
+def _leave(
+    reason: str, origin: GraphOrigin, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any
+) -> Any:
+    """Inductor's ``inner_compile`` on a torch that PyGraph cannot work with: its report says so."""
+    open_report(_kind(kwargs), origin).error = reason
+    return compat.compile_fx_inner(gm, example_inputs, **kwargs)
+
+
 def _give_up(report: GraphReport, error: Exception) -> None:
-    report.error = f"{type(error).__name__}: {error}"
+    report.give_up(error)
     _log.warning("PyGraph left %s to plain Inductor: %s", report.name, report.error)
     _log.debug("where it failed", exc_info=error)

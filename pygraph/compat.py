@@ -1,150 +1,244 @@
-"""Every private torch symbol in use, in one place. Each was checked on the versions named beside it.
+"""Every private torch symbol in use, looked up once, here. Those that this torch lacks are named with their cost.
 
-Only imports live here; what is done with them lives where it belongs.
+Any release of torch may rename or drop one. A missing symbol has a stand-in: nothing is an instance of it, and using it
+raises MissingSymbolError. ``announce`` warns of what is missing. Newer releases than the tested ones may work as well.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import contextlib
+import functools
+import importlib
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-# -- Inductor: compilation (2.11, 2.13) ----------------------------------------------------------------------------
-from torch._inductor import config as inductor_config
-from torch._inductor import ir as inductor_ir
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
-# -- torch.compile: configuration (2.11, 2.13) ------------------------------------------------------------------------
-compiler_config: Any = torch.compiler.config  # a config module: patch() is added when it is installed
-
-# -- Inductor: scheduling (2.11, 2.13) -----------------------------------------------------------------------------
-from torch._inductor.graph import SubgraphLowering
-from torch._inductor.memory import estimate_peak_memory, prepare_planning_info
-from torch._inductor.scheduler import NopKernelSchedulerNode, Scheduler
-from torch._inductor.virtualized import V as inductor_virtualized
-
-# -- AOTAutograd and Dynamo (2.11, 2.13) ---------------------------------------------------------------------------
-from torch._functorch import config as functorch_config
-from torch._dynamo.convert_frame import compile_lock
-from torch._guards import CompileContext, TracingContext, compile_context, detect_fake_mode, tracing
-
-# -- AOTAutograd's cache (2.13) ------------------------------------------------------------------------------------
-from torch._inductor.runtime.cache_dir_utils import cache_dir as inductor_cache_dir
-
-FxGraphCacheLoadable: Any
-FXGraphCacheMiss: Any
-try:
-    from torch._functorch._aot_autograd.aot_autograd_result import FxGraphCacheLoadable
-    from torch._functorch._aot_autograd.autograd_cache import FXGraphCacheMiss
-except ImportError:
-    FxGraphCacheLoadable = FXGraphCacheMiss = None
-
-# -- operators in FX graphs (2.11, 2.13) ---------------------------------------------------------------------------
-from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._ops import _higher_order_ops as higher_order_operators
-
-# -- interposed calls: dispatch modes and function transforms (2.11, 2.13) ------------------------------------------
-from torch._C import _len_torch_dispatch_stack as dispatch_mode_depth
-from torch._C._functorch import peek_interpreter_stack as functorch_level
-
 __all__ = [
-    "CompileContext",
-    "FXGraphCacheMiss",
-    "FxGraphCacheLoadable",
-    "HigherOrderOperator",
-    "NopKernelSchedulerNode",
-    "OpOverload",
-    "OpOverloadPacket",
-    "Scheduler",
-    "SubgraphLowering",
-    "TracingContext",
-    "compile_context",
-    "compile_fx",
-    "compile_fx_inner",
-    "compile_lock",
-    "compiler_config",
-    "detect_fake_mode",
-    "dispatch_mode_depth",
-    "estimate_peak_memory",
-    "functorch_config",
-    "functorch_level",
-    "get_mutated_tensors",
-    "higher_order_operators",
-    "inductor_cache_dir",
-    "inductor_config",
-    "inductor_ir",
-    "inductor_virtualized",
-    "prepare_planning_info",
-    "tracing",
-]
-
-# -- Host driver: capture; both drivers: stepping (2.11, 2.13) ------------------------------------------------------
-from torch._C import DispatchKey
-from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
-from torch._C import _pop_torch_dispatch_stack as pop_dispatch_mode
-from torch._C._dynamo import guards as dynamo_guards
-from torch.library import _impls as python_kernels
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
-
-__all__ += [
-    "DataDependentOutputException",
-    "DispatchKey",
-    "DynamicOutputShapeException",
-    "FakeTensor",
-    "FakeTensorMode",
-    "TorchDispatchMode",
+    "MISSING",
+    "UNUSABLE",
+    "MissingSymbolError",
+    "absent",
+    "announce",
+    "compile_reason",
     "dispatch_mode_flags",
-    "dynamo_guards",
-    "has_kernel",
-    "pop_dispatch_mode",
-    "python_kernels",
+    "inductor_timing",
+    "missing_text",
     "set_dispatch_mode_flags",
-    "without_dispatch_modes",
 ]
 
+_log = logging.getLogger("pygraph")
+
+UNUSABLE = "nothing is captured: every graph is left to plain Inductor"
+"""The cost of a symbol that PyGraph cannot do without."""
+
+_RAISES = "nothing is compiled: backend='pygraph' raises"
+"""The cost of a symbol that reaches plain Inductor itself."""
+
+MISSING: dict[str, str] = {}
+"""What this torch lacks: the path of each symbol, and what its absence costs."""
+
+
+class MissingSymbolError(ImportError):
+    """A private symbol of torch was used that the installed release does not have."""
+
+
+class _Absent(type):
+    """The type of the stand-ins."""
+
+    path: str
+
+    def __call__(cls, *_args: Any, **_kwargs: Any) -> Any:
+        raise _missing(cls.path)
+
+    def __getattr__(cls, name: str) -> Any:
+        raise AttributeError(name) if name.startswith("__") else _missing(cls.path)
+
+
+def _missing(path: str) -> MissingSymbolError:
+    return MissingSymbolError(f"torch {torch.__version__} has no {path}")
+
+
+def _find(*paths: str, cost: str = UNUSABLE) -> Any:
+    """The symbol at the first of ``paths`` that exists. Several are the names that releases have given to one thing.
+
+    Otherwise a stand-in, which can be subclassed and caught as well, and an entry in ``MISSING``.
+    """
+    for path in paths:
+        with contextlib.suppress(ImportError, AttributeError):
+            return _resolve(path)
+    named = " or ".join(paths)
+    MISSING[named] = cost
+    return _Absent(paths[0].rpartition(".")[2], (Exception,), {"path": named})
+
+
+def _resolve(path: str) -> Any:
+    """The object at a dotted ``path``: a module, or an attribute of one. Raises ImportError or AttributeError."""
+    outer, _, name = path.rpartition(".")
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:
+        if not outer:
+            raise
+        return getattr(_resolve(outer), name)
+
+
+def absent(symbol: Any) -> bool:
+    """Whether ``symbol`` is a stand-in."""
+    return isinstance(symbol, _Absent)
+
+
+def missing_text(cost: str | None = None) -> str:
+    """What this torch lacks (with ``cost``: what costs that), for a log or a report; empty if it lacks nothing."""
+    rows = [f"{path}: {price}" for path, price in MISSING.items() if cost in (None, price)]
+    return f"torch {torch.__version__} lacks what PyGraph uses: {'; '.join(rows)}" if rows else ""
+
+
+@functools.cache
+def announce() -> None:
+    """Warn of what this torch lacks, once for the process."""
+    if MISSING:
+        _log.warning("%s", missing_text())
+
+
+# -- Inductor: compilation -----------------------------------------------------------------------------------------
+compile_fx = _find("torch._inductor.compile_fx.compile_fx", cost=_RAISES)
+compile_fx_inner = _find("torch._inductor.compile_fx.compile_fx_inner", cost=_RAISES)
+compiler_config = _find("torch.compiler.config")
+inductor_config = _find("torch._inductor.config", cost=_RAISES)
+list_mode_options = _find("torch._inductor.list_mode_options", cost=_RAISES)
+_find("torch.compiler.config.cache_key_tag")
+_find("torch._inductor.config.graph_partition")
+
+# -- Inductor: its IR ----------------------------------------------------------------------------------------------
+_BY_FX_NODE = (
+    "Inductor's {} are told by their FX nodes alone: what its own passes make of others may fail to be captured"
+)
+_JOINED = "operators beside one that cannot be captured stay outside of regions with it"
+ComputedBuffer = _find("torch._inductor.ir.ComputedBuffer", cost=_JOINED)
+# From 2.14 on one class, Switch, stands for torch.cond and torch.switch.
+Conditional = _find(
+    "torch._inductor.ir.Conditional", "torch._inductor.ir.Switch", cost=_BY_FX_NODE.format("conditionals")
+)
+DeviceCopy = _find("torch._inductor.ir.DeviceCopy", cost=_BY_FX_NODE.format("copies between devices"))
+DynamicScalar = _find("torch._inductor.ir.DynamicScalar", cost=_BY_FX_NODE.format("reads of numbers on the host"))
+ExternKernel = _find("torch._inductor.ir.ExternKernel", cost=_JOINED)
+MultiOutput = _find("torch._inductor.ir.MultiOutput", cost="reports count results as launches")
+WhileLoop = _find("torch._inductor.ir.WhileLoop", cost=_BY_FX_NODE.format("loops"))
+
+# -- Inductor: lowering and scheduling -----------------------------------------------------------------------------
+NopKernelSchedulerNode = _find(
+    "torch._inductor.scheduler.NopKernelSchedulerNode", cost="reports count what runs nothing as launches"
+)
+Scheduler = _find("torch._inductor.scheduler.Scheduler")
+SubgraphLowering = _find("torch._inductor.graph.SubgraphLowering")
+inductor_virtualized = _find("torch._inductor.virtualized.V")
+_REORDER = "operators are not reordered for fewer regions"
+estimate_peak_memory = _find("torch._inductor.memory.estimate_peak_memory", cost=_REORDER)
+prepare_planning_info = _find("torch._inductor.memory.prepare_planning_info", cost=_REORDER)
+for _name in ("_codegen", "graph_partition", "process_grouped_nodes", "should_partition"):
+    _find(f"torch._inductor.scheduler.Scheduler.{_name}")
+
+# -- AOTAutograd and Dynamo ----------------------------------------------------------------------------------------
+CompileContext = _find("torch._guards.CompileContext")
+TracingContext = _find("torch._guards.TracingContext")
+compile_context = _find("torch._guards.compile_context")
+compile_lock = _find("torch._dynamo.convert_frame.compile_lock")
+detect_fake_mode = _find("torch._guards.detect_fake_mode")
+functorch_config = _find("torch._functorch.config", cost=_RAISES)
+tracing = _find("torch._guards.tracing")
+set_grad_enabled = _find("torch._C._set_grad_enabled")
+without_autocast = _find("torch._C._DisableAutocast")
+
+# -- caches ----------------------------------------------------------------------------------------------------------
+_COLD = "AOTAutograd's cache is off: warm starts take longer"
+FXGraphCacheMiss = _find("torch._functorch._aot_autograd.autograd_cache.FXGraphCacheMiss", cost=_COLD)
+FxGraphCacheLoadable = _find("torch._functorch._aot_autograd.aot_autograd_result.FxGraphCacheLoadable", cost=_COLD)
+dynamo_config = _find("torch._dynamo.config", cost=_COLD)
+inductor_cache_dir = _find("torch._inductor.runtime.cache_dir_utils.cache_dir", cost=_COLD)
+for _name in ("load", "post_compile"):
+    _find(f"torch._functorch._aot_autograd.aot_autograd_result.FxGraphCacheLoadable.{_name}", cost=_COLD)
+WARM_STARTS = _COLD not in MISSING.values()
+
+# -- operators in FX graphs ----------------------------------------------------------------------------------------
+get_mutated_tensors = _find(
+    "torch._higher_order_ops.triton_kernel_wrap.get_mutated_tensors",
+    cost="a Triton kernel of the user's counts as writing all of its arguments",
+)
+higher_order_operators = _find("torch._ops._higher_order_ops")
+
+# -- calls: dispatch modes, function transforms, kernels of operators ----------------------------------------------
+dispatch_mode_depth = _find("torch._C._len_torch_dispatch_stack")
+dynamo_guards = _find("torch._C._dynamo.guards")
+functorch_level = _find("torch._C._functorch.peek_interpreter_stack")
+has_kernel = _find("torch._C._dispatch_has_kernel_for_dispatch_key")
+python_kernels = _find("torch.library._impls")
+pop_dispatch_mode = _find("torch._C._pop_torch_dispatch_stack")
+without_dispatch_modes = _find("torch.utils._python_dispatch._disable_current_modes")
+for _name in ("_empty_strided_cpu", "_empty_strided_cpu_pinned", "_reinterpret_tensor"):
+    _find(f"torch._C._dynamo.guards.{_name}")
+
+if TYPE_CHECKING:
+    from torch._C import DispatchKey as DispatchKey
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverloadPacket as OpOverloadPacket
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+else:
+    DispatchKey = _find("torch._C.DispatchKey")
+    FakeTensor = _find("torch._subclasses.fake_tensor.FakeTensor")
+    FakeTensorMode = _find("torch._subclasses.fake_tensor.FakeTensorMode")
+    HigherOrderOperator = _find("torch._ops.HigherOrderOperator")
+    OpOverload = _find("torch._ops.OpOverload")
+    OpOverloadPacket = _find("torch._ops.OpOverloadPacket")
+    TorchDispatchMode = _find("torch.utils._python_dispatch.TorchDispatchMode")
+
+_LEFT_BEHIND = "a capture that is interrupted may leave its dispatch mode behind"
+_python_dispatch = _find("torch.utils._python_dispatch")
 _MODE_FLAGS = (
     "_is_in_torch_dispatch_mode",
     "_is_in_non_infra_torch_dispatch_mode",
-    "_is_in_any_mode_without_ignore_compile_internals",  # Dynamo has a copy of the last one
+    "_is_in_any_mode_without_ignore_compile_internals",  # Dynamo has a copy of this one
 )
+for _name in _MODE_FLAGS:
+    _find(f"torch.utils._python_dispatch.{_name}", cost=_LEFT_BEHIND)
+_set_dynamo_flag = _find("torch._C._dynamo.guards.set_is_in_mode_without_ignore_compile_internals", cost=_LEFT_BEHIND)
 
 
-def dispatch_mode_flags() -> tuple[bool, ...]:
+def dispatch_mode_flags() -> Mapping[str, bool]:
     """What a dispatch mode notes when it is entered, besides being pushed."""
-    return tuple(getattr(_python_dispatch, name) for name in _MODE_FLAGS)
+    return {name: getattr(_python_dispatch, name) for name in _MODE_FLAGS if hasattr(_python_dispatch, name)}
 
 
-def set_dispatch_mode_flags(flags: tuple[bool, ...]) -> None:
+def set_dispatch_mode_flags(flags: Mapping[str, bool]) -> None:
     """Bring back what ``dispatch_mode_flags`` returned."""
-    for name, flag in zip(_MODE_FLAGS, flags, strict=True):
+    for name, flag in flags.items():
         setattr(_python_dispatch, name, flag)
-    dynamo_guards.set_is_in_mode_without_ignore_compile_internals(flags[-1])
+    if _MODE_FLAGS[-1] in flags and not absent(_set_dynamo_flag):
+        _set_dynamo_flag(flags[_MODE_FLAGS[-1]])
 
 
-# -- CUDA driver: capture (2.11) -----------------------------------------------------------------------------------
-# A torch built without CUDA has neither; the driver is not made there.
-storage_from_address: Any = getattr(torch._C, "_construct_storage_from_data_pointer", None)
-clear_cublas_workspaces: Any = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+_OTHER_REASON = "what is refused for sizes or values that depend on data has another reason in the report"
+DataDependentOutputException = _find("torch._subclasses.fake_tensor.DataDependentOutputException", cost=_OTHER_REASON)
+DynamicOutputShapeException = _find("torch._subclasses.fake_tensor.DynamicOutputShapeException", cost=_OTHER_REASON)
 
-__all__ += ["clear_cublas_workspaces", "storage_from_address"]
+# -- CUDA driver: capture. A torch built without CUDA has neither; the driver is not made there. -------------------
+clear_cublas_workspaces: Any = None
+storage_from_address: Any = None
+if torch.backends.cuda.is_built():
+    _CUDA = "nothing is captured on a GPU"
+    clear_cublas_workspaces = _find("torch._C._cuda_clearCublasWorkspaces", cost=_CUDA)
+    storage_from_address = _find("torch._C._construct_storage_from_data_pointer", cost=_CUDA)
 
-# -- calibration: a kernel bound as Inductor binds them, and operators traced to FX (2.11, 2.13) --------------------
-from torch._inductor.async_compile import AsyncCompile
-from torch.fx.experimental.proxy_tensor import make_fx
-
-__all__ += ["AsyncCompile", "make_fx"]
-
-# -- Inductor: choosing by timing (2.11, 2.13) ---------------------------------------------------------------------
-from torch._dynamo.callback import callback_handler as compile_callbacks
+# -- calibration and benchmarks ------------------------------------------------------------------------------------
+_CALIBRATE = "`pygraph calibrate` does not work"
+_BENCH = "`pygraph bench` does not work"
+AsyncCompile = _find("torch._inductor.async_compile.AsyncCompile", cost=_CALIBRATE)
+make_fx = _find("torch.fx.experimental.proxy_tensor.make_fx", cost=_CALIBRATE)
+compile_callbacks = _find("torch._dynamo.callback.callback_handler", cost=_BENCH)
 
 
 class InductorTiming(NamedTuple):
@@ -170,4 +264,9 @@ def inductor_timing() -> InductorTiming:
     return InductorTiming(TritonKernel, CachingAutotuner, benchmarker, pad_mm)
 
 
-__all__ += ["InductorTiming", "compile_callbacks", "inductor_timing"]
+# -- graphs of Dynamo: why each of them ends -----------------------------------------------------------------------
+
+
+def compile_reason(gm: torch.fx.GraphModule) -> Any:
+    """Dynamo's ``GraphCompileReason`` of the module that it hands to a backend; None for any other module."""
+    return getattr(gm, "compile_subgraph_reason", None)

@@ -156,7 +156,7 @@ class Recompilation:
     def _attempt(self, current: Compiled, failed: Failed) -> Compiled | None:
         """The replacement of ``current``; None, with a note in the report, when there is none that may be used."""
         self._left -= 1
-        fresh = GraphReport(index=self._report.index, kind=self._report.kind, device="")
+        fresh = GraphReport(self._report.index, self._report.kind, device="", origin=self._report.origin)
         assumed = self._original.assumptions()
         try:
             with self._original.surroundings():

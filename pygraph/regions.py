@@ -51,7 +51,7 @@ def _unwrapped_reason(decision: Decision, planned: tuple[int, ...], forbidden: b
     if not launches:
         return "launches nothing"
     if planned and not any(index in decision.selected for index in planned):
-        return "left off by selection"
+        return "not selected by the model"
     return ""
 
 

@@ -42,7 +42,7 @@ __all__ = ["Facts", "Keeper", "Restore", "cached_under", "entry_tag", "forget", 
 
 _log = logging.getLogger("pygraph")
 
-_OF_THE_PROCESS = ("index", "source", "record", "times_ms", "graph", "unparsed")
+_OF_THE_PROCESS = ("index", "origin", "source", "record", "times_ms", "graph", "unparsed", "dumped")
 """What a report says that is not kept with the program: it is found anew, or lies with Inductor's own entry."""
 
 
@@ -91,11 +91,12 @@ def entry_tag(gm: torch.fx.GraphModule, settings: Settings) -> str | None:
     another form.
     """
     config = compat.functorch_config
-    if compat.FxGraphCacheLoadable is None or settings.dump_dir is not None:
+    if not compat.WARM_STARTS or settings.dump_dir is not None:
         return None
     if not (config.enable_autograd_cache or config.enable_remote_autograd_cache):
         return None
-    if config.bundled_autograd_cache or config.strict_autograd_cache or torch._dynamo.config.caching_precompile:
+    others = ((config, "bundled_autograd_cache"), (config, "strict_autograd_cache"), (compat.dynamo_config, "caching_precompile"))
+    if any(getattr(where, name, False) for where, name in others):
         return None
     manager = PassManager(settings.passes)
     if any(not type(one).__module__.startswith("pygraph.") for one in manager.passes):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -287,7 +288,7 @@ def test_explain_compiles_what_the_script_leaves_and_writes_every_format(tmp_pat
     result = run("explain", str(ROOT / "examples" / "mlp_item.py"), *options, "--strict")
     assert result.exit_code == 3, "a number is read on the host"
     shown = " ".join(result.stdout.split())
-    assert "83.3 %: 5 of 6 launches in regions, 5 replayed now, 1 outside" in shown
+    assert "83.3 %: 5 of 6 launches selected, 5 replayed, 1 outside" in shown
     assert "aten._local_scalar_dense host-read" in shown
     assert "mlp_item.py:23" in shown
     html, document, dot = (Path(path).read_text(encoding="utf-8") for path in files)
@@ -305,7 +306,7 @@ def test_explain_reports_what_the_script_compiles_itself(script: Callable[[str],
     result = run("explain", path, "--strict", "--", "--html", "x")
     assert result.exit_code == 0, "nothing was left uncaptured"
     assert result.stdout.startswith("arguments ['--html', 'x'] __main__\ngraph")
-    assert "4 of 4 launches in regions, 4 replayed now" in " ".join(result.stdout.split())
+    assert "4 of 4 launches selected, 4 replayed" in " ".join(result.stdout.split())
 
 
 @pytest.mark.usefixtures("fresh")
@@ -319,7 +320,7 @@ def test_explain_keeps_stdout_for_the_document(script: Callable[[str], str]) -> 
 def test_inputs_may_be_keyword_arguments(script: Callable[[str], str]) -> None:
     result = run("explain", script(SMALL + "inputs = {'input': torch.ones(2, 4)}\n"))
     assert result.exit_code == 0
-    assert "replayed now" in result.stdout
+    assert "4 of 4 launches selected, 4 replayed" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -373,9 +374,9 @@ def test_explain_shows_forward_and_backward_of_a_training_loop() -> None:
     losses = [float(text) for text in re.findall(r"step \d: loss ([0-9.]+)", shown)]
     assert len(losses) == 6
     assert losses[-1] < losses[0]
-    assert re.search(r"graph\d+_forward forward, cpu", shown)
-    assert re.search(r"graph\d+_backward backward, cpu", shown)
-    assert re.search(r"2 graphs 100 % of \d+ launches in 2 regions", shown)
+    assert re.search(r"graph\d+_forward Sequential, forward, cpu", shown)
+    assert re.search(r"graph\d+_backward Sequential, backward, cpu", shown)
+    assert re.search(r"2 graphs 100 % of \d+ launches selected, in 2 regions", shown)
 
 
 @pytest.mark.models
@@ -385,4 +386,47 @@ def test_explain_replays_a_small_bert() -> None:
     result = run("explain", str(ROOT / "examples" / "bert.py"), "1", "--json", "-")
     (graph,) = json.loads(result.stdout)["graphs"]
     assert graph["error"] is None
-    assert graph["coverage"]["captured_launches"] == graph["coverage"]["launches"] > 5
+    assert graph["coverage"]["replayed_launches"] == graph["coverage"]["launches"] > 5
+
+
+BROKEN = """\
+import torch
+
+@torch.compile(backend="pygraph")
+def scaled(x, w):
+    y = torch.relu(x @ w)
+    if y.sum().item() > 0:
+        y = torch.tanh(y @ w)
+    return y @ w
+
+for _ in range(3):
+    scaled(torch.ones(4, 4), torch.ones(4, 4))
+"""
+
+
+@pytest.mark.usefixtures("fresh")
+def test_explain_lists_graph_breaks_and_where_each_graph_begins(script: Callable[[str], str], tmp_path: Path) -> None:
+    document = tmp_path / "report.json"
+    with torch._dynamo.config.patch(capture_scalar_outputs=False):
+        result = run("explain", script(BROKEN), "--json", str(document))
+    shown = " ".join(result.stdout.split())
+    assert re.search(r"graph\d+_inference scaled at \S+net\.py:5, inference, cpu", shown)
+    assert re.search(r"graph\d+_inference scaled at \S+net\.py:7, inference, cpu", shown), "the rest behind the break"
+    assert re.search(r"graph break \S+net\.py:6: \S*.*Tensor\.item\(\).*: if y\.sum\(\)\.item\(\) > 0:", shown)
+    assert shown.endswith("0 operators not captured, 1 graph break")
+    first, second = json.loads(document.read_text(encoding="utf-8"))["graphs"]
+    assert first["graph_break"]["loc"].endswith("net.py:6")
+    assert "item()" in first["graph_break"]["reason"]
+    assert (first["function"], second["function"], second["graph_break"]) == ("scaled", "scaled", None)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_what_plain_inductor_runs_is_not_covered(script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no native half")
+
+    monkeypatch.setattr("pygraph.regions.driver_for", broken)
+    result = run("explain", script(SMALL + "inputs = torch.ones(2, 4)\n"))
+    assert "error: RuntimeError: no native half" in result.stdout
+    assert "coverage none: plain Inductor runs this graph" in " ".join(result.stdout.split())
+    assert "100 %:" not in result.stdout

@@ -47,7 +47,7 @@ def what_was_captured() -> dict[str, Any]:
         "coverage": {
             "share": summary.coverage,
             "launches": summary.launches,
-            "captured": summary.captured_launches,
+            "captured": summary.replayed_launches,
             "graphs": summary.graphs,
             "regions": summary.regions,
             "captures": summary.captures,

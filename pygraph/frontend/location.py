@@ -1,25 +1,29 @@
 """The user's source line of an FX node: the innermost frame of its stack trace that is not torch's own.
 
-Files under the working directory are given relative to it, so that dumps of one program agree across checkouts.
+Also where Dynamo's graph comes from: function, first line, and the graph break that ended it. Files under the working
+directory are given relative to it, so that dumps of one program agree across checkouts.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from pygraph import compat
 from pygraph.ir import Location
 
-__all__ = ["location_of", "parse_stack_trace"]
+__all__ = ["UNKNOWN", "GraphOrigin", "location_of", "origin_of", "parse_stack_trace"]
 
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>[^\n]*)\n?(?P<code>[^\n]*)', re.MULTILINE
 )
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_\d+")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
@@ -27,6 +31,61 @@ def location_of(meta: Mapping[str, Any]) -> Location | None:
     """The user's line of a node with that ``meta``, or None when it has no frame of the user's."""
     trace = meta.get("stack_trace")
     return parse_stack_trace(trace, os.getcwd()) if isinstance(trace, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOrigin:
+    """Where a graph of Dynamo's begins and why it ends.
+
+    ``function`` is what was compiled, a module's class where its code is torch's own; ``start`` is the first line of it
+    that the graph holds, None where there is none of the user's. ``graph_break`` is the line at which Dynamo had to end
+    the graph, None where the function ends; ``reason`` says why.
+    """
+
+    function: str = ""
+    start: Location | None = None
+    graph_break: Location | None = None
+    reason: str = ""
+
+
+UNKNOWN = GraphOrigin()
+"""The origin of a graph that nobody knows it of."""
+
+
+def origin_of(gm: torch.fx.GraphModule) -> GraphOrigin:
+    """The origin of ``gm``, the module that Dynamo hands to a backend."""
+    start = next(_outermost(gm), None)
+    function = start.function if start is not None else _outer_module(gm)
+    ended = compat.compile_reason(gm)
+    if ended is None or not ended.graph_break:
+        return GraphOrigin(function, start)
+    frames = [frame for frame in ended.user_stack if _is_user_file(frame.filename)] or ended.user_stack
+    line = _frame(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name, frames[-1].line or "")
+    return GraphOrigin(function, start, line, ended.reason.strip().partition("\n")[0])
+
+
+def _outermost(gm: torch.fx.GraphModule) -> Iterator[Location]:
+    """The user's outermost frame of each node that has one."""
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            continue  # has the line of its first use
+        for frame in _FRAME.finditer(node.meta.get("stack_trace") or ""):
+            if _is_user_file(frame["file"]):
+                yield _frame(frame["file"], int(frame["line"]), frame["function"], frame["code"])
+                break
+
+
+def _outer_module(gm: torch.fx.GraphModule) -> str:
+    """The class of the module that was compiled, where nodes say so."""
+    stacks = (list((node.meta.get("nn_module_stack") or {}).values()) for node in gm.graph.nodes)
+    path, module = next((stack[0] for stack in stacks if stack), (".", ""))
+    return "" if "." in path else str(getattr(module, "__name__", module)).rpartition(".")[2]
+
+
+def _frame(file: str, line: int, function: str, code: str) -> Location:
+    resumed = _RESUMED.fullmatch(function.strip())  # what Dynamo calls the rest of a function behind a graph break
+    name = resumed["function"] if resumed else function.strip()
+    return Location(_shorten(file, os.getcwd()), line, name, code.strip())
 
 
 @lru_cache(maxsize=8192)

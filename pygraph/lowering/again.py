@@ -69,7 +69,7 @@ class Original:
             compat.inductor_config.patch(dict(self.config)),
             torch.inference_mode(self.inference),
             torch.set_grad_enabled(self.grad),
-            torch._C._DisableAutocast(),
+            compat.without_autocast(),
         ):
             yield
 

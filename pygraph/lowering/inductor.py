@@ -141,7 +141,9 @@ def scheduler_predecessors(snodes: Sequence[Any]) -> list[list[int]]:
 
 
 def memory_allows(before: list[Any], after: list[Any]) -> bool:
-    """Whether Inductor's estimate of peak memory stays within its own budget for reordering."""
+    """Whether Inductor's estimate of peak memory stays within its own budget for reordering. No, where it has none."""
+    if compat.absent(compat.prepare_planning_info) or compat.absent(compat.estimate_peak_memory):
+        return False
     graph = compat.inductor_virtualized.graph
     scheduler = graph.scheduler
     outputs = type(before[0].unmet_dependencies)(graph.get_output_names())
@@ -164,10 +166,10 @@ def origins(part: Any) -> list[Any]:
     too, although what it computes is not in it: at most a copy in other strides, which nothing speaks against.
     """
     found = getattr(part.node, "origins", None) or ()
-    if isinstance(part.node, compat.inductor_ir.ComputedBuffer):
+    if isinstance(part.node, compat.ComputedBuffer):
         where = part.get_device()
         found = [origin for origin in found if not _is_external(origin) and not _is_elsewhere(origin, where)] or found
-    if isinstance(part.node, compat.inductor_ir.ExternKernel):
+    if isinstance(part.node, compat.ExternKernel):
         operands = {origin for name in part.read_writes.reads for origin in _buffer_origins(name.name)}
         found = [origin for origin in found if origin not in operands] or found
     return sorted(found, key=lambda origin: str(origin.name))
@@ -175,7 +177,7 @@ def origins(part: Any) -> list[Any]:
 
 def _is_external(origin: Any) -> bool:
     """Whether an FX node is computed by an external kernel."""
-    kernel = compat.inductor_ir.ExternKernel
+    kernel = compat.ExternKernel
     operations = compat.inductor_virtualized.graph.operations
     return any(isinstance(one, kernel) and getattr(one, "origin_node", None) is origin for one in operations)
 
@@ -193,20 +195,17 @@ def _buffer_origins(name: str) -> Sequence[Any]:
 
 def launches(part: Any) -> bool:
     """Whether an unfused scheduled node runs anything at all."""
-    return not isinstance(part, compat.NopKernelSchedulerNode) and not isinstance(
-        part.node, compat.inductor_ir.MultiOutput
-    )
+    return not isinstance(part, compat.NopKernelSchedulerNode) and not isinstance(part.node, compat.MultiOutput)
 
 
 def uncapturable_structure(part: Any, device: str) -> str | None:
     """Why what Inductor made of a node cannot be captured, whatever it was made from; None when it can."""
-    ir = compat.inductor_ir
     node = part.node
-    if isinstance(node, ir.DeviceCopy):
+    if isinstance(node, compat.DeviceCopy):
         return "device-copy"
-    if isinstance(node, (ir.Conditional, ir.WhileLoop)):
+    if isinstance(node, (compat.Conditional, compat.WhileLoop)):
         return "control-flow"
-    if isinstance(node, ir.DynamicScalar):
+    if isinstance(node, compat.DynamicScalar):
         return "host-read"
     if getattr(node, "unbacked_bindings", None):
         return "dynamic-shape"

@@ -66,7 +66,7 @@ class Selection(Pass):
             return
         model = ctx.model
         plain, replay = model.uncaptured_us(launches), model.replayed_us(launches, patches)
-        detail = f"launches: {launches:g}, uncaptured {plain:.2f} µs, replayed {replay:.2f} µs"
+        detail = f"launches before fusion: {launches:g}, uncaptured {plain:.2f} µs, replayed {replay:.2f} µs"
         pays = plain - replay > self.min_gain_us
         _mark(region, pays, GAIN if pays else TOO_SMALL, detail)
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Any, TypedDict
 
 from pygraph import __version__
+from pygraph.frontend.location import GraphOrigin
 from pygraph.report.facts import (
     CostRow,
     Quantity,
     Summary,
     cost_rows,
-    decision_text,
     device_model,
     summarize,
     why,
@@ -26,7 +26,7 @@ from pygraph.runtime.measure import Decision
 
 __all__ = ["SCHEMA_VERSION", "ReportJson", "json_text", "to_json"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised when a key is renamed or removed, or its meaning changes."""
 
 
@@ -36,22 +36,23 @@ class SummaryJson(TypedDict):
     graphs: int
     programs: int
     launches: int
-    region_launches: int
-    captured_launches: int
+    selected_launches: int
+    replayed_launches: int
     regions: int
     replays: int
     captures: int
     uncaptured: int
+    breaks: int
     errors: int
     coverage: float | None
 
 
 class CoverageJson(TypedDict):
-    """Launches of one emitted program: all, in regions, replayed now, outside; ``share`` of those in regions."""
+    """Launches of one emitted program: all, selected, replayed, outside; ``share`` of those selected."""
 
     launches: int
-    region_launches: int
-    captured_launches: int
+    selected_launches: int
+    replayed_launches: int
     outside: list[str]
     share: float
 
@@ -102,12 +103,11 @@ class RecordJson(TypedDict):
 
 
 class RegionJson(TypedDict):
-    """One region of the emitted program. ``decision`` is capture or left off; ``why`` explains its state."""
+    """One region of the emitted program. ``why`` explains its state."""
 
     index: int
     state: str
-    decision: str
-    wrapped: bool
+    selected: bool
     why: list[str]
     planned: list[int]
     nodes: list[str]
@@ -144,13 +144,27 @@ class CostJson(TypedDict):
     time_us: SumJson
 
 
+class BreakJson(TypedDict):
+    """The graph break of Dynamo's that ended a graph: the user's line, and the reason that Dynamo gives."""
+
+    loc: str
+    code: str
+    reason: str
+
+
 class GraphJson(TypedDict):
-    """One compiled graph. ``coverage`` is None when no program was emitted, ``pgir`` when the graph was not lifted."""
+    """One compiled graph, of ``function``, from line ``loc`` on.
+
+    ``coverage`` is None when no program was emitted, ``pgir`` when the graph was not lifted.
+    """
 
     index: int
     name: str
     kind: str
     device: str
+    function: str | None
+    loc: str | None
+    graph_break: BreakJson | None
     error: str | None
     coverage: CoverageJson | None
     operators: int | None
@@ -202,24 +216,28 @@ def _summary(summary: Summary) -> SummaryJson:
         graphs=summary.graphs,
         programs=summary.programs,
         launches=summary.launches,
-        region_launches=summary.region_launches,
-        captured_launches=summary.captured_launches,
+        selected_launches=summary.selected_launches,
+        replayed_launches=summary.replayed_launches,
         regions=summary.regions,
         replays=summary.replays,
         captures=summary.captures,
         uncaptured=summary.uncaptured,
+        breaks=summary.breaks,
         errors=summary.errors,
         coverage=summary.coverage,
     )
 
 
 def _graph(report: GraphReport) -> GraphJson:
-    graph = report.graph
+    graph, start = report.graph, report.origin.start
     return GraphJson(
         index=report.index,
         name=report.name,
         kind=report.kind,
         device=report.device,
+        function=report.origin.function or None,
+        loc=None if start is None else str(start),
+        graph_break=_break(report.origin),
         error=report.error,
         coverage=_coverage(report),
         operators=None if graph is None else len(graph),
@@ -235,13 +253,18 @@ def _graph(report: GraphReport) -> GraphJson:
     )
 
 
+def _break(origin: GraphOrigin) -> BreakJson | None:
+    line = origin.graph_break
+    return None if line is None else BreakJson(loc=str(line), code=line.code, reason=origin.reason)
+
+
 def _coverage(report: GraphReport) -> CoverageJson | None:
     if report.emitted is None:
         return None
     return CoverageJson(
         launches=report.launches,
-        region_launches=report.region_launches,
-        captured_launches=report.captured_launches,
+        selected_launches=report.selected_launches,
+        replayed_launches=report.replayed_launches,
         outside=list(report.emitted.outside),
         share=report.coverage,
     )
@@ -255,8 +278,7 @@ def _region(report: GraphReport, region: RegionReport) -> RegionJson:
     return RegionJson(
         index=region.index,
         state=region.state,
-        decision=decision_text(region),
-        wrapped=region.wrapped,
+        selected=region.wrapped,
         why=list(why(report, region)),
         planned=list(region.planned),
         nodes=list(region.nodes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
+from pygraph.frontend.location import UNKNOWN, GraphOrigin
 from pygraph.report.model import GraphReport
 
 __all__ = ["clear", "open_report", "reports"]
@@ -16,9 +17,11 @@ _reports: deque[GraphReport] = deque(maxlen=LIMIT)
 _numbers = itertools.count()
 
 
-def open_report(kind: str) -> GraphReport:
-    """A new report for a graph that is about to be compiled."""
-    report = GraphReport(index=next(_numbers), kind=kind, device="")
+def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:
+    """A new report for a graph that is about to be compiled. The break behind it counts for the forward graph alone."""
+    if kind == "backward":
+        origin = GraphOrigin(origin.function, origin.start)
+    report = GraphReport(index=next(_numbers), kind=kind, device="", origin=origin)
     _reports.append(report)
     return report
 

@@ -24,6 +24,7 @@ __all__ = [
     "Repeated",
     "Summary",
     "advice",
+    "break_text",
     "bytes_text",
     "clean",
     "cost_rows",
@@ -35,6 +36,8 @@ __all__ = [
     "membership",
     "percent",
     "plural",
+    "start_text",
+    "state_text",
     "summarize",
     "unselected",
     "us_text",
@@ -68,8 +71,25 @@ def planned(graph: Graph) -> dict[str, int]:
 
 
 def decision_text(region: RegionReport) -> str:
-    """What was decided on ``region``: ``capture`` or ``left off``; ``why`` says why."""
-    return "capture" if region.wrapped else "left off"
+    """What was decided on ``region``: ``selected`` or ``not selected``; ``why`` says why."""
+    return "selected" if region.wrapped else "not selected"
+
+
+def state_text(region: RegionReport) -> str:
+    """The state of ``region`` in the words of the report."""
+    return "replayed" if region.state == "replay" else region.state
+
+
+def start_text(report: GraphReport) -> str:
+    """``forward at model.py:12``: the function and the first line of a graph, as far as they are known."""
+    start = report.origin.start
+    return report.origin.function + ("" if start is None else f" at {start}")
+
+
+def break_text(report: GraphReport) -> str:
+    """Where Dynamo broke the graph off and why; nothing where the function ends with the graph."""
+    line = report.origin.graph_break
+    return "" if line is None else f"{line}: {report.origin.reason}" + (f": {line.code}" if line.code else "")
 
 
 def unselected(report: GraphReport, region: RegionReport) -> bool:
@@ -212,25 +232,28 @@ def _node_row(region: int | None, node: KernelNode, model: DeviceModel, hints: d
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts over several graphs: ``programs`` that were emitted, their ``launches``, ``errors`` of graphs given up."""
+    """Counts over several graphs: ``programs`` that were emitted, their ``launches``, ``breaks`` of Dynamo's that ended
+    a graph, ``errors`` of graphs given up to plain Inductor."""
 
     graphs: int
     programs: int
     launches: int
-    region_launches: int
-    captured_launches: int
+    selected_launches: int
+    replayed_launches: int
     regions: int
     replays: int
     captures: int
     uncaptured: int
+    breaks: int
     errors: int
 
     @property
     def coverage(self) -> float | None:
-        """Share of launches in regions that may be captured; 1.0 when nothing is launched, None without a program."""
-        if not self.programs:
+        """Share of launches in selected regions; 1.0 when nothing is launched. None when it is unknown: without a
+        program, and where a graph was given up to plain Inductor, whose launches nobody counts."""
+        if self.errors or not self.programs:
             return None
-        return self.region_launches / self.launches if self.launches else 1.0
+        return self.selected_launches / self.launches if self.launches else 1.0
 
 
 def summarize(reports: Iterable[GraphReport]) -> Summary:
@@ -241,12 +264,13 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
         graphs=len(chosen),
         programs=sum(1 for report in chosen if report.emitted is not None),
         launches=sum(report.launches for report in chosen),
-        region_launches=sum(report.region_launches for report in chosen),
-        captured_launches=sum(report.captured_launches for report in chosen),
+        selected_launches=sum(report.selected_launches for report in chosen),
+        replayed_launches=sum(report.replayed_launches for report in chosen),
         regions=sum(len(report.regions) for report in chosen),
         replays=sum(record.replays for record in records),
         captures=sum(record.captures for record in records),
         uncaptured=sum(1 for report in chosen for _ in report.uncaptured()),
+        breaks=sum(1 for report in chosen if report.origin.graph_break is not None),
         errors=sum(1 for report in chosen if report.error is not None),
     )
 

@@ -128,7 +128,9 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(decision=facts.decision_text, why=facts.why, HUES=HUES, Quantity=Quantity)
+    environment.globals.update(
+        decision=facts.decision_text, state=facts.state_text, why=facts.why, HUES=HUES, Quantity=Quantity
+    )
     environment.filters.update(
         percent=facts.percent,
         plural=facts.plural,
@@ -136,5 +138,7 @@ def _template() -> jinja2.Template:
         size=facts.bytes_text,
         micros=facts.us_text,
         clean=facts.clean,
+        start=facts.start_text,
+        broken=facts.break_text,
     )
     return environment.get_template("report.html.jinja")

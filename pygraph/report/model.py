@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from pygraph.frontend.location import UNKNOWN, GraphOrigin
 from pygraph.ir import DeviceModel, Graph
 from pygraph.lowering.decision import Decision
 from pygraph.lowering.program import EmittedProgram
@@ -45,7 +47,7 @@ class RegionReport:
     """One region of the emitted program.
 
     ``planned`` are the IR regions whose operators it holds, ``nodes`` those operators, ``kernels`` what it launches.
-    ``wrapped`` says whether it may be captured at all; if not, ``reason`` says why. ``record`` is the live account.
+    ``wrapped`` says whether it is selected; if not, ``reason`` says why. ``record`` is the live account.
     """
 
     index: int
@@ -73,10 +75,11 @@ class RegionReport:
 class GraphReport:
     """One compiled graph.
 
+    ``origin`` is the function that Dynamo took it from, with the graph break behind it, for the forward graph alone.
     ``graph`` is the IR after the passes, ``model`` what they costed it with. ``times_ms`` has lift, passes,
     write-back and inductor; of a program that AOTAutograd's cache restored, restore. ``notes`` says where the program
-    differs from the decision; ``error`` why PyGraph gave the graph up to plain Inductor, if it did. ``unparsed`` makes
-    the graph of a restored program when the report is read.
+    differs from the decision; ``error`` why PyGraph gave the graph up to plain Inductor, if it did. ``dumped`` is the
+    folder that it was written to. ``unparsed`` makes the graph of a restored program when the report is read.
     """
 
     index: int
@@ -94,6 +97,8 @@ class GraphReport:
     times_ms: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     error: str | None = None
+    origin: GraphOrigin = UNKNOWN
+    dumped: Path | None = None
     unparsed: Callable[[], Graph] | None = None
 
     def complete(self) -> GraphReport:
@@ -106,6 +111,11 @@ class GraphReport:
     def name(self) -> str:
         """A name unique within the process, such as ``graph0_forward``."""
         return f"graph{self.index}_{self.kind}"
+
+    def give_up(self, error: Exception) -> None:
+        """Plain Inductor compiles the graph, for ``error``: what is known of a program of PyGraph's no longer holds."""
+        self.error = f"{type(error).__name__}: {error}"
+        self.record, self.emitted, self.source, self.regions = None, None, "", []
 
     def uncaptured(self) -> Iterator[Uncaptured]:
         """Every operator outside of all regions, in program order, scalars and views of the host left out."""
@@ -124,17 +134,19 @@ class GraphReport:
         return len(self.emitted.outside) + sum(len(r.kernels) for r in self.regions) if self.emitted else 0
 
     @property
-    def region_launches(self) -> int:
-        """How many of them lie in regions that may be captured."""
+    def selected_launches(self) -> int:
+        """How many of them lie in selected regions."""
         return sum(len(region.kernels) for region in self.regions if region.wrapped)
 
     @property
-    def captured_launches(self) -> int:
-        """How many of them lie in regions that are replayed now."""
+    def replayed_launches(self) -> int:
+        """How many of them lie in regions that are replayed."""
         return sum(len(region.kernels) for region in self.regions if region.state == "replay")
 
     @property
     def coverage(self) -> float:
-        """Share of launches in regions that may be captured; 1.0 for a program that launches nothing."""
+        """Share of launches in selected regions; 1.0 for a program that launches nothing, 0.0 for plain Inductor's."""
+        if self.error is not None:
+            return 0.0
         total = self.launches
-        return self.region_launches / total if total else 1.0
+        return self.selected_launches / total if total else 1.0

@@ -21,6 +21,7 @@ from pygraph.report.facts import (
     Repeated,
     Summary,
     advice,
+    break_text,
     bytes_text,
     clean,
     cost_rows,
@@ -30,6 +31,8 @@ from pygraph.report.facts import (
     folded,
     percent,
     plural,
+    start_text,
+    state_text,
     summarize,
     us_text,
     why,
@@ -87,7 +90,8 @@ def _document(reports: Sequence[GraphReport]) -> Iterator[RenderableType]:
 
 
 def _graph(report: GraphReport) -> Iterator[RenderableType]:
-    yield _heading(report.name, f"{report.kind}, {report.device}")
+    aside = ", ".join(part for part in (start_text(report), report.kind, report.device) if part)
+    yield _heading(report.name, aside)
     if report.error is not None:
         yield _indented(Text(f"error: {clean(report.error)}", style="bold red"))
     yield _indented(_facts(report))
@@ -131,6 +135,8 @@ def _facts(report: GraphReport) -> Table:
     table.add_column(overflow="fold")
     table.add_row("coverage", _coverage(report))
     table.add_row("operators", _operators(report))
+    if report.origin.graph_break is not None:
+        table.add_row("graph break", Text(clean(break_text(report))))
     if report.pipeline:
         table.add_row("pipeline", Text(clean(report.pipeline)))
     if report.times_ms:
@@ -140,12 +146,14 @@ def _facts(report: GraphReport) -> Table:
 
 
 def _coverage(report: GraphReport) -> Text:
+    if report.error is not None:
+        return Text("none: plain Inductor runs this graph", style="bold red")
     if report.emitted is None:
         return Text("unknown: no program was emitted")
     full = int(_BAR * report.coverage)  # rounded down: only a whole looks whole
     words = (
-        f" {percent(report.coverage)}: {report.region_launches} of {plural(report.launches, 'launch', 'launches')} "
-        f"in regions, {report.captured_launches} replayed now, {len(report.emitted.outside)} outside"
+        f" {percent(report.coverage)}: {report.selected_launches} of {plural(report.launches, 'launch', 'launches')} "
+        f"selected, {report.replayed_launches} replayed, {len(report.emitted.outside)} outside"
     )
     return Text.assemble(("█" * full, "green"), ("░" * (_BAR - full), "dim"), words)
 
@@ -160,15 +168,18 @@ def _operators(report: GraphReport) -> Text:
 def _summary(summary: Summary) -> Padding:
     launches = plural(summary.launches, "launch", "launches")
     regions = plural(summary.regions, "region")
-    lines = [
-        f"{percent(summary.coverage)} of {launches} in {regions}, {summary.captured_launches} replayed now"
-        if summary.programs
-        else "coverage unknown: no program was emitted",
-        f"{plural(summary.captures, 'capture')}, {plural(summary.replays, 'replay')}, "
-        f"{plural(summary.uncaptured, 'operator')} not captured",
-    ]
+    lines = []
     if summary.errors:
-        lines.append(f"{plural(summary.errors, 'graph')} given up to plain Inductor")
+        lines.append(f"plain Inductor runs {summary.errors} of {plural(summary.graphs, 'graph')}")
+    if summary.programs:
+        share = percent(summary.coverage) if summary.coverage is not None else str(summary.selected_launches)
+        lines.append(f"{share} of {launches} selected, in {regions}; {summary.replayed_launches} replayed")
+    else:
+        lines.append("coverage unknown: no program was emitted")
+    lines.append(
+        f"{plural(summary.captures, 'capture')}, {plural(summary.replays, 'replay')}, "
+        f"{plural(summary.uncaptured, 'operator')} not captured, {plural(summary.breaks, 'graph break')}"
+    )
     return _indented(Text("\n".join(lines)))
 
 
@@ -206,7 +217,7 @@ def _regions(report: GraphReport) -> Table:
 def _region_row(region: RegionReport) -> Iterator[Text]:
     record = region.record
     yield Text(str(region.index))
-    yield Text(region.state, style=_STATES.get(region.state, ""))
+    yield Text(state_text(region), style=_STATES.get(region.state, ""))
     yield Text(str(len(region.kernels)))
     if record is None:
         yield from [Text("–", style="dim")] * 4

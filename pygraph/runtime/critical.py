@@ -22,6 +22,7 @@ from pygraph.compat import (
     dispatch_mode_flags,
     pop_dispatch_mode,
     set_dispatch_mode_flags,
+    set_grad_enabled,
 )
 from pygraph.errors import CaptureError
 
@@ -76,7 +77,7 @@ def critical() -> Iterator[None]:
             while dispatch_mode_depth() > depth:
                 pop_dispatch_mode(None)
             set_dispatch_mode_flags(flags)
-            torch._C._set_grad_enabled(gradients)
+            set_grad_enabled(gradients)
             if collecting:
                 gc.enable()
             raise

@@ -158,11 +158,11 @@ class Twins:
         self.wrong[id(made.executable)] = wrong
         return made
 
-    def verify(self, fn: Any, driver: Any, executable: Any, args: Any, scope: Any, name: str) -> Any:
+    def verify(self, fn: Any, driver: Any, executable: Any, args: Any, scope: Any, *rest: Any) -> Any:
         if self.armed:
             wrong = self.wrong[id(executable)]
             executable, scope = wrong.executable, replace(scope, program=wrong.program)
-        return self._verify(fn, driver, executable, args, scope, name)
+        return self._verify(fn, driver, executable, args, scope, *rest)
 
 
 def compiled_arguments(device: str) -> tuple[torch.Tensor, ...]:

@@ -30,7 +30,7 @@ def test_many_launches_pay() -> None:
     assert select(graph) == [(True, "gain")]
     patches = 2 * H200.patch_us  # the input's only user, and the result's only writer
     replay = H200.replay_us + 40 * H200.node_us + patches
-    detail = f"launches: 40, uncaptured {40 * H200.launch_us:.2f} µs, replayed {replay:.2f} µs"
+    detail = f"launches before fusion: 40, uncaptured {40 * H200.launch_us:.2f} µs, replayed {replay:.2f} µs"
     assert graph.regions[0].meta.get(DETAIL) == detail
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pygraph.frontend.location import GraphOrigin
 from pygraph.ir import (
     CAPTURABLE,
     DETAIL,
@@ -30,6 +31,7 @@ from pygraph.runtime.refusal import Refusal
 CPU = Device("cpu")
 MATRIX = TensorType(DType.F32, (8, 8), CPU)
 EVIL = "x = f('<script>alert(1)</script>').item()  # [bold]\x1b[31m"
+LINE = Location("model.py", 12, "forward", EVIL)
 
 
 def cut_graph(known: bool = True) -> Graph:
@@ -40,14 +42,13 @@ def cut_graph(known: bool = True) -> Graph:
     product = graph.add("aten.mm", (x, w), (MATRIX,), name="mm", cost=Cost(1024, 512, 256, 1, 0))
     relu_cost = Cost(64, 256, 256, 1, 0) if known else Cost()
     relu = graph.add("aten.relu", (product.output,), (MATRIX,), name="relu", cost=relu_cost)
-    line = Location("model.py", 12, "forward", EVIL)
     item = graph.add(
         "aten.item",
         (relu.output,),
         (ScalarType("float"),),
         name="item",
         effects=Effects(sync=True),
-        loc=line,
+        loc=LINE,
         cost=Cost(0, 4, 4, 1, 0),
     )
     scalar = graph.add("neg", (item.output,), (ScalarType("float"),), name="neg")
@@ -95,6 +96,7 @@ def full_report(index: int = 0, known: bool = True) -> GraphReport:
         index=index,
         kind="inference",
         device="cpu",
+        origin=GraphOrigin("forward", Location("model.py", 9, "forward"), LINE, "Unsupported Tensor.item() call"),
         graph=graph,
         pipeline="legality,partitioning",
         passes=(

@@ -46,7 +46,7 @@ def test_it_keeps_to_its_schema_also_as_text(known: bool) -> None:
     document = to_json([full_report(known=known), failed_report()])
     assert problems(document, ReportJson) == []
     assert json.loads(json_text([full_report(known=known), failed_report()])) == document
-    assert document["schema"] == SCHEMA_VERSION == 3
+    assert document["schema"] == SCHEMA_VERSION == 4
 
 
 def test_the_checker_itself_finds_mistakes() -> None:
@@ -62,14 +62,14 @@ def test_it_says_what_the_report_says() -> None:
     graph, failed = to_json([full_report(), failed_report()])["graphs"]
     assert graph["coverage"] == {
         "launches": 4,
-        "region_launches": 3,
-        "captured_launches": 2,
+        "selected_launches": 3,
+        "replayed_launches": 2,
         "outside": ["item"],
         "share": 0.75,
     }
-    assert [(region["state"], region["decision"]) for region in graph["regions"]] == [
-        ("replay", "capture"),
-        ("uncaptured", "capture"),
+    assert [(region["state"], region["selected"]) for region in graph["regions"]] == [
+        ("replay", True),
+        ("uncaptured", True),
     ]
     assert graph["regions"][0]["record"]["workspace_bytes"] == 4096
     assert graph["regions"][0]["record"]["python_runs"] == {"lib.op.default": 2}

@@ -100,8 +100,10 @@ def test_a_summary_adds_graphs_up() -> None:
     summary = summarize([full_report(), failed_report()])
     assert (summary.graphs, summary.programs, summary.errors, summary.regions) == (2, 1, 1, 2)
     assert summarize([failed_report()]).coverage is None
-    assert (summary.launches, summary.region_launches, summary.captured_launches) == (4, 3, 2)
-    assert (summary.replays, summary.captures, summary.uncaptured, summary.coverage) == (1234, 2, 1, 0.75)
+    assert (summary.launches, summary.selected_launches, summary.replayed_launches) == (4, 3, 2)
+    assert (summary.replays, summary.captures, summary.uncaptured, summary.breaks) == (1234, 2, 1, 1)
+    assert summary.coverage is None, "nobody knows what plain Inductor launches"
+    assert summarize([full_report()]).coverage == 0.75
 
 
 def test_equal_rows_are_folded_in_order_of_first_occurrence() -> None:
@@ -144,19 +146,19 @@ def test_a_region_that_is_faster_uncaptured_is_not_replayed() -> None:
     record = RegionRecord("r", "uncaptured", captures=1, decisions=[DECISION])
     report = full_report()
     report.regions[0].record = record
-    assert (report.regions[0].state, report.captured_launches) == ("uncaptured", 0)
+    assert (report.regions[0].state, report.replayed_launches) == ("uncaptured", 0)
     assert list(why(report, report.regions[0])) == [measured_text([DECISION])]
 
 
 def test_a_region_that_selection_left_off_says_what_selection_said() -> None:
     report = full_report()
     assert report.graph is not None
-    region = RegionReport(0, (0,), ("mm",), ("mm",), False, "left off by selection")
+    region = RegionReport(0, (0,), ("mm",), ("mm",), False, "not selected by the model")
     report.graph.regions[0].meta.set(SELECTED, False)
     report.graph.regions[0].meta.set(DETAIL, "a replay takes longer")
     report.decision = decide(report.graph, "cpu", "")
     assert unselected(report, region)
-    assert list(why(report, region)) == ["left off by selection", "a replay takes longer"]
+    assert list(why(report, region)) == ["not selected by the model", "a replay takes longer"]
     assert not unselected(report, report.regions[1])
 
 

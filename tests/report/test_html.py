@@ -81,8 +81,8 @@ def test_what_users_write_is_shown_and_not_run() -> None:
 
 def test_it_says_what_the_report_says() -> None:
     shown = " ".join(" ".join(Page(render_html([full_report(), failed_report()])).text).split())
-    assert "75.0 % of 4 launches in regions 2 replayed now 1 in regions 1 outside" in shown
-    assert "75.0 %: 3 of 4 launches in regions, 2 replayed now, 1 outside" in shown
+    assert "unknown plain Inductor runs 1 graph 2 replayed 1 only selected 1 outside" in shown
+    assert "75.0 %: 3 of 4 launches selected, 2 replayed, 1 outside" in shown
     assert "aten.item host-read the host reads a device value model.py:12" in shown
     assert "address-escapes: a word is nobody's" in shown
     assert "partitioning{max-regions=4} 2.50 yes" in shown

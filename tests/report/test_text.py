@@ -18,14 +18,16 @@ def words(text: str) -> str:
 def test_it_says_what_was_captured_and_what_was_not() -> None:
     text = words(render_text([full_report()], 120))
     assert text.startswith(
-        "graph0_inference inference, cpu coverage ████████████░░░░ 75.0 %: 3 of 4 launches in regions, 2"
+        "graph0_inference forward at model.py:9, inference, cpu "
+        "coverage ████████████░░░░ 75.0 %: 3 of 4 launches selected, 2 replayed, 1 outside "
+        "operators 6, of which 1 not captured graph break model.py:12: Unsupported Tensor.item() call: "
     )
     assert "legality,partitioning" in text
     assert "lift 3.0 ms, passes 3.8 ms, inductor 512.0 ms" in text
     assert "legality 1.25 yes 1 node is not capturable" in text
     assert "partitioning{max-regions=4} 2.50 yes" in text
-    assert "0 replay 2 1234 2 3 4.00 KiB capture" in text
-    assert "1 uncaptured 1 0 0 0 0 B capture" in text
+    assert "0 replayed 2 1234 2 3 4.00 KiB selected" in text
+    assert "1 uncaptured 1 0 0 0 0 B selected" in text
     assert "region 1: address-escapes: a word is nobody's" in text
     assert "region 1: host-read: x.item() [cpp_fused_add_1 at model.py:14]" in text
     assert "aten.item host-read the host reads a device value model.py:12" in text
@@ -45,20 +47,20 @@ def test_an_unknown_cost_stays_unknown() -> None:
 def test_a_graph_that_was_given_up_says_why() -> None:
     text = words(render_text([failed_report()]))
     assert "error: LiftError: <unknown> operand & more" in text
-    assert "coverage unknown: no program was emitted" in text
+    assert "coverage none: plain Inductor runs this graph" in text
 
 
 def test_several_graphs_are_summed_up_at_the_end() -> None:
     text = words(render_text([full_report(), failed_report()]))
     assert text.endswith(
-        "2 graphs 75.0 % of 4 launches in 2 regions, 2 replayed now "
-        "2 captures, 1234 replays, 1 operator not captured 1 graph given up to plain Inductor"
+        "2 graphs plain Inductor runs 1 of 2 graphs 3 of 4 launches selected, in 2 regions; 2 replayed "
+        "2 captures, 1234 replays, 1 operator not captured, 1 graph break"
     )
 
 
 def test_graphs_without_a_program_have_no_coverage() -> None:
     text = words(render_text([failed_report(0), failed_report(1)]))
-    assert "2 graphs coverage unknown: no program was emitted 0 captures" in text
+    assert "2 graphs plain Inductor runs 2 of 2 graphs coverage unknown: no program was emitted 0 captures" in text
 
 
 def test_no_graph_is_said_to_be_none() -> None:

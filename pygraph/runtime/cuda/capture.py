@@ -73,6 +73,8 @@ class _Lease:
         self._arenas = arenas
 
     def __del__(self) -> None:
+        if not hasattr(self, "_arenas"):  # an exception may have come before
+            return
         memory = self.memory
         self._arenas.give_back(self.arena, lambda: memory is None or memory.alive() == 0)
 

@@ -283,6 +283,7 @@ class _Inside(TorchDispatchMode):
             if torch.Tag.nondeterministic_seeded in func.tags and _is_on_host(args, named):
                 raise self._refusal("host-random", f"{self._op} draws from the CPU's generator, by {func}")
             self.nondeterministic = self.nondeterministic or nondeterministic_operator(func)
+        wipe_stack()  # a parameter that nobody sets would else pass for a number that changes
         return func(*args, **named)
 
     def _refusal(self, reason: str, detail: str) -> CaptureError:
