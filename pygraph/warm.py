@@ -95,7 +95,11 @@ def entry_tag(gm: torch.fx.GraphModule, settings: Settings) -> str | None:
         return None
     if not (config.enable_autograd_cache or config.enable_remote_autograd_cache):
         return None
-    others = ((config, "bundled_autograd_cache"), (config, "strict_autograd_cache"), (compat.dynamo_config, "caching_precompile"))
+    others = (
+        (config, "bundled_autograd_cache"),
+        (config, "strict_autograd_cache"),
+        (compat.dynamo_config, "caching_precompile"),
+    )
     if any(getattr(where, name, False) for where, name in others):
         return None
     manager = PassManager(settings.passes)
