@@ -70,19 +70,12 @@ def pygraph(
         raise CaptureError("strict", unusable)
     prepare({value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}, settings)
     PassManager(settings.passes)  # a pipeline that does not parse is the caller's mistake, not a failure in here
-<<<<<<< HEAD
     tag = None if unusable else entry_tag(gm, settings)
     keeper = None if tag is None else Keeper(tag)
     origin = origin_of(gm)
     ours = _Compiler(settings, origin, compat.compiler_config.cache_key_tag, keeper)
-    with cached_under(tag), restoring(keeper, ours.restore):
+    with cached_under(tag), restoring(keeper, ours.restore), following():
         inner: Any = functools.partial(_leave, unusable, origin) if unusable else ours
-=======
-    # A cached AOTAutograd entry of a plain compilation would skip inner_compile altogether.
-    with compat.functorch_config.patch(enable_autograd_cache=False), following():
-        origin = origin_of(gm)
-        inner: Any = functools.partial(_leave, unusable, origin) if unusable else _Compiler(settings, origin)
->>>>>>> main
         return cast(
             "Callable[..., Any]",
             compat.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches),
