@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import re
 import shutil
 import sysconfig
 from collections.abc import Iterator
@@ -28,9 +30,13 @@ _SOURCES = (
     "transient.h",
 )
 
-_OLDEST, _NEWEST = (2, 11), (2, 13)
-"""Torch releases whose allocator interface the sources are written for: a method that a later one adds would not be
-handed on."""
+_log = logging.getLogger("pygraph.native")
+
+_INTERFACE = {
+    "c10/cuda/CUDACachingAllocator.h": "CUDAAllocator",
+    "c10/core/CachingDeviceAllocator.h": "DeviceAllocator",
+}
+"""Torch's headers that declare its allocator, and the class in each."""
 
 
 @functools.cache
@@ -40,11 +46,8 @@ def load() -> ModuleType:
 
 
 def library() -> NativeLibrary:
-    """What is built. Raises CaptureError (``native-unavailable``) for a torch that it is not written for, and when
-    no CUDA headers are found."""
-    major, minor = torch.__version__.split(".")[:2]
-    if not _OLDEST <= (int(major), int(minor)) <= _NEWEST:
-        raise CaptureError("native-unavailable", f"not written for torch {torch.__version__}")
+    """What is built. Raises CaptureError (``native-unavailable``) when no CUDA headers are found."""
+    _warn_of_methods()
     return NativeLibrary(
         module="_pygraph_cuda",
         label="cuda",
@@ -73,3 +76,26 @@ def _candidates() -> Iterator[Path]:
     yield Path("/usr/local/cuda/include")
     site = Path(sysconfig.get_paths()["purelib"])
     yield from sorted(site.glob("nvidia/cu*/include"), reverse=True)
+
+
+def unknown_methods(include: Path) -> list[str]:
+    """Virtual methods of torch's allocator, by its headers in ``include``, that ``allocator.h`` does not hand on."""
+    handed_on = (Path(__file__).resolve().parent / "allocator.h").read_text(encoding="utf-8")
+    declared: list[str] = []
+    for header, name in _INTERFACE.items():
+        text = re.sub(r"//.*", "", (include / header).read_text(encoding="utf-8"))
+        body = re.search(rf"^(?:class|struct)\b[^;{{]*\b{name} : .*?^}};", text, re.DOTALL | re.MULTILINE)
+        declared += re.findall(r"\bvirtual\s[^;{]*?(?<!~)\b(\w+)\(", body.group() if body else "")
+    return [name for name in dict.fromkeys(declared) if not re.search(rf"\b{name}\([^;]*\boverride\b", handed_on)]
+
+
+@functools.cache
+def _warn_of_methods() -> None:
+    """Say once what a release of torch adds to its allocator: a method with a default does nothing, or raises, wherever
+    it is called while a region is captured. (Without a default, the compiler refuses.)"""
+    unknown = unknown_methods(Path(torch.__file__).resolve().parent / "include")
+    if unknown:
+        named = ", ".join(unknown)
+        _log.warning(
+            "pygraph: torch %s's allocator has methods that a capture does not hand on: %s", torch.__version__, named
+        )
