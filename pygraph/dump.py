@@ -16,6 +16,7 @@ from pygraph.frontend.launches import lift_launches
 from pygraph.ir import Device
 from pygraph.lowering.program import annotate
 from pygraph.lowering.record import Step
+from pygraph.report.collect import reports
 from pygraph.report.model import GraphReport
 from pygraph.runtime.driver import Program
 
@@ -42,7 +43,7 @@ def dump_program(dump_dir: str | None, report: GraphReport) -> None:
         if report.source:
             (folder / "program.py").write_text(program_text(report), encoding="utf-8")
         _write_report(folder, report)
-        atexit.register(_write_report, folder, report)
+        report.dumped = folder
 
 
 def dump_launches(folder: Path, region: int, device: str, program: Program) -> None:
@@ -54,6 +55,14 @@ def dump_launches(folder: Path, region: int, device: str, program: Program) -> N
     with _warned(folder):
         graph = lift_launches(program.recording, program.slots, program.layout, device=Device.parse(device), name=name)
         (folder / f"{name}.launches.pgir").write_text(str(graph), encoding="utf-8")
+
+
+@atexit.register
+def _write_again() -> None:
+    for report in reports():
+        if report.dumped is not None:
+            with _warned(report.dumped):
+                _write_report(report.dumped, report)
 
 
 @contextlib.contextmanager

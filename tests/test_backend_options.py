@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -220,6 +223,34 @@ def test_an_unwritable_dump_directory_changes_nothing_else(tmp_path: Path, caplo
         x = torch.randn(8, 16)
         torch.testing.assert_close(compiled(model, dump_dir=str(blocked / "sub"))(x), model(x))
     assert "cannot write dumps" in caplog.text
+
+
+EXIT = """
+import sys
+from pathlib import Path
+import torch, pygraph
+from pygraph.report import collect
+
+folder = Path(sys.argv[1])
+ours = torch.compile(lambda x: torch.relu(x @ x) + 1, backend="pygraph", options={"dump_dir": str(folder)})
+with torch.no_grad():
+    for size in (3, 4):
+        torch._dynamo.reset()
+        for _ in range(4):
+            ours(torch.ones(size, size))
+first, _ = sorted(folder.iterdir())
+(first / "report.txt").unlink()
+(first / "report.txt").mkdir()
+"""
+
+
+def test_reports_are_written_again_at_exit_with_a_warning_where_one_cannot_be(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", EXIT, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("cannot write dumps to") == 1
+    _, second = sorted(tmp_path.iterdir())
+    (graph,) = json.loads((second / "report.json").read_text())["graphs"]
+    assert [region["record"]["replays"] for region in graph["regions"]] == [2]
 
 
 @pytest.mark.parametrize("name", ["pygraph.report.text.render_text", "pygraph.dump.lift_launches"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pygraph.frontend.location import UNKNOWN, GraphOrigin
 from pygraph.ir import DeviceModel, Graph
@@ -77,7 +78,7 @@ class GraphReport:
     ``origin`` is the function that Dynamo took it from, with the graph break behind it, for the forward graph alone.
     ``graph`` is the IR after the passes, ``model`` what they costed it with. ``times_ms`` has lift, passes,
     write-back and inductor. ``notes`` says where the program differs from the decision; ``error`` why PyGraph gave
-    the graph up to plain Inductor, if it did.
+    the graph up to plain Inductor, if it did. ``dumped`` is the folder that it was written to.
     """
 
     index: int
@@ -96,6 +97,7 @@ class GraphReport:
     notes: list[str] = field(default_factory=list)
     error: str | None = None
     origin: GraphOrigin = UNKNOWN
+    dumped: Path | None = None
 
     @property
     def name(self) -> str:
