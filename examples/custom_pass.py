@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 import pygraph
-from pygraph.ir import CAPTURABLE, DETAIL, REASON, Graph, KernelNode, Stage
+from pygraph.ir import CAPTURABLE, DETAIL, REASON, Graph, KernelNode, Stage, sources
 from pygraph.passes import Pass, PassContext, PassResult, register
 
 
@@ -32,15 +32,15 @@ class KeepOut(Pass):
     functions: tuple[str, ...] = ()
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
-        chosen = [node for node in graph.nodes if node.meta.get(CAPTURABLE) and self._named(node)]
+        chosen = [node for node in graph.nodes if node.meta.get(CAPTURABLE) and self._written_in(node)]
         for node in chosen:
             node.meta.set(CAPTURABLE, False)
             node.meta.set(REASON, "kept-out")
-            node.meta.set(DETAIL, f"it was written in '{node.loc.function if node.loc else ''}'")
+            node.meta.set(DETAIL, f"it was written in '{self._written_in(node)[0]}'")
         return PassResult(bool(chosen), (f"nodes kept out: {len(chosen)}",))
 
-    def _named(self, node: KernelNode) -> bool:
-        return node.loc is not None and node.loc.function in self.functions
+    def _written_in(self, node: KernelNode) -> list[str]:
+        return [function for _, function in sources(node) if function in self.functions]
 
 
 PIPELINE = "legality,keep-out{functions=[debug]},placement,partitioning,indirection,selection"

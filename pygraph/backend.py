@@ -26,6 +26,7 @@ from pygraph.lowering.attention import define_seeds, inputs_in_use, unwrap_idle
 from pygraph.lowering.compile import compare, compile_steered, program_key, program_record
 from pygraph.lowering.direct import shortcut
 from pygraph.lowering.failed import Failed
+from pygraph.lowering.lineage import following
 from pygraph.lowering.lines import line_origins
 from pygraph.lowering.plan import Plan, judge_graph, plan
 from pygraph.lowering.program import read_program
@@ -33,7 +34,7 @@ from pygraph.lowering.wrap import wrap_regions
 from pygraph.lowering.write_back import write_back
 from pygraph.passes.manager import PassManager
 from pygraph.recompile import Boxed, Compiled, Recompilation, Wrapped, boxed
-from pygraph.regions import Wrapping, region_reports, region_wrapper
+from pygraph.regions import Wrapping, prepare, region_reports, region_wrapper
 from pygraph.report.collect import open_report
 from pygraph.report.model import GraphReport, PassReport
 from pygraph.settings import Settings
@@ -64,9 +65,10 @@ def pygraph(
     unusable = compat.missing_text(compat.UNUSABLE)
     if unusable and settings.strict:
         raise CaptureError("strict", unusable)
+    prepare({value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}, settings)
     PassManager(settings.passes)  # a pipeline that does not parse is the caller's mistake, not a failure in here
     # A cached AOTAutograd entry of a plain compilation would skip inner_compile altogether.
-    with compat.functorch_config.patch(enable_autograd_cache=False):
+    with compat.functorch_config.patch(enable_autograd_cache=False), following():
         origin = origin_of(gm)
         inner: Any = functools.partial(_leave, unusable, origin) if unusable else _Compiler(settings, origin)
         return cast(
@@ -123,13 +125,13 @@ class _Compiler:
         gm, kwargs = original.gm, original.kwargs
         report.notes += unwrap_idle(gm) + define_seeds(gm)
         planned = self._plan(gm, kwargs, report, failed)
-        if before is not None and before.same(planned.decision, failed):
+        if before is not None and before.same(planned.decision):
             return None
         start = time.perf_counter()
         report.notes += write_back(gm, planned.graph, planned.lifted)
         report.times_ms["write_back"] = (time.perf_counter() - start) * 1e3
         start = time.perf_counter()
-        judge = functools.partial(judge_graph, device=planned.decision.device, failed=failed)
+        judge = functools.partial(judge_graph, device=planned.decision.device, passes=planned.passes)
         inputs = inputs_in_use(gm, original.inputs)
         key = program_key(planned.decision, planned.passes, failed.digest())
         program = compile_steered(gm, inputs, kwargs, planned.decision, judge, key)

@@ -111,6 +111,17 @@ list_mode_options = _find("torch._inductor.list_mode_options", cost=_RAISES)
 _find("torch.compiler.config.cache_key_tag")
 _find("torch._inductor.config.graph_partition")
 
+# -- Inductor: its passes on FX graphs -----------------------------------------------------------------------------
+compile_fx_module = _find("torch._inductor.compile_fx")
+_find("torch._inductor.compile_fx.post_grad_passes")
+pattern_entries = tuple(
+    _find(f"torch._inductor.pattern_matcher.{_name}")
+    for _name in ("GraphPatternEntry", "LoweringPatternEntry", "ReplacementPatternEntry")
+)
+for _name in ("create_node", "replace_node", "erase_node"):
+    _find(f"torch.fx.GraphModule._register_{_name}_hook")
+    _find(f"torch.fx.GraphModule._unregister_{_name}_hook")
+
 # -- Inductor: its IR ----------------------------------------------------------------------------------------------
 _BY_FX_NODE = (
     "Inductor's {} are told by their FX nodes alone: what its own passes make of others may fail to be captured"

@@ -48,9 +48,9 @@ class Compiled:
     run: Boxed
     regions: Wrapped = ()
 
-    def same(self, decision: Decision, failed: Failed) -> bool:
-        """Whether a program under ``decision``, without ``failed``, would be cut like this one."""
-        return decision.digest() == self.decision.digest() and failed.calls.keys() == self.failed.calls.keys()
+    def same(self, decision: Decision) -> bool:
+        """Whether a program under ``decision`` would be cut like this one."""
+        return decision.digest() == self.decision.digest()
 
     def promises(self) -> tuple[object, ...]:
         """What callers were told of the results: AOTAutograd has compiled the backward for these strides."""
@@ -186,7 +186,6 @@ class Recompilation:
         """Put what ``fresh`` says into the report that is known by this graph's name."""
         notes = [note for note in self._report.notes if note.startswith(_NOTE)]
         notes += [_note(name, met, before.decision) for name, met in failed.nodes.items()]
-        notes += [f"{_NOTE} {op} at {loc or 'unknown line'}: {met}" for (op, loc), met in failed.calls.items()]
         fresh.notes = list(dict.fromkeys([*fresh.notes, *notes]))
         for entry in fields(GraphReport):
             setattr(self._report, entry.name, getattr(fresh, entry.name))

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import platformdirs
-
+from pygraph.cache import user_dir
 from pygraph.errors import OptionError
 from pygraph.passes.manager import DEFAULT_PIPELINE
 
@@ -33,7 +32,8 @@ class Settings:
     capture_after  the occurrence of a set of sizes at which it is captured (2 or more)
     max_captures   captures that one region keeps
     measure        whether real calls try if a replay pays, and what does not is left uncaptured
-    cache_dir      where decisions of measured selection are kept for later processes; nothing is kept when None
+    cache_dir      where native libraries and decisions of measured selection are kept for later processes; with
+                   None, no decision is kept, and libraries are where they are by default
     inductor       patches to Inductor's configuration for this compilation
     """
 
@@ -45,7 +45,7 @@ class Settings:
     capture_after: int = 2
     max_captures: int = 64
     measure: bool = True
-    cache_dir: str | None = field(default_factory=lambda: platformdirs.user_cache_dir("pygraph"))
+    cache_dir: str | None = field(default_factory=user_dir)
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod

@@ -2,13 +2,14 @@
 
 from pygraph.frontend.args import to_fx_arg
 from pygraph.frontend.costs import cost_of
-from pygraph.frontend.fx import lift, result_paths
+from pygraph.frontend.fx import FX_MADE_FROM, lift, made_from, result_paths
 from pygraph.frontend.launches import lift_launches
 from pygraph.frontend.location import location_of
 from pygraph.frontend.names import FrontendError, op_name, resolve_op
 from pygraph.frontend.roles import backward_static_inputs, held_inputs, lent_inputs
 
 __all__ = [
+    "FX_MADE_FROM",
     "FrontendError",
     "backward_static_inputs",
     "cost_of",
@@ -17,6 +18,7 @@ __all__ = [
     "lift",
     "lift_launches",
     "location_of",
+    "made_from",
     "op_name",
     "resolve_op",
     "result_paths",

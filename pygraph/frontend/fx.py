@@ -23,9 +23,12 @@ from pygraph.frontend.names import FrontendError, op_name
 from pygraph.frontend.roles import role_of
 from pygraph.frontend.symbols import SymbolReader
 from pygraph.frontend.types import TypeReader
-from pygraph.ir import CONSTANT, FREE, TAGS, Arg, Graph, GraphRef, KernelNode, Stage, Value
+from pygraph.ir import CONSTANT, FREE, MADE_FROM, TAGS, Arg, Graph, GraphRef, KernelNode, Stage, Value
 
-__all__ = ["lift", "result_paths"]
+__all__ = ["FX_MADE_FROM", "lift", "made_from", "result_paths"]
+
+FX_MADE_FROM = "pygraph_made_from"
+"""The key of an FX node's ``meta`` for what ``made_from`` says of those that it was made from."""
 
 
 def lift(
@@ -46,6 +49,14 @@ def lift(
     graph = _Lifter(gm, Graph("main", kind, Stage.LIFTED), types, frozenset(static_inputs)).run()
     graph.hints = types.symbols.hints
     return graph
+
+
+def made_from(node: fx.Node) -> tuple[str, ...]:
+    """What an FX node, or what it was made from, computes: operators, each with the user's function."""
+    if node.op != "call_function":
+        return ()
+    loc = location_of(node.meta)
+    return node.meta.get(FX_MADE_FROM) or (f"{op_name(node.target)} in {loc.function if loc else ''}",)
 
 
 def result_paths(node: fx.Node) -> list[Path]:
@@ -129,6 +140,8 @@ class _Lifter:
         tags = tags_text(wrapped_operator(call) if higher else call.target)
         if tags:
             added.meta.set(TAGS, tags)
+        if node.meta.get(FX_MADE_FROM):
+            added.meta.set(MADE_FROM, "; ".join(node.meta[FX_MADE_FROM]))
         return added
 
     def _index(self, node: fx.Node) -> bool:

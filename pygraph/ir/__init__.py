@@ -1,6 +1,18 @@
 """The IR: values, kernel nodes, graphs, costs, text. Imports sympy and ``pygraph.errors`` only, never torch."""
 
-from pygraph.ir.annotations import CAPTURABLE, DETAIL, PLACEMENT, REASON, REGION, SELECTED, TAGS, Parameter, Region
+from pygraph.ir.annotations import (
+    CAPTURABLE,
+    DETAIL,
+    MADE_FROM,
+    PLACEMENT,
+    REASON,
+    REGION,
+    SELECTED,
+    TAGS,
+    Parameter,
+    Region,
+    sources,
+)
 from pygraph.ir.cost import FREE, H200, HOST, UNKNOWN, Cost, DeviceModel, Peak
 from pygraph.ir.dims import canonical
 from pygraph.ir.effects import PURE, Effects
@@ -35,6 +47,7 @@ __all__ = [
     "FREE",
     "H200",
     "HOST",
+    "MADE_FROM",
     "PLACEMENT",
     "PURE",
     "REASON",
@@ -76,6 +89,7 @@ __all__ = [
     "memory_roots",
     "parse",
     "print_graph",
+    "sources",
     "symbol",
     "values_in",
     "verify",

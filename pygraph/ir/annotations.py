@@ -13,6 +13,7 @@ from pygraph.ir.node import KernelNode, Meta, MetaKey, Value
 __all__ = [
     "CAPTURABLE",
     "DETAIL",
+    "MADE_FROM",
     "PLACEMENT",
     "REASON",
     "REGION",
@@ -21,11 +22,14 @@ __all__ = [
     "Parameter",
     "Region",
     "Unit",
+    "sources",
     "unit_of",
 ]
 
 TAGS = MetaKey("tags", str)
 """Node: the tags of its operator that matter to capture, comma separated (set by the frontend)."""
+MADE_FROM = MetaKey("made_from", str)
+"""Node: what it was made from, if an earlier pass of the compiler made it (set by the frontend); see ``sources``."""
 CAPTURABLE = MetaKey("capturable", bool)
 """Node: whether it may be part of a captured region (set by legality)."""
 REASON = MetaKey("reason", str)
@@ -38,6 +42,14 @@ REGION = MetaKey("region", int)
 """Node: the region that it belongs to (set by partitioning)."""
 SELECTED = MetaKey("selected", bool)
 """Region: whether it is worth a graph (set by selection)."""
+
+
+def sources(node: KernelNode) -> tuple[tuple[str, str], ...]:
+    """Operators of the user's program that ``node`` computes, each with the function that it was written in: its own,
+    and those that an earlier pass of the compiler made it from (attention from products and a softmax)."""
+    made = [text.partition(" in ") for text in (node.meta.get(MADE_FROM) or "").split("; ") if text]
+    return ((node.op, node.loc.function if node.loc else ""), *((op, function) for op, _, function in made))
+
 
 Unit: TypeAlias = "int | KernelNode"
 """A node of the quotient graph: the index of a region, or a kernel node that is in none."""

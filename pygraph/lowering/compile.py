@@ -106,10 +106,17 @@ def compare(decision: Decision, record: ProgramRecord) -> tuple[list[str], set[i
             if placed is not None and not placed.capturable and placed.op != CONSTANT:
                 notes.append(f"region {index} holds {name} ({placed.op}), judged not capturable: {placed.reason}")
                 forbidden.add(index)
+        for one in (one for step in steps for one in step.made if one.reason is not None):
+            notes.append(f"region {index} holds {one.name} ({one.op}), which has to stay outside: {one.reason}")
+            forbidden.add(index)
     if len(record.regions) > len(decision.regions):
         notes.append(f"{len(record.regions)} regions were emitted where {len(decision.regions)} were decided")
     inside = {name for steps in record.regions for step in steps for name in step.origins}
     lost = [s.reason or "" for s in record.outside for o in s.origins if o not in inside and _was_inside(decision, o)]
+    made = {one.name: one for step in record.outside for one in step.made if one.reason is not None}
+    for one in made.values():
+        sources = ", ".join(one.sources) or "nodes that are not known"
+        notes.append(f"{one.name} ({one.op}), made from {sources}, was left outside: {one.reason}")
     for reason in dict.fromkeys(lost):
         notes.append(f"{lost.count(reason)} operators decided into a region were left outside: {reason}")
     return notes, forbidden

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, SELECTED, Effects, Graph, KernelNode, Token
+from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, SELECTED, Effects, Graph, KernelNode
 
-__all__ = ["BARRIER", "RNG", "Decision", "Placed", "decide", "operator_run"]
+__all__ = ["BARRIER", "RNG", "Decision", "Placed", "decide"]
 
 BARRIER = "barrier"
 RNG = "rng"
@@ -20,9 +20,8 @@ RNG = "rng"
 class Placed:
     """Where one node goes. ``region`` is None outside of every region; then ``reason`` says why.
 
-    ``runs`` is the operator that a higher-order one runs, ``op`` itself for any other. ``chains`` names the orders
-    besides data that the node is part of: nodes of one chain keep their order among themselves, and one of the chain
-    BARRIER keeps its place among all nodes.
+    ``chains`` names the orders besides data that the node is part of: nodes of one chain keep their order among
+    themselves, and one of the chain BARRIER keeps its place among all nodes.
     """
 
     op: str
@@ -32,7 +31,6 @@ class Placed:
     detail: str = ""
     loc: str | None = None
     chains: tuple[str, ...] = ()
-    runs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +73,7 @@ def _placed(node: KernelNode) -> Placed:
         detail=node.meta.get(DETAIL) or "",
         loc=str(node.loc) if node.loc else None,
         chains=_chains(node.effects),
-        runs=operator_run(node),
     )
-
-
-def operator_run(node: KernelNode) -> str:
-    """The operator that a higher-order node is handed first, as ``auto_functionalized`` is; any other node's own."""
-    return node.args[0].name if node.args and isinstance(node.args[0], Token) else node.op
 
 
 def _chains(effects: Effects) -> tuple[str, ...]:

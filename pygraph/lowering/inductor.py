@@ -20,7 +20,9 @@ from pygraph import compat
 __all__ = [
     "Listener",
     "draws",
+    "indexed",
     "install_scheduler_hooks",
+    "is_lowering",
     "is_tuple_getitem",
     "launches",
     "memory_allows",
@@ -160,17 +162,21 @@ def origins(part: Any) -> list[Any]:
 
     Inductor's origins of an external kernel are its own FX node and those of operands that were not realized when it
     was lowered; the buffers realized for it, which are nodes of their own, carry the latter. A buffer that was made on
-    behalf of the kernel itself (a copy into other strides) carries all of them: then nothing is taken away.
+    behalf of the kernel itself (a copy into other strides) carries all of them: then nothing is taken away. What takes
+    one of several results of a kernel computes what the kernel does.
 
     A buffer that is realized because an external kernel, or a copy to another device, needs it gets the origin of that,
     too, although what it computes is not in it: at most a copy in other strides, which nothing speaks against.
     """
-    found = getattr(part.node, "origins", None) or ()
-    if isinstance(part.node, compat.ComputedBuffer):
+    node = part.node
+    while isinstance(node, compat.MultiOutput):
+        node = node.inputs[0]
+    found = getattr(node, "origins", None) or ()
+    if isinstance(node, compat.ComputedBuffer):
         where = part.get_device()
         found = [origin for origin in found if not _is_external(origin) and not _is_elsewhere(origin, where)] or found
-    if isinstance(part.node, compat.ExternKernel):
-        operands = {origin for name in part.read_writes.reads for origin in _buffer_origins(name.name)}
+    if isinstance(node, compat.ExternKernel):
+        operands = {origin for read in node.get_read_writes().reads for origin in _buffer_origins(read.name)}
         found = [origin for origin in found if origin not in operands] or found
     return sorted(found, key=lambda origin: str(origin.name))
 
@@ -222,6 +228,16 @@ def draws(node: Any) -> bool:
         return False
     seeds = op.name().startswith("prims::inductor_seed")
     return seeds or torch.Tag.nondeterministic_seeded in op.tags
+
+
+def is_lowering(node: Any) -> bool:
+    """Whether an FX node calls no operator, but what Inductor has written to lower what a pattern matched."""
+    return getattr(node.target, "_inductor_lowering_function", False) is True
+
+
+def indexed(node: Any) -> Any:
+    """The node that a getitem takes one result of; any other node itself."""
+    return indexed(node.args[0]) if is_tuple_getitem(node) and node.args else node
 
 
 def is_tuple_getitem(node: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,11 +78,11 @@ def model_for(device: str, index: int | None = None) -> DeviceModel:
     return model if torch.get_float32_matmul_precision() == "highest" else model.with_tf32()
 
 
-def judge_graph(fx_graph: Any, device: str, failed: Failed | None = None) -> Mapping[str, str | None]:
-    """The reason of each node of an FX graph by name, None where it is capturable: for nodes that Inductor made."""
+def judge_graph(fx_graph: Any, device: str, passes: Sequence[Pass]) -> Mapping[str, str | None]:
+    """The reason of each node of an FX graph by name, None where it is capturable, by the legality of ``passes``: for
+    nodes that Inductor made."""
     gm = fx_graph.owning_module or torch.fx.GraphModule(torch.nn.Module(), fx_graph)
     graph = lift(gm, kind="inference")
-    if failed:
-        failed.mark(graph)
-    Legality().run(graph, PassContext(device, MODELS[device]))
+    legality = next((item for item in passes if isinstance(item, Legality)), Legality())
+    legality.run(graph, PassContext(device, MODELS[device]))
     return {n.name: None if n.meta.get(CAPTURABLE) else n.meta.get(REASON) or "unknown-node" for n in graph.nodes}

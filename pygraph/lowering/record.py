@@ -14,12 +14,12 @@ __all__ = ["Made", "ProgramRecord", "RecordedMaps", "Step"]
 @dataclass(frozen=True, slots=True)
 class Made:
     """An FX node that Inductor's own passes made, so that no decision names it: its operator, and the nodes of the
-    decision that it may have been made from. (Not the user's line: the same program at another line comes from cache.)
-    """
+    decision that it was made from. Without any, nobody knows. ``reason`` says why it has to be outside, if it has."""
 
     name: str
     op: str
     sources: tuple[str, ...]
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pygraph.frontend import location_of, op_name
+from pygraph.frontend import op_name
+from pygraph.ir import CONSTANT
 from pygraph.lowering import inductor
 from pygraph.lowering.alternate import count_runs, fewest_runs
 from pygraph.lowering.decision import BARRIER, RNG, Decision
+from pygraph.lowering.lineage import Lineage, following
 from pygraph.lowering.record import Made, ProgramRecord, RecordedMaps, Step
+from pygraph.passes.partitioning import NO_LAUNCH
 
 __all__ = ["Steering"]
+
+UNKNOWN = "unknown-node"
 
 Judge = Callable[[Any], Mapping[str, str | None]]
 """Given the FX graph that Inductor lowers, the reason of each node by name (None: capturable)."""
@@ -29,12 +34,13 @@ class Steering:
         self._judge = judge
         self._judged: Mapping[str, str | None] | None = None
         self._reasons: dict[str, str | None] = {}
+        self._lineage = Lineage()
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Steer every main graph that Inductor schedules on this thread meanwhile."""
         inductor.install_scheduler_hooks()
-        with inductor.scheduler_listener(self):
+        with inductor.scheduler_listener(self), following() as self._lineage:
             yield
 
     # -- asked by the scheduler ------------------------------------------------------------------------------------
@@ -104,33 +110,41 @@ class Steering:
     def _origin_reason(self, origin: Any) -> str | None:
         if origin.op in ("placeholder", "get_attr", "output"):
             return None
+        if self._is_made(origin):
+            return self._made_reason(origin)
         placed = self.decision.nodes.get(origin.name)
         if placed is not None:
             return placed.reason
-        if inductor.is_tuple_getitem(origin):
-            return self._origin_reason(origin.args[0])
+        return self._origin_reason(origin.args[0]) if inductor.is_tuple_getitem(origin) else UNKNOWN
+
+    def _made_reason(self, origin: Any) -> str | None:
+        """A node that Inductor made is outside for any reason that what it was made from is outside for, or its own."""
+        sources = self._sources(origin)
+        reasons = [self.decision.nodes[name].reason for name in sources] or [UNKNOWN]
+        inherited = next((reason for reason in reasons if reason not in (None, NO_LAUNCH)), None)
+        if inherited is not None or inductor.is_lowering(origin):
+            return inherited
         if self._judged is None:
             self._judged = self._judge(origin.graph)
-        return self._judged.get(origin.name, "unknown-node")
+        return self._judged.get(origin.name, UNKNOWN)
+
+    def _is_made(self, origin: Any) -> bool:
+        return self._lineage.sources(origin) is not None
+
+    def _sources(self, origin: Any) -> tuple[str, ...]:
+        """The nodes of the decision that a node was made from; constants launch nothing and decide nothing."""
+        found = map(inductor.indexed, self._lineage.sources(origin) or ())
+        known = [(node.name, self.decision.nodes.get(node.name)) for node in found]
+        return tuple(dict.fromkeys(name for name, placed in known if placed is not None and placed.op != CONSTANT))
 
     def _step(self, snode: Any) -> Step:
         parts = inductor.scheduled_parts(snode)
         nodes = {o.name: o for part in parts for o in inductor.origins(part)}
+        made = [node for node in nodes.values() if node.op == "call_function" and self._is_made(node)]
         return Step(
             buffers=tuple(snode.get_buffer_names()),
             origins=tuple(nodes),
             launches=any(inductor.launches(part) for part in parts),
             reason=self.should_partition(snode),
-            made=tuple(self._made(node) for node in nodes.values() if self._is_made(node)),
+            made=tuple(Made(n.name, op_name(n.target), self._sources(n), self._made_reason(n)) for n in made),
         )
-
-    def _is_made(self, origin: Any) -> bool:
-        known = origin.name in self.decision.nodes
-        return origin.op == "call_function" and not known and not inductor.is_tuple_getitem(origin)
-
-    def _made(self, origin: Any) -> Made:
-        """What is to be known of a node that Inductor made: it was made from one that runs the same operator, perhaps
-        inside of a higher-order one, in the same line of the user's."""
-        op, loc = op_name(origin.target), location_of(origin.meta)
-        nodes = self.decision.nodes.items() if loc else ()
-        return Made(origin.name, op, tuple(n for n, p in nodes if op in (p.op, p.runs) and p.loc == str(loc)))

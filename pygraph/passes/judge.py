@@ -20,6 +20,7 @@ from pygraph.ir import (
     Value,
     base_name,
     graph_refs_in,
+    sources,
     values_in,
 )
 from pygraph.passes.judge_devices import device_copies, device_operands, device_random
@@ -53,12 +54,17 @@ def _failed(node: KernelNode, _: Target) -> Verdict | None:
 
 
 def _by_name(node: KernelNode, target: Target) -> Verdict | None:
-    return _named(node, node.op, target)
+    forbidden = (_forbidden(op, target) for op, _ in sources(node))
+    return next(filter(None, forbidden), None) or _named(node, node.op, target)
+
+
+def _forbidden(op: str, target: Target) -> Verdict | None:
+    if op in target.forbid or base_name(op) in target.forbid:
+        return Verdict(False, "forbidden", f"{op} is named by the option 'forbid'")
+    return None
 
 
 def _named(node: KernelNode, op: str, target: Target) -> Verdict | None:
-    if op in target.forbid or base_name(op) in target.forbid:
-        return Verdict(False, "forbidden", f"{op} is named by the option 'forbid'")
     entry = known_unsafe(op)
     if entry is None or (entry.accelerator and target.device.is_host):
         return None
@@ -79,7 +85,7 @@ def _inner_operator(node: KernelNode, target: Target) -> Verdict | None:
     first = node.args[0] if node.args else None
     if not isinstance(first, Token):
         return None
-    inner = _named(node, first.name, target) or _custom(first.name, target)
+    inner = _forbidden(first.name, target) or _named(node, first.name, target) or _custom(first.name, target)
     return inner and replace(inner, detail=f"{node.op} runs an operator: {inner.detail}")
 
 

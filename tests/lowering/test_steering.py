@@ -13,7 +13,7 @@ import pygraph
 from pygraph.ir import CAPTURABLE, REASON, Graph, Stage
 from pygraph.lowering.compile import compare
 from pygraph.lowering.decision import Decision, Placed
-from pygraph.lowering.record import ProgramRecord, RecordedMaps, Step
+from pygraph.lowering.record import Made, ProgramRecord, RecordedMaps, Step
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.report.model import GraphReport
 
@@ -97,34 +97,6 @@ def test_a_graph_without_any_capturable_launch_has_no_region() -> None:
     assert report.coverage == 0.0
 
 
-def test_nodes_made_by_inductor_are_judged_when_they_appear() -> None:
-    from pygraph.lowering.steering import Steering
-
-    asked: list[Any] = []
-
-    def judge(graph: Any) -> dict[str, str | None]:
-        asked.append(graph)
-        return {"made": "host-read", "fine": None}
-
-    class Origin:
-        op = "call_function"
-        target = None
-        args = ()
-        graph = "post-grad"
-
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-    known = {"known": Placed("aten.mm.default", 0, None, True)}
-    steering = Steering(Decision("cpu", known, (0,), frozenset(), ""), judge)
-    assert steering._origin_reason(Origin("known")) is None
-    assert asked == []
-    assert steering._origin_reason(Origin("made")) == "host-read"
-    assert steering._origin_reason(Origin("fine")) is None
-    assert steering._origin_reason(Origin("nowhere")) == "unknown-node"
-    assert asked == ["post-grad"]
-
-
 def decision(**reasons: str | None) -> Decision:
     nodes = {n: Placed(f"aten.{n}.default", None if r else 0, r, not r) for n, r in reasons.items()}
     return Decision("cpu", nodes, (0,), frozenset({0}), "legality")
@@ -139,6 +111,14 @@ def test_a_region_with_an_uncapturable_operator_is_named_and_barred() -> None:
     notes, forbidden = compare(decision(mm=None, item="host-read"), record)
     assert forbidden == {0}
     assert notes == ["region 0 holds item (aten.item.default), judged not capturable: host-read"]
+
+
+def test_a_region_with_a_made_node_that_has_to_stay_outside_is_barred() -> None:
+    made = Made("addmm", "aten.addmm.default", ("mm",), "forbidden")
+    record = ProgramRecord(((Step(("buf0",), ("addmm",), True, None, (made,)),),), (True,))
+    notes, forbidden = compare(decision(mm="forbidden"), record)
+    assert forbidden == {0}
+    assert notes == ["region 0 holds addmm (aten.addmm.default), which has to stay outside: forbidden"]
 
 
 def test_a_constant_that_was_folded_into_a_kernel_bars_nothing() -> None:

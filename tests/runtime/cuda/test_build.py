@@ -14,12 +14,16 @@ INCLUDE = Path(torch.__file__).resolve().parent / "include"
 """Torch's headers."""
 
 
+def headers(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
 @pytest.fixture
 def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A CUDA toolkit that has the headers which are looked for."""
-    for name in ("cuda.h", "crt/host_config.h"):
-        (tmp_path / "include" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "include" / name).touch()
+    headers(tmp_path / "include", "cuda.h", "cuda_runtime_api.h", "crt/host_config.h")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
     return tmp_path
@@ -60,8 +64,27 @@ def test_a_method_that_a_newer_torch_adds_is_named_once(
     ]
 
 
+@pytest.mark.parametrize(("version", "place"), [("13.0", "cu13"), ("12.8", "cuda_runtime")])
+def test_without_a_toolkit_the_headers_are_those_of_the_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, place: str
+) -> None:
+    """The runtime's lack ``crt``, which Triton's bring."""
+    site = tmp_path / "site"
+    runtime, triton = site / "nvidia" / place / "include", site / "triton" / "backends" / "nvidia" / "include"
+    headers(runtime, "cuda_runtime_api.h")
+    monkeypatch.setattr(build, "_toolkits", lambda: iter([tmp_path / "none"]))
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(build, "_packages", lambda name: [site / name])
+    with pytest.raises(CaptureError, match="Triton"):
+        build._headers()
+    headers(triton, "cuda.h", "cuda_runtime_api.h", "crt/host_config.h")
+    found = build._headers()
+    assert [folder for folder in found if folder.exists()] == [runtime, triton]
+
+
 def test_without_headers_it_says_what_to_set(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_candidates", lambda: iter([toolkit / "nowhere"]))
+    monkeypatch.setattr(build, "_toolkits", lambda: iter([toolkit / "nowhere"]))
+    monkeypatch.setattr(build, "_wheels", lambda: iter(()))
     with pytest.raises(CaptureError, match="set CUDA_HOME") as caught:
         build.library()
     assert caught.value.reason == "native-unavailable"

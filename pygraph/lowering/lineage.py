@@ -1,0 +1,157 @@
+"""What the FX nodes that Inductor's passes make were made from.
+
+    before:  mm ─ add ─ relu        addmm ▸ mm, add
+    after:   addmm ─ relu
+
+A node that a pattern makes was made from all nodes that the pattern matched. Other passes are followed by what they do
+to the graph: what they make was made from all that is replaced or erased next. A node of which neither tells anything
+was made from nothing that is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from pygraph import compat
+from pygraph.frontend import FX_MADE_FROM, made_from
+
+__all__ = ["Lineage", "following"]
+
+T = TypeVar("T")
+_active = threading.local()
+
+
+@contextmanager
+def following() -> Iterator[Lineage]:
+    """Follow the passes that Inductor runs on this thread meanwhile."""
+    _install()
+    previous = _lineage()
+    lineage = _active.lineage = Lineage()
+    try:
+        yield lineage
+    finally:
+        _active.lineage = previous
+
+
+def _lineage() -> Lineage | None:
+    return getattr(_active, "lineage", None)
+
+
+class Lineage:
+    """The nodes that were made while this was active, and what they were made from.
+
+    They also say so themselves, to whoever lifts their graph (``FX_MADE_FROM``), and take the line of what they
+    replace.
+    """
+
+    def __init__(self) -> None:
+        self._sources: dict[FxNode, dict[FxNode, None]] = {}
+        self._latest: list[FxNode] = []
+        self._used = False
+        self._matching = False
+
+    def sources(self, node: FxNode) -> tuple[FxNode, ...] | None:
+        """The nodes from before that ``node`` was made from, none where nobody knows; None if it was not made."""
+        found = self._sources.get(node)
+        return None if found is None else tuple(found)
+
+    @contextmanager
+    def replacing(self, gm: Any, matched: Iterable[FxNode]) -> Iterator[None]:
+        """A pattern that matched these nodes is being replaced."""
+        made: list[FxNode] = []
+        self._latest, self._matching = [], True
+        try:
+            with _hooked(gm, create=made.append):
+                yield
+        finally:
+            self._matching = False
+        for node in made:
+            self._sources[node] = {}
+        self._trace(made, list(matched))
+
+    @contextmanager
+    def watching(self, gm: Any) -> Iterator[None]:
+        """Any passes run on the graph of ``gm``."""
+        with _hooked(gm, self._created, self._replaced, self._removed):
+            yield
+
+    def _created(self, node: FxNode) -> None:
+        if self._matching:
+            return
+        if self._used:
+            self._latest, self._used = [], False
+        self._latest.append(node)
+        self._sources[node] = {}
+
+    def _replaced(self, old: FxNode, **_: object) -> None:
+        self._removed(old)
+
+    def _removed(self, node: FxNode) -> None:
+        if not self._matching and self._latest and node not in self._latest:
+            self._used = True
+            self._trace(self._latest, [node])
+
+    def _trace(self, made: Iterable[FxNode], removed: list[FxNode]) -> None:
+        known = [source for node in removed for source in self._sources.get(node, (node,))]
+        traces = [node.meta["stack_trace"] for node in reversed(removed) if node.meta.get("stack_trace")]
+        texts = [text for node in removed for text in made_from(node)]
+        for node in made:
+            self._sources[node].update(dict.fromkeys(known))
+            node.meta[FX_MADE_FROM] = tuple(dict.fromkeys((*node.meta.get(FX_MADE_FROM, ()), *texts)))
+            if traces and not node.meta.get("stack_trace"):
+                node.meta["stack_trace"] = traces[0]
+
+
+@contextmanager
+def _hooked(
+    gm: GraphModule | None,
+    create: Callable[[FxNode], object] | None = None,
+    replace: Callable[..., object] | None = None,
+    erase: Callable[[FxNode], object] | None = None,
+) -> Iterator[None]:
+    """Call these functions for what happens to the graph of ``gm``; a graph without a module tells nobody."""
+    with ExitStack() as stack:
+        for event, function in (("create", create), ("replace", replace), ("erase", erase)):
+            if gm is not None and function is not None:
+                getattr(gm, f"_register_{event}_node_hook")(function)
+                stack.callback(getattr(gm, f"_unregister_{event}_node_hook"), function)
+        yield
+
+
+@functools.cache
+def _install() -> None:
+    """Hook into Inductor's patterns and passes, once for the process. Without a lineage nothing changes."""
+    for entry in compat.pattern_entries:
+        entry.apply = _following_match(entry.apply)
+    compat.compile_fx_module.post_grad_passes = _following_passes(compat.compile_fx_module.post_grad_passes)
+
+
+def _following_match(apply: Callable[..., T]) -> Callable[..., T]:
+    @functools.wraps(apply)
+    def followed(entry: Any, match: Any, graph: Any, node: FxNode) -> T:
+        lineage = _lineage()
+        if lineage is None:
+            return apply(entry, match, graph, node)
+        with lineage.replacing(graph.owning_module, [*match.nodes, node]):
+            return apply(entry, match, graph, node)
+
+    return followed
+
+
+def _following_passes(passes: Callable[..., T]) -> Callable[..., T]:
+    @functools.wraps(passes)
+    def followed(gm: GraphModule, *args: Any, **kwargs: Any) -> T:
+        lineage = _lineage()
+        if lineage is None:
+            return passes(gm, *args, **kwargs)
+        with lineage.watching(gm):
+            return passes(gm, *args, **kwargs)
+
+    return followed

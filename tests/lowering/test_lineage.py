@@ -1,0 +1,252 @@
+"""What a pass keeps out stays out, whatever Inductor's patterns make of it: the emitted program is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch._inductor import config
+from torch._inductor.fx_passes import pad_mm
+
+import pygraph
+from pygraph.ir import CAPTURABLE, REASON, Graph, Stage, sources
+from pygraph.passes import Pass, PassContext, PassResult
+from pygraph.report.model import GraphReport
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+REST = "placement,partitioning,indirection,selection"
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class KeepOut(Pass):
+    """A user's pass, as in the documentation: leaves uncaptured what the named functions compute."""
+
+    name: ClassVar[str] = "keep-out"
+    requires: ClassVar[Stage] = Stage.JUDGED
+    ensures: ClassVar[Stage] = Stage.JUDGED
+
+    functions: tuple[str, ...] = ()
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        chosen = [n for n in graph.nodes if any(function in self.functions for _, function in sources(n))]
+        for node in chosen:
+            node.meta.set(CAPTURABLE, False)
+            node.meta.set(REASON, "kept-out")
+        return PassResult(bool(chosen))
+
+
+def forbidding(*operators: str) -> Sequence[Any]:
+    return [f"legality{{forbid=[{','.join(operators)}]}},{REST}"]
+
+
+def keeping_out(*functions: str) -> Sequence[Any]:
+    return ["legality", KeepOut(functions), REST]
+
+
+def compiled(function: Callable[..., Any], passes: Sequence[Any], *inputs: torch.Tensor) -> GraphReport:
+    """The report of ``function`` compiled under ``passes``, once its results have been held against eager."""
+    ours = torch.compile(function, backend="pygraph", options={"passes": passes})
+    with torch.no_grad():
+        for _ in range(4):
+            fresh = [torch.randn_like(x) for x in inputs]
+            torch.testing.assert_close(ours(*fresh), function(*fresh), rtol=1e-4, atol=1e-4)
+    (report,) = pygraph.reports()
+    assert report.error is None
+    return report
+
+
+def assert_outside(report: GraphReport, kernel: str) -> None:
+    """A kernel of that name runs, and no region has one."""
+    assert report.emitted is not None
+    assert any(kernel in name for name in report.emitted.outside)
+    assert not any(kernel in name for region in report.emitted.regions for name in region.kernels)
+
+
+def assert_captured(report: GraphReport, kernel: str) -> None:
+    assert report.emitted is not None
+    assert any(kernel in name for region in report.emitted.regions for name in region.kernels)
+    assert "replay" in {region.state for region in report.regions}
+
+
+def square(*sizes: int) -> torch.Tensor:
+    return torch.empty(*(sizes or (32, 32)))
+
+
+# -- addmm: after the decision --------------------------------------------------------------------------------------
+
+
+def times(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ w
+
+
+def plus(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return x + b
+
+
+def linear(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.sort(plus(times(x, w), b)).values @ w
+
+
+LINEAR = (square(), square(), square(32))
+
+
+@pytest.mark.parametrize(
+    ("passes", "reason"),
+    [
+        (forbidding("aten.mm.default"), "forbidden"),
+        (forbidding("aten.add"), "forbidden"),
+        (forbidding("aten.addmm"), "forbidden"),
+        (keeping_out("times"), "kept-out"),
+        (keeping_out("plus"), "kept-out"),
+    ],
+)
+def test_addmm_is_outside_where_either_half_or_itself_is(passes: Sequence[Any], reason: str) -> None:
+    report = compiled(linear, passes, *LINEAR)
+    assert_outside(report, "addmm")
+    assert "addmm_default (aten.addmm.default), made from mm, add, was left outside: " + reason in report.notes
+
+
+def test_addmm_is_captured_where_nothing_is_kept_out() -> None:
+    assert_captured(compiled(linear, keeping_out("no_such_function"), *LINEAR), "addmm")
+
+
+def test_a_chain_of_patterns_keeps_out_what_it_must_and_no_more() -> None:
+    def chain(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return plus(times(x @ w + b, w) @ w, b)
+
+    report = compiled(chain, keeping_out("plus"), *LINEAR)
+    assert_captured(report, "addmm")
+    assert report.record is not None
+    made = {one.name: one.reason for run in report.record.runs for step in run for one in step.made}
+    assert sorted(map(str, made.values())) == ["None", "kept-out"]
+
+
+# -- patterns that ran before the decision --------------------------------------------------------------------------
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return weights(q, k) @ v
+
+
+def weights(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) / 8.0, dim=-1)
+
+
+def attending(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(attention(q, k, v) @ w)
+
+
+ATTENTION = (*(square(2, 4, 128, 64) for _ in range(3)), square(64, 64))
+
+
+@pytest.mark.parametrize("passes", [forbidding("aten.bmm"), keeping_out("attention"), keeping_out("weights")])
+def test_attention_is_outside_where_a_part_of_it_is(passes: Sequence[Any]) -> None:
+    report = compiled(attending, passes, *ATTENTION)
+    assert_outside(report, "scaled_dot_product")
+    assert_captured(report, "mm")
+    (left,) = report.uncaptured()
+    assert left.loc is not None, "a node that a pattern made has the line of what it replaced"
+
+
+def test_attention_is_captured_where_nothing_is_kept_out() -> None:
+    assert_captured(compiled(attending, forbidding("aten.sort"), *ATTENTION), "scaled_dot_product")
+
+
+@pytest.mark.parametrize("passes", [forbidding("aten.bmm"), keeping_out("batched")])
+def test_a_product_that_is_padded_is_outside_with_its_padding(
+    passes: Sequence[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def batched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, y)
+
+    def f(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.sort(batched(x, y)).values @ w
+
+    monkeypatch.setattr(pad_mm, "check_device", lambda a, b: True)
+    monkeypatch.setattr(pad_mm, "has_triton", lambda: True)
+    with config.patch(force_shape_pad=True):
+        report = compiled(f, passes, square(2, 36, 35), square(2, 35, 32), square())
+    assert_outside(report, "bmm")
+    assert_outside(report, "cpp_fused_")
+    assert_captured(report, "sort")
+
+
+class Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)
+        self.norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr, operator]
+        self.norm.running_mean.normal_()  # type: ignore[union-attr, operator]
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.normed(self.conv(x)))
+
+
+@pytest.mark.parametrize("kept_out", ["normed", "no_such_function"])
+def test_a_convolution_that_a_norm_was_folded_into_is_outside_where_the_norm_is(kept_out: str) -> None:
+    with config.patch(freezing=True):
+        report = compiled(Normed().eval(), keeping_out(kept_out), square(2, 3, 8, 8))
+    assert "batch_norm" not in str(report.graph)
+    check = assert_outside if kept_out == "normed" else assert_captured
+    check(report, "convolution")
+
+
+# -- lowerings and passes that are no patterns, after the decision ---------------------------------------------------
+
+
+@pytest.mark.parametrize(("kept_out", "check"), [("times", assert_outside), ("no_such_function", assert_captured)])
+def test_what_a_pattern_lowers_itself_follows_what_it_matched(kept_out: str, check: Callable[..., None]) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.sort(torch.relu(torch.nn.functional.conv2d(times(x, x), w))).values
+
+    with config.patch(freezing=True):
+        report = compiled(f, keeping_out(kept_out), square(2, 3, 8, 8), square(8, 3, 3, 3))
+    check(report, "convolution")
+
+
+def fuse_by_hand(graph: torch.fx.Graph) -> None:
+    """A user's pass of Inductor's, without patterns: the product and the addition become one operator."""
+    for add in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        product, bias = add.args
+        with graph.inserting_before(add):
+            fused = graph.call_function(aten.addmm.default, (bias, *product.args))
+        fused.meta = dict(add.meta)
+        add.replace_all_uses_with(fused)
+        graph.erase_node(add)
+        graph.erase_node(product)
+
+
+def insert(graph: torch.fx.Graph) -> None:
+    """A pass that makes a node, and replaces none."""
+    for node in graph.find_nodes(op="call_function", target=aten.sort.default):
+        operand = node.args[0]
+        with graph.inserting_before(node):
+            absolute = graph.call_function(aten.neg.default, (graph.call_function(aten.neg.default, (operand,)),))
+        for made in (absolute, absolute.args[0]):
+            made.meta["val"] = operand.meta["val"]
+        node.args = (absolute, *node.args[1:])
+
+
+@pytest.mark.parametrize("kept_out", ["times", "plus"])
+def test_what_another_pass_fuses_is_outside_where_a_part_of_it_is(kept_out: str) -> None:
+    with config.patch(post_grad_custom_pre_pass=fuse_by_hand):
+        report = compiled(linear, keeping_out(kept_out), *LINEAR)
+    assert_outside(report, "addmm")
+    assert any("made from add, mm, was left outside: kept-out" in note for note in report.notes)
+
+
+def test_what_cannot_be_traced_is_outside_and_noted() -> None:
+    with config.patch(post_grad_custom_pre_pass=insert):
+        report = compiled(linear, keeping_out("no_such_function"), *LINEAR)
+    assert_outside(report, "cpp_fused_")
+    assert sum("made from nodes that are not known, was left outside: unknown-node" in n for n in report.notes) == 2
+    assert_captured(report, "sort")
+    assert len(report.regions) == 2
