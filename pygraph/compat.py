@@ -139,6 +139,10 @@ MultiOutput = _find("torch._inductor.ir.MultiOutput", cost="reports count result
 WhileLoop = _find("torch._inductor.ir.WhileLoop", cost=_BY_FX_NODE.format("loops"))
 
 # -- Inductor: lowering and scheduling -----------------------------------------------------------------------------
+make_fallback = _find(
+    "torch._inductor.lowering.make_fallback",
+    cost="graphs with uploads are left to plain Inductor under its option implicit_fallbacks=False",
+)
 NopKernelSchedulerNode = _find(
     "torch._inductor.scheduler.NopKernelSchedulerNode", cost="reports count what runs nothing as launches"
 )
