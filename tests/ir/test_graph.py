@@ -23,7 +23,7 @@ from pygraph.ir import (
 )
 from pygraph.ir.node import RESERVED
 
-T = TensorType(DType.T, (4,), Device("cpu"))
+T = TensorType(DType.F32, (4,), Device("cpu"))
 
 
 def chain(length: int = 3) -> tuple[Graph, list[KernelNode]]:
@@ -151,8 +151,8 @@ def test_annotations_are_typed_and_have_text() -> None:
 
 def test_contiguous_strides_are_normalised() -> None:
     cpu = Device("cpu")
-    assert TensorType(DType.T, (2, 3), cpu, (3, 1)) == TensorType(DType.T, (2, 3), cpu)
-    assert TensorType(DType.T, (2, 3), cpu, (1, 2)).strides == (1, 2)
+    assert TensorType(DType.F32, (2, 3), cpu, (3, 1)) == TensorType(DType.F32, (2, 3), cpu)
+    assert TensorType(DType.F32, (2, 3), cpu, (1, 2)).strides == (1, 2)
 
 
 @pytest.mark.parametrize(
