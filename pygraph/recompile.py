@@ -41,13 +41,14 @@ Wrapped = Sequence[tuple[Region, RegionFunction] | None]
 class Compiled:
     """A program: what Inductor made (``program``), the decision behind it, and its regions, each with the function
     that it took the place of (None where that stayed). ``run`` is what is called: ``program``, or a shortcut to its
-    only region."""
+    only region. ``kept`` says whether AOTAutograd's cache may restore it in a later process."""
 
     program: Any
     decision: Decision
     failed: Failed
     run: Boxed
     regions: Wrapped = ()
+    kept: bool = False
 
     def same(self, decision: Decision) -> bool:
         """Whether a program under ``decision`` would be cut like this one."""
@@ -99,6 +100,12 @@ class Recompilation:
         run, self._use = _switch(self._current.run, self)
         self._write()
         return run
+
+    @property
+    def current(self) -> Compiled:
+        """The program in use, once there is one."""
+        assert self._current is not None
+        return self._current
 
     def listener(self, decision: Decision, record: ProgramRecord) -> Callable[[Refusal], None]:
         """Takes refusals of regions of the program that came of ``decision``. Does not keep this object alive."""

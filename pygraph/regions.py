@@ -6,7 +6,8 @@ What a region does once it is called is ``pygraph.runtime``'s; what is decided a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from pygraph.lowering.program import EmittedProgram
 from pygraph.lowering.record import ProgramRecord
 from pygraph.lowering.wrap import RegionFunction
 from pygraph.report.model import GraphReport, RegionReport
+from pygraph.runtime import cuda, host
 from pygraph.runtime.cuda import CudaDriver
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.host import HostDriver
@@ -28,7 +30,9 @@ from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.region import Region
 from pygraph.settings import Settings
 
-__all__ = ["Wrapping", "driver_for", "region_reports", "region_wrapper"]
+__all__ = ["Wrapping", "driver_for", "prepare", "region_reports", "region_wrapper"]
+
+_log = logging.getLogger("pygraph")
 
 
 def region_reports(
@@ -79,7 +83,15 @@ def region_wrapper(
     if not region.wrapped:
         return None
     device = wrapping.report.device
-    driver = driver_for(device)
+    prepare((torch.device(device).type,), wrapping.settings)
+    try:
+        driver = driver_for(device)
+    except CaptureError as error:
+        if wrapping.settings.strict:
+            raise
+        _warn_once(f"nothing is captured on {device}: {error}")
+        region.wrapped, region.reason = False, str(error)
+        return None
     if driver is None:
         region.wrapped, region.reason = False, f"no driver captures on {device}"
         return None
@@ -146,9 +158,22 @@ class _Strict:
         return outputs
 
 
+def prepare(device_types: Collection[str], settings: Settings) -> None:
+    """Begin to build the native half of the driver that a graph on these devices needs, in the background."""
+    if "cuda" in device_types:
+        cuda.build.load.start(settings.cache_dir)
+    elif "cpu" in device_types:
+        host.build.load.start(settings.cache_dir)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning("pygraph: %s", text)
+
+
 @functools.cache
 def driver_for(device: str) -> Driver | None:
-    """The driver that captures on a kind of device, or None when there is none."""
+    """The driver that captures on a kind of device, or None when there is none. Raises CaptureError when it cannot."""
     if device.partition(":")[0] == "cuda" and torch.cuda.is_available():
         return CudaDriver()
     return HostDriver() if device == "cpu" else None

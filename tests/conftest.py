@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pygraph.cache import user_dir
+
 _numbers = itertools.count()
+
+_LIBRARIES = Path(os.environ.get("PYGRAPH_CACHE_DIR") or user_dir()).expanduser() / "native"
 
 
 @pytest.fixture(scope="session")
 def _caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    _LIBRARIES.mkdir(mode=0o700, parents=True, exist_ok=True)
     return tmp_path_factory.mktemp("caches")
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, _caches: Path) -> None:
-    """What one test decided or calibrated is none of the next one's, nor of the user's."""
-    monkeypatch.setenv("PYGRAPH_CACHE_DIR", str(_caches / str(next(_numbers))))
+    """What one test decided or calibrated is none of the next one's, nor of the user's. Native libraries are: they
+    are slow to build."""
+    folder = _caches / str(next(_numbers))
+    folder.mkdir()
+    (folder / "native").symlink_to(_LIBRARIES)
+    monkeypatch.setenv("PYGRAPH_CACHE_DIR", str(folder))
 
 
 @pytest.fixture(autouse=True)
 def _unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured selection leaves some calls uncaptured: only tests of it have any."""
     monkeypatch.setenv("PYGRAPH_MEASURE", "0")
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew() -> Iterator[None]:
+    """AOTAutograd's cache would restore what another test compiled, and skip what this one is about."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    from torch._functorch import config
+
+    with config.patch(enable_autograd_cache=False):
+        yield
 
 
 @pytest.fixture

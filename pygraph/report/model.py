@@ -5,7 +5,7 @@ A region's runtime record is live: the report shows what has happened up to the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,8 +77,9 @@ class GraphReport:
 
     ``origin`` is the function that Dynamo took it from, with the graph break behind it, for the forward graph alone.
     ``graph`` is the IR after the passes, ``model`` what they costed it with. ``times_ms`` has lift, passes,
-    write-back and inductor. ``notes`` says where the program differs from the decision; ``error`` why PyGraph gave
-    the graph up to plain Inductor, if it did. ``dumped`` is the folder that it was written to.
+    write-back and inductor; of a program that AOTAutograd's cache restored, restore. ``notes`` says where the program
+    differs from the decision; ``error`` why PyGraph gave the graph up to plain Inductor, if it did. ``dumped`` is the
+    folder that it was written to. ``unparsed`` makes the graph of a restored program when the report is read.
     """
 
     index: int
@@ -98,6 +99,13 @@ class GraphReport:
     error: str | None = None
     origin: GraphOrigin = UNKNOWN
     dumped: Path | None = None
+    unparsed: Callable[[], Graph] | None = None
+
+    def complete(self) -> GraphReport:
+        """This report, with its graph."""
+        if self.graph is None and self.unparsed is not None:
+            self.graph = self.unparsed()
+        return self
 
     @property
     def name(self) -> str:

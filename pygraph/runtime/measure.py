@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from pygraph.cache import read_json, warn_once, write_atomically
+from pygraph.cache import read_json, usable, warn_once, write_atomically
 from pygraph.runtime.digest import bits
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.keys import signature
@@ -278,8 +278,8 @@ class Decisions:
         if not options.measure or options.verify_always or options.cache_dir is None:
             return None
         try:
-            return cls(fn, driver, options, Path(options.cache_dir).expanduser() / "decisions")
-        except RuntimeError:  # of a user without a home
+            return cls(fn, driver, options, usable(options.cache_dir) / "decisions")
+        except OSError:  # there is no temporary folder either
             return None
 
     def entry(self, args: Sequence[Any]) -> Entry | None:

@@ -1,11 +1,14 @@
 """Compiles a native half of the runtime once per machine, and loads it.
 
-The library lies in the user's cache directory under a hash of all that it depends on. Processes that arrive together
-wait for one another; a process that dies while it builds leaves nothing that others trip over.
+The library lies in the cache folder, under a hash of all that it depends on, with a checksum beside it: only what this
+user or root wrote, whole, is loaded, and anything else is built again. Processes that arrive together wait for one
+another; what a process that died while building left behind is removed by the next that builds.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import hashlib
 import importlib.machinery
@@ -15,25 +18,27 @@ import os
 import platform
 import shlex
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import platformdirs
 import torch
 
-from pygraph.cache import locked
+from pygraph import cache
 from pygraph.errors import CaptureError
 
-__all__ = ["NativeLibrary"]
+__all__ = ["Loader", "NativeLibrary"]
 
 _log = logging.getLogger("pygraph.native")
 
@@ -46,6 +51,45 @@ carry a second runtime, and die where the two meet: as soon as it raises."""
 
 _REPORT_EVERY = 10.0
 """Seconds between two lines that say that the compiler is still at work."""
+
+_LIMIT = 180.0
+"""Seconds that the compiler may take."""
+
+
+class Loader:
+    """A library that is built and loaded once per process. A failure is final: nothing is tried a second time."""
+
+    def __init__(self, describe: Callable[[], NativeLibrary]) -> None:
+        self._describe = describe
+        self._lock = threading.Lock()
+        self._process = 0
+        self._built: Future[tuple[NativeLibrary, Path]]
+        self._module: ModuleType | None = None
+
+    def start(self, folder: str | None = None) -> None:
+        """Begin to build in the background, unless that began already. ``folder``: the cache folder to build in."""
+        with self._lock:
+            if self._process == os.getpid() or self._module is not None:
+                return
+            # The thread of a process that was forked meanwhile is not in this one.
+            self._process, self._built = os.getpid(), Future()
+        threading.Thread(target=self._build, args=(self._built, folder), name="pygraph-build", daemon=True).start()
+
+    def __call__(self) -> ModuleType:
+        """The module. Raises CaptureError (``native-unavailable``) when there is none, each time the same."""
+        self.start()
+        library, path = self._built.result()
+        with self._lock:
+            if self._module is None:
+                self._module = library.load(path)
+            return self._module
+
+    def _build(self, built: Future[tuple[NativeLibrary, Path]], folder: str | None) -> None:
+        try:
+            library = self._describe()
+            built.set_result((library, library.build(folder)))
+        except BaseException as error:  # noqa: BLE001  it is raised where the module is wanted
+            built.set_exception(error)
 
 
 @dataclass(frozen=True)
@@ -64,9 +108,8 @@ class NativeLibrary:
     libraries: tuple[str, ...]
     includes: tuple[Path, ...] = ()
 
-    def load(self) -> ModuleType:
-        """The module, built at first use. Raises CaptureError (``native-unavailable``) when it cannot be."""
-        path = self.build()
+    def load(self, path: Path) -> ModuleType:
+        """The module in ``path``. Raises CaptureError (``native-unavailable``) when it cannot be loaded."""
         loader = importlib.machinery.ExtensionFileLoader(self.module, str(path))
         spec = importlib.util.spec_from_file_location(self.module, path, loader=loader)
         if spec is None:
@@ -78,29 +121,39 @@ class NativeLibrary:
             raise CaptureError("native-unavailable", str(error)) from error
         return module
 
-    def build(self, cache: Path | None = None) -> Path:
-        """The library, compiled into ``cache`` (the user's cache by default) unless it is there already."""
-        path = self.path(cache)
-        if path.exists():
-            return path
+    def build(self, folder: str | None = None) -> Path:
+        """The library, compiled unless it is in ``folder`` already: where ``cache.VARIABLE`` says by default, or in the
+        user's cache. Raises CaptureError (``native-unavailable``)."""
+        chosen = folder or os.environ.get(cache.VARIABLE) or cache.user_dir()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path.parent / f"{self.module}.lock"):
-                if not path.exists():
+            path = self.path(Path(os.path.expanduser(chosen)))
+            if _is_sound(path):
+                return path
+            path = self.path(cache.usable(chosen))
+            if not _is_own_folder(path.parent):
+                path = self.path(cache.temporary(path.parent, "it is not this user's alone"))
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with cache.locked(path.parent / f"{self.module}.lock"):
+                if not _is_sound(path):
                     self._compile(path)
         except OSError as error:
             raise CaptureError("native-unavailable", str(error)) from error
         return path
 
-    def path(self, cache: Path | None = None) -> Path:
-        """Where the library for this interpreter, this torch, this compiler and these sources lies."""
-        root = cache or Path(platformdirs.user_cache_dir("pygraph"))
+    def path(self, root: Path) -> Path:
+        """Where in ``root`` the library for this interpreter, this torch, this compiler and these sources lies."""
         suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-        return root / self.label / self._fingerprint() / f"{self.module}{suffix}"
+        return root / "native" / f"{self.label}-{self._fingerprint()}" / f"{self.module}{suffix}"
 
     def _fingerprint(self) -> str:
         """A hash of everything that the compiled library depends on."""
-        parts = [torch.__version__, sys.version, platform.machine(), _compiler_version(), *self.command(Path("out"))]
+        parts = [
+            torch.__version__,
+            sys.version,
+            platform.machine(),
+            _compiler_version(*_compiler()),
+            *self.command(Path("out")),
+        ]
         files = [*(self.directory / name for name in self.sources), *sorted(SHARED.glob("*.h"))]
         parts += [text for file in files for text in (file.name, file.read_text(encoding="utf-8"))]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
@@ -118,14 +171,97 @@ class NativeLibrary:
         return [*_compiler(), *flags, *includes, str(self.directory / self.sources[0]), "-o", str(output), *linked]
 
     def _compile(self, path: Path) -> None:
-        """Compile beside ``path``, then move into place: a half-written library is never seen."""
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            output = Path(scratch) / path.name
+        """Compile beside ``path``, then move into place: nobody sees half a library. Called under the lock."""
+        for left in path.parent.glob(f"{_SCRATCH}*"):  # of a process that was killed: nobody else builds now
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path.parent, ignore_cleanup_errors=True) as scratch:
+            output, checksum = Path(scratch) / path.name, Path(scratch) / "checksum"
             with _progress(self.label):
-                result = subprocess.run(self.command(output), capture_output=True, text=True, check=False)
-            if result.returncode:
-                raise CaptureError("native-unavailable", f"the compiler failed:\n{result.stderr[-4000:]}")
+                _run(self.command(output))
+            output.chmod(0o600)
+            checksum.write_text(_digest(output))
+            for file in (output, checksum):
+                _flush(file)
             output.replace(path)
+            checksum.replace(_checksum(path))
+            _flush(path.parent)
+
+
+_SCRATCH = ".build-"
+
+
+def _run(command: list[str]) -> None:
+    """Run the compiler, for ``_LIMIT`` seconds at most. Raises CaptureError, also for a compiler that was killed."""
+    # In a session of its own, so that what the compiler starts ends with it.
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+    def kill() -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    atexit.register(kill)
+    try:
+        _, errors = process.communicate(timeout=_LIMIT)
+    except subprocess.TimeoutExpired as error:
+        raise CaptureError("native-unavailable", f"the compiler was stopped after {_LIMIT:.0f} s") from error
+    finally:
+        if process.returncode is None:
+            kill()
+            process.communicate()
+        atexit.unregister(kill)
+    if process.returncode:
+        text = errors.decode(errors="replace")[-4000:]
+        raise CaptureError("native-unavailable", f"the compiler failed (exit status {process.returncode}):\n{text}")
+
+
+# -- what may be loaded ------------------------------------------------------------------------------------------------
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether the library is there, whole, and nobody but this user and root can have written it."""
+    try:
+        trusted = all(_is_trusted(file.lstat()) for file in (path, _checksum(path), path.parent))
+        return trusted and _checksum(path).read_text() == _digest(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_own_folder(folder: Path) -> bool:
+    """Whether ``folder``, made if need be, is nobody else's to write in. This user's own is closed to others."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.lstat().st_uid == os.geteuid() and not folder.is_symlink():
+            folder.chmod(0o700)
+        return _is_trusted(folder.lstat()) and os.access(folder, os.W_OK | os.X_OK)
+    except OSError:  # such as a folder of another user around it
+        return False
+
+
+def _is_trusted(found: os.stat_result) -> bool:
+    open_to_others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return found.st_uid in (0, os.geteuid()) and not open_to_others and not stat.S_ISLNK(found.st_mode)
+
+
+def _checksum(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Have the system write a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- the compiler ------------------------------------------------------------------------------------------------------
 
 
 def _compiler() -> list[str]:
@@ -136,8 +272,8 @@ def _compiler() -> list[str]:
 
 
 @functools.cache
-def _compiler_version() -> str:
-    return subprocess.run([*_compiler(), "--version"], capture_output=True, text=True, check=False).stdout
+def _compiler_version(*compiler: str) -> str:
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def _torch_release() -> tuple[int, int]:
@@ -148,7 +284,7 @@ def _torch_release() -> tuple[int, int]:
 @contextmanager
 def _progress(label: str) -> Iterator[None]:
     """Say that something is being built, and every few seconds that it still is."""
-    _log.warning("pygraph: building the %s driver, once for this machine (about half a minute)", label)
+    _log.warning("pygraph: building the %s driver, once for this machine (some ten to twenty seconds)", label)
     done = threading.Event()
     started = time.monotonic()
 

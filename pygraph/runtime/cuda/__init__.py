@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pygraph.runtime.cuda import build
 from pygraph.runtime.cuda.driver import CudaDriver, CudaExecutable
 
-__all__ = ["CudaDriver", "CudaExecutable"]
+__all__ = ["CudaDriver", "CudaExecutable", "build"]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import logging
 import os
+import re
 import shutil
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.native_build import NativeLibrary
+from pygraph.runtime.native_build import Loader, NativeLibrary
 
 __all__ = ["library", "load"]
 
@@ -28,42 +29,45 @@ _SOURCES = (
     "transient.h",
 )
 
-_OLDEST, _NEWEST = (2, 11), (2, 13)
-"""Torch releases whose allocator interface the sources are written for: a method that a later one adds would not be
-handed on."""
+_log = logging.getLogger("pygraph.native")
 
-
-@functools.cache
-def load() -> ModuleType:
-    """The native module, built at first use. Raises CaptureError (``native-unavailable``) when it cannot be."""
-    return library().load()
+_INTERFACE = {
+    "c10/cuda/CUDACachingAllocator.h": "CUDAAllocator",
+    "c10/core/CachingDeviceAllocator.h": "DeviceAllocator",
+}
+"""Torch's headers that declare its allocator, and the class in each."""
 
 
 def library() -> NativeLibrary:
-    """What is built. Raises CaptureError (``native-unavailable``) for a torch that it is not written for, and when
-    no CUDA headers are found."""
-    major, minor = torch.__version__.split(".")[:2]
-    if not _OLDEST <= (int(major), int(minor)) <= _NEWEST:
-        raise CaptureError("native-unavailable", f"not written for torch {torch.__version__}")
+    """What is built. Raises CaptureError (``native-unavailable``) when no CUDA headers are found."""
+    _warn_of_methods()
     return NativeLibrary(
         module="_pygraph_cuda",
         label="cuda",
         directory=Path(__file__).resolve().parent,
         sources=_SOURCES,
         libraries=("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch_python"),
-        includes=(_headers(),),
+        includes=_headers(),
     )
 
 
-def _headers() -> Path:
-    """The directory of the CUDA toolkit's headers."""
-    for directory in _candidates():
-        if (directory / "cuda.h").exists() and (directory / "crt" / "host_config.h").exists():
-            return directory
-    raise CaptureError("native-unavailable", "no CUDA headers were found; set CUDA_HOME to the toolkit")
+load = Loader(library)
 
 
-def _candidates() -> Iterator[Path]:
+def _headers() -> tuple[Path, ...]:
+    """The directories of the CUDA headers: a toolkit's, or those that torch's and Triton's wheels bring together."""
+    for folders in (*((folder,) for folder in _toolkits()), tuple(_wheels())):
+        if all(any((folder / name).exists() for folder in folders) for name in _NEEDED):
+            return folders
+    raise CaptureError(
+        "native-unavailable", "no CUDA headers were found; install Triton's wheel, or set CUDA_HOME to the toolkit"
+    )
+
+
+_NEEDED = ("cuda.h", "cuda_runtime_api.h", "crt/host_config.h")
+
+
+def _toolkits() -> Iterator[Path]:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield Path(os.environ[variable]) / "include"
@@ -71,5 +75,43 @@ def _candidates() -> Iterator[Path]:
     if compiler is not None:
         yield Path(compiler).resolve().parent.parent / "include"
     yield Path("/usr/local/cuda/include")
-    site = Path(sysconfig.get_paths()["purelib"])
-    yield from sorted(site.glob("nvidia/cu*/include"), reverse=True)
+
+
+def _wheels() -> Iterator[Path]:
+    """The runtime's wheel lacks ``crt``, which Triton's has. Of both, what belongs to torch is found first."""
+    major = (torch.version.cuda or "").partition(".")[0]
+    for root in _packages("nvidia"):
+        yield from (root / f"cu{major}" / "include", root / "cuda_runtime" / "include")
+    for root in _packages("triton"):
+        yield root / "backends" / "nvidia" / "include"
+
+
+def _packages(name: str) -> list[Path]:
+    """Where a package lies that need not be installed; it is not imported."""
+    spec = importlib.util.find_spec(name)
+    return [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
+
+
+def unknown_methods(include: Path) -> list[str]:
+    """Virtual methods of torch's allocator, by its headers in ``include``, that ``allocator.h`` does not hand on."""
+    handed_on = (Path(__file__).resolve().parent / "allocator.h").read_text(encoding="utf-8")
+    declared: list[str] = []
+    for header, name in _INTERFACE.items():
+        if not (include / header).exists():  # then the compiler fails, and says so
+            continue
+        text = re.sub(r"//.*", "", (include / header).read_text(encoding="utf-8"))
+        body = re.search(rf"^(?:class|struct)\b[^;{{]*\b{name} : .*?^}};", text, re.DOTALL | re.MULTILINE)
+        declared += re.findall(r"\bvirtual\s[^;{]*?(?<!~)\b(\w+)\(", body.group() if body else "")
+    return [name for name in dict.fromkeys(declared) if not re.search(rf"\b{name}\([^;]*\boverride\b", handed_on)]
+
+
+@functools.cache
+def _warn_of_methods() -> None:
+    """Say once what a release of torch adds to its allocator: a method with a default does nothing, or raises, wherever
+    it is called while a region is captured. (Without a default, the compiler refuses.)"""
+    unknown = unknown_methods(Path(torch.__file__).resolve().parent / "include")
+    if unknown:
+        named = ", ".join(unknown)
+        _log.warning(
+            "pygraph: torch %s's allocator has methods that a capture does not hand on: %s", torch.__version__, named
+        )

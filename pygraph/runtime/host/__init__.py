@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pygraph.runtime.host import build
 from pygraph.runtime.host.driver import HostDriver, HostExecutable
 
-__all__ = ["HostDriver", "HostExecutable"]
+__all__ = ["HostDriver", "HostExecutable", "build"]

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
-from types import ModuleType
 
-from pygraph.runtime.native_build import NativeLibrary
+from pygraph.runtime.native_build import Loader, NativeLibrary
 
 __all__ = ["library", "load"]
 
 _SOURCES = ("native.cpp", "launches.h", "tensors.h")
-
-
-@functools.cache
-def load() -> ModuleType:
-    """The native module, built at first use. Raises CaptureError (``native-unavailable``) when it cannot be."""
-    return library().load()
 
 
 def library() -> NativeLibrary:
@@ -28,3 +20,6 @@ def library() -> NativeLibrary:
         sources=_SOURCES,
         libraries=("c10", "torch_cpu", "torch_python"),
     )
+
+
+load = Loader(library)

@@ -54,7 +54,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         directory=HERE,
         sources=("simulated.cpp",),
         libraries=("c10", "torch_cpu", "torch_python"),
-        includes=(build._headers(), Path(build.__file__).parent, folder),
+        includes=(*build._headers(), Path(build.__file__).parent, folder),
     )
     flags = ["-O0", "-fvisibility=default", "-Wno-attributes", "-Wl,-soname,libcuda.so.1,-Bsymbolic,-z,lazy"]
     subprocess.run([*source.command(path), *flags], check=True)

@@ -122,7 +122,7 @@ def test_the_library_is_named_by_what_it_depends_on(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(build, "_SOURCES", build._SOURCES[:1])
     paths.add(build.library().path(tmp_path))
     monkeypatch.undo()
-    monkeypatch.setattr(native_build, "_compiler_version", lambda: "another")
+    monkeypatch.setattr(native_build, "_compiler_version", lambda *_: "another")
     paths.add(build.library().path(tmp_path))
     monkeypatch.undo()
     assert len(paths) == 4
@@ -132,11 +132,11 @@ def test_the_library_is_named_by_what_it_depends_on(tmp_path: Path, monkeypatch:
 def test_a_compiler_that_fails_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(CaptureError) as caught:
-        build.library().build(tmp_path)
+        build.library().build(str(tmp_path))
     assert caught.value.reason == "native-unavailable"
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(CaptureError) as caught:
-        build.library().build(tmp_path)
+        build.library().build(str(tmp_path))
     assert caught.value.reason == "native-unavailable"
     assert not list(tmp_path.rglob("*.so"))
 
@@ -146,7 +146,7 @@ def test_a_library_shares_the_runtime_that_torch_has(tmp_path: Path, monkeypatch
     (tmp_path / "tiny.cpp").write_text('#include <iostream>\nextern "C" void say() { std::cout << 1.5; }\n')
     monkeypatch.setenv("CXX", "c++ -static-libstdc++")
     tiny = native_build.NativeLibrary("tiny", "tiny", tmp_path, ("tiny.cpp",), ("c10",))
-    built, shared = ctypes.CDLL(str(tiny.build(tmp_path))), ctypes.CDLL("libstdc++.so.6")
+    built, shared = ctypes.CDLL(str(tiny.build(str(tmp_path)))), ctypes.CDLL("libstdc++.so.6")
     streams = [ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout")) for library in (built, shared)]
     assert streams[0] == streams[1]
 
@@ -161,8 +161,8 @@ def test_processes_that_arrive_together_build_once(tmp_path: Path) -> None:
         f'echo call >> {log}\nsleep 1\nwhile [ "$1" != -o ]; do shift; done\necho library > "$2"\n'
     )
     compiler.chmod(0o755)
-    call = "build.library().build(pathlib.Path(sys.argv[1]))"
-    code = f"import sys, pathlib; from pygraph.runtime.host import build; print({call})"
+    call = "build.library().build(sys.argv[1])"
+    code = f"import sys; from pygraph.runtime.host import build; print({call})"
     environment = {**os.environ, "CXX": str(compiler)}
     command = [sys.executable, "-c", code, str(tmp_path / "cache")]
     processes: list[Any] = [
