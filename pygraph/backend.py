@@ -10,15 +10,16 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from pygraph import compat
-from pygraph.dump import dump_program, graph_dir
+from pygraph.dump import dump_program, graph_dir, trace_report
 from pygraph.errors import CaptureError, OptionError
 from pygraph.frontend import backward_static_inputs, held_inputs, lent_inputs
-from pygraph.frontend.location import GraphOrigin, origin_of
+from pygraph.frontend.location import GraphOrigin, module_of, origin_of
 from pygraph.ir import Graph
 from pygraph.logs import configure
 from pygraph.lowering.again import Original
@@ -37,7 +38,9 @@ from pygraph.recompile import Boxed, Compiled, Recompilation, Wrapped, boxed
 from pygraph.regions import Wrapping, prepare, region_reports, region_wrapper
 from pygraph.report.collect import open_report
 from pygraph.report.model import GraphReport, PassReport
+from pygraph.runtime.refusal import Refusal
 from pygraph.settings import Settings
+from pygraph.warm import Facts, Keeper, cached_under, entry_tag, forget, mark_cached, restoring
 
 __all__ = ["pygraph"]
 
@@ -67,10 +70,12 @@ def pygraph(
         raise CaptureError("strict", unusable)
     prepare({value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}, settings)
     PassManager(settings.passes)  # a pipeline that does not parse is the caller's mistake, not a failure in here
-    # A cached AOTAutograd entry of a plain compilation would skip inner_compile altogether.
-    with compat.functorch_config.patch(enable_autograd_cache=False), following():
-        origin = origin_of(gm)
-        inner: Any = functools.partial(_leave, unusable, origin) if unusable else _Compiler(settings, origin)
+    tag = None if unusable else entry_tag(gm, settings)
+    keeper = None if tag is None else Keeper(tag)
+    origin = origin_of(gm)
+    ours = _Compiler(settings, origin, compat.compiler_config.cache_key_tag, keeper)
+    with cached_under(tag), restoring(keeper, ours.restore), following():
+        inner: Any = functools.partial(_leave, unusable, origin) if unusable else ours
         return cast(
             "Callable[..., Any]",
             compat.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches),
@@ -98,6 +103,8 @@ class _Compiler:
 
     settings: Settings
     origin: GraphOrigin
+    user_tag: str
+    keeper: Keeper | None
     forward: Graph | None = field(default=None, init=False)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Boxed:
@@ -109,6 +116,8 @@ class _Compiler:
         again = Recompilation(original, report, functools.partial(self._compile, original), write)
         try:
             run = again.start()
+            if again.current.kept:
+                mark_cached(run, again.current.program)
         except Exception as error:  # whatever failed in here, the user's program must run
             if self.settings.strict:
                 raise
@@ -129,15 +138,19 @@ class _Compiler:
             return None
         start = time.perf_counter()
         report.notes += write_back(gm, planned.graph, planned.lifted)
+        modules = {node.name: module_of(node.meta) for node in gm.graph.nodes}
         report.times_ms["write_back"] = (time.perf_counter() - start) * 1e3
         start = time.perf_counter()
         judge = functools.partial(judge_graph, device=planned.decision.device, passes=planned.passes)
         inputs = inputs_in_use(gm, original.inputs)
-        key = program_key(planned.decision, planned.passes, failed.digest())
-        program = compile_steered(gm, inputs, kwargs, planned.decision, judge, key)
+        tag = f"{self.user_tag}|pygraph {program_key(planned.decision, planned.passes, failed.digest())}"
+        program = compile_steered(gm, inputs, kwargs, planned.decision, judge, tag)
         report.times_ms["inductor"] = (time.perf_counter() - start) * 1e3
-        regions = self._wrap(program, planned, report, again)
-        return Compiled(program, planned.decision, failed, _entry(program, regions), regions)
+        facts = _facts(program, planned, report, tag, modules)
+        path = None if self.keeper is None or before is not None else self.keeper.keep(program, facts)
+        heard = None if report.record is None else again.listener(planned.decision, report.record)
+        regions = self._wrap(program, facts, report, _forgetting(path, heard))
+        return Compiled(program, planned.decision, failed, _entry(program, regions), regions, path is not None)
 
     def _plan(self, gm: torch.fx.GraphModule, kwargs: Mapping[str, Any], report: GraphReport, failed: Failed) -> Plan:
         manager = PassManager(self.settings.passes, dump_dir=graph_dir(self.settings.dump_dir, report))
@@ -158,25 +171,61 @@ class _Compiler:
             return tuple(kwargs.get("static_input_idxs") or ())
         return backward_static_inputs(gm, self.forward) if self.forward is not None else ()
 
-    def _wrap(self, program: Any, planned: Plan, report: GraphReport, again: Recompilation) -> Wrapped:
-        record = program_record(program)
-        if record is None:
-            report.notes.append("Inductor did not partition this program: nothing is captured")
-            return ()
-        notes, forbidden = compare(planned.decision, record)
-        report.notes += notes
-        report.record, report.source = record, program.source_code
-        report.emitted = read_program(program.source_code)
-        report.regions = region_reports(planned.decision, record, report.emitted, forbidden)
-        lines = line_origins(program.source_code, report.emitted.regions, record.regions, planned.decision)
-        heard = None if self.settings.strict else again.listener(planned.decision, record)
-        held, lent = held_inputs(planned.graph), lent_inputs(planned.graph)
-        wrapping = Wrapping(report, self.settings, held, lent, heard)
-        wrappers = [
-            region_wrapper(region, wrapping, origins) for region, origins in zip(report.regions, lines, strict=True)
-        ]
-        wrap_regions(program, wrappers)
+    def restore(self, program: Any, facts: Facts, path: Path) -> Boxed:
+        """What AOTAutograd's cache had kept: ``program`` gets its regions back, and the report says the same of it.
+
+        What fails for an operator in a capture cannot be cut, as the graph is gone: a later process compiles it again.
+        """
+        start = time.perf_counter()
+        report = open_report(facts.report["kind"], self.origin)
+        try:
+            facts.fill(report)
+            report.record, report.source = program_record(program), program.source_code
+            run = boxed(_entry(program, self._wrap(program, facts, report, _forgetting(path))))
+        except Exception as error:  # the program itself is Inductor's, and whole
+            if self.settings.strict:
+                raise
+            _give_up(report, error)
+            return boxed(program)
+        report.times_ms["restore"] = (time.perf_counter() - start) * 1e3
+        trace_report(report)
+        return run
+
+    def _wrap(self, program: Any, facts: Facts, report: GraphReport, heard: Callable[[Refusal], None]) -> Wrapped:
+        wrapping = Wrapping(
+            report, self.settings, facts.held, facts.lent, heard=None if self.settings.strict else heard
+        )
+        pairs = zip(report.regions, facts.origins, strict=True)
+        wrap_regions(program, [region_wrapper(region, wrapping, origins) for region, origins in pairs])
         return tuple(wrapping.made.get(region.index) for region in report.regions)
+
+
+def _facts(program: Any, planned: Plan, report: GraphReport, tag: str, modules: Mapping[str, str]) -> Facts:
+    """What is known of ``program`` before it runs, in ``report`` too."""
+    held, lent = held_inputs(planned.graph), lent_inputs(planned.graph)
+    record = program_record(program)
+    if record is None:
+        report.notes.append("Inductor did not partition this program: nothing is captured")
+        return Facts.of(report, (), held, lent, tag)
+    notes, forbidden = compare(planned.decision, record)
+    report.notes += notes
+    report.record, report.source = record, program.source_code
+    report.emitted = read_program(program.source_code)
+    report.regions = region_reports(planned.decision, record, report.emitted, forbidden, modules)
+    lines = line_origins(program.source_code, report.emitted.regions, record.regions, planned.decision)
+    return Facts.of(report, lines, held, lent, tag)
+
+
+def _forgetting(path: Path | None, heard: Callable[[Refusal], None] | None = None) -> Callable[[Refusal], None]:
+    """Takes refusals that name operators: what was kept for warm starts at ``path`` goes, then ``heard`` is told."""
+
+    def listen(refusal: Refusal) -> None:
+        if path is not None:
+            forget(path)
+        if heard is not None:
+            heard(refusal)
+
+    return listen
 
 
 def _entry(program: Any, regions: Wrapped) -> Boxed:

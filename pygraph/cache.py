@@ -99,16 +99,16 @@ def _made(chosen: str) -> Path:
     return folder
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` (UTF-8), so that a reader sees the old content or the new, never a part.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace ``path`` by ``content`` (text in UTF-8), so that a reader sees the old content or the new, never a part.
 
     Its folder is made if need be. Of writers at the same time, the last one wins. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):

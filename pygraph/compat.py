@@ -139,6 +139,10 @@ MultiOutput = _find("torch._inductor.ir.MultiOutput", cost="reports count result
 WhileLoop = _find("torch._inductor.ir.WhileLoop", cost=_BY_FX_NODE.format("loops"))
 
 # -- Inductor: lowering and scheduling -----------------------------------------------------------------------------
+make_fallback = _find(
+    "torch._inductor.lowering.make_fallback",
+    cost="graphs with uploads are left to plain Inductor under its option implicit_fallbacks=False",
+)
 NopKernelSchedulerNode = _find(
     "torch._inductor.scheduler.NopKernelSchedulerNode", cost="reports count what runs nothing as launches"
 )
@@ -161,6 +165,16 @@ functorch_config = _find("torch._functorch.config", cost=_RAISES)
 tracing = _find("torch._guards.tracing")
 set_grad_enabled = _find("torch._C._set_grad_enabled")
 without_autocast = _find("torch._C._DisableAutocast")
+
+# -- caches ----------------------------------------------------------------------------------------------------------
+_COLD = "AOTAutograd's cache is off: warm starts take longer"
+FXGraphCacheMiss = _find("torch._functorch._aot_autograd.autograd_cache.FXGraphCacheMiss", cost=_COLD)
+FxGraphCacheLoadable = _find("torch._functorch._aot_autograd.aot_autograd_result.FxGraphCacheLoadable", cost=_COLD)
+dynamo_config = _find("torch._dynamo.config", cost=_COLD)
+inductor_cache_dir = _find("torch._inductor.runtime.cache_dir_utils.cache_dir", cost=_COLD)
+for _name in ("load", "post_compile"):
+    _find(f"torch._functorch._aot_autograd.aot_autograd_result.FxGraphCacheLoadable.{_name}", cost=_COLD)
+WARM_STARTS = _COLD not in MISSING.values()
 
 # -- operators in FX graphs ----------------------------------------------------------------------------------------
 get_mutated_tensors = _find(
@@ -264,6 +278,9 @@ def inductor_timing() -> InductorTiming:
 
     return InductorTiming(TritonKernel, CachingAutotuner, benchmarker, pad_mm)
 
+
+# -- traces: structured artifacts for tlparse ----------------------------------------------------------------------
+trace_structured = _find("torch._logging.trace_structured", cost="TORCH_TRACE shows nothing of PyGraph")
 
 # -- graphs of Dynamo: why each of them ends -----------------------------------------------------------------------
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,10 +19,12 @@ import torch
 from torch._dynamo.utils import counters
 
 import pygraph
+from pygraph.cache import cache_dir
 from pygraph.ir import Graph, Stage
 from pygraph.lowering import compile as lowering
 from pygraph.lowering.decision import Decision, Placed
 from pygraph.passes.base import Pass, PassContext, PassResult
+from tests import failing
 
 SCRIPT = """
 import json, sys
@@ -45,7 +50,14 @@ for seed in range(4):
     want = [want.detach(), *(p.grad for p in model.parameters())]
     results.append(all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want)))
 import pygraph
+from pygraph.report.as_json import to_json
+graphs = to_json(pygraph.reports())["graphs"]
+for graph in graphs:
+    del graph["times_ms"]
+    for one in graph["passes"]:
+        del one["ms"]
 print(json.dumps({
+    "graphs": graphs,
     "correct": all(results),
     "replays": pygraph.counters().get("replays", 0),
     "regions": [len(r.regions) for r in pygraph.reports()],
@@ -93,7 +105,8 @@ def test_plain_after_pygraph_and_pygraph_from_the_cache(tmp_path: Path) -> None:
     assert plain["fx_hits"] == 0
     again = run(tmp_path, "pygraph")
     assert_ours(again)
-    assert (again["fx_hits"], again["fx_misses"]) == (2, 0)
+    assert (again["aot_hits"], again["fx_hits"], again["fx_misses"]) == (1, 2, 0)
+    assert again["graphs"] == first["graphs"]
 
 
 def test_pygraph_after_plain_and_plain_from_the_cache(tmp_path: Path) -> None:
@@ -103,7 +116,10 @@ def test_pygraph_after_plain_and_plain_from_the_cache(tmp_path: Path) -> None:
     assert ours["aot_hits"] == 0
     again = run(tmp_path, "inductor")
     assert_plain(again)
-    assert again["aot_hits"] + again["fx_hits"] > 0
+    assert again["aot_hits"] == 1
+    restored = run(tmp_path, "pygraph")
+    assert_ours(restored)
+    assert restored["aot_hits"] == 1
 
 
 BASE = Decision("cpu", {"mm": Placed("aten.mm.default", 0, None, True)}, (0,), frozenset({0}), "legality")
@@ -122,6 +138,139 @@ BASE = Decision("cpu", {"mm": Placed("aten.mm.default", 0, None, True)}, (0,), f
 )
 def test_each_part_of_a_decision_changes_its_digest(other: Decision) -> None:
     assert other.digest() != BASE.digest()
+
+
+# -- programs that AOTAutograd's cache restores ------------------------------------------------------------------------
+
+SOURCE = """
+import torch
+{above}
+def step(x, y):
+    return torch.relu(x @ y) * 2.0
+"""
+
+
+@pytest.fixture
+def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> Iterator[Path]:
+    """Empty caches that keep programs; the folder."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with torch._functorch.config.patch(enable_autograd_cache=True):
+        yield tmp_path
+
+
+def restored(
+    fn: Callable[..., Any], *args: torch.Tensor, calls: int = 1, backend: str = "pygraph", **options: Any
+) -> tuple[bool, bool]:
+    """Whether AOTAutograd's cache had the program of ``fn``, and whether Inductor's had, when it is compiled anew."""
+    torch._dynamo.reset()
+    pygraph.reset()
+    counters.clear()
+    compiled = torch.compile(fn, backend=backend, options=options or None)
+    given = args or (torch.ones(8, 8), torch.ones(8, 8))
+    with torch.no_grad():
+        for _ in range(calls):
+            torch.testing.assert_close(compiled(*given), fn(*given))
+    assert [report.error for report in pygraph.reports()] == ([None] if backend == "pygraph" else [])
+    return bool(counters["aot_autograd"]["autograd_cache_hit"]), bool(counters["inductor"]["fxgraph_cache_hit"])
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ y) * 2.0
+
+
+def test_a_restored_program_is_replayed(keeping: Path) -> None:
+    assert restored(product, calls=4) == (False, False)
+    assert restored(product, calls=4) == (True, True)
+    assert [region.state for region in pygraph.reports()[0].regions] == ["replay"]
+    assert restored(product, backend="inductor") == (False, False)
+    assert restored(product, backend="inductor") == (True, True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"passes": "legality,placement,partitioning{max-regions=0}"}, {"strict": True}, {"inductor": {"debug": 1}}],
+)
+def test_other_options_are_a_miss(keeping: Path, options: dict[str, Any]) -> None:
+    restored(product)
+    assert restored(product, **options)[0] is False
+    assert restored(product, **options)[0] is True
+    assert restored(product)[0] is True
+
+
+@pytest.mark.parametrize("options", [{"passes": ["legality,placement", "idle", "partitioning"]}, {"dump_dir": "dumps"}])
+def test_what_cannot_be_known_or_is_to_be_seen_is_never_restored(
+    keeping: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(keeping)
+    if "passes" in options:
+        options = {"passes": ["legality,placement", Idle(), "partitioning"]}
+    restored(product, **options)
+    assert restored(product, **options) == (False, True)
+
+
+def test_another_calibration_is_a_miss(keeping: Path) -> None:
+    restored(product)
+    folder = cache_dir()
+    assert folder is not None
+    (folder / "calibration").mkdir()
+    (folder / "calibration" / "some.json").write_text("{}")
+    assert restored(product)[0] is False
+
+
+def test_other_source_lines_are_a_miss_of_the_report_alone(keeping: Path) -> None:
+    locs = []
+    for above in ("", "\n"):
+        path = keeping / "user_step.py"
+        path.write_text(SOURCE.format(above=above))
+        linecache.checkcache()
+        assert restored(runpy.run_path(str(path))["step"]) == (False, bool(above))
+        decision = pygraph.reports()[0].decision
+        assert decision is not None
+        locs.append([placed.loc for placed in decision.nodes.values()])
+    assert locs[0] != locs[1]
+
+
+def test_lost_or_damaged_facts_are_a_miss(keeping: Path) -> None:
+    restored(product)
+    for damage in (Path.unlink, lambda path: path.write_bytes(b"\x80")):
+        (facts,) = [path for path in (keeping / "pygraph").rglob("*") if path.is_file()]
+        damage(facts)
+        assert restored(product) == (False, True)
+        assert restored(product) == (True, True)
+
+
+def test_a_program_that_failed_to_be_captured_is_compiled_again(keeping: Path) -> None:
+    step, x = failing.one, (failing.inputs(), failing.weight())
+
+    def cut() -> list[str]:
+        return [left.reason for left in pygraph.reports()[0].uncaptured()]
+
+    assert restored(step, *x, calls=failing.CALLS)[0] is False
+    assert "failed-capture" in cut()
+    assert restored(step, *x, calls=failing.CALLS)[0] is False
+    assert "failed-capture" in cut()
+
+
+def test_a_restored_program_that_fails_to_be_captured_is_the_last_one(keeping: Path) -> None:
+    x = (failing.inputs(), failing.weight())
+    assert restored(failing.one, *x)[0] is False
+    assert restored(failing.one, *x, calls=failing.CALLS)[0] is True
+    (region,) = pygraph.reports()[0].regions
+    assert region.state == "uncaptured"
+    assert restored(failing.one, *x)[0] is False
+
+
+def test_sizes_that_vary_are_restored(keeping: Path) -> None:
+    for known in (False, True):
+        torch._dynamo.reset()
+        pygraph.reset()
+        counters.clear()
+        compiled = torch.compile(product, backend="pygraph", dynamic=True)
+        for size in (4, 4, 4, 6, 6, 6):
+            x, y = torch.randn(size, 8), torch.randn(8, size)
+            torch.testing.assert_close(compiled(x, y), product(x, y))
+        assert bool(counters["aot_autograd"]["autograd_cache_hit"]) is known
+        assert pygraph.counters()["captures"] == 2
 
 
 # -- what the key holds ------------------------------------------------------------------------------------------------
@@ -158,7 +307,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> Path
     shutil.copytree(lowering.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(lowering, "PACKAGE", package)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    lowering._package_digest.cache_clear()
+    lowering.package_digest.cache_clear()
     assert hits() == 0
     assert hits() == 1
     return package
@@ -183,7 +332,7 @@ def test_a_changed_source_of_the_package_is_a_miss(cached: Path) -> None:
         path = cached / part
         path = sorted(path.glob("*.py"))[-1] if path.is_dir() else path
         path.write_text(f"{path.read_text()}\n")
-        lowering._package_digest.cache_clear()  # as in a new process
+        lowering.package_digest.cache_clear()  # as in a new process
         assert hits() == 0, part
     assert hits() == 1
 
@@ -191,7 +340,7 @@ def test_a_changed_source_of_the_package_is_a_miss(cached: Path) -> None:
 def test_what_only_reports_or_measures_is_no_part_of_the_key(cached: Path) -> None:
     for part in ("report", "bench", "cli"):
         (cached / part / "another.py").write_text("")
-    lowering._package_digest.cache_clear()
+    lowering.package_digest.cache_clear()
     assert hits() == 1
 
 
@@ -233,14 +382,21 @@ def test_each_other_part_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(set(keys)) == len(keys)
 
 
-def test_the_key_is_added_to_the_users_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_tag_is_part_of_every_key_and_nothing_is_added_twice(
+    keeping: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str] = []
+    plain = lowering.compat.compile_fx_inner
 
-    def compile_fx_inner(*args: Any, **kwargs: Any) -> None:
+    def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
         seen.append(torch.compiler.config.cache_key_tag)
+        return plain(*args, **kwargs)
 
     monkeypatch.setattr(lowering.compat, "compile_fx_inner", compile_fx_inner)
     with torch.compiler.config.patch(cache_key_tag="mine"):
-        lowering.compile_steered(None, [], {}, BASE, lambda graph: {}, "key")  # type: ignore[arg-type]
+        assert restored(product) == (False, False)
         assert torch.compiler.config.cache_key_tag == "mine"
-    assert seen == ["mine|pygraph key"]
+    (tag,) = seen
+    assert tag.startswith("mine|pygraph ")
+    assert tag.count("|") == 1
+    assert restored(product) == (False, False)

@@ -23,7 +23,7 @@ from pygraph.lowering.steering import Steering
 from pygraph.passes.base import Pass
 from pygraph.version import __version__
 
-__all__ = ["compare", "compile_steered", "program_key", "program_record"]
+__all__ = ["compare", "compile_steered", "package_digest", "program_key", "program_record"]
 
 Judge = Callable[[Any], Mapping[str, str | None]]
 
@@ -34,15 +34,14 @@ def compile_steered(
     kwargs: Mapping[str, Any],
     decision: Decision,
     judge: Judge,
-    key: str,
+    tag: str,
 ) -> Any:
     """Inductor's compiled graph for ``gm``, cut where ``decision`` says.
 
-    Inductor's configuration stays the user's but for the partition itself. Its cache key gets ``key``, see
+    Inductor's configuration stays the user's but for the partition itself. Its cache key gets ``tag``: the user's with
     ``program_key``; plain compilations of the same graph have another key.
     """
     steering = Steering(decision, judge)
-    tag = f"{compat.compiler_config.cache_key_tag}|pygraph {key}"
     with (
         steering.active(),
         compat.compiler_config.patch(cache_key_tag=tag),
@@ -57,7 +56,7 @@ def program_key(decision: Decision, passes: Sequence[Pass], failed: str = "") ->
     That is the decision with its pipeline, what captures failed for (a digest), the source of this package and of
     passes from elsewhere, the version of torch, and the device.
     """
-    sources = (_package_digest(PACKAGE), *(_source(cls) for item in passes for cls in type(item).__mro__))
+    sources = (package_digest(PACKAGE), *(_source(cls) for item in passes for cls in type(item).__mro__))
     device = torch.cuda.get_device_name() if decision.device == "cuda" else decision.device
     parts = (__version__, torch.__version__, device, decision.digest(), failed, *sources)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -68,7 +67,7 @@ _SHAPING_NOTHING = ("bench", "cli", "report")
 
 
 @functools.cache
-def _package_digest(package: Path) -> str:
+def package_digest(package: Path) -> str:
     """A hash of the files that may shape a program, by path and content."""
     files = (path for path in package.rglob("*") if path.suffix in (".py", ".lark"))
     names = {path.relative_to(package).as_posix(): path for path in files}

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from pygraph import compat
+
 __all__ = ["upload"]
 
 STAGED_BYTES = 64 * 1024
@@ -23,7 +25,10 @@ _ALIGNMENT = 16
 
 
 _LIBRARY = torch.library.Library("pygraph", "DEF")
-_LIBRARY.define("upload(Tensor[] xs, Device device) -> Tensor[]", tags=[torch.Tag.pt2_compliant_tag])
+_LIBRARY.define(
+    "upload(Tensor[] xs, Device device) -> Tensor[]",
+    tags=[torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides],
+)
 
 
 @torch.library.impl(_LIBRARY, "upload", "CompositeExplicitAutograd")
@@ -53,6 +58,8 @@ def _fake(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor
 
 
 torch.library.register_fake("pygraph::upload", _fake, lib=_LIBRARY)
+if not compat.absent(compat.make_fallback):  # else Inductor does it when it meets the operator, where it may
+    compat.make_fallback(torch.ops.pygraph.upload.default)
 
 
 def _captured(x: torch.Tensor, device: torch.device) -> torch.Tensor:

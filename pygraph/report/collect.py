@@ -28,7 +28,7 @@ def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:
 
 def reports() -> list[GraphReport]:
     """All reports that are kept, oldest first."""
-    return sorted(_reports.copy(), key=lambda report: report.index)
+    return [report.complete() for report in sorted(_reports.copy(), key=lambda report: report.index)]
 
 
 def clear() -> None:

@@ -5,7 +5,7 @@ A region's runtime record is live: the report shows what has happened up to the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,7 +47,8 @@ class RegionReport:
     """One region of the emitted program.
 
     ``planned`` are the IR regions whose operators it holds, ``nodes`` those operators, ``kernels`` what it launches.
-    ``wrapped`` says whether it is selected; if not, ``reason`` says why. ``record`` is the live account.
+    ``wrapped`` says whether it is selected; if not, ``reason`` says why. ``record`` is the live account,
+    ``module`` the innermost module of the user's that holds all of it, nothing where that is the whole model.
     """
 
     index: int
@@ -57,6 +58,7 @@ class RegionReport:
     wrapped: bool
     reason: str
     record: RegionRecord | None = None
+    module: str = ""
 
     @property
     def state(self) -> str:
@@ -77,8 +79,9 @@ class GraphReport:
 
     ``origin`` is the function that Dynamo took it from, with the graph break behind it, for the forward graph alone.
     ``graph`` is the IR after the passes, ``model`` what they costed it with. ``times_ms`` has lift, passes,
-    write-back and inductor. ``notes`` says where the program differs from the decision; ``error`` why PyGraph gave
-    the graph up to plain Inductor, if it did. ``dumped`` is the folder that it was written to.
+    write-back and inductor; of a program that AOTAutograd's cache restored, restore. ``notes`` says where the program
+    differs from the decision; ``error`` why PyGraph gave the graph up to plain Inductor, if it did. ``dumped`` is the
+    folder that it was written to. ``unparsed`` makes the graph of a restored program when the report is read.
     """
 
     index: int
@@ -98,6 +101,13 @@ class GraphReport:
     error: str | None = None
     origin: GraphOrigin = UNKNOWN
     dumped: Path | None = None
+    unparsed: Callable[[], Graph] | None = None
+
+    def complete(self) -> GraphReport:
+        """This report, with its graph."""
+        if self.graph is None and self.unparsed is not None:
+            self.graph = self.unparsed()
+        return self
 
     @property
     def name(self) -> str:

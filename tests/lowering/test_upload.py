@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,6 +33,22 @@ def test_each_result_is_a_copy_of_its_own() -> None:
         assert x.stride() == result.stride()
     pointers = [r.data_ptr() for r in [*xs, *results] if r.numel()]
     assert len(set(pointers)) == len(pointers)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_inductor_compiles_it_where_it_may_make_no_fallbacks_and_keeps_strides(
+    transposed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x * 2
+        results = torch.ops.pygraph.upload([y.t() if transposed else y, y.sum()], torch.device("cpu"))
+        return [results[0], results[0] + results[1]]
+
+    x = torch.randn(3, 4)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    results = torch.compile(program, options={"implicit_fallbacks": False}, fullgraph=True)(x)
+    torch.testing.assert_close(results, program(x))
+    assert [r.stride() for r in results] == [r.stride() for r in program(x)]
 
 
 def test_fake_results_have_the_layout_and_the_device() -> None:

@@ -264,18 +264,24 @@ class CaptureAllocator final : public CUDAAllocator {
     return base_->setCheckpointPoolState(d, std::move(state));
   }
   std::string name() override { return base_->name(); }
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-  void markCaptureBegin(c10::DeviceIndex d) override { base_->markCaptureBegin(d); }
-  void markCaptureEnd(c10::DeviceIndex d) override { base_->markCaptureEnd(d); }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) override {
     return base_->getContextForPointer(pointer);
   }
   void attachOomRejectionObserver(cached::OomRejectionObserver observer) override {
     base_->attachOomRejectionObserver(std::move(observer));
   }
+#endif
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  void markCaptureBegin(c10::DeviceIndex d) override { base_->markCaptureBegin(d); }
+  void markCaptureEnd(c10::DeviceIndex d) override { base_->markCaptureEnd(d); }
   c10::DataPtr allocateWithAddress(size_t nbytes, void* address) override {
     return base_->allocateWithAddress(nbytes, address);
   }
+#endif
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+  bool supportsUserMetadata() override { return base_->supportsUserMetadata(); }
+  void annotateMemory(const void* pointer, const std::string& text) override { base_->annotateMemory(pointer, text); }
 #endif
 
  private:

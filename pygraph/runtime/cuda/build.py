@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,17 +29,18 @@ _SOURCES = (
     "transient.h",
 )
 
-_OLDEST, _NEWEST = (2, 11), (2, 13)
-"""Torch releases whose allocator interface the sources are written for: a method that a later one adds would not be
-handed on."""
+_log = logging.getLogger("pygraph.native")
+
+_INTERFACE = {
+    "c10/cuda/CUDACachingAllocator.h": "CUDAAllocator",
+    "c10/core/CachingDeviceAllocator.h": "DeviceAllocator",
+}
+"""Torch's headers that declare its allocator, and the class in each."""
 
 
 def library() -> NativeLibrary:
-    """What is built. Raises CaptureError (``native-unavailable``) for a torch that it is not written for, and when
-    no CUDA headers are found."""
-    major, minor = torch.__version__.split(".")[:2]
-    if not _OLDEST <= (int(major), int(minor)) <= _NEWEST:
-        raise CaptureError("native-unavailable", f"not written for torch {torch.__version__}")
+    """What is built. Raises CaptureError (``native-unavailable``) when no CUDA headers are found."""
+    _warn_of_methods()
     return NativeLibrary(
         module="_pygraph_cuda",
         label="cuda",
@@ -86,3 +90,28 @@ def _packages(name: str) -> list[Path]:
     """Where a package lies that need not be installed; it is not imported."""
     spec = importlib.util.find_spec(name)
     return [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
+
+
+def unknown_methods(include: Path) -> list[str]:
+    """Virtual methods of torch's allocator, by its headers in ``include``, that ``allocator.h`` does not hand on."""
+    handed_on = (Path(__file__).resolve().parent / "allocator.h").read_text(encoding="utf-8")
+    declared: list[str] = []
+    for header, name in _INTERFACE.items():
+        if not (include / header).exists():  # then the compiler fails, and says so
+            continue
+        text = re.sub(r"//.*", "", (include / header).read_text(encoding="utf-8"))
+        body = re.search(rf"^(?:class|struct)\b[^;{{]*\b{name} : .*?^}};", text, re.DOTALL | re.MULTILINE)
+        declared += re.findall(r"\bvirtual\s[^;{]*?(?<!~)\b(\w+)\(", body.group() if body else "")
+    return [name for name in dict.fromkeys(declared) if not re.search(rf"\b{name}\([^;]*\boverride\b", handed_on)]
+
+
+@functools.cache
+def _warn_of_methods() -> None:
+    """Say once what a release of torch adds to its allocator: a method with a default does nothing, or raises, wherever
+    it is called while a region is captured. (Without a default, the compiler refuses.)"""
+    unknown = unknown_methods(Path(torch.__file__).resolve().parent / "include")
+    if unknown:
+        named = ", ".join(unknown)
+        _log.warning(
+            "pygraph: torch %s's allocator has methods that a capture does not hand on: %s", torch.__version__, named
+        )

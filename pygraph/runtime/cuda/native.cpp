@@ -98,6 +98,7 @@ void bind(PyObject* m) {
       .def_directly<&CudaRegion::consume>("consume")
       .def<&CudaRegion::add_tensor_argument>("add_tensor_argument")
       .def<&CudaRegion::add_value_argument>("add_value_argument")
+      .def<&CudaRegion::set_name>("set_name")
       .def<&CudaRegion::add_segment>("add_segment")
       .def<&CudaRegion::add_piece>("add_piece")
       .def<&CudaRegion::add_fresh>("add_fresh")

@@ -57,6 +57,7 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
     Busy busy(*this);
     Call call;
     if (!arguments_.match(args, call) || !separate(call)) return Object::none();
+    Range range(*this);
     {
       WithoutGil released;
       launch(call);
@@ -163,6 +164,7 @@ void bind(PyObject* m) {
       .def_directly<&HostGraph::replay>("replay")
       .def<&HostGraph::add_tensor_argument>("add_tensor_argument")
       .def<&HostGraph::add_value_argument>("add_value_argument")
+      .def<&HostGraph::set_name>("set_name")
       .def<&HostGraph::add_fresh>("add_fresh")
       .def<&HostGraph::add_kernel>("add_kernel")
       .def<&HostGraph::add_operator>("add_operator")

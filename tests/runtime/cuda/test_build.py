@@ -10,6 +10,9 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda import build
 
+INCLUDE = Path(torch.__file__).resolve().parent / "include"
+"""Torch's headers."""
+
 
 def headers(folder: Path, *names: str) -> None:
     for name in names:
@@ -37,11 +40,28 @@ def test_the_headers_are_those_of_the_toolkit(toolkit: Path) -> None:
     assert f"-isystem{toolkit / 'include'}" in build.library().command(Path("out"))
 
 
-def test_another_torch_is_refused(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.99.0")
-    with pytest.raises(CaptureError, match=r"not written for torch 2\.99\.0") as caught:
+def test_every_method_of_the_installed_torchs_allocator_is_handed_on() -> None:
+    assert build.unknown_methods(INCLUDE) == []
+
+
+def test_a_method_that_a_newer_torch_adds_is_named_once(
+    toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for header, name in build._INTERFACE.items():
+        text = (INCLUDE / header).read_text()
+        start = text.index("virtual", text.index(f"{name} : "))
+        copy = tmp_path / "torch/include" / header
+        copy.parent.mkdir(parents=True)
+        copy.write_text(f"{text[:start]}virtual std::vector<int> of{name}(int* /*x*/) {{}}\n  {text[start:]}")
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch/__init__.py"))
+    build._warn_of_methods.cache_clear()
+    for _ in range(2):
         build.library()
-    assert caught.value.reason == "native-unavailable"
+    build._warn_of_methods.cache_clear()
+    assert [record.getMessage() for record in caplog.records] == [
+        "pygraph: torch 2.11.0+cu130's allocator has methods that a capture does not hand on: "
+        "ofCUDAAllocator, ofDeviceAllocator"
+    ]
 
 
 @pytest.mark.parametrize(("version", "place"), [("13.0", "cu13"), ("12.8", "cuda_runtime")])

@@ -1,0 +1,247 @@
+"""Warm starts: what AOTAutograd's cache restores in a later process comes back with its regions and its report.
+
+AOTAutograd keeps, under a key of Dynamo's graph, the keys of Inductor's programs. A hit skips ``inner_compile``: no
+tracing, lifting, passes or Inductor. So a program's facts (report, origins of lines, roles of inputs) are kept in a
+file beside Inductor's caches, and put back when AOTAutograd loads the program:
+
+    cold:  Dynamo ─ AOTAutograd ─ lift ─ passes ─ Inductor ─ keep facts ─ wrap regions
+    warm:  Dynamo ─ key ─ load program and facts ─ wrap regions                 (no facts: a miss)
+
+The key holds all else that passes and report depend on. So a program is never shared with plain Inductor, with other
+options, another source of this package, or other source lines. A program whose capture failed for an operator is not
+restored again: its graph is compiled anew, so that the operator can be cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pygraph import cache, compat
+from pygraph.frontend import location_of
+from pygraph.ir.parser import parse
+from pygraph.lowering.compile import PACKAGE, package_digest
+from pygraph.passes.manager import PassManager
+from pygraph.report.model import GraphReport
+from pygraph.runtime.provenance import Origin
+from pygraph.settings import Settings
+
+__all__ = ["Facts", "Keeper", "Restore", "cached_under", "entry_tag", "forget", "mark_cached", "restoring"]
+
+_log = logging.getLogger("pygraph")
+
+_OF_THE_PROCESS = ("index", "origin", "source", "record", "times_ms", "graph", "unparsed", "dumped")
+"""What a report says that is not kept with the program: it is found anew, or lies with Inductor's own entry."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a program besides Inductor's own entry: ``origins`` by region and line, names of inputs that
+    outlive the call (``held``) or may (``lent``), the report's fields with the text of its graph, and the cache key tag
+    under which its kernels were made."""
+
+    tag: str
+    origins: Sequence[Mapping[int, Origin]]
+    held: frozenset[str]
+    lent: frozenset[str]
+    report: Mapping[str, Any]
+    graph: str
+
+    @classmethod
+    def of(
+        cls,
+        report: GraphReport,
+        origins: Sequence[Mapping[int, Origin]],
+        held: frozenset[str],
+        lent: frozenset[str],
+        tag: str,
+    ) -> Facts:
+        """What ``report`` says of a program that has not run yet, and what its regions are made with."""
+        kept = {one.name: getattr(report, one.name) for one in fields(report) if one.name not in _OF_THE_PROCESS}
+        return cls(tag, origins, held, lent, copy.deepcopy(kept), str(report.graph))
+
+    def fill(self, report: GraphReport) -> None:
+        """Have ``report`` say of the restored program what the one of its compilation said."""
+        for name, value in self.report.items():
+            setattr(report, name, value)
+        report.unparsed = functools.partial(parse, self.graph)
+
+
+# -- keys ----------------------------------------------------------------------------------------------------------
+
+
+def entry_tag(gm: torch.fx.GraphModule, settings: Settings) -> str | None:
+    """The cache key tag for AOTAutograd's entry of ``gm``; None where the cache is to stay off.
+
+    It holds what programs, regions and reports depend on besides what torch hashes: this package, the pipeline, the
+    calibrated models, tags of operators that are not torch's own, and the user's lines. The cache is off where passes
+    are someone else's (their helpers are not known), where each step is dumped, and where torch is asked for entries of
+    another form.
+    """
+    config = compat.functorch_config
+    if not compat.WARM_STARTS or settings.dump_dir is not None:
+        return None
+    if not (config.enable_autograd_cache or config.enable_remote_autograd_cache):
+        return None
+    others = (
+        (config, "bundled_autograd_cache"),
+        (config, "strict_autograd_cache"),
+        (compat.dynamo_config, "caching_precompile"),
+    )
+    if any(getattr(where, name, False) for where, name in others):
+        return None
+    manager = PassManager(settings.passes)
+    if any(not type(one).__module__.startswith("pygraph.") for one in manager.passes):
+        return None
+    rows = [
+        package_digest(PACKAGE),
+        package_digest(PACKAGE / "report"),
+        manager.text,
+        str(settings.strict),
+        _calibrations(),
+        os.getcwd(),
+    ]
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            rows += [f"{location_of(node.meta)!r}{_operator(node.target)}" for node in module.graph.nodes]
+    digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()
+    return f"{compat.compiler_config.cache_key_tag}|pygraph {digest}"
+
+
+def _operator(target: object) -> str:
+    """What the schema and the tags of an operator say, of those that do not come with torch."""
+    if isinstance(target, compat.OpOverloadPacket):
+        return "".join(_operator(getattr(target, name)) for name in target.overloads())
+    if not isinstance(target, compat.OpOverload) or target.namespace in ("aten", "prims"):
+        return ""
+    return f" {target._schema} {sorted(map(str, target.tags))}"
+
+
+def _calibrations() -> str:
+    """The content of all calibrations: what passes decide by."""
+    folder = cache.cache_dir()
+    files = sorted((folder / "calibration").glob("*.json")) if folder is not None else ()
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@contextlib.contextmanager
+def cached_under(tag: str | None) -> Iterator[None]:
+    """Have AOTAutograd key its entries by ``tag`` meanwhile; neither look up nor keep any when it is None."""
+    if tag is None:
+        with compat.functorch_config.patch(enable_autograd_cache=False):
+            yield
+        return
+    with compat.compiler_config.patch(cache_key_tag=tag):
+        yield
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Where the facts of programs under one entry tag lie: by the key and the guards of Inductor's own entry."""
+
+    tag: str
+
+    def path(self, key: str, guards: str | None) -> Path:
+        """The file of one program."""
+        digest = hashlib.sha256(f"{self.tag}\n{key}\n{guards}".encode()).hexdigest()
+        return Path(compat.inductor_cache_dir()) / "pygraph" / digest[:2] / digest[2:]
+
+    def keep(self, program: Any, facts: Facts) -> Path | None:
+        """Keep ``facts`` of ``program``. The file; None if there is none, as for what Inductor does not keep either."""
+        key = getattr(program, "_fx_graph_cache_key", None)
+        if key is None:
+            return None
+        path = self.path(key, program.guards_expr)
+        try:
+            cache.write_atomically(path, pickle.dumps(facts))
+        except (OSError, pickle.PicklingError, TypeError, AttributeError) as error:
+            _log.debug("nothing is kept for a warm start: %s", error)
+            return None
+        return path
+
+    def load(self, key: str, guards: str | None) -> tuple[Facts, Path] | None:
+        """What was kept of a program; None where nothing is there or it cannot be read."""
+        path = self.path(key, guards)
+        try:
+            return pickle.loads(path.read_bytes()), path
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # noqa: BLE001 - damaged pickles raise anything
+            cache.warn_once(path, f"{type(error).__name__}: {error}")
+            return None
+
+
+def forget(path: Path) -> None:
+    """Have no later process restore the program whose facts are at ``path``."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def mark_cached(run: Any, program: Any) -> None:
+    """Have AOTAutograd keep an entry for ``run``, which stands for ``program``: it asks for these attributes."""
+    for name in ("_fx_graph_cache_key", "_fx_graph_cache_debug_lines", "guards_expr", "_time_taken_ns"):
+        setattr(run, name, getattr(program, name, None))
+
+
+# -- AOTAutograd loads a program -----------------------------------------------------------------------------------
+
+Restore = Callable[[Any, Facts, Path], Any]
+"""Makes of Inductor's program, as loaded, what is called instead."""
+
+_active = threading.local()
+
+
+@contextlib.contextmanager
+def restoring(keeper: Keeper | None, restore: Restore) -> Iterator[None]:
+    """Have programs that AOTAutograd loads on this thread meanwhile go through ``restore``, with their facts."""
+    if keeper is None:
+        yield
+        return
+    _install()
+    previous = getattr(_active, "listener", None)
+    _active.listener = (keeper, restore)
+    try:
+        yield
+    finally:
+        _active.listener = previous
+
+
+@functools.cache
+def _install() -> None:
+    """Hook into the loading of programs, once for the process. Nothing changes for other backends."""
+    entry: Any = compat.FxGraphCacheLoadable
+    plain_load, plain_finish = entry.load, entry.post_compile
+
+    def load(self: Any, example_inputs: Sequence[Any]) -> Any:
+        listener = getattr(_active, "listener", None)
+        if listener is None:
+            return plain_load(self, example_inputs)
+        found = listener[0].load(self.fx_graph_cache_info[0], self.fx_graph_guard_expr)
+        if found is None:
+            raise compat.FXGraphCacheMiss
+        self._pygraph_found = found
+        with compat.compiler_config.patch(cache_key_tag=found[0].tag):  # autotuned kernels are kept by the tag, too
+            return plain_load(self, example_inputs)
+
+    def post_compile(self: Any, result: Any, fx_config: Any) -> Any:
+        made = plain_finish(self, result, fx_config)
+        listener = getattr(_active, "listener", None)
+        found = self.__dict__.pop("_pygraph_found", None)
+        return made if listener is None or found is None else listener[1](made, *found)
+
+    entry.load, entry.post_compile = load, post_compile
