@@ -16,10 +16,10 @@ from typing import Any, cast
 import torch
 
 from pygraph import compat
-from pygraph.dump import dump_program, graph_dir
+from pygraph.dump import dump_program, graph_dir, trace_report
 from pygraph.errors import CaptureError, OptionError
 from pygraph.frontend import backward_static_inputs, held_inputs, lent_inputs
-from pygraph.frontend.location import GraphOrigin, origin_of
+from pygraph.frontend.location import GraphOrigin, module_of, origin_of
 from pygraph.ir import Graph
 from pygraph.logs import configure
 from pygraph.lowering.again import Original
@@ -138,6 +138,7 @@ class _Compiler:
             return None
         start = time.perf_counter()
         report.notes += write_back(gm, planned.graph, planned.lifted)
+        modules = {node.name: module_of(node.meta) for node in gm.graph.nodes}
         report.times_ms["write_back"] = (time.perf_counter() - start) * 1e3
         start = time.perf_counter()
         judge = functools.partial(judge_graph, device=planned.decision.device, passes=planned.passes)
@@ -145,7 +146,7 @@ class _Compiler:
         tag = f"{self.user_tag}|pygraph {program_key(planned.decision, planned.passes, failed.digest())}"
         program = compile_steered(gm, inputs, kwargs, planned.decision, judge, tag)
         report.times_ms["inductor"] = (time.perf_counter() - start) * 1e3
-        facts = _facts(program, planned, report, tag)
+        facts = _facts(program, planned, report, tag, modules)
         path = None if self.keeper is None or before is not None else self.keeper.keep(program, facts)
         heard = None if report.record is None else again.listener(planned.decision, report.record)
         regions = self._wrap(program, facts, report, _forgetting(path, heard))
@@ -187,6 +188,7 @@ class _Compiler:
             _give_up(report, error)
             return boxed(program)
         report.times_ms["restore"] = (time.perf_counter() - start) * 1e3
+        trace_report(report)
         return run
 
     def _wrap(self, program: Any, facts: Facts, report: GraphReport, heard: Callable[[Refusal], None]) -> Wrapped:
@@ -198,7 +200,7 @@ class _Compiler:
         return tuple(wrapping.made.get(region.index) for region in report.regions)
 
 
-def _facts(program: Any, planned: Plan, report: GraphReport, tag: str) -> Facts:
+def _facts(program: Any, planned: Plan, report: GraphReport, tag: str, modules: Mapping[str, str]) -> Facts:
     """What is known of ``program`` before it runs, in ``report`` too."""
     held, lent = held_inputs(planned.graph), lent_inputs(planned.graph)
     record = program_record(program)
@@ -209,7 +211,7 @@ def _facts(program: Any, planned: Plan, report: GraphReport, tag: str) -> Facts:
     report.notes += notes
     report.record, report.source = record, program.source_code
     report.emitted = read_program(program.source_code)
-    report.regions = region_reports(planned.decision, record, report.emitted, forbidden)
+    report.regions = region_reports(planned.decision, record, report.emitted, forbidden, modules)
     lines = line_origins(program.source_code, report.emitted.regions, record.regions, planned.decision)
     return Facts.of(report, lines, held, lent, tag)
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from pygraph import compat
 from pygraph.frontend.launches import lift_launches
 from pygraph.ir import Device
 from pygraph.lowering.program import annotate
@@ -20,7 +22,7 @@ from pygraph.report.collect import reports
 from pygraph.report.model import GraphReport
 from pygraph.runtime.driver import Program
 
-__all__ = ["dump_launches", "dump_program", "graph_dir", "program_text"]
+__all__ = ["dump_launches", "dump_program", "graph_dir", "program_text", "trace_report"]
 
 _log = logging.getLogger("pygraph")
 
@@ -35,6 +37,7 @@ def dump_program(dump_dir: str | None, report: GraphReport) -> None:
 
     What cannot be rendered or written is warned of and changes nothing else.
     """
+    trace_report(report)
     folder = graph_dir(dump_dir, report)
     if folder is None:
         return
@@ -44,6 +47,20 @@ def dump_program(dump_dir: str | None, report: GraphReport) -> None:
             (folder / "program.py").write_text(program_text(report), encoding="utf-8")
         _write_report(folder, report)
         report.dumped = folder
+
+
+def trace_report(report: GraphReport) -> None:
+    """Give the report and the IR to ``TORCH_TRACE``, where that is on: tlparse shows them beside Inductor's program."""
+    if compat.absent(compat.trace_structured):
+        return
+    for name, text in (("pygraph_report", _report_text), ("pygraph_ir", _graph_text)):
+        with _warned("TORCH_TRACE"):
+            compat.trace_structured(
+                "artifact",
+                functools.partial(dict, name=name, encoding="string"),
+                payload_fn=functools.partial(text, report),
+                expect_trace_id=False,
+            )
 
 
 def dump_launches(folder: Path, region: int, device: str, program: Program) -> None:
@@ -57,6 +74,16 @@ def dump_launches(folder: Path, region: int, device: str, program: Program) -> N
         (folder / f"{name}.launches.pgir").write_text(str(graph), encoding="utf-8")
 
 
+def _graph_text(report: GraphReport) -> str:
+    return "" if report.graph is None else str(report.graph)
+
+
+def _report_text(report: GraphReport) -> str:
+    from pygraph.report.text import render_text  # renderers are needed only where something is rendered
+
+    return render_text([report], width=140, color=False)
+
+
 @atexit.register
 def _write_again() -> None:
     for report in reports():
@@ -66,7 +93,7 @@ def _write_again() -> None:
 
 
 @contextlib.contextmanager
-def _warned(folder: Path) -> Iterator[None]:
+def _warned(folder: object) -> Iterator[None]:
     """Turn whatever a dump meets into a warning: the program that it describes must run."""
     try:
         yield
@@ -75,12 +102,11 @@ def _warned(folder: Path) -> Iterator[None]:
 
 
 def _write_report(folder: Path, report: GraphReport) -> None:
-    from pygraph.report.as_json import to_json  # renderers are needed only where something is rendered
-    from pygraph.report.text import render_text
+    from pygraph.report.as_json import to_json
 
     if not folder.is_dir():
         return
-    (folder / "report.txt").write_text(render_text([report], width=140, color=False), encoding="utf-8")
+    (folder / "report.txt").write_text(_report_text(report), encoding="utf-8")
     (folder / "report.json").write_text(json.dumps(to_json([report]), indent=1), encoding="utf-8")
 
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 from pygraph.errors import OptionError
 
-__all__ = ["configure"]
+__all__ = ["VARIABLE", "configure"]
 
 VARIABLE = "PYGRAPH_LOGS"
+"""The environment variable that sets the level."""
 _LEVELS = ("debug", "info", "warning", "error")
 _HANDLER = "pygraph-stderr"
 

@@ -21,6 +21,7 @@ from pygraph.lowering.decision import Decision
 from pygraph.lowering.failed import Failed
 from pygraph.lowering.record import ProgramRecord
 from pygraph.lowering.wrap import RegionFunction, wrap_regions
+from pygraph.passes.operators import is_custom
 from pygraph.report.model import GraphReport
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.region import Region
@@ -121,7 +122,8 @@ class Recompilation:
         """Have the next call compile again without the operators that ``refusal`` names. Called by the one thread that
         has the turn to capture; no lock is taken, as what holds it could run a finaliser that captures."""
         met = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
-        failed = self._failed.with_nodes(refusal.nodes, met, decision, record)
+        everywhere = refusal.launch if _fails_everywhere(refusal) else None
+        failed = self._failed.with_nodes(refusal.nodes, met, decision, record, everywhere)
         if self._left and failed.digest() != self._failed.digest():
             self._failed = failed
             self._use(self._retry)
@@ -199,6 +201,17 @@ class Recompilation:
         for note in notes:
             _log.info("%s: %s", self._report.name, note)
         self._write()
+
+
+_OF_THE_CODE = frozenset(
+    {"capture-failed", "host-memcpy", "host-memory", "host-random", "host-read", "uncaptured-work"}
+)
+"""Reasons that lie in what an operator does, and not in what one call of it is given."""
+
+
+def _fails_everywhere(refusal: Refusal) -> bool:
+    """Whether the operator that is to blame would fail in its other calls, too: a model may have one in each layer."""
+    return refusal.launch is not None and (refusal.reason in _OF_THE_CODE or is_custom(refusal.launch))
 
 
 _NOTE = "compiled again, cut at"

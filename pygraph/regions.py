@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,16 +37,23 @@ _log = logging.getLogger("pygraph")
 
 
 def region_reports(
-    decision: Decision, record: ProgramRecord, emitted: EmittedProgram, forbidden: set[int]
+    decision: Decision,
+    record: ProgramRecord,
+    emitted: EmittedProgram,
+    forbidden: set[int],
+    modules: Mapping[str, str],
 ) -> list[RegionReport]:
-    """What is known of each emitted region before it ever runs, and whether it may be captured."""
+    """What is known of each emitted region before it ever runs, and whether it may be captured. ``modules`` has the
+    user's module of each node."""
     found = []
     for region, steps in zip(emitted.regions, record.regions, strict=True):
         nodes = tuple(dict.fromkeys(name for step in steps for name in step.origins))
         regions = (decision.nodes[name].region for name in nodes if name in decision.nodes)
         planned = tuple(sorted({index for index in regions if index is not None}))
         reason = _unwrapped_reason(decision, planned, region.index in forbidden, bool(region.kernels))
-        found.append(RegionReport(region.index, planned, nodes, region.kernels, not reason, reason))
+        paths = [modules[name].replace(".", os.sep) for name in nodes if modules.get(name)]
+        module = os.path.commonpath(paths).replace(os.sep, ".") if paths else ""
+        found.append(RegionReport(region.index, planned, nodes, region.kernels, not reason, reason, module=module))
     return found
 
 
@@ -115,6 +123,7 @@ def _wrap(
         function,
         driver,
         name=name,
+        label=f"{name} {region.module}".rstrip(),
         options=_options(settings),
         held=_positions(report.emitted, region.index, wrapping.held),
         lent=_positions(report.emitted, region.index, wrapping.lent),

@@ -6,6 +6,8 @@ An option given in code wins over its variable. Names and types are checked here
 from __future__ import annotations
 
 import difflib
+import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,11 +15,13 @@ from typing import Any
 
 from pygraph.cache import user_dir
 from pygraph.errors import OptionError
+from pygraph.logs import VARIABLE
 from pygraph.passes.manager import DEFAULT_PIPELINE
 
 __all__ = ["Settings"]
 
 _PREFIX = "PYGRAPH_"
+_log = logging.getLogger("pygraph")
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,9 @@ class Settings:
     @staticmethod
     def make(options: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None) -> Settings:
         """Settings from ``options`` over the environment. Raises OptionError for an unknown name or a wrong value."""
-        chosen = _from_environment(os.environ if environ is None else environ)
+        environ = os.environ if environ is None else environ
+        _warn_of_unknown(frozenset(name for name in environ if name.startswith(_PREFIX)))
+        chosen = _from_environment(environ)
         for name, value in (options or {}).items():
             key = name.replace("-", "_")
             if key not in _CHECKS:
@@ -74,6 +80,16 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             continue
         chosen[field_.name] = _CHECKS[field_.name](_PREFIX + field_.name.upper(), _PARSERS[field_.name](text))
     return chosen
+
+
+@functools.cache
+def _warn_of_unknown(names: frozenset[str]) -> None:
+    """Warn, once, of variables that look like PyGraph's and are none."""
+    known = [_PREFIX + name.upper() for name in _PARSERS] + [VARIABLE]
+    for name in sorted(names.difference(known)):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        _log.warning("the environment variable %s is ignored: %s", name, hint)
 
 
 def _parse_bool(text: str) -> object:

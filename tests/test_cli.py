@@ -311,7 +311,7 @@ def test_explain_reports_what_the_script_compiles_itself(script: Callable[[str],
 
 @pytest.mark.usefixtures("fresh")
 def test_explain_keeps_stdout_for_the_document(script: Callable[[str], str]) -> None:
-    result = run("explain", script(SMALL + "inputs = torch.ones(2, 4)\n"), "--json", "-", "--lr", "3")
+    result = run("explain", script(SMALL + "inputs = torch.ones(2, 4)\n"), "--json", "-", "--", "--lr", "3")
     assert [graph["error"] for graph in json.loads(result.stdout)["graphs"]] == [None]
     assert "arguments ['--lr', '3'] __main__" in result.stderr
 
@@ -360,8 +360,9 @@ def test_a_report_that_cannot_be_written_is_told_before_the_script_runs(
     path = script("print('ran')\n")
     result = run("explain", path, "--html", str(tmp_path / "no" / "report.html"))
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "report.html: cannot be written" in result.stderr
-    assert run("explain", path, "--json", str(tmp_path)).exit_code == 1
+    assert "report.html: cannot be written: No such file or directory" in result.stderr
+    folder = run("explain", path, "--json", str(tmp_path))
+    assert (folder.exit_code, folder.stderr) == (1, f"{tmp_path}: cannot be written: Is a directory\n")
     assert run("explain", path, "--json", "-", "--dot", "-").exit_code == 2
     assert run("explain", str(tmp_path / "none.py")).exit_code == 2
 
@@ -430,3 +431,41 @@ def test_what_plain_inductor_runs_is_not_covered(script: Callable[[str], str], m
     assert "error: RuntimeError: no native half" in result.stdout
     assert "coverage none: plain Inductor runs this graph" in " ".join(result.stdout.split())
     assert "100 %:" not in result.stdout
+
+
+@pytest.mark.parametrize("command", ["explain", "bench"])
+def test_an_option_that_nobody_knows_is_refused_before_the_script_runs(
+    script: Callable[[str], str], command: str
+) -> None:
+    result = run(command, script("print('ran')\n"), "--htm", "x")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.search("No such option:? '?--htm", result.stderr)
+    assert "Options of the script go after '--'" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["bench", "calibrate"])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "property name"),
+        ('{"a": 1}', "schema|'format'"),
+        ("\xff", "can't decode"),
+        (None, "No such file"),
+    ],
+)
+def test_a_broken_file_is_named_with_the_reason(tmp_path: Path, command: str, text: str | None, why: str) -> None:
+    source = tmp_path / "results.json"
+    if text is not None:
+        source.write_text(text, encoding="latin-1")
+    out = ("--out", str(tmp_path / "page.md")) if command == "bench" else ("--json", "-")
+    result = run(command, "--from", str(source), *out)
+    assert result.exit_code == 1, "as --help says of files at fault"
+    assert re.match(f"{re.escape(str(source))}: .*({why})", result.stderr), result.stderr
+    assert "KeyError" not in result.stderr
+
+
+def test_the_package_lists_its_public_names_only() -> None:
+    import pygraph
+
+    assert dir(pygraph) == sorted(pygraph.__all__)
+    assert all(getattr(pygraph, name) is not None for name in dir(pygraph))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import pygraph
+from pygraph import recompile
 from tests import failing
 from tests.failing import CALLS, check, compiled, in_place, inputs, one, only, place, shared, states, two, weight
 
@@ -84,6 +85,44 @@ def test_explain_names_the_operator_the_reason_and_the_line() -> None:
     assert "quantized.pygraphfails_double" in text
     assert "capture-failed" in text
     assert place("the line of double") in text
+
+
+@torch.library.custom_op("pygraphfails::by_groups", mutates_args=())
+def by_groups(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """A product for each group of rows, as mixtures of experts have: the host reads where they end."""
+    out, start = torch.zeros_like(x), 0
+    for i, end in enumerate(ends.tolist()):
+        torch.mm(x[start:end], w[i], out=out[start:end])
+        start = end
+    return out
+
+
+@by_groups.register_fake
+def _(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def experts(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """More layers than a graph is compiled again for, each with an operator that cannot be captured."""
+    for _ in range(recompile.LIMIT + 2):
+        ends = (x > 0).sum(0)[:1].clamp(max=len(x))
+        x = torch.relu(by_groups(torch.relu(x @ w), w.unsqueeze(0), ends) @ w)
+    return x
+
+
+def test_an_operator_that_fails_in_each_layer_is_cut_in_all_at_once(
+    compilations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraph.passes.judge.is_custom", lambda op: False)  # tried on the host too, as on a GPU
+    ours, w = compiled(experts), weight()
+    for seed in range(CALLS):
+        check(ours, experts, inputs(seed=seed), w)
+    report = only()
+    assert len(compilations) == 1
+    assert set(states(report)) == {"replay"}
+    assert len(report.regions) == recompile.LIMIT + 3
+    assert report.emitted is not None
+    assert set(report.emitted.outside) == {"pygraphfails.by_groups.default"}
 
 
 # -- training, sizes, several operators --------------------------------------------------------------------------------

@@ -86,3 +86,12 @@ def test_a_value_of_the_wrong_kind_is_rejected(name: str, value: object) -> None
 def test_a_malformed_variable_names_itself(name: str, text: str) -> None:
     with pytest.raises(OptionError, match=name):
         Settings.make({}, {name: text})
+
+
+def test_a_variable_that_nobody_reads_is_a_warning_with_the_nearest_one(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"PYGRAPH_STRCT": "1", "PYGRAPH_LOGS": "info", "PYGRAPH_MEASURE": "0", "PATH": "/bin"}
+    for _ in range(2):
+        Settings.make({}, environ)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the environment variable PYGRAPH_STRCT is ignored: did you mean PYGRAPH_STRICT?"
+    ]

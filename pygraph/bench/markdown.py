@@ -18,6 +18,7 @@ from pygraph.bench.facts import (
     losses,
     sides_in,
     troubles,
+    wall_ratio,
 )
 from pygraph.bench.protocol import gist
 from pygraph.bench.sides import BASELINES, OURS
@@ -148,12 +149,14 @@ def _median(side: Mapping[str, Any], key: str) -> str:
 def _losses(document: Mapping[str, Any]) -> str:
     better = f"the better of {' and '.join(BASELINES)}"
     rows = [f"- **{name}**: {ratio:.3f}" for name, ratio in losses(document)]
+    ratios = [(name, wall_ratio(row, "eager")) for name, row in document["workloads"].items()]
+    rows += [f"- **{name}**: {ratio:.3f} over eager" for name, ratio in ratios if ratio is not None and ratio < LOSS]
     if rows:
-        said = f"PyGraph takes over 2 % longer than {better} (ratio of its time to PyGraph's, worst first):"
+        said = f"PyGraph takes over 2 % longer than {better}, or than eager (ratio of its time to PyGraph's):"
         return "\n".join(["## Losses", "", said, "", *rows])
     if all(best_ratio(row) is None for row in document["workloads"].values()):
         return ""
-    return f"## Losses\n\nNone: PyGraph nowhere takes over 2 % longer than {better}, as far as there are ratios."
+    return "## Losses\n\nNone: PyGraph nowhere takes over 2 % longer than these or eager, as far as there are ratios."
 
 
 def _ablations(document: Mapping[str, Any]) -> str:

@@ -149,7 +149,10 @@ class Results:
 
 def read(path: Path) -> dict[str, Any]:
     """A document that ``Results.write`` wrote. Raises ValueError where it is none, and OSError."""
-    document = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise ValueError(f"{path}: cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise ValueError(f"{path}: no results of this version of PyGraph (schema {SCHEMA})")
     return document

@@ -158,7 +158,9 @@ class Calibration:
                 sweeps=tuple(_sweep(row) for row in data["sweeps"]),
                 points=tuple(_point(row) for row in data["points"]),
             )
-        except (TypeError, KeyError, AttributeError, OverflowError) as error:
+        except KeyError as error:
+            raise ValueError(f"not a calibration: it has no {error}") from error
+        except (TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a calibration: {type(error).__name__}: {error}") from error
         for figure in made.figures:
             if figure.field and getattr(made.model, figure.field, None) != figure.value:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pygraph.cli.failures import Failure
+from pygraph.cli.script import ScriptCommand
 
 if TYPE_CHECKING:
     from pygraph.bench.output import Outputs
@@ -45,7 +46,7 @@ class _Wanted:
     listing: bool
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(cls=ScriptCommand)
 @click.argument("names", nargs=-1, type=click.UNPROCESSED, metavar="[NAMES… | SCRIPT.py [ARGS…]]")
 @click.option("--list", "listing", is_flag=True, help="List the workloads, and what keeps any from running here.")
 @click.option("--sides", default="", metavar="A,B,…", help="Ways of compiling.  [default: all that apply]")
@@ -76,8 +77,8 @@ def bench(names: tuple[str, ...], **options: Any) -> None:
     it gives. What is timed is the time from one call of an outermost compiled callable to the next, with all that the
     script does in between, once it is warm. It has to make about 7 + blocks × (calls + 3) calls, and half a second's
     more; where calls are short, a block has as many as take 20 ms. It is ended when enough was seen, and one that ends
-    early gives what was measured by then. Options of this command may stand before or after SCRIPT; those it does not
-    know go to the script, as does all after '--'.
+    early gives what was measured by then. Options of this command may stand before or after SCRIPT; those of the
+    script go after '--'.
 
     Each side has a process of its own, so that none disturbs what another one measures. First all are compiled, several
     at once, into caches on disk. Then, program by program, all sides are started, and run blocks of calls in turns, in
@@ -129,6 +130,8 @@ def _again(sources: Sequence[str], outputs: Outputs, names: Sequence[str]) -> No
         document = combine([read(Path(source)) for source in sources])
     except OSError as error:
         raise Failure(f"{error.filename}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise Failure(str(error)) from error
     _draw(outputs, document, again=True)
 
 
@@ -161,9 +164,6 @@ def _programs(names: Sequence[str], wanted: _Wanted) -> tuple[list[Program], dic
         if not Path(names[0]).is_file():
             raise ValueError(f"there is no script {names[0]}")
         return [program_of_script(names[0], names[1:], sides, wanted.calls)], {}
-    unknown = [name for name in names if name.startswith("-")]
-    if unknown:
-        raise ValueError(f"no such option: {unknown[0]}")
     picked = chosen(names, workloads(wanted.suite or SUITE))
     skipped = {w.name: f"not installed: {', '.join(missing(w))}" for w in picked if missing(w)}
     programs = [program_of_workload(w, sides, wanted.calls) for w in picked if w.name not in skipped]

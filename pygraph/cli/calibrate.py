@@ -34,7 +34,6 @@ _OUT = click.Path(dir_okay=False, allow_dash=True)
 @click.option(
     "--from",
     "source",
-    type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
     help="Measure nothing: show what --json wrote.",
 )
@@ -80,7 +79,9 @@ def _read(source: str) -> Calibration:
 
     try:
         return Calibration.from_json(json_text.loads(Path(source).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise Failure(f"{source}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise Failure(f"{source}: cannot be used: {error}") from error
 
 

@@ -6,6 +6,7 @@ Running the script is ``script``'s business, the report that of ``pygraph.report
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pygraph.cli.failures import Failure, write_out
-from pygraph.cli.script import call_model, running, told
+from pygraph.cli.script import ScriptCommand, call_model, running, told
 
 if TYPE_CHECKING:
     from pygraph.report.model import GraphReport
@@ -29,7 +30,7 @@ STRICT_STATUS = 3
 _NO_TERMINAL_WIDTH = 100
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(cls=ScriptCommand)
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--html", metavar="FILE", help="Write a self-contained page with a picture of each graph.")
@@ -46,8 +47,9 @@ def explain(
     times: a tuple or list of inputs is the positional arguments, a mapping the keyword arguments, anything else the
     only argument.
 
-    Options of this command may stand before or after SCRIPT; those it does not know go to the script, and so does all
-    that follows '--'. For FILE, '-' is stdout, which then holds nothing else: what the script prints goes to stderr.
+    Options of this command may stand before or after SCRIPT. Those of the script go after '--', as in
+    'pygraph explain train.py -- --lr 3'. For FILE, '-' is stdout, which then holds nothing else: what the script prints
+    goes to stderr.
     """
     outputs = {name: path for name, path in (("html", html), ("json", json), ("dot", dot)) if path is not None}
     _check_outputs(outputs)
@@ -65,7 +67,12 @@ def _check_outputs(outputs: Mapping[str, str]) -> None:
     for path in outputs.values():
         target = Path(path)
         if path != "-" and (target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK)):
-            raise Failure(f"{path}: cannot be written")
+            raise Failure(f"{path}: cannot be written: {_obstacle(target)}")
+
+
+def _obstacle(target: Path) -> str:
+    code = errno.EISDIR if target.is_dir() else errno.EACCES if target.parent.is_dir() else errno.ENOENT
+    return os.strerror(code)
 
 
 @contextlib.contextmanager
@@ -90,7 +97,11 @@ def _run(script: str, args: Sequence[str]) -> list[GraphReport]:
         if not fresh():
             call_model(script, found)
     if not fresh():
-        raise Failure(f"{script}: the model was called, but Dynamo found nothing in it to compile")
+        raise Failure(
+            f"{script}: the model was called, but Dynamo found nothing in it to compile: torch skips some modules, "
+            "such as nn.LSTM, and code without tensors. TORCH_LOGS=graph_breaks says what it met; torch.compile(…, "
+            "fullgraph=True) raises there"
+        )
     return fresh()
 
 

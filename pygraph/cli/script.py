@@ -14,11 +14,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
+
 from pygraph.cli.failures import Failure
 
-__all__ = ["call_model", "running", "told"]
+__all__ = ["ScriptCommand", "call_model", "running", "told"]
 
 _POLL_SECONDS = 0.5
+
+
+class ScriptCommand(click.Command):
+    """A command that takes a script and its arguments: options that it does not know are refused before '--'."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does. Raises UsageError that says how the script gets an option."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = f"{error.format_message()} Options of the script go after '--'."
+            raise click.UsageError(hint, error.ctx) from error
 
 
 @contextmanager

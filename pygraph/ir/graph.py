@@ -6,7 +6,7 @@ Questions about a graph live in ``pygraph.analysis``; text in ``printer`` and ``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from pygraph.errors import PygraphError
 from pygraph.ir.annotations import Region
@@ -75,9 +75,9 @@ class Graph:
 
     def node(self, name: str) -> KernelNode:
         """The node called ``name``. Raises KeyError."""
-        found = self._names[name]
+        found = self._names.get(name)
         if not isinstance(found, KernelNode):
-            raise KeyError(name)
+            raise KeyError(f"graph {self.name} has no node '{name}'")
         return found
 
     def owner(self, name: str) -> KernelNode | Value | None:
@@ -115,7 +115,9 @@ class Graph:
     # -- building --------------------------------------------------------------------------------------------------
 
     def add_input(self, type: Type, name: str | None = None, *, role: str = "input", static: bool = False) -> Value:
-        """Append an input. Raises GraphError when the name is taken."""
+        """Append an input. Raises GraphError when the name is taken, or ``type`` is none."""
+        if not isinstance(type, get_args(Type)):
+            raise GraphError(f"the type of an input comes first, and is none: {type!r}")
         value = Value(self._claim(name, "in"), type, role=role, static=static)
         self._names[value.name] = value
         self._inputs.append(value)
@@ -271,6 +273,9 @@ class Graph:
         return isinstance(other, Graph) and self.structure() == other.structure()
 
     __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {len(self)} nodes, {self.stage.value}>"
 
     def __str__(self) -> str:
         from pygraph.ir.printer import print_graph  # the printer imports this module

@@ -6,6 +6,7 @@ Shared by the printer and the parser, so that both agree. The grammar itself is 
 from __future__ import annotations
 
 import re
+import sys
 
 __all__ = [
     "COST_FIELDS",
@@ -78,7 +79,10 @@ def _escape(char: str) -> str:
 def _unescape(match: re.Match[str]) -> str:
     short, long, char = match.groups()
     if char is None:
-        return chr(int(short or long, 16))
+        code = int(short or long, 16)
+        if code > sys.maxunicode:
+            raise ValueError(f"there is no character '{match.group()}'")
+        return chr(code)
     if char not in _SHORT:
         raise ValueError(f"unknown escape '\\{char}'")
     return _SHORT[char]

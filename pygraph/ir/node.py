@@ -105,7 +105,9 @@ class Meta:
         return cast("T | None", self._entries.get(key.name))
 
     def set(self, key: MetaKey[T], value: T) -> None:
-        """Annotate. Raises TypeError when ``value`` is not of the key's type."""
+        """Annotate. Raises TypeError when ``value`` is not of the key's type, or ``key`` is no MetaKey."""
+        if not isinstance(key, MetaKey):
+            raise TypeError(f"annotations are set by a MetaKey, such as REASON, and not by {key!r}")
         if not isinstance(value, key.type):
             raise TypeError(f"annotation '{key.name}' must be {key.type.__name__}, not {type(value).__name__}")
         _check_printable(key.name, value)

@@ -27,10 +27,17 @@ class Failed:
     def __bool__(self) -> bool:
         return bool(self.nodes)
 
-    def with_nodes(self, names: Iterable[str], met: str, decision: Decision, record: ProgramRecord) -> Failed:
-        """These and the operators ``names`` of a program. Those that were known before keep what was met then."""
-        made = {one.name: one.sources for run in record.runs for step in run for one in step.made}
-        sources = [source for name in names for source in made.get(name, (name,))]
+    def with_nodes(
+        self, names: Iterable[str], met: str, decision: Decision, record: ProgramRecord, everywhere: str | None = None
+    ) -> Failed:
+        """These, the nodes ``names`` of a program, and all that call the operator ``everywhere``. Those that were known
+        before keep what was met then."""
+        made = [one for run in record.runs for step in run for one in step.made]
+        origins = {one.name: one.sources for one in made}
+        same = [name for name, placed in decision.nodes.items() if placed.op == everywhere]
+        same += [one.name for one in made if one.op == everywhere]
+        known = [origins.get(name, (name,)) for name in (*names, *same)]
+        sources = [source for group in known for source in group]
         return Failed({**{name: met for name in sources if name in decision.nodes}, **self.nodes})
 
     def mark(self, graph: Graph) -> None:

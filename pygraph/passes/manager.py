@@ -19,7 +19,7 @@ from pygraph.ir.verify import verify
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.instruments import Dump, Instrument, Print, Step
 from pygraph.passes.options import nearest, print_pass, print_pipeline
-from pygraph.passes.registry import parse
+from pygraph.passes.registry import default_registry, parse
 from pygraph.passes.reproducer import write_reproducer
 from pygraph.passes.stages import set_back
 
@@ -191,7 +191,8 @@ class _Execution:
     def _check_requires(self) -> None:
         if not self.graph.stage.reached(self.step.item.requires):
             wanted = self.step.item.requires.value
-            raise self._error(f"it requires a graph at stage {wanted}, and this one is at {self.graph.stage.value}")
+            missing = f"it requires a graph at stage {wanted}, and this one is at {self.graph.stage.value}"
+            raise self._error(missing + _leading_to(self.step.item.requires))
 
     def _check_modified(self, result: PassResult, before: Graph) -> None:
         """Hold ``modified`` against the printed graphs, the change of stage apart, which is the manager's doing."""
@@ -221,6 +222,12 @@ class _Execution:
 
 class ContractError(Exception):
     """A pass whose result is not what it says. Reaches users as the cause of a PassError."""
+
+
+def _leading_to(stage: Stage) -> str:
+    """Which of the known passes brings a graph to ``stage``, as the end of a sentence."""
+    found = [info.name for info in default_registry.describe() if info.ensures is stage]
+    return f"; {' or '.join(found)} gets it there" if found else ""
 
 
 def _enter(graph: Graph, item: Pass) -> None:

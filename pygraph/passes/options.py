@@ -21,6 +21,7 @@ from pygraph.passes.grammar import PassSyntax, ValueSyntax, parse_syntax
 __all__ = [
     "OptionValue",
     "field_name",
+    "has_text",
     "nearest",
     "option_name",
     "parse_pipeline",
@@ -212,6 +213,13 @@ def _at_default(item: Pass, field: dataclasses.Field[object]) -> bool:
         default = field.default_factory()
     value = getattr(item, field.name)
     return type(value) is type(default) and value == default
+
+
+def has_text(wanted: object) -> bool:
+    """Whether values of this type can be written in a pipeline."""
+    if get_origin(wanted) in (Union, types.UnionType, tuple):
+        return all(has_text(part) for part in get_args(wanted) if part is not ...)
+    return get_origin(wanted) is Literal or wanted in (int, float, bool, str, type(None), OptionValue)
 
 
 def type_text(wanted: object) -> str:

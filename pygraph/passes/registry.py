@@ -17,7 +17,7 @@ from typing import TypeVar
 from pygraph.errors import OptionError
 from pygraph.ir import Stage
 from pygraph.passes.base import Pass
-from pygraph.passes.options import nearest, option_name, parse_pipeline, pass_options, print_value, type_text
+from pygraph.passes.options import has_text, nearest, option_name, parse_pipeline, pass_options, print_value, type_text
 
 __all__ = ["BUILT_IN", "GROUP", "PassInfo", "Registry", "default_registry", "parse", "register"]
 
@@ -66,13 +66,14 @@ class Registry:
     def register(self, cls: P) -> P:
         """Make ``cls`` known under its name; also a class decorator.
 
-        Raises OptionError when it is no frozen dataclass, has no kebab-case name, or its name is taken.
+        A class of the same module and name takes the place of the one before it, as in a notebook's cell that runs
+        again. Raises OptionError when it is no frozen dataclass, has no kebab-case name, or its name is taken.
         """
         problem = _problem_of(cls)
         if problem:
             raise OptionError(problem)
         taken = self._origin_of(cls.name)
-        if self._classes.get(cls.name, cls) is not cls or taken not in (None, _path_of(cls)):
+        if taken not in (None, _path_of(cls)):
             raise OptionError(f"cannot register {_path_of(cls)}: the name '{cls.name}' is taken by {taken}")
         self._classes[cls.name] = cls
         return cls
@@ -157,6 +158,10 @@ def _problem_of(cls: object) -> str | None:
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return f"{_path_of(cls)} needs a kebab-case 'name', not {name!r}"
+    for field, wanted in pass_options(cls).items():
+        if not has_text(wanted):
+            kind = type_text(wanted)
+            return f"option '{option_name(field)}' of {_path_of(cls)} is a {kind}, which pipelines cannot write"
     return None
 
 

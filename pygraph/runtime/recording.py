@@ -179,11 +179,17 @@ class Output:
 @dataclass(frozen=True, slots=True)
 class PythonCall:
     """A call of a custom operator written in Python, whose body ran while it was captured: its ``name``, the operators
-    of the compiled graph that it may compute (``nodes``), and the user's line, if known."""
+    of the compiled graph that it may compute (``nodes``), and the user's line, if known.
+
+    ``calls`` are those of ATen that the body made, with all that they were given besides tensors. The launches that
+    they made, ranges of ``explained``, hold no other numbers.
+    """
 
     name: str
     nodes: tuple[str, ...] = ()
     loc: str | None = None
+    calls: tuple[str, ...] = ()
+    explained: tuple[range, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     yet), ``unmoved-address`` (equal in both, and inside memory that a replay replaces), ``foreign-address`` (of memory
     that is nobody's).
     """
-    doubt = _unstable(first, second) or _overlapping(first, second)
+    doubt = _unstable(first, second) or _overlapping(first, second) or _counting(first, second)
     if doubt is not None:
         return doubt
     pair = _Pair(
@@ -108,6 +108,7 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
         first.displaced and second.displaced,
     )
     python = {call.name for call in first.python}
+    explained = {index for call in first.python for launches in call.explained for index in launches}
     slots: list[Slot] = []
     padding: list[tuple[int, int]] = []
     inert: list[Inert] = []
@@ -121,7 +122,7 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
         elif verdict is not None:
             inert.append(verdict)
         elif a.words[position] != b.words[position]:
-            if a.call in python:
+            if a.call in python and a.index not in explained:
                 said = f"word {position} is another number in the second capture of {a.call}"
                 return Refusal.at(a, "unstable-number", f"{said}, which depends on more than its arguments")
             padding.append((a.index, position))
@@ -182,6 +183,16 @@ def _moves(first: Recording, second: Recording) -> dict[int, tuple[Allocation, .
             distance = there[allocation.key] - allocation.address
             found[distance] = (*found.get(distance, ()), allocation)
     return found
+
+
+def _counting(first: Recording, second: Recording) -> Refusal | None:
+    """An operator written in Python that gave operators of ATen other numbers in the second capture."""
+    for one, other in zip(first.python, second.python, strict=False):
+        for call, again in zip_longest(one.calls, other.calls, fillvalue="nothing"):
+            if call != again:
+                said = f"{one.name} calls {call}, then {again}: it depends on more than its arguments"
+                return Refusal("unstable-number", said, one.name, one.loc, one.nodes)
+    return None
 
 
 def _verdict(pair: _Pair, a: Launch, b: Launch, position: int) -> Slot | Inert | Refusal | None:

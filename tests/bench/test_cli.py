@@ -31,7 +31,7 @@ def bench(*args: object) -> Result:
         (["--device", "cpu", "--sides", "reduce-overhead"], "needs a GPU"),
         (["--jobs", "0"], "--jobs"),
         (["--seconds", "0"], "--seconds"),
-        (["--no-such-option"], "no such option: --no-such-option"),
+        (["--no-such-option"], "Options of the script go after '--'"),
         (["no-such-script.py"], "no script no-such-script.py"),
         (["--suite", "no.such.suite"], "is no suite"),
         (["--phase", "time"], "needs --caches"),

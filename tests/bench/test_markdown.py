@@ -87,6 +87,9 @@ def test_losses_are_against_the_better_of_both_and_begin_at_two_percent() -> Non
     fine = document()
     del fine["workloads"]["loses-1"]
     assert "None:" in section(render_markdown(fine), "Losses")
+    fine["workloads"]["gains-1"]["ratios"]["eager"]["wall_us"]["ratio"] = 0.02
+    assert "- **gains-1**: 0.020 over eager" in section(render_markdown(fine), "Losses")
+    assert "None" not in section(render_markdown(fine), "Losses")
 
 
 def test_ablations_and_decisions() -> None:

@@ -161,3 +161,15 @@ def test_contiguous_strides_are_normalised() -> None:
 )
 def test_itemsize(dtype: str, size: int) -> None:
     assert DType(dtype).itemsize == size
+
+
+def test_mistakes_are_told_in_words() -> None:
+    graph = Graph("main")
+    assert repr(graph) == "<Graph main: 0 nodes, lifted>"
+    with pytest.raises(GraphError, match="the type of an input comes first, and is none: 'x'"):
+        graph.add_input("x", T)  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match="graph main has no node 'zz'"):
+        graph.node("zz")
+    node = graph.add("op", (graph.add_input(T, "x"),), (T,))
+    with pytest.raises(TypeError, match="set by a MetaKey, such as REASON, and not by 'foo'"):
+        node.meta.set("foo", 1)  # type: ignore[arg-type]

@@ -201,3 +201,40 @@ def test_large_texts_parse_in_seconds() -> None:
     start = time.process_time()
     assert len(parse(text)) == 5000
     assert time.process_time() - start < 30
+
+
+CHOICES = [f"s{i}" for i in range(300)]
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        "(1/3)**65535",
+        "Pow!(1/3, 65535)",
+        "9" * 5000,
+        f"Max({', '.join(CHOICES)})",
+        "Max(" * 60 + "a" + "".join(f", Min(b{i}, c{i}))" for i in range(60)),
+        f"{'Max(' * 300}a{''.join(f', {name})' for name in CHOICES)}",
+        "Mod((a + b + c)**200, 7)",
+        "(a + b + c)**200 % d",
+        "(a + b)**20*(c + d)**20 % 7",
+        f"Mod({'*'.join(f's{i}' for i in range(3000))}, 7)",
+        "*".join(f"s{i}" for i in range(5000)),
+        "*".join(f"Mod(s{i}, 7)" for i in range(2000)),
+        "floor(" * 90 + "a/7" + "+b)/3" * 90,
+        "a" + "".join(f" % {name}" for name in CHOICES),
+    ],
+    ids=lambda size: size[:24],
+)
+def test_an_expression_that_would_take_sympy_long_is_refused_at_once(size: str) -> None:
+    text = f"graph @main (\n  %x : f32[{size}]@cpu) {{\n  return (%x)\n}}\n"
+    start = time.process_time()
+    with pytest.raises(ParseError) as caught:
+        parse(text)
+    assert caught.value.span.line == 2, "points at the place"
+    assert time.process_time() - start < 2, "seconds; a busy machine has half of them to spare"
+
+
+def test_an_escape_beyond_unicode_is_refused() -> None:
+    with pytest.raises(ParseError, match=r"there is no character '\\UFFFFFFFF'"):
+        parse('graph @main (%"\\UFFFFFFFF" : f32[8]@cpu) {\n  return (%"\\UFFFFFFFF")\n}\n')

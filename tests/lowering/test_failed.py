@@ -46,6 +46,15 @@ def test_of_what_inductor_made_the_sources_are_marked() -> None:
     assert marked(failing("put_default")) == {"mm": None, "put": None, "put_1": "host-read: it reads"}
 
 
+def test_an_operator_that_fails_everywhere_is_marked_in_all_its_calls() -> None:
+    decision = decide(parse(TEXT), "cpu", "")
+    made = (MADE, Made("put_default_1", "lib.put.default", ("put",)), Made("other", "lib.other.default", ("mm",)))
+    record = ProgramRecord(((Step(("buf0",), ("put_default",), True, None, made),),), (True,))
+    failed = Failed().with_nodes(("put_default",), "met", decision, record, "lib.put.default")
+    assert marked(failed) == {"mm": None, "put": "met", "put_1": "met"}
+    assert marked(Failed().with_nodes((), "met", decision, record, "aten.mm.default"))["mm"] == "met"
+
+
 def test_what_is_unknown_is_left_out() -> None:
     assert not failing("no_such_node")
 

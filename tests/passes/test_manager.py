@@ -83,7 +83,10 @@ def test_wrong_options_are_refused(options: dict[str, object], reason: str) -> N
 
 def test_a_missing_stage_names_pass_stage_and_passes_run() -> None:
     error = failure("partitioning,selection", sample())
-    assert error.reason == "it requires a graph at stage indirected, and this one is at partitioned"
+    assert (
+        error.reason
+        == "it requires a graph at stage indirected, and this one is at partitioned; indirection gets it there"
+    )
     assert (error.pass_name, error.stage, error.passes_run) == ("selection", "partitioned", ("partitioning",))
 
 

@@ -118,6 +118,20 @@ def test_a_name_can_be_registered_once() -> None:
         registry.register(Other)
 
 
+def test_a_class_that_is_defined_again_takes_the_place_of_the_first() -> None:
+    def cell() -> type[Custom]:
+        @dataclass(frozen=True)
+        class Mine(Custom):
+            name: ClassVar[str] = "mine"
+
+        return Mine
+
+    registry = Registry(points=())
+    first, second = registry.register(cell()), registry.register(cell())
+    assert first is not second
+    assert registry.lookup("mine") is second
+
+
 def test_an_installed_name_is_taken_before_it_is_loaded() -> None:
     registry = Registry([point("custom", f"{HERE}:Custom")])
     with pytest.raises(OptionError, match="the name 'custom' is taken by"):
@@ -157,3 +171,13 @@ def test_a_subclass_that_is_no_dataclass_itself_is_refused() -> None:
 def test_unknown_names_get_a_hint() -> None:
     with pytest.raises(OptionError, match="did you mean 'partitioning'"):
         default_registry.lookup("partitoning")
+
+
+def test_an_option_that_no_pipeline_can_write_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Odd(Custom):
+        name: ClassVar[str] = "odd"
+        table: dict[str, int] | None = None
+
+    with pytest.raises(OptionError, match=r"option 'table' of .*Odd is a dict.* or none, which pipelines cannot write"):
+        Registry(points=()).register(Odd)

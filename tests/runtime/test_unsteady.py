@@ -401,6 +401,25 @@ def test_an_operator_that_counts_is_refused_and_named(nondeterministic: bool) ->
     assert region.record.replays == 0
 
 
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_number_that_an_operator_gave_to_aten_is_told_from_bytes_that_nobody_set(counts: bool) -> None:
+    """Two captures differ in a word. By what the body called, that is its number, or bytes that nobody set."""
+    driver = FakeDriver()
+
+    def edit(capture: Capture, n: int) -> None:
+        set_number(capture, n)
+        calls = (f"aten.add.Tensor(tensor, {n if counts else 1})",)
+        driver.python = (replace(COUNTER, calls=calls, explained=(range(1),)),)
+
+    driver.edits = [lambda capture, n=n: edit(capture, n) for n in (2, 3)]
+    region = Region(lambda args: [args[0] + 1], driver, name="toy")
+    for _ in range(4):
+        region([torch.zeros(1)])
+    assert region.record.replays == (0 if counts else 2)
+    said = "calls aten.add.Tensor(tensor, 2), then aten.add.Tensor(tensor, 3)"
+    assert (said in str(region.record.refusals.get("unstable-number"))) == counts
+
+
 def set_number(capture: Capture, number: int) -> None:
     """Give the launch a word more, which is no address."""
     launch = capture.launches[0]

@@ -131,11 +131,10 @@ class Observer:
         number = len(self.spans) + len(self.silent)
         return Span(begin, self.nodes(), name, tuple(reads), tuple(writes), here(), number, results)
 
-    def body(self, name: str) -> None:
-        """The body of the operator ``name``, which is Python, is about to run."""
+    def body(self, name: str, calls: Sequence[str], explained: Sequence[range]) -> None:
+        """The body of the operator ``name``, which is Python, has run. The rest is as in ``PythonCall``."""
         origin = here()
-        self.python.append(PythonCall(name, origin.nodes, origin.loc))
-        ran(name)
+        self.python.append(PythonCall(name, origin.nodes, origin.loc, tuple(calls), tuple(explained)))
 
     def fail(self, name: str, origin: Origin | None = None) -> None:
         """Blame the call ``name``, at ``origin`` or where the region is now, unless another one was blamed before."""
@@ -154,6 +153,9 @@ class Observer:
         self.spans = [span for span in shifted if span.end > span.begin]
         self.silent = [replace(span, begin=starts[span.begin], end=starts[span.end]) for span in self.silent]
         self.silent += [span for span in shifted if span.end == span.begin]
+        for position, call in enumerate(self.python):
+            moved = (range(starts[each.start], starts[each.stop]) for each in call.explained)
+            self.python[position] = replace(call, explained=tuple(moved))
 
     def makers(self, born: int) -> list[Span]:
         """The calls that may have made an allocation when the graph had ``born`` nodes."""
@@ -251,6 +253,8 @@ class _Inside(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._observer, self._op = observer, op
         self.nondeterministic = nondeterministic_operator(op)
+        self._calls: list[str] = []
+        self._explained: list[range] = []
         self._refused: CaptureError | None = None
 
     def run(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -260,8 +264,9 @@ class _Inside(TorchDispatchMode):
         key = next((key for key in _KERNEL_KEYS if has_kernel(name, key)), None)
         if key is None:
             return self._op(*args, **named)
-        if f"{name.replace('::', '/', 1)}/{key}" in python_kernels:
-            self._observer.body(str(self._op))
+        python = f"{name.replace('::', '/', 1)}/{key}" in python_kernels
+        if python:
+            ran(str(self._op))
         try:
             with self:
                 result = self._op._op_dk(getattr(DispatchKey, key), *args, **named)
@@ -271,6 +276,8 @@ class _Inside(TorchDispatchMode):
             raise self._refused from None
         if self._refused is not None:
             raise self._refused
+        if python:
+            self._observer.body(str(self._op), self._calls, self._explained)
         return result
 
     def __torch_dispatch__(
@@ -283,14 +290,32 @@ class _Inside(TorchDispatchMode):
             if torch.Tag.nondeterministic_seeded in func.tags and _is_on_host(args, named):
                 raise self._refusal("host-random", f"{self._op} draws from the CPU's generator, by {func}")
             self.nondeterministic = self.nondeterministic or nondeterministic_operator(func)
-        wipe_stack()  # a parameter that nobody sets would else pass for a number that changes
+            if func.namespace in _BUILT_IN:
+                return self._explain(func, args, named)
         return func(*args, **named)
+
+    def _explain(self, func: OpOverload, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call an operator whose launches hold no numbers but those that it is given, and bytes that nobody sets."""
+        given = ", ".join([*map(_plain, args), *(f"{name}={_plain(value)}" for name, value in named.items())])
+        self._calls.append(f"{func}({given})")
+        wipe_stack()
+        begin = self._observer.nodes()
+        result = func(*args, **named)
+        self._explained.append(range(begin, self._observer.nodes()))
+        return result
 
     def _refusal(self, reason: str, detail: str) -> CaptureError:
         """An error that blames the operator, before what it calls has run."""
         self._observer.fail(str(self._op))
         self._refused = CaptureError(reason, detail)
         return self._refused
+
+
+def _plain(value: Any) -> str:
+    """An operand as text, in which all tensors are alike."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_plain, value))}]"
+    return "tensor" if isinstance(value, torch.Tensor) else repr(value)
 
 
 def _is_on_host(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
