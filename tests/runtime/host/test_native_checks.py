@@ -1,0 +1,199 @@
+"""What the native half checks at each replay, and before it: nothing is launched, or stored, that does not fit."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.host import HostDriver, build
+from tests.runtime.host.replays import make_executable
+from tests.runtime.host.test_native import load_kernel
+from tests.runtime.regions import RegionCall
+
+
+@pytest.fixture
+def native() -> Any:
+    return build.load()
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def passing(native: Any, captured: torch.Tensor, *, offset: int, alignment: int = 1) -> Any:
+    """A graph that launches nothing and returns its argument: read only, captured at a multiple of ``alignment``."""
+    graph = native.HostGraph(0)
+    nbytes = captured.numel() * captured.itemsize
+    graph.add_tensor_argument(captured, False, offset, nbytes, alignment, 0)
+    graph.add_output(native.OutputKind.ARGUMENT, 0, 0, [], [], None, None)
+    graph.set_order([], False)
+    return graph
+
+
+def at_offset(offset: int) -> torch.Tensor:
+    return torch.arange(16.0).as_strided((4,), (1,), offset)
+
+
+def test_a_baked_storage_offset_has_to_be_the_same(native: Any) -> None:
+    """The region looks at the storage from its start on."""
+    graph = passing(native, at_offset(2), offset=2)
+    assert graph.replay([at_offset(2)]) is not None
+    for other in (0, 1, 3):
+        assert graph.replay([at_offset(other)]) is None
+    anywhere = passing(native, at_offset(2), offset=-1)
+    assert anywhere.replay([at_offset(3)]) is not None
+
+
+def test_no_copy_stands_for_an_argument_whose_storage_offset_is_baked(native: Any) -> None:
+    """A copy begins at its first element: what lies before it in the storage is not there."""
+    argument = at_offset(1)
+    assert argument.data_ptr() % 16 == 4
+    assert passing(native, argument, offset=-1, alignment=16).replay([argument]) is not None
+    assert passing(native, argument, offset=1, alignment=16).replay([argument]) is None
+    aligned = at_offset(4)
+    assert passing(native, aligned, offset=4, alignment=16).replay([aligned]) is not None
+
+
+def scaled(args: list[Any]) -> tuple[Any, ...]:
+    """Writes its first argument, reads the second."""
+    x, y = args
+    x.add_(y)
+    return (torch.mul(x, 3),)
+
+
+def test_a_lazy_clone_that_is_written_gets_memory_of_its_own(driver: HostDriver) -> None:
+    x, y = torch.randn(5), torch.randn(5)
+    executable, _ = make_executable(driver, RegionCall(scaled, [x.clone(), y.clone()]))
+    before = x.clone()
+    written, read = torch._lazy_clone(x), torch._lazy_clone(y)
+    outputs = executable.replay([written, read])
+    assert outputs is not None
+    assert torch.equal(x, before)
+    assert torch.equal(written, before + y)
+    assert torch.equal(outputs[0], (before + y) * 3)
+    assert torch._C._is_cow_tensor(read)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("nbytes", [0, 16, 31])
+def test_a_tensor_without_memory_for_its_elements_is_not_captured(driver: HostDriver, native: Any, nbytes: int) -> None:
+    short = torch.ones(8)
+    assert native.is_backed(short)
+    short.untyped_storage().resize_(nbytes)
+    backed = native.is_backed(short)  # apart: the tensor cannot be printed
+    assert not backed
+    with pytest.raises(CaptureError, match="no memory for its elements") as caught:
+        driver.capture(scaled, [torch.ones(8), short])
+    assert caught.value.reason == "unsupported-tensor"
+
+
+def test_a_tensor_that_begins_behind_its_memory_has_none(native: Any) -> None:
+    late = torch.ones(12)[4:]
+    assert native.is_backed(late)
+    late.untyped_storage().resize_(32)
+    backed = native.is_backed(late)
+    assert not backed
+
+
+# -- what operators return ---------------------------------------------------------------------------------------------
+
+returned: list[torch.Tensor] = []
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[torch.library.Library]:
+    """Operators that return what ``returned`` holds by then."""
+    with torch.library._scoped_library("pygraph_checks", "DEF") as made:
+        made.define("one(Tensor x) -> Tensor")
+        made.impl("one", lambda x: returned[0].clone(), "CPU")
+        made.define("many(Tensor x) -> Tensor[]")
+        made.impl("many", lambda x: [each.clone() for each in returned], "CPU")
+        yield made
+
+
+def storing(native: Any, operator: str, count: int) -> Any:
+    """A graph that calls an operator, whose ``count`` results are three floats each."""
+    graph = native.HostGraph(0)
+    x = torch.zeros(3)
+    call = native.OperatorCall(f"pygraph_checks::{operator}", "", (x,), {})
+    graph.add_operator(call, [False], [torch.zeros(3) for _ in range(count)])
+    for index in range(count):
+        graph.add_patch(0, 1 + index, graph.add_fresh(12), 0)
+        graph.add_output(native.OutputKind.FRESH, index, 0, [3], [1], torch.float32, None)
+    graph.set_order([0], False)
+    return graph
+
+
+@pytest.mark.parametrize("other", [torch.ones(4), torch.ones(1), torch.ones(3, 1), torch.ones(3, dtype=torch.float64)])
+def test_a_result_of_another_size_or_dtype_is_not_stored(native: Any, library: object, other: torch.Tensor) -> None:
+    graph = storing(native, "one", 1)
+    returned[:] = [torch.tensor([1.0, 2.0, 3.0])]
+    assert graph.replay([])[0].tolist() == [1, 2, 3]
+    returned[:] = [other]
+    with pytest.raises(RuntimeError, match="another size or dtype"):
+        graph.replay([])
+
+
+def test_fewer_or_more_results_are_an_error(native: Any, library: object) -> None:
+    graph = storing(native, "many", 2)
+    returned[:] = [torch.full((3,), 1.0), torch.full((3,), 2.0)]
+    assert [out.tolist() for out in graph.replay([])] == [[1, 1, 1], [2, 2, 2]]
+    returned[:] = [torch.ones(3)]
+    with pytest.raises(RuntimeError, match="fewer tensors"):
+        graph.replay([])
+    returned[:] = [torch.ones(3)] * 3
+    with pytest.raises(RuntimeError, match="more tensors"):
+        graph.replay([])
+
+
+def test_an_output_is_the_same_as_an_earlier_one_only(native: Any) -> None:
+    graph = native.HostGraph(0)
+    for index in (-1, 0, 1):
+        with pytest.raises(RuntimeError, match="no such output before"):
+            graph.add_output(native.OutputKind.SAME, index, 0, [], [], None, None)
+    value = object()
+    graph.add_output(native.OutputKind.OBJECT, 0, 0, [], [], None, value)
+    with pytest.raises(RuntimeError, match="no such output before"):
+        graph.add_output(native.OutputKind.SAME, 1, 0, [], [], None, None)
+    graph.add_output(native.OutputKind.SAME, 0, 0, [], [], None, None)
+    graph.set_order([], False)
+    assert graph.replay([]) == [value, value]
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+def test_other_threads_run_python_code_during_a_replay(native: Any, tmp_path: Path) -> None:
+    """The kernel waits, for five seconds at most, until another thread has answered."""
+    source = tmp_path / "waits.cpp"
+    source.write_text(
+        "#include <cstdint>\n#include <unistd.h>\n"
+        'extern "C" void kernel(volatile int64_t* asked, volatile int64_t* answered) {\n'
+        "  *asked = 1;\n  for (int i = 0; i < 5000 && *answered == 0; ++i) usleep(1000);\n"
+        "  *asked = *answered == 0 ? 2 : 3;\n}\n"
+    )
+    asked, answered = ctypes.c_int64(0), ctypes.c_int64(0)
+    graph = native.HostGraph(0)
+    graph.add_kernel(load_kernel(source), [ctypes.addressof(asked), ctypes.addressof(answered)], [])
+    graph.set_order([0], False)
+    over = threading.Event()
+
+    def answer() -> None:
+        while not over.is_set():
+            if asked.value == 1:
+                answered.value = 1
+                return
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        assert graph.replay([]) == []
+    finally:
+        over.set()
+        thread.join()
+    assert asked.value == 3
