@@ -166,16 +166,16 @@ def test_a_failing_pass_raises_under_strict() -> None:
 
 
 def test_a_failure_in_the_backward_falls_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pygraph.backend as backend
+    from pygraph import compilation
 
-    real = backend.plan
+    real = compilation.plan
 
     def only_forward(gm: Any, kind: str, *rest: Any) -> Any:
         if kind == "backward":
             raise PygraphError("no backward")
         return real(gm, kind, *rest)
 
-    monkeypatch.setattr(backend, "plan", only_forward)
+    monkeypatch.setattr(compilation, "plan", only_forward)
     model = Mlp()
     x = torch.randn(8, 16)
     compiled(model)(x).sum().backward()
