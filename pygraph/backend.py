@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from pygraph import compat
+from pygraph.dump import trace_report
 from pygraph.errors import CaptureError, OptionError
 from pygraph.frontend.location import GraphOrigin, origin_of
 from pygraph.logs import configure
@@ -123,6 +124,7 @@ class _Compiler:
             give_up(report, error)
             return boxed(program)
         report.times_ms["restore"] = (time.perf_counter() - start) * 1e3
+        trace_report(report)
         return run
 
 

@@ -279,6 +279,9 @@ def inductor_timing() -> InductorTiming:
     return InductorTiming(TritonKernel, CachingAutotuner, benchmarker, pad_mm)
 
 
+# -- traces: structured artifacts for tlparse ----------------------------------------------------------------------
+trace_structured = _find("torch._logging.trace_structured", cost="TORCH_TRACE shows nothing of PyGraph")
+
 # -- graphs of Dynamo: why each of them ends -----------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ A program that AOTAutograd's cache restores does not come here, nor does it impo
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pygraph import compat
 from pygraph.dump import dump_program, graph_dir
 from pygraph.errors import CaptureError
 from pygraph.frontend import backward_static_inputs, held_inputs, lent_inputs
+from pygraph.frontend.location import module_of
 from pygraph.ir import Graph
 from pygraph.lowering.again import Original
 from pygraph.lowering.attention import define_seeds, inputs_in_use, unwrap_idle
@@ -83,6 +85,7 @@ class GraphCompiler:
             return None
         start = time.perf_counter()
         report.notes += write_back(gm, planned.graph, planned.lifted)
+        modules = {node.name: module_of(node.meta) for node in gm.graph.nodes}
         report.times_ms["write_back"] = (time.perf_counter() - start) * 1e3
         start = time.perf_counter()
         judge = functools.partial(judge_graph, device=planned.decision.device, passes=planned.passes)
@@ -90,7 +93,7 @@ class GraphCompiler:
         tag = f"{self.user_tag}|pygraph {program_key(planned.decision, planned.passes, failed.digest())}"
         program = compile_steered(gm, inputs, kwargs, planned.decision, judge, tag)
         report.times_ms["inductor"] = (time.perf_counter() - start) * 1e3
-        facts = _facts(program, planned, report, tag)
+        facts = _facts(program, planned, report, tag, modules)
         path = None if self.keeper is None or before is not None else self.keeper.keep(program, facts, report)
         heard = None if report.record is None else again.listener(planned.decision, report.record)
         run, regions = attach(program, facts, report, self.settings, forgetting(path, heard))
@@ -116,7 +119,7 @@ class GraphCompiler:
         return backward_static_inputs(gm, self.forward) if self.forward is not None else ()
 
 
-def _facts(program: Any, planned: Plan, report: GraphReport, tag: str) -> Facts:
+def _facts(program: Any, planned: Plan, report: GraphReport, tag: str, modules: Mapping[str, str]) -> Facts:
     """What is known of ``program`` before it runs, in ``report`` too."""
     record = program_record(program)
     if record is None:
@@ -126,7 +129,7 @@ def _facts(program: Any, planned: Plan, report: GraphReport, tag: str) -> Facts:
     report.notes += notes
     report.record, report.source = record, program.source_code
     report.emitted = emitted = read_program(program.source_code)
-    report.regions = region_reports(planned.decision, record, emitted, forbidden)
+    report.regions = region_reports(planned.decision, record, emitted, forbidden, modules)
     lines = line_origins(program.source_code, emitted.regions, record.regions, planned.decision)
     held, lent = held_inputs(planned.graph), lent_inputs(planned.graph)
     regions = tuple(
@@ -143,16 +146,23 @@ def _positions(arguments: Sequence[str], names: frozenset[str]) -> tuple[int, ..
 
 
 def region_reports(
-    decision: Decision, record: ProgramRecord, emitted: EmittedProgram, forbidden: set[int]
+    decision: Decision,
+    record: ProgramRecord,
+    emitted: EmittedProgram,
+    forbidden: set[int],
+    modules: Mapping[str, str],
 ) -> list[RegionReport]:
-    """What is known of each emitted region before it ever runs, and whether it may be captured."""
+    """What is known of each emitted region before it ever runs, and whether it may be captured. ``modules`` has the
+    user's module of each node."""
     found = []
     for region, steps in zip(emitted.regions, record.regions, strict=True):
         nodes = tuple(dict.fromkeys(name for step in steps for name in step.origins))
         regions = (decision.nodes[name].region for name in nodes if name in decision.nodes)
         planned = tuple(sorted({index for index in regions if index is not None}))
         reason = _unwrapped_reason(decision, planned, region.index in forbidden, bool(region.kernels))
-        found.append(RegionReport(region.index, planned, nodes, region.kernels, not reason, reason))
+        paths = [modules[name].replace(".", os.sep) for name in nodes if modules.get(name)]
+        module = os.path.commonpath(paths).replace(os.sep, ".") if paths else ""
+        found.append(RegionReport(region.index, planned, nodes, region.kernels, not reason, reason, module=module))
     return found
 
 

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from pygraph.frontend.launches import lift_launches
+from pygraph import compat
 from pygraph.ir import Device
 from pygraph.lowering.program import annotate
 from pygraph.lowering.record import Step
-from pygraph.report.collect import reports
+from pygraph.report.collect import dumped
 from pygraph.report.model import GraphReport
 from pygraph.runtime.driver import Program
 
-__all__ = ["dump_launches", "dump_program", "graph_dir", "program_text"]
+__all__ = ["dump_launches", "dump_program", "graph_dir", "program_text", "trace_report"]
 
 _log = logging.getLogger("pygraph")
 
@@ -35,6 +36,7 @@ def dump_program(dump_dir: str | None, report: GraphReport) -> None:
 
     What cannot be rendered or written is warned of and changes nothing else.
     """
+    trace_report(report)
     folder = graph_dir(dump_dir, report)
     if folder is None:
         return
@@ -46,27 +48,54 @@ def dump_program(dump_dir: str | None, report: GraphReport) -> None:
         report.dumped = folder
 
 
+def trace_report(report: GraphReport) -> None:
+    """Give the report and the IR to ``TORCH_TRACE``, where that is on: tlparse shows them beside Inductor's program."""
+    if compat.absent(compat.trace_structured):
+        return
+    for name, text in (("pygraph_report", _report_text), ("pygraph_ir", _graph_text)):
+        with _warned("TORCH_TRACE"):
+            compat.trace_structured(
+                "artifact",
+                functools.partial(dict, name=name, encoding="string"),
+                payload_fn=functools.partial(text, report),
+                expect_trace_id=False,
+            )
+
+
 def dump_launches(folder: Path, region: int, device: str, program: Program) -> None:
     """Write the launches of a captured region as IR, in the memory that they are replayed in.
 
     What cannot be lifted or written is warned of, as in ``dump_program``.
     """
+    from pygraph.frontend import lift_launches  # takes a while
+
     name = f"region{region}"
     with _warned(folder):
         graph = lift_launches(program.recording, program.slots, program.layout, device=Device.parse(device), name=name)
         (folder / f"{name}.launches.pgir").write_text(str(graph), encoding="utf-8")
 
 
+def _graph_text(report: GraphReport) -> str:
+    graph = report.complete().graph
+    return "" if graph is None else str(graph)
+
+
+def _report_text(report: GraphReport) -> str:
+    from pygraph.report.text import render_text  # renderers are needed only where something is rendered
+
+    return render_text([report.complete()], width=140, color=False)
+
+
 @atexit.register
 def _write_again() -> None:
-    for report in reports():
+    for report in dumped():
         if report.dumped is not None:
             with _warned(report.dumped):
                 _write_report(report.dumped, report)
 
 
 @contextlib.contextmanager
-def _warned(folder: Path) -> Iterator[None]:
+def _warned(folder: object) -> Iterator[None]:
     """Turn whatever a dump meets into a warning: the program that it describes must run."""
     try:
         yield
@@ -75,12 +104,11 @@ def _warned(folder: Path) -> Iterator[None]:
 
 
 def _write_report(folder: Path, report: GraphReport) -> None:
-    from pygraph.report.as_json import to_json  # renderers are needed only where something is rendered
-    from pygraph.report.text import render_text
+    from pygraph.report.as_json import to_json
 
     if not folder.is_dir():
         return
-    (folder / "report.txt").write_text(render_text([report], width=140, color=False), encoding="utf-8")
+    (folder / "report.txt").write_text(_report_text(report), encoding="utf-8")
     (folder / "report.json").write_text(json.dumps(to_json([report]), indent=1), encoding="utf-8")
 
 

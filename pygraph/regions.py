@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from pygraph.dump import dump_launches, graph_dir
 from pygraph.errors import CaptureError
 from pygraph.lowering.direct import bind
 from pygraph.lowering.wrap import Boxed, RegionFunction, wrap_regions
 from pygraph.report.model import GraphReport
-from pygraph.runtime.driver import Driver, Program
+from pygraph.runtime.driver import Driver
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.region import Region
@@ -89,30 +90,25 @@ def _wrapper(facts: RegionFacts, wrapping: _Wrapping) -> Callable[[RegionFunctio
 
 def _wrap(function: RegionFunction, *, facts: RegionFacts, wrapping: _Wrapping, driver: Driver) -> RegionFunction:
     report, settings, region = wrapping.report, wrapping.settings, facts.report
+    folder = graph_dir(settings.dump_dir, report)
+    observer = None if folder is None else functools.partial(dump_launches, folder, region.index, report.device)
+    name = f"{report.name}.region{region.index}"
     first = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
     made = Region(
         function,
         driver,
-        name=f"{report.name}.region{region.index}",
+        name=name,
+        label=f"{name} {region.module}".rstrip(),
         options=_options(settings),
         held=facts.held,
         lent=facts.lent,
-        on_capture=_observer(report, settings, region.index),
+        on_capture=observer,
         origins={first + line: origin for line, origin in facts.origins.items()},
         on_refusal=wrapping.heard,
     )
     region.record = made.record
     wrapping.made[region.index] = (made, function)
     return _Strict(made) if settings.strict else made
-
-
-def _observer(report: GraphReport, settings: Settings, index: int) -> Callable[[Program], None] | None:
-    if settings.dump_dir is None:
-        return None
-    from pygraph.dump import dump_launches, graph_dir
-
-    folder = graph_dir(settings.dump_dir, report)
-    return None if folder is None else functools.partial(dump_launches, folder, index, report.device)
 
 
 def _options(settings: Settings) -> RegionOptions:

@@ -112,7 +112,7 @@ def entry_tag(gm: torch.fx.GraphModule, settings: Settings) -> str | None:
     rows = [*sources, passes, str(settings.strict), _calibrations(), os.getcwd()]
     for module in gm.modules():
         if isinstance(module, torch.fx.GraphModule):
-            rows += [f"{node.meta.get('stack_trace')}{_operator(node.target)}" for node in module.graph.nodes]
+            rows += [f"{_origin(node.meta)}{_operator(node.target)}" for node in module.graph.nodes]
     digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()
     return f"{compat.compiler_config.cache_key_tag}|pygraph {digest}"
 
@@ -126,6 +126,12 @@ def _passes(settings: Settings) -> str | None:
     manager = PassManager(settings.passes)
     ours = all(type(one).__module__.startswith("pygraph.") for one in manager.passes)
     return manager.text if ours else None
+
+
+def _origin(meta: Mapping[str, Any]) -> str:
+    """The user's lines and modules of a node."""
+    modules = [path for path, _ in (meta.get("nn_module_stack") or {}).values()]
+    return f"{meta.get('stack_trace')} {modules}"
 
 
 def _operator(target: object) -> str:

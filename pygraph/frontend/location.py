@@ -18,12 +18,14 @@ import torch
 from pygraph import compat
 from pygraph.ir import Location
 
-__all__ = ["UNKNOWN", "GraphOrigin", "location_of", "origin_of", "parse_stack_trace"]
+__all__ = ["UNKNOWN", "GraphOrigin", "location_of", "module_of", "origin_of", "parse_stack_trace"]
 
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>[^\n]*)\n?(?P<code>[^\n]*)', re.MULTILINE
 )
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_\d+")
+_ROOT = re.compile(r"^[LG]\['[^']*'\]")
+_INDEX = re.compile(r"\['?([^'\]]*)'?\]")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
@@ -80,6 +82,16 @@ def _outer_module(gm: torch.fx.GraphModule) -> str:
     stacks = (list((node.meta.get("nn_module_stack") or {}).values()) for node in gm.graph.nodes)
     path, module = next((stack[0] for stack in stacks if stack), (".", ""))
     return "" if "." in path else str(getattr(module, "__name__", module)).rpartition(".")[2]
+
+
+def module_of(meta: Mapping[str, Any]) -> str:
+    """The module of the user's that a node with that ``meta`` computes a part of: ``layers.3.mlp``; else nothing.
+
+    A node of a backward graph belongs to the module whose gradient it computes.
+    """
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    path = next((str(entry[0]) for entry in reversed(list(stack.values()))), "")
+    return _INDEX.sub(r".\1", _ROOT.sub("", path)).strip(".")
 
 
 def _frame(file: str, line: int, function: str, code: str) -> Location:

@@ -32,7 +32,7 @@ class Steering:
     def __init__(self, decision: Decision, judge: Judge) -> None:
         self.decision = decision
         self._judge = judge
-        self._judged: Mapping[str, str | None] | None = None
+        self._judged: dict[Any, Mapping[str, str | None]] = {}
         self._reasons: dict[str, str | None] = {}
         self._lineage = Lineage()
 
@@ -124,9 +124,9 @@ class Steering:
         inherited = next((reason for reason in reasons if reason not in (None, NO_LAUNCH)), None)
         if inherited is not None or inductor.is_lowering(origin):
             return inherited
-        if self._judged is None:
-            self._judged = self._judge(origin.graph)
-        return self._judged.get(origin.name, UNKNOWN)
+        if origin.graph not in self._judged:
+            self._judged[origin.graph] = self._judge(origin.graph)
+        return self._judged[origin.graph].get(origin.name, UNKNOWN)
 
     def _is_made(self, origin: Any) -> bool:
         return self._lineage.sources(origin) is not None

@@ -109,6 +109,7 @@ class RegionJson(TypedDict):
     state: str
     selected: bool
     why: list[str]
+    module: str
     planned: list[int]
     nodes: list[str]
     kernels: list[str]
@@ -280,6 +281,7 @@ def _region(report: GraphReport, region: RegionReport) -> RegionJson:
         state=region.state,
         selected=region.wrapped,
         why=list(why(report, region)),
+        module=region.module,
         planned=list(region.planned),
         nodes=list(region.nodes),
         kernels=list(region.kernels),

@@ -9,7 +9,7 @@ from collections import deque
 from pygraph.frontend.location import UNKNOWN, GraphOrigin
 from pygraph.report.model import GraphReport
 
-__all__ = ["clear", "give_up", "open_report", "reports"]
+__all__ = ["clear", "dumped", "give_up", "open_report", "reports"]
 
 _log = logging.getLogger("pygraph")
 
@@ -32,6 +32,11 @@ def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:
 def reports() -> list[GraphReport]:
     """All reports that are kept, oldest first."""
     return [report.complete() for report in sorted(_reports.copy(), key=lambda report: report.index)]
+
+
+def dumped() -> list[GraphReport]:
+    """Those that are written to a folder."""
+    return [report for report in _reports.copy() if report.dumped is not None]
 
 
 def clear() -> None:

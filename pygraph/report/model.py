@@ -49,7 +49,8 @@ class RegionReport:
     """One region of the emitted program.
 
     ``planned`` are the IR regions whose operators it holds, ``nodes`` those operators, ``kernels`` what it launches.
-    ``wrapped`` says whether it is selected; if not, ``reason`` says why. ``record`` is the live account.
+    ``wrapped`` says whether it is selected; if not, ``reason`` says why. ``record`` is the live account,
+    ``module`` the innermost module of the user's that holds all of it, nothing where that is the whole model.
     """
 
     index: int
@@ -59,6 +60,7 @@ class RegionReport:
     wrapped: bool
     reason: str
     record: RegionRecord | None = None
+    module: str = ""
 
     @property
     def state(self) -> str:

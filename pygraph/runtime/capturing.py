@@ -56,10 +56,11 @@ def capture(
     options: RegionOptions,
     table: SlotTable | None = None,
     keepers: Keepers | None = None,
+    name: str = "",
 ) -> Captured | Refusal:
     """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture.
 
-    ``keepers`` tells the arguments that others keep.
+    ``keepers`` tells the arguments that others keep, ``name`` what profilers call a replay.
     Raises what the driver raises: CaptureError, or anything that ``fn`` does on stand-ins.
     """
     first = driver.capture(fn, list(args))
@@ -75,7 +76,7 @@ def capture(
     doubt = outside(first, found.slots)
     if doubt is not None:
         return doubt
-    program = _program(first, found, args, options, keepers or Keepers())
+    program = _program(first, found, args, options, keepers or Keepers(), name)
     return Captured(driver.instantiate(program), program, found, written_arguments(first, found.slots))
 
 
@@ -104,7 +105,7 @@ def _captured_twice(
 
 
 def _program(
-    recording: Recording, table: SlotTable, args: Sequence[Any], options: RegionOptions, keepers: Keepers
+    recording: Recording, table: SlotTable, args: Sequence[Any], options: RegionOptions, keepers: Keepers, name: str
 ) -> Program:
     """The recorded order, with intermediates placed and every tensor argument held to the same alignment."""
     return Program(
@@ -115,6 +116,7 @@ def _program(
         alignment={i: options.alignment for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)},
         inert=table.inert,
         keepers=keepers,
+        name=name,
     )
 
 

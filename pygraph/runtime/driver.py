@@ -73,6 +73,7 @@ class Program:
     ``alignment`` gives, for each tensor argument, the bytes that a replayed address must be congruent to the
     captured one by; an address that is not is copied first when the argument is only read. ``inert`` lists the words
     that read as addresses and are not slots. ``keepers`` tells the arguments that outlive the call for others.
+    ``name`` is what profilers call a replay.
     """
 
     recording: Recording
@@ -82,6 +83,7 @@ class Program:
     alignment: dict[int, int]
     inert: tuple[Inert, ...] = ()
     keepers: Keepers = field(default_factory=Keepers)
+    name: str = ""
 
 
 class Executable(Protocol):

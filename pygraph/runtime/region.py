@@ -57,7 +57,8 @@ _REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
 class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
-    ``fn`` is the uncaptured function, ``written_hint`` positions of arguments known to be mutated, ``held`` those of
+    ``fn`` is the uncaptured function, ``label`` what profilers call a replay of it (``name``, unless it is given),
+    ``written_hint`` positions of arguments known to be mutated, ``held`` those of
     arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments that may.
     ``on_capture`` is told each program that was captured, compared and will be replayed, ``on_refusal`` why a capture
     failed that leaves the region without any, if that names operators which are at fault; neither may raise.
@@ -72,6 +73,7 @@ class Region:
         driver: Driver,
         *,
         name: str,
+        label: str = "",
         options: RegionOptions | None = None,
         written_hint: Iterable[int] = (),
         held: Iterable[int] = (),
@@ -82,6 +84,7 @@ class Region:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.record = RegionRecord(name)
+        self._label = label or name
         self._count_replay = self.record.tally("replays").hit
         self._count_uncaptured = self.record.tally("uncaptured").hit
         self._fn = fn
@@ -353,7 +356,7 @@ class Region:
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
         with tracing(self._fn, self._origins) as bodies:
             try:
-                return capture(self._fn, self._driver, args, self._options, self._slots, self._keepers)
+                return capture(self._fn, self._driver, args, self._options, self._slots, self._keepers, self._label)
             except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                 return Refusal.of(error, blamed(error))
             finally:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.lowering import direct as module
 from pygraph.compat import dynamo_guards
+from pygraph.lowering import direct as module
 
 SOURCE = """
 class Runner:

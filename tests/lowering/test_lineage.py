@@ -250,3 +250,21 @@ def test_what_cannot_be_traced_is_outside_and_noted() -> None:
     assert sum("made from nodes that are not known, was left outside: unknown-node" in n for n in report.notes) == 2
     assert_captured(report, "sort")
     assert len(report.regions) == 2
+
+
+def test_random_operators_that_are_chained_in_subgraphs_are_captured() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        dropped = torch.nn.functional.dropout(torch.relu(x @ x), 0.5)
+        return torch.nn.functional.dropout(dropped @ x, 0.5)
+
+    ours = torch.compile(f, backend="pygraph", options={"inductor": {"fallback_random": True}})
+    with torch.no_grad():
+        for seed in range(4):
+            torch.manual_seed(seed)
+            expected = f(torch.randn(32, 32))
+            torch.manual_seed(seed)
+            torch.testing.assert_close(ours(torch.randn(32, 32)), expected)
+    (report,) = pygraph.reports()
+    assert_captured(report, "native_dropout")
+    assert report.emitted is not None
+    assert report.emitted.outside == ()

@@ -51,6 +51,7 @@ def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any
             region = PythonRegion(machine, graph, capture.device, capture.random)
         else:
             region = native.CudaRegion(graph, capture.device, capture.random)
+            region.set_name(program.name)
         _Builder(native, region, program, capture, plan, parts).build()
     return region
 

@@ -51,6 +51,7 @@ void bind(py::module_& m) {
   region.def(py::init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>())
       .def("add_tensor_argument", &CudaRegion::add_tensor_argument)
       .def("add_value_argument", &CudaRegion::add_value_argument)
+      .def("set_name", &CudaRegion::set_name)
       .def("add_segment", &CudaRegion::add_segment)
       .def("add_piece", &CudaRegion::add_piece)
       .def("add_fresh", &CudaRegion::add_fresh)

@@ -91,6 +91,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     Busy busy(*this);
     Call call;
     if (!arguments_.match(args, call)) return py::none();
+    Range range(*this);
     bool launched = false;
     {
       WithoutGil released;

@@ -28,6 +28,7 @@ def make_graph(native: ModuleType, program: Program, capture: HostCapture) -> An
     check_layout(program, ALIGNMENT)
     _check_slots(program, capture)
     graph = native.HostGraph(program.layout.nbytes)
+    graph.set_name(program.name)
     arguments = add_arguments(graph, program, capture.arguments, capture.written)
     fresh = _add_fresh(graph, program)
     for launch, payload in zip(program.recording.launches, capture.launches, strict=True):

@@ -58,6 +58,7 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
     Busy busy(*this);
     Call call;
     if (!arguments_.match(args.ptr(), call) || !separate(call)) return py::none();
+    Range range(*this);
     {
       WithoutGil released;
       launch(call);
@@ -158,6 +159,7 @@ void bind(py::module_& m) {
       .def("add_patch", &HostGraph::add_patch)
       .def("add_output", &HostGraph::add_output)
       .def("add_exclusive", &HostGraph::add_exclusive)
+      .def("set_name", &HostGraph::set_name)
       .def("set_order", &HostGraph::set_order)
       .def("close", &HostGraph::close);
 }

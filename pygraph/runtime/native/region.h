@@ -5,12 +5,14 @@
 #include "outputs.h"
 #include "source.h"
 
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace pygraph {
@@ -58,6 +60,9 @@ class Region {
     outputs_.add({kind, index, offset, std::move(size), std::move(stride), meta, std::move(object)});
   }
 
+  // What profilers call a replay.
+  void set_name(std::string name) { name_ = std::move(name); }
+
   // Gives everything back; while a replay is under way, when that is over.
   void close() {
     closed_ = true;
@@ -74,6 +79,14 @@ class Region {
     ~Busy() {
       region.busy_ = false;
       if (region.closed_) region.release();
+    }
+  };
+
+  // A range in the profile, as record_function makes: where nobody profiles, a look at a list that is empty.
+  struct Range {
+    at::RecordFunction function{at::RecordScope::USER_SCOPE};
+    explicit Range(const Region& region) {
+      if (function.isActive()) function.before(std::string_view(region.name_));
     }
   };
 
@@ -95,6 +108,7 @@ class Region {
   Outputs<backend> outputs_;
   std::vector<size_t> argument_sources_; // by argument
   std::vector<Source<Patch>> sources_;
+  std::string name_;
   bool busy_ = false;
   std::atomic<bool> closed_{false}; // also set while a replay runs without the GIL
 
