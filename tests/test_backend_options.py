@@ -253,7 +253,7 @@ def test_reports_are_written_again_at_exit_with_a_warning_where_one_cannot_be(tm
     assert [region["record"]["replays"] for region in graph["regions"]] == [2]
 
 
-@pytest.mark.parametrize("name", ["pygraph.report.text.render_text", "pygraph.dump.lift_launches"])
+@pytest.mark.parametrize("name", ["pygraph.report.text.render_text", "pygraph.frontend.launches.lift_launches"])
 def test_what_cannot_be_dumped_changes_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
