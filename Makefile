@@ -4,7 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-sweep test-gpu bench bench-gpu lint types imports check clean
+# Releases of torch that `make test-versions` runs the contract on, each in an environment of its own (several GB) in VERSIONS.
+TORCH ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
+VERSIONS ?= $(VENV)-versions
+# What PyGraph needs of torch: its graphs, its scheduler, its dispatcher, its allocator's interface, and whole programs.
+CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py tests/frontend tests/lowering tests/runtime/host \
+	tests/runtime/test_region.py tests/runtime/test_region_on_host.py tests/runtime/cuda/test_build.py \
+	tests/property/test_placement.py tests/property/test_replay.py
+
+.PHONY: demo test test-fast test-sweep test-versions $(TORCH) test-gpu bench bench-gpu lint types imports check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +31,18 @@ test-fast: $(READY)  ## the tests without real models
 
 test-sweep: $(READY)  ## every workload of the benchmark's suite, small, compiled and against eager
 	$(BIN)/python -m pytest -m 'sweep and not gpu'
+
+test-versions: $(TORCH)  ## the contract tests on each release of torch in TORCH
+
+$(TORCH): %: $(VERSIONS)/%/.ready
+	$(VERSIONS)/$@/bin/python -m pytest -q -m 'not gpu and not models and not sweep' -n 2 --dist loadfile $(CONTRACT)
+
+$(VERSIONS)/%/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	sed '/^torch==/d' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet torch==$*
+	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt --editable '.[dev]'
+	touch $@
 
 test-gpu: $(READY)  ## the driver contract, programs and a wide sweep of models, on a CUDA device
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt timm torchvision
@@ -51,4 +71,4 @@ imports: $(READY)
 check: lint types imports
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERSIONS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

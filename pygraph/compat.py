@@ -105,7 +105,7 @@ def announce() -> None:
 # -- Inductor: compilation -----------------------------------------------------------------------------------------
 compile_fx = _find("torch._inductor.compile_fx.compile_fx", cost=_RAISES)
 compile_fx_inner = _find("torch._inductor.compile_fx.compile_fx_inner", cost=_RAISES)
-compiler_config = _find("torch.compiler.config")
+compiler_config = _find("torch.compiler.config", cost=_RAISES)
 inductor_config = _find("torch._inductor.config", cost=_RAISES)
 list_mode_options = _find("torch._inductor.list_mode_options", cost=_RAISES)
 _find("torch.compiler.config.cache_key_tag")

@@ -41,7 +41,8 @@ _WRAPPERS = frozenset({"auto_functionalized", "auto_functionalized_v2"})
 _RANDOM = frozenset(
     {"graphsafe_run_with_rng_state", "run_and_save_rng_state", "run_dtensor_rng_op", "run_with_rng_state"}
 )
-_HOST_CONTROLLED = frozenset({"cond", "while_loop", "while_loop_stack_output"})
+_SELECTING = frozenset({"cond", "switch"})
+_HOST_CONTROLLED = _SELECTING | {"while_loop", "while_loop_stack_output"}
 
 
 def higher_order_effects(call: Call) -> Effects:
@@ -76,7 +77,7 @@ def wrapped_operator(call: Call) -> Any | None:
 def _reads_tensor_control(call: Call, name: str) -> bool:
     control = call.args[0] if call.args else None
     symbolic = isinstance(control, bool) or (isinstance(control, Value) and isinstance(control.type, ScalarType))
-    return name != "cond" or not symbolic
+    return name not in _SELECTING or not symbolic
 
 
 # -- wrapped operators -----------------------------------------------------------------------------------------------

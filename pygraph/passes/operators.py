@@ -214,7 +214,7 @@ _HOST_CALL = Entry("host-code", "runs code on the host")
 _RNG_STATE = Entry("rng-state", "saves or restores the random state on the host")
 
 _HIGHER_ORDER: dict[str, Entry | None] = {
-    **_entries(("cond", "map", "map_impl", "scan", "while_loop", "while_loop_stack_output"), _CONTROL_FLOW),
+    **_entries(("cond", "map", "map_impl", "scan", "switch", "while_loop", "while_loop_stack_output"), _CONTROL_FLOW),
     **_entries(("run_and_save_rng_state", "run_dtensor_rng_op", "run_with_rng_state"), _RNG_STATE),
     **_entries(
         (

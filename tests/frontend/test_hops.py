@@ -15,6 +15,9 @@ from torch._ops import HigherOrderOperator
 
 from pygraph.frontend import hops
 from pygraph.ir import PURE, TAGS, Effects, Graph, GraphRef, KernelNode
+from pygraph.ir.annotations import REASON
+from pygraph.passes.base import PassContext
+from pygraph.passes.legality import Legality
 from tests.frontend.capture import Builder, lift_inference
 
 aten = torch.ops.aten
@@ -55,6 +58,17 @@ def test_a_branch_on_a_tensor_is_decided_by_the_host() -> None:
     assert cond.effects == Effects(sync=True)
     assert [arg for arg in cond.args if isinstance(arg, GraphRef)] == [GraphRef(name) for name in graph.subgraphs]
     assert [len(sub) for sub in graph.subgraphs.values()] == [2, 1]
+
+
+@pytest.mark.skipif(not hasattr(torch._higher_order_ops, "switch"), reason="torch 2.14 brings it")
+def test_a_switch_on_a_tensor_is_decided_by_the_host_and_stays_outside() -> None:
+    def step(x: Tensor, i: Tensor) -> Tensor:
+        return torch._higher_order_ops.switch(i, (torch.sin, torch.cos, torch.exp), (x,))
+
+    graph = lift_inference(step, torch.randn(4), torch.tensor(1))
+    assert only(graph, "hop.switch").effects == Effects(sync=True)
+    Legality().run(graph, PassContext("cpu"))
+    assert only(graph, "hop.switch").meta.get(REASON) == "control-flow"
 
 
 def test_a_branch_on_a_size_needs_no_device_value() -> None:

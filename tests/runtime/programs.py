@@ -102,7 +102,7 @@ def empty(x: Any, y: Any) -> Any:
 
 def read_back(x: Any, y: Any) -> Any:
     factor = x.sum().item()
-    return torch.clamp(torch.tanh(y @ y), max=factor), y.sum(0)
+    return torch.clamp(torch.tanh(y @ y), max=factor), y.sum(0) + torch.full((5,), factor)
 
 
 def double(x: Any, y: Any) -> Any:

@@ -4,6 +4,7 @@ capture is left on the thread, and the region is captured by a later call."""
 from __future__ import annotations
 
 import gc
+import linecache
 import signal
 import subprocess
 import sys
@@ -80,6 +81,8 @@ class Lines:
 
 
 def _undoes(frame: FrameType | None) -> bool:
+    if frame is not None and "self.random.undo()" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+        return True  # the line does nothing else
     while frame is not None and frame.f_code.co_filename.startswith(WATCHED):
         if frame.f_code.co_name in UNDOING:
             return True
