@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pygraph import compat
-from pygraph.frontend.launches import lift_launches
 from pygraph.ir import Device
 from pygraph.lowering.program import annotate
 from pygraph.lowering.record import Step
-from pygraph.report.collect import reports
+from pygraph.report.collect import dumped
 from pygraph.report.model import GraphReport
 from pygraph.runtime.driver import Program
 
@@ -68,6 +67,8 @@ def dump_launches(folder: Path, region: int, device: str, program: Program) -> N
 
     What cannot be lifted or written is warned of, as in ``dump_program``.
     """
+    from pygraph.frontend import lift_launches  # takes a while
+
     name = f"region{region}"
     with _warned(folder):
         graph = lift_launches(program.recording, program.slots, program.layout, device=Device.parse(device), name=name)
@@ -75,18 +76,19 @@ def dump_launches(folder: Path, region: int, device: str, program: Program) -> N
 
 
 def _graph_text(report: GraphReport) -> str:
-    return "" if report.graph is None else str(report.graph)
+    graph = report.complete().graph
+    return "" if graph is None else str(graph)
 
 
 def _report_text(report: GraphReport) -> str:
     from pygraph.report.text import render_text  # renderers are needed only where something is rendered
 
-    return render_text([report], width=140, color=False)
+    return render_text([report.complete()], width=140, color=False)
 
 
 @atexit.register
 def _write_again() -> None:
-    for report in reports():
+    for report in dumped():
         if report.dumped is not None:
             with _warned(report.dumped):
                 _write_report(report.dumped, report)

@@ -1,7 +1,7 @@
 """Compiles a graph once more, without the operators that a capture of it failed for, and puts the new program in place.
 
 That happens at the next call after the failure, on its thread. Which operators those are is found by the runtime and
-judged by legality; how a graph is compiled is ``backend``'s.
+judged by legality; how a graph is compiled is ``compilation``'s.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,21 +20,18 @@ from pygraph.lowering.again import Original
 from pygraph.lowering.decision import Decision
 from pygraph.lowering.failed import Failed
 from pygraph.lowering.record import ProgramRecord
-from pygraph.lowering.wrap import RegionFunction, wrap_regions
+from pygraph.lowering.wrap import Boxed, RegionFunction, switch, wrap_regions
 from pygraph.passes.operators import is_custom
+from pygraph.regions import Wrapped
 from pygraph.report.model import GraphReport
 from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.region import Region
 
-__all__ = ["LIMIT", "Boxed", "Compiled", "Recompilation", "Wrapped", "boxed"]
+__all__ = ["LIMIT", "Compiled", "Recompilation"]
 
 _log = logging.getLogger("pygraph")
 
 LIMIT = 4
 """How often one graph is compiled again, at most."""
-
-Boxed = Callable[[list[Any]], Any]
-Wrapped = Sequence[tuple[Region, RegionFunction] | None]
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Recompilation:
         this object alive. Raises what passes and Inductor raise."""
         self._current = self._compile(self, self._report, self._failed, None)
         assert self._current is not None
-        run, self._use = _switch(self._current.run, self)
+        run, self._use = switch(self._current.run, self)
         self._write()
         return run
 
@@ -228,30 +225,6 @@ def _may_compile() -> bool:
     if compat.dispatch_mode_depth() or compat.functorch_level() is not None:
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
-
-
-def boxed(program: Boxed) -> Boxed:
-    """A plain function around a program that stays."""
-    return _switch(program, None)[0]
-
-
-def _switch(first: Boxed, owner: object) -> tuple[Boxed, Callable[[Boxed], None]]:
-    """A plain boxed function that calls ``first``, and how to have it call another one. It costs what one call costs.
-
-    Inductor's own object carries cache keys that would poison later plain compilations: it is not handed out.
-    """
-    program = first
-
-    def run(args: list[Any]) -> Any:
-        return program(args)
-
-    def use(other: Boxed) -> None:
-        nonlocal program
-        program = other
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    run._pygraph_owner = owner  # type: ignore[attr-defined]
-    return run, use
 
 
 def _constantly(function: RegionFunction) -> Callable[[RegionFunction], RegionFunction]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,78 +15,61 @@ import torch
 
 from pygraph.dump import dump_launches, graph_dir
 from pygraph.errors import CaptureError
-from pygraph.lowering.decision import Decision
-from pygraph.lowering.program import EmittedProgram
-from pygraph.lowering.record import ProgramRecord
-from pygraph.lowering.wrap import RegionFunction
-from pygraph.report.model import GraphReport, RegionReport
-from pygraph.runtime import cuda, host
-from pygraph.runtime.cuda import CudaDriver
+from pygraph.lowering.direct import bind
+from pygraph.lowering.wrap import Boxed, RegionFunction, wrap_regions
+from pygraph.report.model import GraphReport
 from pygraph.runtime.driver import Driver
-from pygraph.runtime.host import HostDriver
 from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.provenance import Origin
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.region import Region
 from pygraph.settings import Settings
+from pygraph.warm import Facts, RegionFacts
 
-__all__ = ["Wrapping", "driver_for", "prepare", "region_reports", "region_wrapper"]
+__all__ = ["Wrapped", "attach", "driver_for", "prepare"]
 
 _log = logging.getLogger("pygraph")
 
 
-def region_reports(
-    decision: Decision,
-    record: ProgramRecord,
-    emitted: EmittedProgram,
-    forbidden: set[int],
-    modules: Mapping[str, str],
-) -> list[RegionReport]:
-    """What is known of each emitted region before it ever runs, and whether it may be captured. ``modules`` has the
-    user's module of each node."""
-    found = []
-    for region, steps in zip(emitted.regions, record.regions, strict=True):
-        nodes = tuple(dict.fromkeys(name for step in steps for name in step.origins))
-        regions = (decision.nodes[name].region for name in nodes if name in decision.nodes)
-        planned = tuple(sorted({index for index in regions if index is not None}))
-        reason = _unwrapped_reason(decision, planned, region.index in forbidden, bool(region.kernels))
-        paths = [modules[name].replace(".", os.sep) for name in nodes if modules.get(name)]
-        module = os.path.commonpath(paths).replace(os.sep, ".") if paths else ""
-        found.append(RegionReport(region.index, planned, nodes, region.kernels, not reason, reason, module=module))
-    return found
-
-
-def _unwrapped_reason(decision: Decision, planned: tuple[int, ...], forbidden: bool, launches: bool) -> str:
-    if forbidden:
-        return "holds an operator judged not capturable"
-    if not launches:
-        return "launches nothing"
-    if planned and not any(index in decision.selected for index in planned):
-        return "not selected by the model"
-    return ""
+Wrapped = Sequence[tuple[Region, RegionFunction] | None]
+"""The regions of a program, each with the function that it took the place of; None where that stayed."""
 
 
 @dataclass(frozen=True)
-class Wrapping:
-    """What the regions of one program share. ``held`` names its inputs that outlive the call in any case, ``lent``
-    those that may; ``heard`` is told of captures that fail for operators of the graph; ``made`` collects the regions,
-    with the functions that they took the place of, by index."""
+class _Wrapping:
+    """What the regions of one program share. ``heard`` is told of captures that fail for operators of the graph;
+    ``made`` collects the regions, with the functions that they took the place of, by index."""
 
     report: GraphReport
     settings: Settings
-    held: frozenset[str] = frozenset()
-    lent: frozenset[str] = frozenset()
-    heard: Callable[[Refusal], None] | None = None
+    heard: Callable[[Refusal], None] | None
     made: dict[int, tuple[Region, RegionFunction]] = field(default_factory=dict)
 
 
-def region_wrapper(
-    region: RegionReport, wrapping: Wrapping, origins: Mapping[int, Origin]
-) -> Callable[[RegionFunction], RegionFunction] | None:
-    """What makes a replayable region of a partition function, or None when it is to stay as it is.
+def attach(
+    program: Any, facts: Facts, report: GraphReport, settings: Settings, heard: Callable[[Refusal], None]
+) -> tuple[Boxed, Wrapped]:
+    """Put regions in the place of the functions of Inductor's ``program``. Returns what a call enters by, and them.
 
-    ``origins`` says what the function's lines run; they count from its first one, which is 0.
+    A program that has but one region and does nothing else is entered by that region's replay.
     """
+    wrapping = _Wrapping(report, settings, None if settings.strict else heard)
+    wrap_regions(program, [_wrapper(region, wrapping) for region in facts.regions])
+    regions = tuple(wrapping.made.get(region.report.index) for region in facts.regions)
+    return _entry(program, facts.shortcut, regions), regions
+
+
+def _entry(program: Any, shortcut: str | None, regions: Wrapped) -> Boxed:
+    only = regions[0] if len(regions) == 1 else None
+    if only is None or shortcut is None:
+        return program  # type: ignore[no-any-return]
+    region, function = only
+    names = getattr(function, "__globals__", {})
+    return bind(shortcut, names, region.expects_replay, region.try_replay, program)
+
+
+def _wrapper(facts: RegionFacts, wrapping: _Wrapping) -> Callable[[RegionFunction], RegionFunction] | None:
+    """What makes a replayable region of a partition function, or None when it is to stay as it is."""
+    region = facts.report
     if not region.wrapped:
         return None
     device = wrapping.report.device
@@ -103,18 +85,11 @@ def region_wrapper(
     if driver is None:
         region.wrapped, region.reason = False, f"no driver captures on {device}"
         return None
-    return functools.partial(_wrap, region=region, wrapping=wrapping, origins=origins, driver=driver)
+    return functools.partial(_wrap, facts=facts, wrapping=wrapping, driver=driver)
 
 
-def _wrap(
-    function: RegionFunction,
-    *,
-    region: RegionReport,
-    wrapping: Wrapping,
-    origins: Mapping[int, Origin],
-    driver: Driver,
-) -> RegionFunction:
-    report, settings = wrapping.report, wrapping.settings
+def _wrap(function: RegionFunction, *, facts: RegionFacts, wrapping: _Wrapping, driver: Driver) -> RegionFunction:
+    report, settings, region = wrapping.report, wrapping.settings, facts.report
     folder = graph_dir(settings.dump_dir, report)
     observer = None if folder is None else functools.partial(dump_launches, folder, region.index, report.device)
     name = f"{report.name}.region{region.index}"
@@ -125,10 +100,10 @@ def _wrap(
         name=name,
         label=f"{name} {region.module}".rstrip(),
         options=_options(settings),
-        held=_positions(report.emitted, region.index, wrapping.held),
-        lent=_positions(report.emitted, region.index, wrapping.lent),
+        held=facts.held,
+        lent=facts.lent,
         on_capture=observer,
-        origins={first + line: origin for line, origin in origins.items()},
+        origins={first + line: origin for line, origin in facts.origins.items()},
         on_refusal=wrapping.heard,
     )
     region.record = made.record
@@ -144,13 +119,6 @@ def _options(settings: Settings) -> RegionOptions:
         measure=settings.measure,
         cache_dir=settings.cache_dir,
     )
-
-
-def _positions(emitted: EmittedProgram | None, index: int, names: frozenset[str]) -> list[int]:
-    """Where ``names`` are among the arguments of a region."""
-    regions = () if emitted is None else emitted.regions
-    arguments = next((region.arguments for region in regions if region.index == index), ())
-    return [position for position, name in enumerate(arguments) if name in names]
 
 
 class _Strict:
@@ -170,9 +138,13 @@ class _Strict:
 def prepare(device_types: Collection[str], settings: Settings) -> None:
     """Begin to build the native half of the driver that a graph on these devices needs, in the background."""
     if "cuda" in device_types:
-        cuda.build.load.start(settings.cache_dir)
+        from pygraph.runtime.cuda import build as cuda
+
+        cuda.load.start(settings.cache_dir)
     elif "cpu" in device_types:
-        host.build.load.start(settings.cache_dir)
+        from pygraph.runtime.host import build as host
+
+        host.load.start(settings.cache_dir)
 
 
 @functools.cache
@@ -184,5 +156,11 @@ def _warn_once(text: str) -> None:
 def driver_for(device: str) -> Driver | None:
     """The driver that captures on a kind of device, or None when there is none. Raises CaptureError when it cannot."""
     if device.partition(":")[0] == "cuda" and torch.cuda.is_available():
+        from pygraph.runtime.cuda import CudaDriver
+
         return CudaDriver()
-    return HostDriver() if device == "cpu" else None
+    if device != "cpu":
+        return None
+    from pygraph.runtime.host import HostDriver
+
+    return HostDriver()

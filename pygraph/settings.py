@@ -16,7 +16,6 @@ from typing import Any
 from pygraph.cache import user_dir
 from pygraph.errors import OptionError
 from pygraph.logs import VARIABLE
-from pygraph.passes.manager import DEFAULT_PIPELINE
 
 __all__ = ["Settings"]
 
@@ -28,7 +27,7 @@ _log = logging.getLogger("pygraph")
 class Settings:
     """Options of the backend.
 
-    passes         pipeline text, or a sequence of passes and pipeline texts
+    passes         pipeline text, or a sequence of passes and pipeline texts; None is the default pipeline
     dump_dir       where IR, programs and reports are written; nothing is written when None
     strict         raise when an operator or a region cannot be captured, or PyGraph failed
     disable        compile with plain Inductor
@@ -41,7 +40,7 @@ class Settings:
     inductor       patches to Inductor's configuration for this compilation
     """
 
-    passes: Any = DEFAULT_PIPELINE
+    passes: Any = None
     dump_dir: str | None = None
     strict: bool = False
     disable: bool = False
@@ -51,6 +50,20 @@ class Settings:
     measure: bool = True
     cache_dir: str | None = field(default_factory=user_dir)
     inductor: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def pipeline(self) -> Any:
+        """The passes to run."""
+        from pygraph.passes.manager import DEFAULT_PIPELINE  # takes a while, and a restored program needs none
+
+        return DEFAULT_PIPELINE if self.passes is None else self.passes
+
+    def check_passes(self) -> None:
+        """Raises ParseError or OptionError for passes of the user's that cannot be run."""
+        if self.passes is not None:
+            from pygraph.passes.manager import PassManager
+
+            PassManager(self.passes)
 
     @staticmethod
     def make(options: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None) -> Settings:

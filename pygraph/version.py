@@ -1,5 +1,28 @@
-"""The version of PyGraph, where every module can read it without importing the package's other names."""
+"""The version of PyGraph and of its source, where every module can read them without importing anything else."""
 
-__all__ = ["__version__"]
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+
+__all__ = ["PACKAGE", "__version__", "digest", "package_digest"]
 
 __version__ = "0.1.0"
+
+PACKAGE = Path(__file__).parent
+_SHAPING_NOTHING = ("bench", "cli", "report")
+
+
+@functools.cache
+def package_digest(package: Path) -> str:
+    """A hash of the files that may shape a program, by path and content."""
+    files = (path for path in package.rglob("*") if path.suffix in (".py", ".lark"))
+    names = {path.relative_to(package).as_posix(): path for path in files}
+    rows = [f"{n} {digest(names[n])}" for n in sorted(names) if n.partition("/")[0] not in _SHAPING_NOTHING]
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def digest(path: Path) -> str:
+    """A hash of the content of a file. Raises OSError."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -15,7 +15,6 @@ restored again: its graph is compiled anew, so that the operator can be cut.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import hashlib
 import logging
@@ -23,60 +22,68 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pygraph import cache, compat
-from pygraph.frontend import location_of
-from pygraph.ir.parser import parse
-from pygraph.lowering.compile import PACKAGE, package_digest
-from pygraph.passes.manager import PassManager
-from pygraph.report.model import GraphReport
+from pygraph.report.model import GraphReport, RegionReport
 from pygraph.runtime.provenance import Origin
+from pygraph.runtime.refusal import Refusal
 from pygraph.settings import Settings
+from pygraph.version import PACKAGE, package_digest
 
-__all__ = ["Facts", "Keeper", "Restore", "cached_under", "entry_tag", "forget", "mark_cached", "restoring"]
+__all__ = ["Facts", "Keeper", "RegionFacts", "cached_under", "entry_tag", "forgetting", "mark_cached", "restoring"]
 
 _log = logging.getLogger("pygraph")
 
-_OF_THE_PROCESS = ("index", "origin", "source", "record", "times_ms", "graph", "unparsed", "dumped")
-"""What a report says that is not kept with the program: it is found anew, or lies with Inductor's own entry."""
+
+@dataclass(frozen=True)
+class RegionFacts:
+    """A region before it ever runs: what the report says, the origins of its function's lines (which count from its
+    first one, 0), and the arguments that outlive the call in any case (``held``) or may (``lent``)."""
+
+    report: RegionReport
+    origins: Mapping[int, Origin]
+    held: tuple[int, ...]
+    lent: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a program besides Inductor's own entry: ``origins`` by region and line, names of inputs that
-    outlive the call (``held``) or may (``lent``), the report's fields with the text of its graph, and the cache key tag
-    under which its kernels were made."""
+    """What it takes to give a program of Inductor's its regions. ``tag`` is the cache key tag under which its kernels
+    were made, ``shortcut`` the text of the function that it is entered by, if it has one."""
 
     tag: str
-    origins: Sequence[Mapping[int, Origin]]
-    held: frozenset[str]
-    lent: frozenset[str]
-    report: Mapping[str, Any]
-    graph: str
+    kind: str
+    device: str
+    regions: tuple[RegionFacts, ...]
+    shortcut: str | None = None
 
-    @classmethod
-    def of(
-        cls,
-        report: GraphReport,
-        origins: Sequence[Mapping[int, Origin]],
-        held: frozenset[str],
-        lent: frozenset[str],
-        tag: str,
-    ) -> Facts:
-        """What ``report`` says of a program that has not run yet, and what its regions are made with."""
-        kept = {one.name: getattr(report, one.name) for one in fields(report) if one.name not in _OF_THE_PROCESS}
-        return cls(tag, origins, held, lent, copy.deepcopy(kept), str(report.graph))
+    def fill(self, report: GraphReport, told: bytes) -> None:
+        """Have ``report`` say of the restored program what the report of its compilation said, most of it when read."""
+        report.device, report.regions = self.device, [region.report for region in self.regions]
+        report.unread = functools.partial(_tell, told)
 
-    def fill(self, report: GraphReport) -> None:
-        """Have ``report`` say of the restored program what the one of its compilation said."""
-        for name, value in self.report.items():
-            setattr(report, name, value)
-        report.unparsed = functools.partial(parse, self.graph)
+
+_TOLD = ("model", "pipeline", "passes", "decision", "emitted", "notes")
+"""What else a report says that holds in any process, besides its graph. (The record lies in Inductor's own entry.)"""
+
+
+def _told(report: GraphReport) -> bytes:
+    kept = {name: getattr(report, name) for name in _TOLD}
+    return pickle.dumps((kept, str(report.graph)))
+
+
+def _tell(told: bytes, report: GraphReport) -> None:
+    from pygraph.ir import parse  # nobody may ever read the report
+
+    kept, text = pickle.loads(told)
+    for name, value in kept.items():
+        setattr(report, name, value)
+    report.graph = parse(text)
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------
@@ -90,34 +97,41 @@ def entry_tag(gm: torch.fx.GraphModule, settings: Settings) -> str | None:
     are someone else's (their helpers are not known), where each step is dumped, and where torch is asked for entries of
     another form.
     """
-    config = compat.functorch_config
+    config, dynamo = compat.functorch_config, compat.dynamo_config
     if not compat.WARM_STARTS or settings.dump_dir is not None:
         return None
     if not (config.enable_autograd_cache or config.enable_remote_autograd_cache):
         return None
-    others = (
-        (config, "bundled_autograd_cache"),
-        (config, "strict_autograd_cache"),
-        (compat.dynamo_config, "caching_precompile"),
-    )
+    others = (config, "bundled_autograd_cache"), (config, "strict_autograd_cache"), (dynamo, "caching_precompile")
     if any(getattr(where, name, False) for where, name in others):
         return None
-    manager = PassManager(settings.passes)
-    if any(not type(one).__module__.startswith("pygraph.") for one in manager.passes):
+    passes = _passes(settings)
+    if passes is None:
         return None
-    rows = [
-        package_digest(PACKAGE),
-        package_digest(PACKAGE / "report"),
-        manager.text,
-        str(settings.strict),
-        _calibrations(),
-        os.getcwd(),
-    ]
+    sources = (package_digest(PACKAGE), package_digest(PACKAGE / "report"))
+    rows = [*sources, passes, str(settings.strict), _calibrations(), os.getcwd()]
     for module in gm.modules():
         if isinstance(module, torch.fx.GraphModule):
-            rows += [f"{location_of(node.meta)!r}{_operator(node.target)}" for node in module.graph.nodes]
+            rows += [f"{_origin(node.meta)}{_operator(node.target)}" for node in module.graph.nodes]
     digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()
     return f"{compat.compiler_config.cache_key_tag}|pygraph {digest}"
+
+
+def _passes(settings: Settings) -> str | None:
+    """The pipeline as text; None where not all of it is this package's."""
+    if settings.passes is None:
+        return ""
+    from pygraph.passes.manager import PassManager
+
+    manager = PassManager(settings.passes)
+    ours = all(type(one).__module__.startswith("pygraph.") for one in manager.passes)
+    return manager.text if ours else None
+
+
+def _origin(meta: Mapping[str, Any]) -> str:
+    """The user's lines and modules of a node."""
+    modules = [path for path, _ in (meta.get("nn_module_stack") or {}).values()]
+    return f"{meta.get('stack_trace')} {modules}"
 
 
 def _operator(target: object) -> str:
@@ -161,24 +175,26 @@ class Keeper:
         digest = hashlib.sha256(f"{self.tag}\n{key}\n{guards}".encode()).hexdigest()
         return Path(compat.inductor_cache_dir()) / "pygraph" / digest[:2] / digest[2:]
 
-    def keep(self, program: Any, facts: Facts) -> Path | None:
-        """Keep ``facts`` of ``program``. The file; None if there is none, as for what Inductor does not keep either."""
+    def keep(self, program: Any, facts: Facts, report: GraphReport) -> Path | None:
+        """Keep ``facts`` of ``program`` and what ``report`` says. The file; None if there is none, as for what Inductor
+        does not keep either."""
         key = getattr(program, "_fx_graph_cache_key", None)
         if key is None:
             return None
         path = self.path(key, program.guards_expr)
         try:
-            cache.write_atomically(path, pickle.dumps(facts))
+            cache.write_atomically(path, pickle.dumps((facts, _told(report))))
         except (OSError, pickle.PicklingError, TypeError, AttributeError) as error:
             _log.debug("nothing is kept for a warm start: %s", error)
             return None
         return path
 
-    def load(self, key: str, guards: str | None) -> tuple[Facts, Path] | None:
-        """What was kept of a program; None where nothing is there or it cannot be read."""
+    def load(self, key: str, guards: str | None) -> tuple[Facts, bytes, Path] | None:
+        """What was kept of a program, and where; None where nothing is there or it cannot be read."""
         path = self.path(key, guards)
         try:
-            return pickle.loads(path.read_bytes()), path
+            facts, told = pickle.loads(path.read_bytes())
+            return facts, told, path
         except FileNotFoundError:
             return None
         except Exception as error:  # noqa: BLE001 - damaged pickles raise anything
@@ -186,10 +202,18 @@ class Keeper:
             return None
 
 
-def forget(path: Path) -> None:
-    """Have no later process restore the program whose facts are at ``path``."""
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+def forgetting(path: Path | None, heard: Callable[[Refusal], None] | None = None) -> Callable[[Refusal], None]:
+    """Takes refusals that name operators: what is kept at ``path`` goes, so that no later process restores the program;
+    then ``heard`` is told."""
+
+    def listen(refusal: Refusal) -> None:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        if heard is not None:
+            heard(refusal)
+
+    return listen
 
 
 def mark_cached(run: Any, program: Any) -> None:
@@ -200,8 +224,8 @@ def mark_cached(run: Any, program: Any) -> None:
 
 # -- AOTAutograd loads a program -----------------------------------------------------------------------------------
 
-Restore = Callable[[Any, Facts, Path], Any]
-"""Makes of Inductor's program, as loaded, what is called instead."""
+Restore = Callable[[Any, Facts, bytes, Path], Any]
+"""Makes of Inductor's program, as loaded, and of what ``Keeper.load`` found, what is called instead."""
 
 _active = threading.local()
 

@@ -166,16 +166,16 @@ def test_a_failing_pass_raises_under_strict() -> None:
 
 
 def test_a_failure_in_the_backward_falls_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pygraph.backend as backend
+    from pygraph import compilation
 
-    real = backend.plan
+    real = compilation.plan
 
     def only_forward(gm: Any, kind: str, *rest: Any) -> Any:
         if kind == "backward":
             raise PygraphError("no backward")
         return real(gm, kind, *rest)
 
-    monkeypatch.setattr(backend, "plan", only_forward)
+    monkeypatch.setattr(compilation, "plan", only_forward)
     model = Mlp()
     x = torch.randn(8, 16)
     compiled(model)(x).sum().backward()
@@ -253,7 +253,7 @@ def test_reports_are_written_again_at_exit_with_a_warning_where_one_cannot_be(tm
     assert [region["record"]["replays"] for region in graph["regions"]] == [2]
 
 
-@pytest.mark.parametrize("name", ["pygraph.report.text.render_text", "pygraph.dump.lift_launches"])
+@pytest.mark.parametrize("name", ["pygraph.report.text.render_text", "pygraph.frontend.launches.lift_launches"])
 def test_what_cannot_be_dumped_changes_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import pygraph
+from pygraph import version
 from pygraph.cache import cache_dir
 from pygraph.ir import Graph, Stage
 from pygraph.lowering import compile as lowering
@@ -304,10 +305,10 @@ class Idle(Pass):
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> Path:
     """A copy of the package whose sources count for the key, with the small function in the cache."""
     package = tmp_path / "pygraph"
-    shutil.copytree(lowering.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(lowering, "PACKAGE", package)
+    shutil.copytree(version.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(version, "PACKAGE", package)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    lowering.package_digest.cache_clear()
+    version.package_digest.cache_clear()
     assert hits() == 0
     assert hits() == 1
     return package
@@ -332,7 +333,7 @@ def test_a_changed_source_of_the_package_is_a_miss(cached: Path) -> None:
         path = cached / part
         path = sorted(path.glob("*.py"))[-1] if path.is_dir() else path
         path.write_text(f"{path.read_text()}\n")
-        lowering.package_digest.cache_clear()  # as in a new process
+        version.package_digest.cache_clear()  # as in a new process
         assert hits() == 0, part
     assert hits() == 1
 
@@ -340,7 +341,7 @@ def test_a_changed_source_of_the_package_is_a_miss(cached: Path) -> None:
 def test_what_only_reports_or_measures_is_no_part_of_the_key(cached: Path) -> None:
     for part in ("report", "bench", "cli"):
         (cached / part / "another.py").write_text("")
-    lowering.package_digest.cache_clear()
+    version.package_digest.cache_clear()
     assert hits() == 1
 
 
@@ -377,7 +378,7 @@ def test_each_other_part_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> Non
     keys.append(lowering.program_key(replace(BASE, device="cuda"), ()))
     monkeypatch.setattr(torch, "__version__", "3.0")
     keys.append(lowering.program_key(BASE, ()))
-    monkeypatch.setattr(lowering, "__version__", "3.0")
+    monkeypatch.setattr(version, "__version__", "3.0")
     keys.append(lowering.program_key(BASE, ()))
     assert len(set(keys)) == len(keys)
 

@@ -13,7 +13,7 @@ from pygraph.settings import Settings
 
 def test_defaults() -> None:
     settings = Settings.make({}, {})
-    assert settings.passes.startswith("legality,")
+    assert settings.pipeline.startswith("legality,")
     assert (settings.strict, settings.disable, settings.verify) == (False, False, "first")
 
 

@@ -34,11 +34,18 @@ from pygraph.ir.node import (
     values_in,
 )
 from pygraph.ir.order import dependences, memory_roots
-from pygraph.ir.parser import parse
 from pygraph.ir.printer import print_graph
 from pygraph.ir.stage import Stage
 from pygraph.ir.types import BufferType, Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
 from pygraph.ir.verify import verify
+
+
+def parse(text: str, source: str = "<text>") -> Graph:
+    """See ``pygraph.ir.parser``, which takes a while to import."""
+    from pygraph.ir import parser
+
+    return parser.parse(text, source)
+
 
 __all__ = [
     "CAPTURABLE",

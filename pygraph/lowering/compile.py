@@ -15,15 +15,14 @@ from typing import Any
 
 import torch
 
-from pygraph import compat
+from pygraph import compat, version
 from pygraph.ir import CONSTANT
 from pygraph.lowering.decision import Decision
 from pygraph.lowering.record import ProgramRecord
 from pygraph.lowering.steering import Steering
 from pygraph.passes.base import Pass
-from pygraph.version import __version__
 
-__all__ = ["compare", "compile_steered", "package_digest", "program_key", "program_record"]
+__all__ = ["compare", "compile_steered", "program_key"]
 
 Judge = Callable[[Any], Mapping[str, str | None]]
 
@@ -56,27 +55,13 @@ def program_key(decision: Decision, passes: Sequence[Pass], failed: str = "") ->
     That is the decision with its pipeline, what captures failed for (a digest), the source of this package and of
     passes from elsewhere, the version of torch, and the device.
     """
-    sources = (package_digest(PACKAGE), *(_source(cls) for item in passes for cls in type(item).__mro__))
+    sources = (
+        version.package_digest(version.PACKAGE),
+        *(_source(cls) for item in passes for cls in type(item).__mro__),
+    )
     device = torch.cuda.get_device_name() if decision.device == "cuda" else decision.device
-    parts = (__version__, torch.__version__, device, decision.digest(), failed, *sources)
+    parts = (version.__version__, torch.__version__, device, decision.digest(), failed, *sources)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-PACKAGE = Path(__file__).parents[1]
-_SHAPING_NOTHING = ("bench", "cli", "report")
-
-
-@functools.cache
-def package_digest(package: Path) -> str:
-    """A hash of the files that may shape a program, by path and content."""
-    files = (path for path in package.rglob("*") if path.suffix in (".py", ".lark"))
-    names = {path.relative_to(package).as_posix(): path for path in files}
-    rows = [f"{n} {_digest(names[n])}" for n in sorted(names) if n.partition("/")[0] not in _SHAPING_NOTHING]
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @functools.cache
@@ -86,13 +71,7 @@ def _source(cls: type) -> str:
     if cls is object or cls.__module__.partition(".")[0] == __name__.partition(".")[0]:
         return ""
     path = Path(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
-    return _digest(path) if path.is_file() else secrets.token_hex()
-
-
-def program_record(compiled: Any) -> ProgramRecord | None:
-    """What steering noted while ``compiled`` was made, also when it came from a cache; None when it was not cut."""
-    maps = getattr(compiled, "partition_maps", None)  # a graph without operators becomes a plain function
-    return getattr(maps, "record", None)
+    return version.digest(path) if path.is_file() else secrets.token_hex()
 
 
 def compare(decision: Decision, record: ProgramRecord) -> tuple[list[str], set[int]]:

@@ -13,28 +13,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pygraph.lowering.statements import kind_of, names_in, written_operands
+from pygraph.lowering.wrap import Boxed
 
-__all__ = ["shortcut"]
+__all__ = ["bind", "shortcut"]
 
 _MAIN = "call"
 _READY, _REPLAY, _PROGRAM, _OUTPUTS = "_pygraph_ready", "_pygraph_replay", "_pygraph_program", "_pygraph_outputs"
 
-Boxed = Callable[[list[Any]], Any]
 
-
-def shortcut(
-    source: str,
-    namespace: Mapping[str, Any],
-    ready: Callable[[], bool],
-    replay: Callable[[list[Any]], Sequence[Any] | None],
-    program: Boxed,
-) -> Boxed | None:
-    """A function like ``program``, whose text is ``source``, that tries ``replay`` on the region's arguments first.
-
-    ``replay`` returns None, with the list as it was, when it declines. ``ready`` says whether a replay is to be
-    expected: where it is not, nothing is prepared for one. ``namespace`` is that of the emitted module. None when the
-    program does anything beside preparing values on the host, uploading them, calling its one region and copying
-    results to the host after it.
+def shortcut(source: str) -> str | None:
+    """The text of a function like the main function of a program, whose text is ``source``, with the region's
+    replay tried first; ``bind`` makes it. None when the program does anything beside preparing values on the host,
+    uploading them, calling its one region and copying results to the host after it.
 
     emitted:  take args ─ check ─ prepare ─ pick ─ region ─ fetch ─ return
     becomes:  ready? ─ take args ─ prepare ─ pick ─ replay ─┬─ fetch ─ return
@@ -44,15 +34,29 @@ def shortcut(
     tree = ast.parse(source)
     main = _main(tree)
     body = None if main is None else _rewritten(main, written_operands(tree))
-    if main is None or body is None:
+    if body is None:
         return None
     parameters = ast.arguments([], [ast.arg("args")], None, [], [], None, [])
-    function = ast.parse("def call(args): pass").body[0]
+    function = ast.parse(f"def {_MAIN}(args): pass").body[0]
     assert isinstance(function, ast.FunctionDef)
     function.args, function.body = parameters, body
-    module = ast.fix_missing_locations(ast.Module([function], []))
+    return ast.unparse(ast.fix_missing_locations(function))
+
+
+def bind(
+    text: str,
+    namespace: Mapping[str, Any],
+    ready: Callable[[], bool],
+    replay: Callable[[list[Any]], Sequence[Any] | None],
+    program: Boxed,
+) -> Boxed:
+    """The function of a shortcut's ``text`` for ``program``.
+
+    ``replay`` returns None, with the list as it was, when it declines. ``ready`` says whether a replay is to be
+    expected: where it is not, nothing is prepared for one. ``namespace`` is that of the emitted module.
+    """
     names = {**namespace, _READY: ready, _REPLAY: replay, _PROGRAM: program}
-    exec(compile(module, "<pygraph shortcut>", "exec"), names)
+    exec(compile(text, "<pygraph shortcut>", "exec"), names)
     made: Boxed = names[_MAIN]
     return made
 

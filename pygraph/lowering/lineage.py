@@ -20,7 +20,6 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from pygraph import compat
-from pygraph.frontend import FX_MADE_FROM, made_from
 
 __all__ = ["Lineage", "following"]
 
@@ -99,6 +98,8 @@ class Lineage:
             self._trace(self._latest, [node])
 
     def _trace(self, made: Iterable[FxNode], removed: list[FxNode]) -> None:
+        from pygraph.frontend import FX_MADE_FROM, made_from  # takes a while, and a restored program has no passes run
+
         known = [source for node in removed for source in self._sources.get(node, (node,))]
         traces = [node.meta["stack_trace"] for node in reversed(removed) if node.meta.get("stack_trace")]
         texts = [text for node in removed for text in made_from(node)]

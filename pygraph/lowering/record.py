@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Made", "ProgramRecord", "RecordedMaps", "Step"]
+__all__ = ["Made", "ProgramRecord", "RecordedMaps", "Step", "program_record"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +64,9 @@ class RecordedMaps(list[object]):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (RecordedMaps, (list(self), self.record))
+
+
+def program_record(compiled: Any) -> ProgramRecord | None:
+    """What steering noted while ``compiled`` was made, also when it came from a cache; None when it was not cut."""
+    maps = getattr(compiled, "partition_maps", None)  # a graph without operators becomes a plain function
+    return getattr(maps, "record", None)

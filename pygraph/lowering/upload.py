@@ -7,13 +7,14 @@ a CPU): its results share nothing with its sources, and below AOTAutograd nothin
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
 
 from pygraph import compat
 
-__all__ = ["upload"]
+__all__ = ["make_compilable", "upload"]
 
 STAGED_BYTES = 64 * 1024
 """Tensors up to this size, in bytes, go through pinned memory, so that the host does not wait for the device."""
@@ -57,9 +58,13 @@ def _fake(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor
     return [torch.empty_like(x, device=device) for x in xs]
 
 
-torch.library.register_fake("pygraph::upload", _fake, lib=_LIBRARY)
-if not compat.absent(compat.make_fallback):  # else Inductor does it when it meets the operator, where it may
-    compat.make_fallback(torch.ops.pygraph.upload.default)
+@functools.cache
+def make_compilable() -> None:
+    """Let AOTAutograd and Inductor meet the operator. What runs it does without: torch looks for the source of a fake
+    implementation in every module that is loaded."""
+    torch.library.register_fake("pygraph::upload", _fake, lib=_LIBRARY)
+    if not compat.absent(compat.make_fallback):  # else Inductor does it when it meets the operator, where it may
+        compat.make_fallback(torch.ops.pygraph.upload.default)
 
 
 def _captured(x: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -16,6 +16,7 @@ from pygraph.frontend import resolve_op, result_paths, to_fx_arg
 from pygraph.ir import Arg, Graph, KernelNode, Value
 from pygraph.lowering.constants import moved_constant
 from pygraph.lowering.fake import refresh_values
+from pygraph.lowering.upload import make_compilable
 
 __all__ = ["Fingerprint", "fingerprint", "write_back"]
 
@@ -42,6 +43,7 @@ def write_back(gm: torch.fx.GraphModule, graph: Graph, lifted: Fingerprint) -> l
 
     Returns notes on what was changed. Raises FrontendError for an operator or literal that torch has nothing for.
     """
+    make_compilable()
     writer = _Writer(gm, graph, lifted)
     notes = writer.write()
     if notes:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import deque
 
 from pygraph.frontend.location import UNKNOWN, GraphOrigin
 from pygraph.report.model import GraphReport
 
-__all__ = ["clear", "open_report", "reports"]
+__all__ = ["clear", "dumped", "give_up", "open_report", "reports"]
+
+_log = logging.getLogger("pygraph")
 
 LIMIT = 256
 """Reports kept; the oldest goes first."""
@@ -31,6 +34,18 @@ def reports() -> list[GraphReport]:
     return [report.complete() for report in sorted(_reports.copy(), key=lambda report: report.index)]
 
 
+def dumped() -> list[GraphReport]:
+    """Those that are written to a folder."""
+    return [report for report in _reports.copy() if report.dumped is not None]
+
+
 def clear() -> None:
     """Forget every report."""
     _reports.clear()
+
+
+def give_up(report: GraphReport, error: Exception) -> None:
+    """Note in ``report``, and log, that its graph is left to plain Inductor."""
+    report.give_up(error)
+    _log.warning("PyGraph left %s to plain Inductor: %s", report.name, report.error)
+    _log.debug("where it failed", exc_info=error)

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pygraph.frontend.location import UNKNOWN, GraphOrigin
-from pygraph.ir import DeviceModel, Graph
-from pygraph.lowering.decision import Decision
-from pygraph.lowering.program import EmittedProgram
-from pygraph.lowering.record import ProgramRecord
-from pygraph.passes.partitioning import NO_LAUNCH
-from pygraph.runtime.counters import RegionRecord
+
+if TYPE_CHECKING:
+    from pygraph.ir import DeviceModel, Graph
+    from pygraph.lowering.decision import Decision
+    from pygraph.lowering.program import EmittedProgram
+    from pygraph.lowering.record import ProgramRecord
+    from pygraph.runtime.counters import RegionRecord
 
 __all__ = ["GraphReport", "PassReport", "RegionReport", "Uncaptured"]
 
@@ -81,7 +83,7 @@ class GraphReport:
     ``graph`` is the IR after the passes, ``model`` what they costed it with. ``times_ms`` has lift, passes,
     write-back and inductor; of a program that AOTAutograd's cache restored, restore. ``notes`` says where the program
     differs from the decision; ``error`` why PyGraph gave the graph up to plain Inductor, if it did. ``dumped`` is the
-    folder that it was written to. ``unparsed`` makes the graph of a restored program when the report is read.
+    folder that it was written to. ``unread`` fills in the rest for a restored program when the report is read.
     """
 
     index: int
@@ -101,12 +103,13 @@ class GraphReport:
     error: str | None = None
     origin: GraphOrigin = UNKNOWN
     dumped: Path | None = None
-    unparsed: Callable[[], Graph] | None = None
+    unread: Callable[[GraphReport], None] | None = None
 
     def complete(self) -> GraphReport:
-        """This report, with its graph."""
-        if self.graph is None and self.unparsed is not None:
-            self.graph = self.unparsed()
+        """This report, once all of it is read."""
+        if self.unread is not None:
+            self.unread(self)
+            self.unread = None
         return self
 
     @property
@@ -123,6 +126,8 @@ class GraphReport:
         """Every operator outside of all regions, in program order, scalars and views of the host left out."""
         if self.graph is None or self.decision is None:
             return
+        from pygraph.passes.partitioning import NO_LAUNCH
+
         for node in self.graph.nodes:
             placed = self.decision.nodes.get(node.name)
             if placed is None or placed.reason in (None, NO_LAUNCH):

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph.errors import ReplayError
 from pygraph.runtime.digest import digest, same_bytes, span
-from pygraph.runtime.divergence import Finding, Suspect, diagnose
 from pygraph.runtime.driver import Driver, Executable, Program, Transient
 from pygraph.runtime.effects import unrepeatable
 from pygraph.runtime.generators import Draws
@@ -21,6 +20,9 @@ from pygraph.runtime.outcome import Outcome, difference, moved_on, observe, resu
 from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.snapshot import Block, Snapshot, blocks, take
 from pygraph.runtime.tolerance import AGREED, RUNS, Spread, Unlike, beyond, shares, widened
+
+if TYPE_CHECKING:
+    from pygraph.runtime.divergence import Finding
 
 __all__ = ["Expected", "First", "Function", "Scope", "Trial", "Verdict"]
 
@@ -292,6 +294,8 @@ class Trial:
         scope = self.scope
         if scope.program is not None and scope.program.recording.python:
             return None
+        from pygraph.runtime.divergence import Suspect, diagnose  # needed only where something differs
+
         suspect = Suspect(self.fn, self.driver, scope.program, pristine, scope.budget, scope.sensitive, transient)
         return diagnose(suspect)
 

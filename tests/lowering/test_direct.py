@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pygraph.compat import dynamo_guards
-from pygraph.lowering.direct import shortcut
+from pygraph.lowering import direct as module
 
 SOURCE = """
 class Runner:
@@ -56,6 +56,11 @@ def replayed(args: list[Any]) -> list[torch.Tensor]:
 def always() -> bool:
     """A region that expects to replay each call."""
     return True
+
+
+def shortcut(source: str, names: Any, ready: Any, replay: Any, program: Any) -> Any:
+    text = module.shortcut(source)
+    return None if text is None else module.bind(text, names, ready, replay, program)
 
 
 def made(source: str = SOURCE, replay: Any = replayed, program: Any = None) -> Any:

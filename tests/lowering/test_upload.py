@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pygraph.frontend import resolve_op
 from pygraph.lowering import upload as module
 
+module.make_compilable()
+
 
 def sources() -> list[torch.Tensor]:
     return [
