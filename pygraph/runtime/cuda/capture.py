@@ -173,10 +173,11 @@ class _Attempt:
         try:
             with _recording(graph, self._memory):
                 return self._call()
-        except Exception as raised:  # noqa: BLE001
-            error = self._memory.failure or raised
-            if isinstance(error, CaptureError) or is_out_of_memory(error):
-                raise error from None
+        except CaptureError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
             # A region runs code of Inductor, of operator libraries and of users: whatever any of it raises on
             # stand-ins means that the region cannot be captured, and nothing else.
             failure = self._failed(error)

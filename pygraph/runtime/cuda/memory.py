@@ -26,8 +26,6 @@ class CaptureMemory(Protocol):
     """The pool that torch is to capture with; None: one of the graph's own."""
     exact: bool
     """Whether each allocation is one tensor's storage; else it may hold several."""
-    failure: Exception | None
-    """Why it could not grow. The operator that asked for more raises something else."""
 
     def begin(self) -> None:
         """Allocations of this thread belong to the capture from now on."""
@@ -66,17 +64,12 @@ class SessionMemory:
 
     def __init__(self, native: ModuleType, arena: Arena, device: int, stream: int) -> None:
         self._native, self._arena, self._device = native, arena, device
-        self.failure: Exception | None = None
         self._session: Any = native.Session(device, stream, arena.next, arena.end, arena.gap, self._grow)
         self._starts: Sequence[int] = ()
 
     def _grow(self, used: int, nbytes: int) -> tuple[int, int]:
         self._arena.next = used
-        try:
-            return self._arena.grow(nbytes)
-        except Exception as error:
-            self.failure = error
-            raise
+        return self._arena.grow(nbytes)
 
     def begin(self) -> None:
         """Stand before the ordinary allocator, for this thread."""
@@ -127,7 +120,6 @@ class SegmentMemory:
     """The segments of the graph's private pool. The pool is held for as long as the graph."""
 
     exact = False
-    failure: Exception | None = None
 
     def __init__(self, driver: ModuleType, stream: int) -> None:
         self._driver, self._stream = driver, stream

@@ -291,6 +291,9 @@ class Region:
         self.patches: list[tuple[Any, ...]] = []
         self._sources = iter(range(100))
 
+    def set_name(self, name: str) -> None:
+        pass
+
     def add_segment(self, *facts: Any) -> None:
         """Nothing is noted of it."""
 

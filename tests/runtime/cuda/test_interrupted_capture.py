@@ -41,7 +41,6 @@ class Memory:
     """The memory of a capture that notes when it is in use."""
 
     pool = None
-    failure: Exception | None = None
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
@@ -82,18 +81,6 @@ def test_any_other_error_is_the_regions() -> None:
     with pytest.raises(CaptureError, match="ValueError: x") as caught:
         attempt(events, raising(ValueError("x")))._run(Graph(events))  # type: ignore[arg-type]
     assert (caught.value.reason, events[2:]) == ("capture-failed", ENDED)
-
-
-@pytest.mark.parametrize("failure", [CaptureError("no-address-space", "x"), torch.OutOfMemoryError("x")])
-def test_memory_that_could_not_grow_says_why(failure: Exception) -> None:
-    """Whatever the operator that asked for it made of that."""
-    events: list[str] = []
-    made = attempt(events, raising(RuntimeError("the capture has no more memory")))
-    made._memory.failure = failure
-    with pytest.raises(type(failure)) as caught:
-        made._run(Graph(events))  # type: ignore[arg-type]
-    assert caught.value is failure
-    assert events[2:] == ENDED
 
 
 def test_an_interrupt_as_the_capture_begins_ends_it() -> None:
