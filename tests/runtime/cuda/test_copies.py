@@ -291,9 +291,6 @@ class Region:
         self.patches: list[tuple[Any, ...]] = []
         self._sources = iter(range(100))
 
-    def set_name(self, name: str) -> None:
-        pass
-
     def add_segment(self, *facts: Any) -> None:
         """Nothing is noted of it."""
 
