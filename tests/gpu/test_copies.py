@@ -177,11 +177,20 @@ def test_copies_in_segments(driver: Driver, kinds: list[Counter[str]]) -> None:
 def mapped(like: torch.Tensor) -> torch.Tensor:
     """A tensor like ``like`` in mapped memory, which copy nodes that were made for ordinary memory refuse."""
     torch.cuda.empty_cache()
+    held: list[torch.Tensor] = []
     torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     try:
-        return torch.randn_like(like)
+        while not held or not is_mapped(held[-1]):  # what is left of an ordinary segment is given out first
+            held.append(torch.randn_like(like))
+        return held[-1]
     finally:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+
+
+def is_mapped(tensor: torch.Tensor) -> bool:
+    address = tensor.data_ptr()
+    segments = torch.cuda.memory_snapshot()
+    return any(s["is_expandable"] and 0 <= address - s["address"] < s["total_size"] for s in segments)
 
 
 def test_memory_of_another_kind_never_stops_a_replay_half_way(driver: Driver, kinds: list[Counter[str]]) -> None:
