@@ -21,14 +21,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
 
 
-@pytest.fixture(scope="session", params=["native", "python"])
-def driver(request: pytest.FixtureRequest) -> object:
-    """The CUDA driver with its native half, and without."""
+@pytest.fixture(scope="session")
+def driver() -> object:
+    """The CUDA driver."""
     from pygraph.runtime.cuda import CudaDriver
 
-    made = CudaDriver(native=request.param == "native")
-    assert made.native == (request.param == "native"), "the native half could not be built"
-    return made
+    return CudaDriver()
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pygraph.runtime.capturing import Captured, capture
 from pygraph.runtime.cuda.bindings import call, load
 from pygraph.runtime.cuda.edges import read_edges
 from pygraph.runtime.cuda.nodes import handles
@@ -108,25 +107,8 @@ def forked(step: Step, spin: int = SPIN) -> Function:
     return fn
 
 
-def at_last_captured(driver: Driver, fn: Function, args: list[Any]) -> Captured:
-    """Torch's pool takes segments for each stream, which the system puts side by side in one capture and not in the
-    next: without the native half, that is ``unstable-allocations``."""
-    for _ in range(5):
-        made = capture(fn, driver, list(args), RegionOptions())
-        if isinstance(made, Captured):
-            return made
-        assert made.reason == "unstable-allocations", str(made)
-        assert not keeps_branches(driver), str(made)
-    pytest.skip(f"not captured in five attempts: {made}")
-
-
 def arguments() -> list[Any]:
     return [torch.randn(128, 128, device="cuda"), torch.randn(128, 128, device="cuda") / 8]
-
-
-def keeps_branches(driver: Driver) -> bool:
-    """Whether the native half is in use: without it, memory comes from torch's pool, and nodes become a chain."""
-    return bool(cast("Any", driver).native)
 
 
 def graph_of(recording: Recording) -> int:
@@ -184,7 +166,7 @@ def milliseconds(function: Callable[[], Any], calls: int = 10, rounds: int = 5) 
 def test_branches_that_overtake_each_other_compute_what_they_do_uncaptured(driver: Driver, name: str) -> None:
     """A byte that two branches shared would be written by the one while the other needs it."""
     fn, args = forked(STEPS[name]), arguments()
-    made, held = at_last_captured(driver, fn, args), list[Any]()
+    made, held = captured(driver, fn, args), list[Any]()
     for seed in range(REPLAYS):
         again = fresh_arguments(args, seed)
         held.append((again, replay_and_compare(driver, fn, made, again)))  # nothing returns to where it was
@@ -219,10 +201,6 @@ def test_a_graph_keeps_its_branches(driver: Driver) -> None:
     theirs = shape(int(plain.raw_cuda_graph()))
     count = len(recording.launches)
     assert (ours["nodes"], ours["roots"]) == (count, 1)
-    if not keeps_branches(driver):
-        assert recording.stages == ()
-        assert cast("int", ours["edges"]) >= count - 1
-        return
     assert ours == theirs, f"captured {ours}, by torch's own capture {theirs}"
     stages = recording.stages
     sizes = Counter(stages)
@@ -233,9 +211,6 @@ def test_a_graph_keeps_its_branches(driver: Driver) -> None:
 
 
 def test_branches_run_side_by_side(driver: Driver) -> None:
-    if not keeps_branches(driver):
-        pytest.skip("without the native half, nodes are a chain")
-
     def slow(x: torch.Tensor, w: torch.Tensor, turn: int) -> torch.Tensor:
         if turn in range(BRANCHES):
             torch.cuda._sleep(LONG // ROUNDS)
@@ -265,8 +240,6 @@ def test_every_call_of_a_region_with_branches_is_verified(driver: Driver) -> Non
 def test_each_launch_by_itself_does_what_it_does_among_branches(driver: Driver, name: str) -> None:
     """Launches are run one by one in the order of capture, which edges allow, and intermediates are where replays have
     them."""
-    if not keeps_branches(driver):
-        pytest.skip("without the native half, nodes are a chain")
     fn, args = forked(STEPS[name]), arguments()
     program = captured(driver, fn, args).program
     finding = diagnose(Suspect(fn, driver, program, list(args), 1 << 30))
@@ -310,12 +283,11 @@ def test_a_grouped_convolution_keeps_the_branches_of_the_library(driver: Driver)
     for seed in range(5):
         again = fresh_arguments(args, seed)
         held.append((again, replay_and_compare(driver, fn, made, again)))
-    if keeps_branches(driver):
-        recording = driver.capture(fn, args)
-        ours = shape(graph_of(recording))
-        plain, _ = plain_graph(lambda: fn(list(args)))
-        theirs = shape(int(plain.raw_cuda_graph()))
-        assert ours == theirs, f"captured {ours}, by torch's own capture {theirs}"
+    recording = driver.capture(fn, args)
+    ours = shape(graph_of(recording))
+    plain, _ = plain_graph(lambda: fn(list(args)))
+    theirs = shape(int(plain.raw_cuda_graph()))
+    assert ours == theirs, f"captured {ours}, by torch's own capture {theirs}"
     made.executable.close()
 
 

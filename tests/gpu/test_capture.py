@@ -166,15 +166,11 @@ def test_captures_that_are_alive_are_disjoint_and_nothing_is_reused(driver: Driv
         if a.kind is not AllocationKind.CONSTANT
     )
     assert all(low[1] <= high[0] for low, high in pairwise(ranges))
-    if driver.native:  # type: ignore[attr-defined]
-        pool = [a for a in recordings[0].allocations if a.kind is AllocationKind.POOL]
-        assert [(a.nbytes, a.born) for a in pool] == [(4000, i) for i in range(10)]
+    pool = [a for a in recordings[0].allocations if a.kind is AllocationKind.POOL]
+    assert [(a.nbytes, a.born) for a in pool] == [(4000, i) for i in range(10)]
 
 
 def test_captures_cost_no_memory(driver: Driver) -> None:
-    if not driver.native:  # type: ignore[attr-defined]
-        pytest.skip("without native code, a capture holds its pool")
-
     def region(args: list[Any]) -> Any:
         y = args[0]
         for _ in range(10):

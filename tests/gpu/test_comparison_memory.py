@@ -20,9 +20,7 @@ Function = Callable[[list[Any]], Sequence[Any]]
 
 @pytest.fixture(autouse=True)
 def _transient_memory(driver: Driver) -> None:
-    """Memory of its own is native; earlier tests leave nothing that would be counted here."""
-    if not driver.native:  # type: ignore[attr-defined]
-        pytest.skip("without the native half, comparisons use ordinary memory")
+    """Earlier tests leave nothing that would be counted here."""
     settle()
     torch.cuda.empty_cache()
 

@@ -149,8 +149,6 @@ def test_copies_on_branches(driver: Driver, kinds: list[Counter[str]]) -> None:
 
 def test_copies_in_segments(driver: Driver, kinds: list[Counter[str]]) -> None:
     """Large enough to be launched in several graphs, with small copies in each."""
-    if not driver.native:  # type: ignore[attr-defined]
-        pytest.skip("segments are native")
 
     def region(args: list[Any]) -> Sequence[Any]:
         saved, outputs = list(args), []
@@ -188,8 +186,6 @@ def mapped(like: torch.Tensor) -> torch.Tensor:
 
 def test_memory_of_another_kind_never_stops_a_replay_half_way(driver: Driver, kinds: list[Counter[str]]) -> None:
     """A copy in the first segment declines it, before anything ran; one in a later segment is made for it."""
-    if not driver.native:  # type: ignore[attr-defined]
-        pytest.skip("segments are native")
     part = 8 * SMALL
 
     def region(args: list[Any]) -> Sequence[Any]:

@@ -57,8 +57,7 @@ def test_a_region_that_draws_nothing_touches_no_generator(driver: Driver) -> Non
         region([x])
     assert region.record.replays == 2, region.record
     assert all(map(torch.equal, states(), before))
-    if driver.native:  # type: ignore[attr-defined]
-        assert noted.touched == []
+    assert noted.touched == []
 
 
 @pytest.mark.parametrize("fn", [drawing, scattered])

@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 import torch
 
-from pygraph.compat import storage_from_address
 from pygraph.runtime.cuda import CudaDriver
-from pygraph.runtime.cuda.replay import PythonRegion
-from tests.gpu.replays import captured, fresh_arguments, replay_and_compare
+from pygraph.runtime.snapshot import blocks, take
+from pygraph.runtime.stepped_memory import POISON, SteppedMemory
+from tests.gpu.replays import captured, fresh_arguments
 from tests.gpu.test_operators import CASES, region
 
-GUARD = 4096
-MARK = 0xA5
 
-
-class Guarded:
-    """Hands out memory in the middle of marked bytes, in place of the region's own allocations."""
-
-    def __init__(self) -> None:
-        self.buffers: list[tuple[torch.Tensor, int]] = []
-
-    def take(self, nbytes: int) -> torch.Tensor:
-        end = -(-nbytes // 16) * 16
-        buffer = torch.full((end + 2 * GUARD,), MARK, dtype=torch.uint8, device="cuda")
-        self.buffers.append((buffer, nbytes))
-        storage = storage_from_address(buffer.data_ptr() + GUARD, buffer.device, nbytes)
-        return torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage, 0, (nbytes,), (1,))
-
-    def assert_intact(self) -> None:
-        for buffer, nbytes in self.buffers:
-            assert bool((buffer[:GUARD] == MARK).all()), "bytes before an allocation were written"
-            assert bool((buffer[GUARD + nbytes :] == MARK).all()), "bytes behind an allocation were written"
-
-
-@pytest.fixture(scope="module")
-def python_replays() -> CudaDriver:
-    """Captures natively (so that allocations are exact), replays in Python (so that a test can allocate)."""
-    return CudaDriver()
+def step_through(
+    driver: CudaDriver, fn: Callable[[list[Any]], Sequence[Any]], args: list[Any], **options: Any
+) -> SteppedMemory:
+    """The memory of a captured region between guards, after each launch ran in it."""
+    program = captured(driver, fn, args, **options).program
+    stepper = driver.stepper(program, fn, args)
+    arguments = take(args, blocks(args, program.recording.offset_sensitive))
+    memory = SteppedMemory(program, arguments, stepper.device)
+    for launch in program.order:
+        slots = [slot for slot in program.slots if slot.launch == launch]
+        stepper.run(launch, {slot.word: memory.address(slot) for slot in slots})
+    torch.cuda.synchronize()
+    for index in program.layout.fresh:
+        made = next(a for a in program.recording.allocations if a.index == index and a.kind.name == "POOL")
+        written = memory.bytes(made.key, 0, made.nbytes)
+        assert written is not None
+        assert not written.numel() or bool((written != POISON).any()), "an output was not written"
+    return memory
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n not in ("sort_flat",)])
-def test_nothing_is_written_beside_an_allocation(
-    python_replays: CudaDriver, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    guarded = Guarded()
-    monkeypatch.setattr(PythonRegion, "_bytes", lambda self, nbytes: guarded.take(nbytes))
-    monkeypatch.setattr(python_replays._machine(0), "replays_native", False)
+def test_nothing_is_written_beside_an_allocation(driver: CudaDriver, name: str) -> None:
     function, make = CASES[name]
     args = make()
-    made = captured(python_replays, region(function), args, reuse_workspace=name != "chain")
     for seed in range(2):
-        replay_and_compare(python_replays, region(function), made, fresh_arguments(args, seed))
-        torch.cuda.synchronize()
-        guarded.assert_intact()
-    assert guarded.buffers
+        again = fresh_arguments(args, seed)
+        memory = step_through(driver, region(function), again, reuse_workspace=name != "chain")
+        assert memory.intact, "bytes beside an allocation were written"

@@ -21,27 +21,21 @@ ROOT = Path(__file__).parents[2]
 OVERRUN = """
 import torch
 from cuda.bindings import driver
-from pygraph.compat import storage_from_address
 from pygraph.runtime.cuda import CudaDriver
-from pygraph.runtime.cuda.replay import PythonRegion
 from tests.gpu.replays import captured
 
 MB = 1 << 20
 made = CudaDriver()
-made._machine(0).replays_native = False
 x = torch.ones(2 * MB, device="cuda")
-region = captured(made, lambda args: [args[0].sin()], [x])
-block = int(driver.cuMemAlloc(512 * MB)[1])
-
-
-def beyond(self, nbytes):
-    storage = storage_from_address(block + 512 * MB - nbytes // 2, x.device, nbytes)
-    return torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage, 0, (nbytes,), (1,))
-
-
-PythonRegion._bytes = beyond
+region = lambda args: [args[0].sin()]
+program = captured(made, region, [x]).program
+stepper = made.stepper(program, region, [x])
+end = int(driver.cuMemAlloc(512 * MB)[1]) + 512 * MB
+places = {"input": x.data_ptr(), "pool": end - x.nbytes // 2}
 print("replaying", flush=True)
-region.executable.replay([x])
+for launch in program.order:
+    words = {s.word: places[s.kind.value] + s.offset for s in program.slots if s.launch == launch}
+    stepper.run(launch, words)
 torch.cuda.synchronize()
 """
 """Half of the output's memory lies behind the end of an allocation."""

@@ -29,7 +29,17 @@ from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, s
 WATCHED = (str(Path(pygraph.runtime.__file__).parent), _python_dispatch.__file__)
 """Where exceptions are raised: the runtime, and where torch enters and leaves dispatch modes."""
 
-UNDOING = ("undo", "apart", "capturing_turn", "_signals_waiting", "__del__", "_end", "_recording", "_on_side_stream")
+UNDOING = (
+    "undo",
+    "apart",
+    "_told",
+    "capturing_turn",
+    "_signals_waiting",
+    "__del__",
+    "_end",
+    "_recording",
+    "_on_side_stream",
+)
 """Functions that bring back what was before, or whose errors Python swallows. What an exception at any of their lines
 leaves cannot be helped. Signals do not come there: they wait meanwhile, and Python has them wait at such lines."""
 

@@ -15,6 +15,8 @@ from pygraph.runtime.native_build import SHARED, NativeLibrary
 RUNTIME = SHARED.parent
 ALIKE = 4
 """Lines of code in a row that may not stand in both halves."""
+BINDING = re.compile(r"^\s*py::(class|enum)_<")
+"""How a type is bound."""
 FRAME = re.compile(r"#|using |namespace |public|private")
 """How lines begin that say nothing about a half: what it includes, and where it stands."""
 
@@ -90,7 +92,7 @@ def test_no_function_is_defined_in_both_halves() -> None:
     assert {"random_memory", "release_ticket"} <= cuda, "the CUDA half's functions are no longer found"
     shared = functions(SHARED)
     assert {"tensor_over", "modes_active", "is_plain"} <= shared, "the shared functions are no longer found"
-    assert not (host & cuda) - {"bind"}
+    assert not (host & cuda) - {"bind", "PYBIND11_MODULE"}
     assert not (host | cuda) & shared
 
 
@@ -99,3 +101,10 @@ def test_no_passage_stands_in_both_halves() -> None:
     assert len(host) > 200
     assert len(cuda) > 200
     assert sorted(host & cuda) == []
+
+
+def test_what_a_shared_header_binds_belongs_to_each_library_by_itself() -> None:
+    """Else the second library of a process cannot be loaded: pybind11 registers types for the whole process."""
+    bound = [line for header in SHARED.glob("*.h") for line in header.read_text().splitlines() if BINDING.search(line)]
+    assert bound
+    assert [line for line in bound if "py::module_local()" not in line] == []

@@ -27,12 +27,10 @@ def with_accesses(
     spans: Sequence[Span],
     allocations: Sequence[Allocation],
     random: Sequence[int],
-    *,
-    exact: bool = True,
 ) -> tuple[Launch, ...]:
     """``launches`` with what the calls that they came from (``spans``) say of them. Those that use a word of
-    ``random`` draw. Where allocations are not ``exact``, each POOL one may hold whatever a call allocates."""
-    addresses, reach = AddressMap(allocations), _Reach(allocations, exact=exact)
+    ``random`` draw."""
+    addresses, reach = AddressMap(allocations), _Reach(allocations)
     begins = [span.begin for span in spans]
     made: list[Launch] = []
     for launch in launches:
@@ -53,13 +51,12 @@ def with_accesses(
 class _Reach:
     """What a call can use at all, where that is known: for operators of ATen, which keep no memory to themselves."""
 
-    def __init__(self, allocations: Sequence[Allocation], *, exact: bool) -> None:
+    def __init__(self, allocations: Sequence[Allocation]) -> None:
         self._addresses = AddressMap(allocations)
         self._pool = sorted((a for a in allocations if a.kind is AllocationKind.POOL), key=lambda a: a.born)
         self._births = [a.born for a in self._pool]
         self._constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
         self._end = 1 + max((a.born for a in allocations), default=0)
-        self._exact = exact
 
     def of(self, span: Span) -> frozenset[_Key] | None:
         """The allocations that the call was given, and those that it may have made. None for other libraries' calls,
@@ -73,8 +70,7 @@ class _Reach:
                 return None
             given |= owners
         first, last = bisect_left(self._births, span.begin), bisect_right(self._births, span.end)
-        made = self._pool[first:last] if self._exact else self._pool
-        return frozenset(given.union(a.key for a in made))
+        return frozenset(given.union(a.key for a in self._pool[first:last]))
 
 
 def _only_read(span: Span, addresses: AddressMap) -> frozenset[_Key]:

@@ -1,11 +1,11 @@
 // Memory that a region asks for while it is captured: addresses of an arena, each handed out once, with nothing behind.
 #pragma once
 
-#include "../native/python.h"
 #include "driver_api.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
 #include <atomic>
@@ -16,6 +16,8 @@
 #include <vector>
 
 namespace pygraph {
+
+namespace py = pybind11;
 
 constexpr size_t kAddressAlignment = 512;
 
@@ -32,7 +34,7 @@ class Session : public std::enable_shared_from_this<Session> {
  public:
   // `gap` bytes stay free behind each allocation. `grow(next, nbytes)` makes room in the arena, used up to `next`, and
   // returns the free part as (next, end).
-  Session(c10::DeviceIndex device, uintptr_t stream, uintptr_t next, uintptr_t end, size_t gap, Object grow)
+  Session(c10::DeviceIndex device, uintptr_t stream, uintptr_t next, uintptr_t end, size_t gap, py::function grow)
       : device_(device),
         stream_(reinterpret_cast<CUstream>(stream)),
         next_(next),
@@ -46,8 +48,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // Lets go of the arena: nothing is allocated any more.
   void close() {
-    WithGil gil;
-    grow_ = Object();
+    py::gil_scoped_acquire gil;
+    grow_ = py::function();
     next_ = end_ = 0;
   }
 
@@ -86,19 +88,15 @@ class Session : public std::enable_shared_from_this<Session> {
  private:
   void grow(size_t nbytes) {
     TORCH_CHECK(grow_, "the capture is over");
-    WithGil gil;
-    // Operators of torch hand on only what is a `std::exception`: whoever made the session knows what went wrong.
-    auto* made = PyObject_CallFunction(grow_.ptr(), "KK", (unsigned long long)next_, (unsigned long long)nbytes);
-    if (made == nullptr) PyErr_Clear();
-    TORCH_CHECK(made != nullptr, "the capture has no more memory");
-    std::tie(next_, end_) = Cast<std::pair<uintptr_t, uintptr_t>>::from(Object::made(made).ptr());
+    py::gil_scoped_acquire gil;
+    std::tie(next_, end_) = grow_(next_, nbytes).cast<std::pair<uintptr_t, uintptr_t>>();
   }
 
   c10::DeviceIndex device_;
   CUstream stream_;
   uintptr_t next_, end_;
   size_t gap_;
-  Object grow_;
+  py::function grow_;
   std::mutex mutex_;
   std::vector<Piece> pieces_;
   std::atomic<size_t> alive_{0};

@@ -26,11 +26,10 @@ from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.children import Inlined, inline
 from pygraph.runtime.cuda.edges import ordered
 from pygraph.runtime.cuda.foreign import with_foreign
-from pygraph.runtime.cuda.memory import CaptureMemory, SegmentMemory, SessionMemory
+from pygraph.runtime.cuda.memory import SessionMemory
 from pygraph.runtime.cuda.nodes import GraphNode, read_nodes
 from pygraph.runtime.cuda.observation import Observer, Span, calls_operators, observing
 from pygraph.runtime.cuda.outputs import describe_outputs
-from pygraph.runtime.cuda.random_order import RandomOrder
 from pygraph.runtime.cuda.stand_ins import StandIns
 from pygraph.runtime.digest import extent
 from pygraph.runtime.provenance import forgive, merged
@@ -48,15 +47,13 @@ Function = Callable[[list[Any]], Sequence[Any]]
 class CudaCapture:
     """The payload of a CUDA Recording. ``nodes`` match its launches; ``arguments`` are the stand-ins, or the Python
     values themselves. ``same`` maps the position of an output to that of an earlier one which is the same object.
-    ``origins`` holds, where allocations hold more than one storage, the (start, length) in bytes of each FRESH
-    output's. ``kept`` is whatever the nodes' code and constants need, ``spans`` the calls that the nodes
+    ``kept`` is whatever the nodes' code and constants need, ``spans`` the calls that the nodes
     came from. ``graph`` is None once an executable has it."""
 
     graph: torch.cuda.CUDAGraph | None
     nodes: tuple[GraphNode, ...]
     arguments: tuple[Any, ...]
     same: dict[int, int]
-    origins: dict[int, tuple[int, int]]
     device: int
     random: bool
     kept: tuple[object, ...]
@@ -69,7 +66,7 @@ class _Lease:
 
     def __init__(self, arenas: Arenas, arena: Arena) -> None:
         self.arena = arena
-        self.memory: CaptureMemory | None = None
+        self.memory: SessionMemory | None = None
         self._arenas = arenas
 
     def __del__(self) -> None:
@@ -82,10 +79,8 @@ class _Lease:
 class Machine:
     """What captures on one device share: address space, and the stream that they are made on."""
 
-    def __init__(self, driver: ModuleType, native: ModuleType | None, device: int) -> None:
+    def __init__(self, driver: ModuleType, native: ModuleType, device: int) -> None:
         self.driver, self.native, self.device = driver, native, device
-        self.replays_native = native is not None
-        self.order = RandomOrder(native, device)
         self.stream = _own_stream(driver, device)
         self.arenas = Arenas(driver, device)
 
@@ -104,10 +99,22 @@ class Machine:
         status = call(self.driver.cuStreamIsCapturing, self.driver.CUstream(self.stream.cuda_stream))
         return int(status) == int(self.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
 
-    def memory(self, arena: Arena) -> CaptureMemory:
+    @contextlib.contextmanager
+    def random_turn(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """What fills or reads the generator's seed and offset on the device does so in turns, on one stream: captures
+        share that memory in torch 2.11, and each capture and each replay refills it. ``stream`` waits for the last
+        turn, and the next one for what it is given in this one.
+
+        Raises CaptureError (``generator-busy``) while another turn goes on that may run Python code: to wait for that
+        may be to wait for ever.
+        """
+        with self.native.RandomTurn(self.device, stream.cuda_stream) as mine:
+            if not mine:
+                raise CaptureError("generator-busy", "another capture or replay fills the generator's memory")
+            yield
+
+    def memory(self, arena: Arena) -> SessionMemory:
         """Where a capture allocates from."""
-        if self.native is None:
-            return SegmentMemory(self.driver, self.stream.cuda_stream)
         return SessionMemory(self.native, arena, self.device, self.stream.cuda_stream)
 
 
@@ -160,7 +167,7 @@ class _Attempt:
         current = torch.cuda.current_stream(machine.device)
         machine.stream.wait_stream(current)
         try:
-            with machine.order.turn(machine.stream):
+            with machine.random_turn(machine.stream):
                 torch.cuda.set_stream(machine.stream)
                 yield
         finally:
@@ -173,10 +180,11 @@ class _Attempt:
         try:
             with _recording(graph, self._memory):
                 return self._call()
-        except Exception as raised:  # noqa: BLE001
-            error = self._memory.failure or raised
-            if isinstance(error, CaptureError) or is_out_of_memory(error):
-                raise error from None
+        except CaptureError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
             # A region runs code of Inductor, of operator libraries and of users: whatever any of it raises on
             # stand-ins means that the region cannot be captured, and nothing else.
             failure = self._failed(error)
@@ -196,23 +204,19 @@ class _Attempt:
 
     def _read(self, graph: torch.cuda.CUDAGraph, returned: Sequence[Any]) -> Recording:
         machine, stand_ins = self._machine, self._stand_ins
-        exact = self._memory.exact
-        # Where torch's pool gave memory out, branches may share what only the order of capture makes safe.
         inlined = _inlined(machine.driver, graph.raw_cuda_graph(), self._observer, self._memory)
-        stages = ordered(machine.driver, graph.raw_cuda_graph(), inlined.handles, branches=exact)
+        stages = ordered(machine.driver, graph.raw_cuda_graph(), inlined.handles)
         nodes, launches = read_nodes(machine.driver, inlined.handles, inlined.kinds)
-        self._random = self._random or machine.order.memory(machine.driver)
         own = [*stand_ins.allocations, *self._memory.allocations(launches)]
         described = describe_outputs(returned, stand_ins.arguments, self._constants, own)
         everything = (*own, *described.empty, *self._fixed())
-        explained = with_accesses(launches, self._observer.spans, everything, self._random, exact=exact)
+        explained = with_accesses(launches, self._observer.spans, everything, self._random)
         known = with_foreign(machine.driver, explained, everything, self._lease.arena.covers, machine.arenas.covers)
         payload = CudaCapture(
             graph,
             tuple(nodes),
             stand_ins.arguments,
             repeated(returned),
-            {} if exact else described.origins,
             machine.device,
             self._draws(graph, known),
             (self._fn, *self._constants.values(), *inlined.kept),
@@ -226,9 +230,8 @@ class _Attempt:
         return Recording(*facts, displaced=True, scratch=scratch, stages=stages, python=python)
 
     def _draws(self, graph: torch.cuda.CUDAGraph, launches: Sequence[Launch]) -> bool:
-        """Whether a launch draws, or the capture advanced the generator. That is not known without the native half."""
-        native = self._machine.native
-        return any(launch.random for launch in launches) or native is None or bool(native.advances(graph))
+        """Whether a launch draws, or the capture advanced the generator."""
+        return any(launch.random for launch in launches) or bool(self._machine.native.advances(graph))
 
     def _fixed(self) -> list[Allocation]:
         """Memory that never moves: constants of the module, then the generator's seed and offset."""
@@ -260,7 +263,7 @@ class _Attempt:
             self._observer.fail(names, merged([span.origin for span in makers]))
 
 
-def _inlined(driver: ModuleType, graph: int, observer: Observer, memory: CaptureMemory) -> Inlined:
+def _inlined(driver: ModuleType, graph: int, observer: Observer, memory: SessionMemory) -> Inlined:
     """The nodes of ``graph`` without child graphs. What counted nodes while capturing, of which a child graph was one,
     counts launches from now on."""
     inlined = inline(driver, graph)
@@ -278,11 +281,11 @@ def _listed(returned: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, memory: CaptureMemory) -> Iterator[None]:
+def _recording(graph: torch.cuda.CUDAGraph, memory: SessionMemory) -> Iterator[None]:
     """The current stream is captured, and allocations of this thread come from ``memory``, until the block is left in
     whatever way. Raises RuntimeError if the capture is broken by then."""
     try:
-        graph.capture_begin(pool=memory.pool, capture_error_mode="thread_local")
+        graph.capture_begin(capture_error_mode="thread_local")
         memory.begin()
         yield
     except BaseException:
@@ -292,7 +295,7 @@ def _recording(graph: torch.cuda.CUDAGraph, memory: CaptureMemory) -> Iterator[N
     _end(graph, memory)
 
 
-def _end(graph: torch.cuda.CUDAGraph, memory: CaptureMemory) -> None:
+def _end(graph: torch.cuda.CUDAGraph, memory: SessionMemory) -> None:
     """End the capture. A broken one leaves the generator believing that it goes on: an empty one mends that."""
     try:
         memory.end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -26,8 +25,6 @@ from pygraph.runtime.stepping import Stepper, Watcher
 __all__ = ["CudaDriver", "CudaExecutable"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
-
-_log = logging.getLogger("pygraph.cuda")
 
 
 class CudaExecutable:
@@ -56,31 +53,22 @@ class CudaExecutable:
 
 
 class CudaDriver:
-    """``Driver`` for regions on CUDA devices. Raises CaptureError (``bindings-unavailable``, ``no-device``).
+    """``Driver`` for regions on CUDA devices. Raises CaptureError (``bindings-unavailable``, ``no-device``,
+    ``native-unavailable``)."""
 
-    ``native`` False does without the native half, as where there is no compiler.
-    """
-
-    def __init__(self, *, native: bool = True) -> None:
+    def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise CaptureError("no-device", "torch sees no CUDA device")
         self._driver: ModuleType = bindings.load()
-        self._native = _native() if native else None
+        self._native: ModuleType = build.load()
         self._machines: dict[int, Machine] = {}
 
-    @property
-    def native(self) -> bool:
-        """Whether the native half is in use."""
-        return self._native is not None
-
     def identity(self, device: torch.device | None) -> str:
-        """The GPU (or the part of it that is visible), driver and allocator, the host's processor, and whether replays
-        are native."""
+        """The GPU (or the part of it that is visible), driver and allocator, and the host's processor."""
         facts = torch.cuda.get_device_properties(torch.device("cuda") if device is None else device)
         size = f"{facts.multi_processor_count} multiprocessors, {facts.total_memory} bytes"
         driver = f"driver {kernel_driver()}, CUDA {call(self._driver.cuDriverGetVersion)}"
-        halves = f"{torch.cuda.get_allocator_backend()}, {'native' if self.native else 'python'}"
-        return f"cuda: {facts.name}, {size}, {driver}, {halves}; {cpu_model()}"
+        return f"cuda: {facts.name}, {size}, {driver}, {torch.cuda.get_allocator_backend()}; {cpu_model()}"
 
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
         """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back."""
@@ -111,13 +99,8 @@ class CudaDriver:
     def exchange_state(
         self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Under the generator's own lock. In steps, without the native half."""
-        if self._native is not None:
-            before: torch.Tensor = self._native.exchange_state(generator, to, expected)
-            return before
-        before = generator.get_state()
-        if expected is None or torch.equal(before, expected):
-            generator.set_state(to)
+        """Under the generator's own lock."""
+        before: torch.Tensor = self._native.exchange_state(generator, to, expected)
         return before
 
     def spare_bytes(self) -> int:
@@ -136,8 +119,8 @@ class CudaDriver:
 
     @contextlib.contextmanager
     def transient(self, args: Sequence[Any]) -> Iterator[Transient]:
-        """A private pool of torch's allocator; ordinary memory without the native half, where the allocator in use has
-        no such pools, and while the caller's own stream is being captured."""
+        """A private pool of torch's allocator; ordinary memory where the allocator in use has no such pools, and
+        while the caller's own stream is being captured."""
         devices = [arg.device.index for arg in args if isinstance(arg, torch.Tensor) and arg.device.type == "cuda"]
         device = devices[0] if devices else torch.cuda.current_device()
         if torch.cuda.is_current_stream_capturing():
@@ -150,15 +133,13 @@ class CudaDriver:
             _give_back(pool, device)
 
     def trim(self, device: torch.device | None) -> None:
-        """Library workspaces, and the segments of torch's cache that no tensor lies in; only the workspaces without the
-        native half, and nothing while the current stream is being captured."""
+        """Library workspaces, and the segments of torch's cache that no tensor lies in; nothing while the current
+        stream is being captured."""
         index = torch.cuda.current_device() if device is None or device.index is None else device.index
         if not torch.cuda.is_current_stream_capturing():
             _give_back(self._transient_pool(index), index)
 
     def _transient_pool(self, device: int) -> Any:
-        if self._native is None:
-            return None
         try:
             return self._native.TransientPool(device)
         except RuntimeError:  # the allocator in use (asynchronous, or pluggable) has no private pools
@@ -190,12 +171,3 @@ def _within(pool: Any) -> Iterator[None]:
         yield
     finally:
         pool.leave()
-
-
-def _native() -> ModuleType | None:
-    """The native half, or None, said once, where it cannot be built."""
-    try:
-        return build.load()
-    except CaptureError as error:
-        _log.warning("pygraph: replaying without native code, which costs host time and memory: %s", error.detail)
-        return None

@@ -37,29 +37,24 @@ class Edge:
     data: bytes
 
 
-def ordered(driver: ModuleType, graph: int, nodes: Sequence[Any], *, branches: bool) -> tuple[int, ...]:
+def ordered(driver: ModuleType, graph: int, nodes: Sequence[Any]) -> tuple[int, ...]:
     """Settle what orders ``nodes``, which are those of ``graph`` in the order of capture, and return the stage of each,
     as in ``Recording.stages``.
 
-    With ``branches``, edges stay as captured; one that waits for less than a kernel's completion, in any other way than
-    a programmatic launch does, orders nothing. Else, and where edges cannot be read, nodes become a chain. Raises
-    CaptureError (``unordered-nodes``) when nodes are not listed in an order that their edges allow, and for a chain
-    in which such an edge is all that there is between two neighbours.
+    Edges stay as captured; one that waits for less than a kernel's completion, in any other way than a programmatic
+    launch does, orders nothing. Where edges cannot be read, nodes become a chain. Raises CaptureError
+    (``unordered-nodes``) when nodes are not listed in an order that their edges allow.
     """
-    found = read_edges(graph)
+    edges = read_edges(graph)
+    if edges is None:
+        serialise(driver, graph, nodes)
+        return ()
     place = {int(handle): index for index, handle in enumerate(nodes)}
-    edges = found or []
-    every = _between(place, edges)
+    _between(place, edges)
     complete = _between(place, [edge for edge in edges if edge.data[:3] == _COMPLETE])
     early = _between(place, [edge for edge in edges if edge.data[:3] == _PROGRAMMATIC]) - complete
-    if found is not None and branches:
-        apart = {(earlier, later) for earlier, later in early if later != earlier + 1}
-        return stages(len(place), complete | early, apart)
-    for earlier, later in every - complete - early:
-        if later == earlier + 1:
-            raise CaptureError("unordered-nodes", f"node {later} need not wait for node {earlier} to complete")
-    serialise(driver, graph, nodes)
-    return ()
+    apart = {(earlier, later) for earlier, later in early if later != earlier + 1}
+    return stages(len(place), complete | early, apart)
 
 
 def read_edges(graph: int) -> list[Edge] | None:

@@ -16,8 +16,7 @@ from pygraph.runtime.cuda.capture import CudaCapture, Machine
 from pygraph.runtime.cuda.copies import copies_as_kernels
 from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
 from pygraph.runtime.cuda.parts import Part, anchor_copies, split, with_scratch
-from pygraph.runtime.cuda.replay import PythonRegion
-from pygraph.runtime.cuda.segments import Segments, cut, whole
+from pygraph.runtime.cuda.segments import Segments, cut
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.effects import written_arguments
 from pygraph.runtime.recording import WORD, AllocationKind
@@ -26,7 +25,7 @@ __all__ = ["byte_of", "make_region"]
 
 
 def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any:
-    """What replays ``program``: native, or in Python where there is no compiler. It takes the capture's graph.
+    """The native region that replays ``program``. It takes the capture's graph.
 
     Raises CaptureError when an address would not be replaced or lie outside, for an order other than the recorded
     one, and when the capture was instantiated before.
@@ -39,20 +38,16 @@ def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any
     graph, capture.graph = capture.graph, None
     if graph is None:
         raise CaptureError("already-instantiated", "a capture makes one executable")
-    native = machine.native if machine.replays_native else None
-    plan = (whole if native is None else cut)(program)
+    plan = cut(program)
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
         nodes = copies_as_kernels(machine.driver, graph.raw_cuda_graph(), program, capture.nodes)
         capture = replace(capture, nodes=nodes)  # what steps through the program later captures copies as such
         anchor_copies(machine.driver, program, capture)
         parts = split(machine.driver, graph, capture.nodes, plan.bounds)
-        if native is None:
-            region = PythonRegion(machine, graph, capture.device, capture.random)
-        else:
-            region = native.CudaRegion(graph, capture.device, capture.random)
-            region.set_name(program.name)
-        _Builder(native, region, program, capture, plan, parts).build()
+        region = machine.native.CudaRegion(graph, capture.device, capture.random)
+        region.set_name(program.name)
+        _Builder(machine.native, region, program, capture, plan, parts).build()
     return region
 
 
@@ -75,7 +70,7 @@ def _check_slots(program: Program) -> None:
 
 @dataclass
 class _Builder:
-    native: ModuleType | None
+    native: ModuleType
     region: Any
     program: Program
     capture: CudaCapture
@@ -92,10 +87,7 @@ class _Builder:
                 nodes[slot.launch] = self._node(node, self.parts[segment].handles[slot.launch], segment)
             source, delta = self._place(slot, segment, places)
             self.region.add_patch(nodes[slot.launch], byte_of(node, slot.word), source, delta)
-        kinds = PythonRegion.OutputKind if self.native is None else self.native.OutputKind
-        add_outputs(self.region, kinds, self.program, self.capture.same)
-        for position, origin in self.capture.origins.items():
-            self.region.add_origin(position, *origin)
+        add_outputs(self.region, self.native.OutputKind, self.program, self.capture.same)
 
     def _places(self) -> _Places:
         """Add every source of addresses, and say which number each got."""

@@ -1,12 +1,12 @@
 // The Python module: capture sessions, regions that are replayed, and transient memory.
 
 #include "../native/generator.h"
+#include "../native/method.h"
 #include "allocator.h"
 #include "region.h"
 #include "transient.h"
 
 #include <ATen/cuda/CUDAGeneratorImpl.h>
-#include <pybind11/conduit/pybind11_conduit_v1.h>
 
 namespace pygraph {
 
@@ -19,103 +19,55 @@ std::pair<uintptr_t, uintptr_t> random_memory(c10::DeviceIndex device) {
   return {reinterpret_cast<uintptr_t>(state.seed_.ptr), reinterpret_cast<uintptr_t>(state.offset_.ptr)};
 }
 
-// As a C++ object: it lives for as long as the Python object does, which is kept.
-template <>
-struct Cast<std::shared_ptr<at::cuda::CUDAGraph>> {
-  static std::shared_ptr<at::cuda::CUDAGraph> from(PyObject* object) {
-    auto* graph = pybind11_conduit_v1::get_type_pointer_ephemeral<at::cuda::CUDAGraph>(object);
-    if (graph == nullptr) {
-      if (PyErr_Occurred()) throw PythonError();
-      raise(PyExc_TypeError, "a CUDA graph was expected");
-    }
-    return {std::make_shared<Object>(Object::borrowed(object)), graph};
-  }
-};
-
-bool advances(const std::shared_ptr<at::cuda::CUDAGraph>& graph) {
-  return Generators::advanced_by(*graph);
-}
-
-void enter(const std::shared_ptr<Session>& session) {
-  CaptureAllocator::get().enter(*session);
-}
-
-void leave() {
-  CaptureAllocator::get().leave();
-}
-
-// A turn during which Python code runs, as a context manager; entered, it says whether the turn began.
-struct PythonTurn {
-  RandomTurn turn;
-
-  PythonTurn(c10::DeviceIndex device, uintptr_t stream)
-      : turn(&RandomOrder::of(device), reinterpret_cast<cudaStream_t>(stream)) {}
-
-  bool enter() {
-    WithoutGil released;
-    return turn.begin(/*runs_python=*/true);
-  }
-
-  void exit(const Object&, const Object&, const Object&) {
-    WithoutGil released;
-    turn.end();
-  }
-};
-
-void close_pool(TransientPool& pool) {
-  WithoutGil released;
-  pool.close();
-}
-
-void bind(PyObject* m) {
-  def<&random_memory>(m, "random_memory");
-  def<&exchange_state>(m, "exchange_state");
-  def<&advances>(m, "advances");
-  def<&enter>(m, "enter");
-  def<&leave>(m, "leave");
-  Type<Session>(m, "Session")
-      .init<c10::DeviceIndex, uintptr_t, uintptr_t, uintptr_t, size_t, Object>()
-      .def<&Session::nodes>("nodes")
-      .def<&Session::alive>("alive")
-      .def<&Session::pieces>("pieces")
-      .def<&Session::close>("close")
-      .finish();
-  Type<PythonTurn>(m, "RandomTurn")
-      .init<c10::DeviceIndex, uintptr_t>()
-      .def<&PythonTurn::enter>("__enter__")
-      .def<&PythonTurn::exit>("__exit__")
-      .finish();
-  Type<TransientPool>(m, "TransientPool")
-      .init<c10::DeviceIndex>()
-      .def<&TransientPool::enter>("enter")
-      .def<&TransientPool::leave>("leave")
-      .def<&close_pool>("close")
-      .finish();
+void bind(py::module_& m) {
+  m.def("random_memory", &random_memory);
+  m.def("exchange_state", &exchange_state);
+  m.def("advances", [](const std::shared_ptr<at::cuda::CUDAGraph>& graph) { return Generators::advanced_by(*graph); });
+  m.def("enter", [](const std::shared_ptr<Session>& session) { CaptureAllocator::get().enter(*session); });
+  m.def("leave", [] { CaptureAllocator::get().leave(); });
+  py::class_<Session, std::shared_ptr<Session>>(m, "Session")
+      .def(py::init<c10::DeviceIndex, uintptr_t, uintptr_t, uintptr_t, size_t, py::function>())
+      .def("nodes", &Session::nodes)
+      .def("alive", &Session::alive)
+      .def("pieces", &Session::pieces)
+      .def("close", &Session::close);
+  using ReleasedGil = py::call_guard<py::gil_scoped_release>;
+  // A context manager; entered, it says whether the turn began.
+  py::class_<RandomTurn>(m, "RandomTurn")
+      .def(py::init([](c10::DeviceIndex device, uintptr_t stream) {
+        return std::make_unique<RandomTurn>(&RandomOrder::of(device), reinterpret_cast<cudaStream_t>(stream));
+      }))
+      .def("__enter__", [](RandomTurn& turn) { return turn.begin(/*runs_python=*/true); }, ReleasedGil())
+      .def("__exit__", [](RandomTurn& turn, const py::args&) { turn.end(); }, ReleasedGil());
+  py::class_<TransientPool>(m, "TransientPool")
+      .def(py::init<c10::DeviceIndex>())
+      .def("enter", &TransientPool::enter)
+      .def("leave", &TransientPool::leave)
+      .def("close", &TransientPool::close, ReleasedGil());
   bind_output_kinds(m);
-  Type<CudaRegion>(m, "CudaRegion")
-      .init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>()
-      .def_directly<&CudaRegion::replay>("replay")
-      .def_directly<&CudaRegion::consume>("consume")
-      .def<&CudaRegion::add_tensor_argument>("add_tensor_argument")
-      .def<&CudaRegion::add_value_argument>("add_value_argument")
-      .def<&CudaRegion::set_name>("set_name")
-      .def<&CudaRegion::add_segment>("add_segment")
-      .def<&CudaRegion::add_piece>("add_piece")
-      .def<&CudaRegion::add_fresh>("add_fresh")
-      .def<&CudaRegion::add_block>("add_block")
-      .def<&CudaRegion::add_dead>("add_dead")
-      .def<&CudaRegion::add_kernel>("add_kernel")
-      .def<&CudaRegion::add_copy>("add_copy")
-      .def<&CudaRegion::add_fill>("add_fill")
-      .def<&CudaRegion::add_patch>("add_patch")
-      .def<&CudaRegion::add_output>("add_output")
-      .def<&CudaRegion::patched>("patched")
-      .def<&CudaRegion::close>("close")
-      .finish();
+  py::class_<CudaRegion> region(m, "CudaRegion");
+  def_method<CudaRegion, &CudaRegion::replay>(region, "replay");
+  def_method<CudaRegion, &CudaRegion::consume>(region, "consume");
+  region.def(py::init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>())
+      .def("add_tensor_argument", &CudaRegion::add_tensor_argument)
+      .def("add_value_argument", &CudaRegion::add_value_argument)
+      .def("set_name", &CudaRegion::set_name)
+      .def("add_segment", &CudaRegion::add_segment)
+      .def("add_piece", &CudaRegion::add_piece)
+      .def("add_fresh", &CudaRegion::add_fresh)
+      .def("add_block", &CudaRegion::add_block)
+      .def("add_dead", &CudaRegion::add_dead)
+      .def("add_kernel", &CudaRegion::add_kernel)
+      .def("add_copy", &CudaRegion::add_copy)
+      .def("add_fill", &CudaRegion::add_fill)
+      .def("add_patch", &CudaRegion::add_patch)
+      .def("add_output", &CudaRegion::add_output)
+      .def("patched", &CudaRegion::patched)
+      .def("close", &CudaRegion::close);
 }
 
 } // namespace pygraph
 
-PyMODINIT_FUNC PyInit__pygraph_cuda() {
-  return pygraph::make_module<&pygraph::bind>("_pygraph_cuda");
+PYBIND11_MODULE(_pygraph_cuda, m) {
+  pygraph::bind(m);
 }

@@ -20,11 +20,9 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 class Described:
     """``outputs`` in order; ``empty`` are allocations made up for outputs without memory; ``sensitive`` are arguments
-    of which a view is returned that depends on their storage offset. ``origins`` gives, by position of a FRESH
-    output, where its storage begins in the allocation, and how long it is, in bytes."""
+    of which a view is returned that depends on their storage offset."""
 
     def __init__(self) -> None:
-        self.origins: dict[int, tuple[int, int]] = {}
         self.outputs: list[Output] = []
         self.empty: list[Allocation] = []
         self.sensitive: set[int] = set()
@@ -84,7 +82,6 @@ def _memory(
         raise CaptureError("unsupported-output", "a tensor that reaches beyond its allocation")
     offset = distance // value.element_size()
     if owner.kind is AllocationKind.POOL:
-        result.origins[len(result.outputs)] = (base - owner.address, value.untyped_storage().nbytes())
         return Output(OutputKind.FRESH, allocation=owner.index, offset=offset, **place)
     if arguments[owner.index].element_size() != value.element_size():
         result.sensitive.add(owner.index)

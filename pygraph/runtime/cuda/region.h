@@ -67,8 +67,8 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   void add_dead(size_t segment, size_t argument) { segments_.at(segment).dead.push_back(argument); }
 
   size_t add_kernel(
-      uintptr_t node, std::string blob, const std::vector<std::pair<size_t, size_t>>& layout, size_t segment) {
-    return add(std::make_unique<KernelNode>(node, std::move(blob), layout), segment);
+      uintptr_t node, const py::bytes& blob, const std::vector<std::pair<size_t, size_t>>& layout, size_t segment) {
+    return add(std::make_unique<KernelNode>(node, std::string(blob), layout), segment);
   }
 
   size_t add_copy(uintptr_t node, size_t segment) { return add(std::make_unique<CopyNode>(node), segment); }
@@ -78,19 +78,19 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     sources_.at(source).patches.push_back({nodes_.at(node).get(), place, delta});
   }
 
-  Object replay(PyObject* args) { return replay(args, /*consume=*/false); }
+  py::object replay(py::handle args) { return replay(args.ptr(), /*consume=*/false); }
 
   // A replay that lets go of each argument as soon as it is dead, and empties the list in the end.
-  Object consume(PyObject* args) { return replay(args, /*consume=*/true); }
+  py::object consume(py::handle args) { return replay(args.ptr(), /*consume=*/true); }
 
   size_t patched() const { return patched_; }
 
  private:
-  Object replay(PyObject* args, bool consume) {
-    if (!may_replay(args)) return Object::none();
+  py::object replay(PyObject* args, bool consume) {
+    if (!may_replay(args)) return py::none();
     Busy busy(*this);
     Call call;
-    if (!arguments_.match(args, call)) return Object::none();
+    if (!arguments_.match(args, call)) return py::none();
     Range range(*this);
     bool launched = false;
     {
@@ -98,7 +98,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
       c10::cuda::CUDAGuard guard(device_);
       launched = launch(call, consume ? args : nullptr);
     }
-    if (!launched) return Object::none();
+    if (!launched) return py::none();
     if (consume) PyList_SetSlice(args, 0, PyList_GET_SIZE(args), nullptr);
     return outputs_.make(call, call.fresh);
   }
@@ -168,11 +168,11 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
       if (died == s) memory.clear();
     }
     if (consumed == nullptr || segments_[s].dead.empty()) return;
-    WithGil gil;
+    py::gil_scoped_acquire gil;
     for (auto argument : segments_[s].dead) {
       auto position = static_cast<Py_ssize_t>(argument);
-      if (position < PyList_GET_SIZE(consumed)) PyList_SetItem(consumed, position, Object::none().release());
-      call.held[argument] = Object();
+      if (position < PyList_GET_SIZE(consumed)) PyList_SetItem(consumed, position, py::none().release().ptr());
+      call.held[argument] = py::object();
     }
   }
 

@@ -17,7 +17,7 @@ from pygraph.runtime.driver import Layout, Program
 from pygraph.runtime.layout import Lifetime, lifetimes, pack
 from pygraph.runtime.recording import AllocationKind, OutputKind
 
-__all__ = ["Block", "Segments", "cut", "pieces", "whole"]
+__all__ = ["Block", "Segments", "cut", "pieces"]
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """The launches (begin, end) of each segment, in order."""
@@ -75,12 +75,6 @@ def cut(program: Program) -> Segments:
     sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is AllocationKind.POOL}
     workspaces = tuple(tuple(pieces(layout, sizes)) for (layout,) in plan.workspaces)
     return replace(plan, workspaces=workspaces)
-
-
-def whole(program: Program) -> Segments:
-    """The region as one segment, with the program's own layout in one piece."""
-    facts = _Facts.of(program)
-    return facts.plan(facts.everything, program.layout)
 
 
 def pieces(layout: Layout, sizes: Mapping[int, int]) -> Iterator[Layout]:

@@ -56,7 +56,7 @@ class CudaStepper:
         self._handles = [machine.driver.CUgraphNode(node.handle) for node in fresh.nodes]
         for launch in range(len(self._nodes)):
             self._switch(launch, on=False)
-        with machine.order.turn(torch.cuda.current_stream(self.device)):
+        with machine.random_turn(torch.cuda.current_stream(self.device)):
             graph.replay()  # runs no launch, but fills in seed and offset
 
     def run(self, launch: int, words: Mapping[int, int]) -> None:

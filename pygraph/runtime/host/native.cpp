@@ -1,6 +1,7 @@
 // HostGraph: a captured region, replayed in one call. What is recorded, and why, is decided in Python (recorder.py).
 
 #include "../native/generator.h"
+#include "../native/method.h"
 #include "../native/region.h"
 #include "launches.h"
 
@@ -34,11 +35,11 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
   }
 
   void add_operator(
-      const std::shared_ptr<OperatorCall>& call,
+      const OperatorCall& call,
       const std::vector<bool>& moves,
       const std::vector<std::optional<Tensor>>& outputs) {
     c10::InferenceMode ordinary(false); // its tensors serve replays inside and outside of inference mode
-    launches_.push_back(std::make_unique<Operator>(*call, moves, outputs));
+    launches_.push_back(std::make_unique<Operator>(call, moves, outputs));
   }
 
   void add_patch(size_t launch, size_t word, size_t source, int64_t delta) {
@@ -52,11 +53,11 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
     for (auto index : order) order_.push_back(launches_.at(index).get());
   }
 
-  Object replay(PyObject* args) {
-    if (!may_replay(args)) return Object::none();
+  py::object replay(py::handle args) {
+    if (!may_replay(args.ptr())) return py::none();
     Busy busy(*this);
     Call call;
-    if (!arguments_.match(args, call) || !separate(call)) return Object::none();
+    if (!arguments_.match(args.ptr(), call) || !separate(call)) return py::none();
     Range range(*this);
     {
       WithoutGil released;
@@ -129,55 +130,42 @@ void unreserve(uintptr_t start, size_t nbytes) {
   munmap(reinterpret_cast<void*>(start), nbytes);
 }
 
-// Python's `args` and `kwargs` of an operator.
-template <>
-struct Cast<py::tuple> {
-  static py::tuple from(PyObject* object) { return py::reinterpret_borrow<py::tuple>(object); }
-};
-
-template <>
-struct Cast<py::dict> {
-  static py::dict from(PyObject* object) { return py::reinterpret_borrow<py::dict>(object); }
-};
-
-void bind(PyObject* m) {
-  def<&reserve>(m, "reserve");
-  def<&unreserve>(m, "unreserve");
-  def<&tensor_at>(m, "tensor_at");
-  def<&is_plain<DispatchKey::CPU>>(m, "is_plain");
-  def<&is_backed>(m, "is_backed");
-  def<&modes_active>(m, "modes_active");
-  def<&storage_base>(m, "storage_base");
-  def<&element_address>(m, "element_address");
-  def<&extent>(m, "extent");
-  def<&exchange_state>(m, "exchange_state");
-  PyModule_AddStringConstant(m, "NO_MEMORY", kNoMemory);
-  PyModule_AddIntConstant(m, "MAX_WORDS", kMaxWords);
-  PyModule_AddIntConstant(m, "MAX_FLOATS", kMaxFloats);
+void bind(py::module_& m) {
+  m.def("reserve", &reserve);
+  m.def("unreserve", &unreserve);
+  m.def("tensor_at", &tensor_at);
+  m.def("is_plain", &is_plain<DispatchKey::CPU>);
+  m.def("is_backed", &is_backed);
+  m.def("modes_active", &modes_active);
+  m.def("storage_base", &storage_base);
+  m.def("element_address", &element_address);
+  m.def("extent", &extent);
+  m.def("exchange_state", &exchange_state);
+  m.attr("NO_MEMORY") = kNoMemory;
+  m.attr("MAX_WORDS") = kMaxWords;
+  m.attr("MAX_FLOATS") = kMaxFloats;
   bind_output_kinds(m);
-  Type<OperatorCall>(m, "OperatorCall")
-      .init<const std::string&, const std::string&, const py::tuple&, const py::dict&>()
-      .def<&OperatorCall::tensors>("tensors")
-      .finish();
-  Type<HostGraph>(m, "HostGraph")
-      .init<size_t>()
-      .def_directly<&HostGraph::replay>("replay")
-      .def<&HostGraph::add_tensor_argument>("add_tensor_argument")
-      .def<&HostGraph::add_value_argument>("add_value_argument")
-      .def<&HostGraph::set_name>("set_name")
-      .def<&HostGraph::add_fresh>("add_fresh")
-      .def<&HostGraph::add_kernel>("add_kernel")
-      .def<&HostGraph::add_operator>("add_operator")
-      .def<&HostGraph::add_patch>("add_patch")
-      .def<&HostGraph::add_output>("add_output")
-      .def<&HostGraph::add_exclusive>("add_exclusive")
-      .def<&HostGraph::set_order>("set_order")
-      .def<&HostGraph::close>("close")
-      .finish();
+  py::class_<OperatorCall>(m, "OperatorCall")
+      .def(py::init<const std::string&, const std::string&, const py::tuple&, const py::dict&>())
+      .def("tensors", &OperatorCall::tensors);
+  py::class_<HostGraph> graph(m, "HostGraph");
+  def_method<HostGraph, &HostGraph::replay>(graph, "replay");
+  graph.def(py::init<size_t>())
+      .def("set_name", &HostGraph::set_name)
+      .def("add_tensor_argument", &HostGraph::add_tensor_argument)
+      .def("add_value_argument", &HostGraph::add_value_argument)
+      .def("add_fresh", &HostGraph::add_fresh)
+      .def("add_kernel", &HostGraph::add_kernel)
+      .def("add_operator", &HostGraph::add_operator)
+      .def("add_patch", &HostGraph::add_patch)
+      .def("add_output", &HostGraph::add_output)
+      .def("add_exclusive", &HostGraph::add_exclusive)
+      .def("set_order", &HostGraph::set_order)
+      .def("close", &HostGraph::close);
 }
 
 } // namespace pygraph
 
-PyMODINIT_FUNC PyInit__pygraph_host() {
-  return pygraph::make_module<&pygraph::bind>("_pygraph_host");
+PYBIND11_MODULE(_pygraph_host, m) {
+  pygraph::bind(m);
 }

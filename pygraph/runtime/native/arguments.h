@@ -1,9 +1,10 @@
 // What the arguments of a region have to be at each replay, and those of one call, checked and with their addresses.
 #pragma once
 
-#include "python.h"
+#include "tensors.h"
 
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>
 #include <vector>
@@ -22,7 +23,7 @@ inline bool same_list(c10::IntArrayRef actual, const std::vector<int64_t>& expec
 struct Argument {
   bool is_tensor = false;
   bool written = false;
-  Object value;
+  py::object value;
   caffe2::TypeMeta dtype;
   std::vector<int64_t> size, stride;
   int64_t offset = -1; // the storage offset that it must have; -1: any
@@ -41,7 +42,7 @@ struct Argument {
     TORCH_CHECK(align != 0 && (align & (align - 1)) == 0, "an alignment is a power of two, not ", align);
   }
 
-  explicit Argument(Object captured) : value(std::move(captured)) {}
+  explicit Argument(py::object captured) : value(std::move(captured)) {}
 
   bool accepts_value(PyObject* object) const {
     auto* captured = value.ptr();
@@ -57,8 +58,8 @@ struct Argument {
   // `device`: the index that the tensor's device must have; -1: any.
   template <DispatchKey backend>
   bool accepts_tensor(PyObject* object, c10::DeviceIndex device) const {
-    if (!is_exact_tensor(object)) return false;
-    const auto& t = tensor_in(object);
+    if (!THPVariable_CheckExact(object)) return false;
+    const auto& t = THPVariable_Unpack(object);
     return is_plain<backend>(t) && (device < 0 || t.device().index() == device) && t.dtype() == dtype &&
         same_list(t.sizes(), size) && same_list(t.strides(), stride) &&
         (offset < 0 || t.storage_offset() == offset) && is_inside(t);
@@ -78,7 +79,7 @@ struct Argument {
 
 // The arguments of one call. What `tensors` points to lives as long as `held`.
 struct Operands {
-  c10::SmallVector<Object, 32> held;
+  c10::SmallVector<py::object, 32> held;
   c10::SmallVector<const Tensor*, 32> tensors; // null for Python values
   c10::SmallVector<uintptr_t, 32> addresses; // of element 0; null for Python values, and where there is no element
   c10::SmallVector<size_t, 4> misaligned;
@@ -104,8 +105,8 @@ class Arguments {
     for (size_t i = 0; i < size(); ++i) {
       auto* object = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
       if (!accepts(expected_[i], object)) return false;
-      call.held.push_back(Object::borrowed(object));
-      call.tensors.push_back(expected_[i].is_tensor ? &tensor_in(object) : nullptr);
+      call.held.push_back(py::reinterpret_borrow<py::object>(object));
+      call.tensors.push_back(expected_[i].is_tensor ? &THPVariable_Unpack(object) : nullptr);
     }
     locate(call);
     return copyable(call);

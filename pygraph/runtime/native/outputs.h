@@ -16,12 +16,18 @@ struct OutputSpec {
   int64_t index, offset;
   std::vector<int64_t> size, stride;
   caffe2::TypeMeta dtype;
-  Object object;
+  py::object object;
 };
+
+inline py::object wrap(Tensor tensor) {
+  auto* object = THPVariable_Wrap(std::move(tensor));
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(object);
+}
 
 // Element 0 of a view lies `offset` elements of its own type behind that of the argument.
 template <DispatchKey backend>
-Object make_view(const OutputSpec& spec, const Tensor& base) {
+py::object make_view(const OutputSpec& spec, const Tensor& base) {
   auto bytes = base.storage_offset() * static_cast<int64_t>(base.itemsize());
   auto offset = bytes / static_cast<int64_t>(spec.dtype.itemsize()) + spec.offset;
   return wrap(tensor_over(storage_of(base), DispatchKeySet(backend), spec.dtype, spec.size, spec.stride, offset));
@@ -29,14 +35,14 @@ Object make_view(const OutputSpec& spec, const Tensor& base) {
 
 // `fresh`: memory that was allocated for this call; `before`: the list of outputs, up to this one.
 template <DispatchKey backend>
-Object make_output(
+py::object make_output(
     const OutputSpec& spec, const Operands& call, c10::ArrayRef<c10::Storage> fresh, PyObject* before) {
   auto index = static_cast<size_t>(spec.index);
   switch (spec.kind) {
     case OutputKind::argument:
       return call.held[index];
     case OutputKind::same:
-      return Object::borrowed(PyList_GET_ITEM(before, spec.index));
+      return py::reinterpret_borrow<py::object>(PyList_GET_ITEM(before, spec.index));
     case OutputKind::object:
       return spec.object;
     case OutputKind::view:
@@ -58,11 +64,12 @@ class Outputs {
 
   void clear() { specs_.clear(); }
 
-  Object make(const Operands& call, c10::ArrayRef<c10::Storage> fresh) const {
-    auto results = Object::made(PyList_New(static_cast<Py_ssize_t>(specs_.size())));
+  py::object make(const Operands& call, c10::ArrayRef<c10::Storage> fresh) const {
+    auto results = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(specs_.size())));
+    if (!results) throw py::error_already_set();
     for (size_t i = 0; i < specs_.size(); ++i) {
       auto made = make_output<backend>(specs_[i], call, fresh, results.ptr());
-      PyList_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), made.release());
+      PyList_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), made.release().ptr());
     }
     return results;
   }

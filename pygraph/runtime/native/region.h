@@ -8,6 +8,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
 #include <optional>
@@ -27,6 +28,11 @@ inline bool modes_active() {
   return included.has_any(watching) || c10::impl::TorchDispatchModeTLS::any_modes_set();
 }
 
+struct WithoutGil {
+  PyThreadState* state = PyEval_SaveThread();
+  ~WithoutGil() { PyEval_RestoreThread(state); }
+};
+
 // `Patch`: a place that an address was baked into.
 template <DispatchKey backend, typename Patch>
 class Region {
@@ -40,7 +46,7 @@ class Region {
     return add_argument({captured, written, offset, nbytes, alignment, address});
   }
 
-  size_t add_value_argument(Object value) { return add_argument(Argument(std::move(value))); }
+  size_t add_value_argument(py::object value) { return add_argument(Argument(std::move(value))); }
 
   void add_output(
       OutputKind kind,
@@ -49,7 +55,7 @@ class Region {
       std::vector<int64_t> size,
       std::vector<int64_t> stride,
       std::optional<at::ScalarType> dtype,
-      Object object) {
+      py::object object) {
     auto meta = c10::scalarTypeToTypeMeta(dtype.value_or(at::kByte));
     outputs_.add({kind, index, offset, std::move(size), std::move(stride), meta, std::move(object)});
   }
@@ -114,20 +120,13 @@ class Region {
   }
 };
 
-// An enumeration of Python's, so that a kind is a number with a name.
-inline void bind_output_kinds(PyObject* module) {
-  auto kinds = Object::made(Py_BuildValue(
-      "s{sisisisisi}",
-      "OutputKind",
-      "ARGUMENT", static_cast<int>(OutputKind::argument),
-      "VIEW", static_cast<int>(OutputKind::view),
-      "FRESH", static_cast<int>(OutputKind::fresh),
-      "OBJECT", static_cast<int>(OutputKind::object),
-      "SAME", static_cast<int>(OutputKind::same)));
-  auto library = Object::made(PyImport_ImportModule("enum"));
-  auto base = Object::made(PyObject_GetAttrString(library.ptr(), "IntEnum"));
-  auto made = Object::made(PyObject_CallObject(base.ptr(), kinds.ptr()));
-  if (PyObject_SetAttrString(module, "OutputKind", made.ptr()) != 0) throw PythonError();
+inline void bind_output_kinds(py::module_& m) {
+  py::enum_<OutputKind>(m, "OutputKind", py::module_local())
+      .value("ARGUMENT", OutputKind::argument)
+      .value("VIEW", OutputKind::view)
+      .value("FRESH", OutputKind::fresh)
+      .value("OBJECT", OutputKind::object)
+      .value("SAME", OutputKind::same);
 }
 
 } // namespace pygraph

@@ -4,8 +4,6 @@
 
 #include "native.cpp"
 
-#include <torch/csrc/utils/pybind.h>
-
 #include <cstdlib>
 #include <set>
 
@@ -278,11 +276,9 @@ CUresult cuGraphDestroy(CUgraph graph) { return delete &as<Graph>(graph), CUDA_S
 
 // -- what tests do with it -------------------------------------------------------------------------------------------
 
-namespace py = pybind11;
-
 PYBIND11_MODULE(simulated, m) {
   namespace cached = c10::cuda::CUDACachingAllocator;
-  pygraph::bind(m.ptr());
+  pygraph::bind(m);
   py::class_<at::cuda::CUDAGraph, std::shared_ptr<at::cuda::CUDAGraph>>(m, "Graph")
       .def(py::init<bool>())
       .def("raw", [](at::cuda::CUDAGraph& graph) { return reinterpret_cast<uintptr_t>(graph.raw_cuda_graph()); });

@@ -13,7 +13,7 @@ from pygraph.runtime.cuda.accesses import with_accesses
 from pygraph.runtime.cuda.capture import _inlined
 from pygraph.runtime.cuda.children import inline
 from pygraph.runtime.cuda.edges import ordered
-from pygraph.runtime.cuda.memory import SegmentMemory, SessionMemory
+from pygraph.runtime.cuda.memory import SessionMemory
 from pygraph.runtime.cuda.nodes import KernelNode, read_nodes
 from pygraph.runtime.cuda.observation import Observer, Span
 from pygraph.runtime.recording import Allocation, AllocationKind
@@ -217,12 +217,6 @@ def test_without_child_graphs_numbers_stay() -> None:
     assert [a.born for a in memory.allocations(())] == [0, 2]
 
 
-def test_segments_are_not_numbered() -> None:
-    memory = SegmentMemory.__new__(SegmentMemory)
-    memory.renumber((0, 3))
-    assert memory.births() == []
-
-
 # -- what it costs ------------------------------------------------------------------------------------------------
 
 
@@ -232,7 +226,7 @@ def test_graphs_without_child_graphs_take_no_more_calls() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(edges_module, "edge_query", driver.edge_query)
         found = inline(driver, graph)  # type: ignore[arg-type]
-        ordered(driver, graph, found.handles, branches=True)  # type: ignore[arg-type]
+        ordered(driver, graph, found.handles)  # type: ignore[arg-type]
         read_nodes(driver, found.handles, found.kinds)  # type: ignore[arg-type]
     assert {name: calls for name, calls in driver.calls.items() if name.startswith("cuGraph")} == {
         "cuGraphGetNodes": 2,

@@ -248,10 +248,10 @@ def test_edges_are_those_of_before(graph: Branched, chosen: set[int]) -> None:
     handles = list(device.members[raw])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(edges_module, "edge_query", device.edge_query)
-        before = ordered(device, raw, handles, branches=True)  # type: ignore[arg-type]
+        before = ordered(device, raw, handles)  # type: ignore[arg-type]
         made = copies_as_kernels(device, raw, *program_of(device, handles))  # type: ignore[arg-type]
         after = [device.CUgraphNode(node.handle) for node in made]
-        assert ordered(device, raw, after, branches=True) == before  # type: ignore[arg-type]
+        assert ordered(device, raw, after) == before  # type: ignore[arg-type]
     place = {int(node): i for i, node in enumerate(after)}
     assert {(place[a], place[b]) for a, b in device.arrows[raw]} == graph.edges
     assert {place[int(node)] for node in device.members[raw]} == set(range(graph.count))
@@ -293,6 +293,8 @@ class Region:
 
     def add_segment(self, *facts: Any) -> None:
         """Nothing is noted of it."""
+
+    set_name = add_segment
 
     def add_piece(self, *facts: Any) -> int:
         return next(self._sources)
@@ -339,11 +341,11 @@ def test_a_region_patches_the_words_of_the_kernel(
     raw = device.make([copy(48, 32, 100), copy(0, 16, SMALL + 1)], [(0, 1)])
     graph = SimpleNamespace(raw_cuda_graph=lambda: raw)
     arguments = tuple(torch.empty(0, dtype=torch.uint8) for _ in range(2))
-    payload = CudaCapture(cast(Any, graph), (), arguments, {}, {}, 0, False, (), cast(Any, None))
+    payload = CudaCapture(cast(Any, graph), (), arguments, {}, 0, False, (), cast(Any, None))
     program, nodes = program_of(device, list(device.members[raw]), payload)
     payload.nodes = tuple(nodes)
     native = SimpleNamespace(OutputKind=None, CudaRegion=Region)
-    machine = SimpleNamespace(driver=device, native=native, replays_native=True)
+    machine = SimpleNamespace(driver=device, native=native)
     region = make_region(cast(Any, machine), program, payload)
     (small, large), told = on_device[0], on_device[1]
     assert isinstance(small, KernelNode)
@@ -356,7 +358,7 @@ def test_a_region_patches_the_words_of_the_kernel(
     assert all(isinstance(node, CopyNode) for node in payload.nodes)
 
 
-def test_a_replay_in_python_writes_the_same_words() -> None:
+def test_a_step_writes_the_same_words() -> None:
     device = Device()
     graph = device.make([copy(48, 32, 100)], [])
     (node,) = exchanged(device, graph, *program_of(device, device.members[graph]))

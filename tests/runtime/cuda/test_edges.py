@@ -119,9 +119,9 @@ def graph_of(count: int, edges: Iterable[tuple[int, int]], **data: Any) -> FakeD
     return driver
 
 
-def settled(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, *, branches: bool = True) -> tuple[int, ...]:
+def settled(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> tuple[int, ...]:
     monkeypatch.setattr(module, "edge_query", driver.edge_query)
-    return ordered(driver, 1, driver.nodes, branches=branches)  # type: ignore[arg-type]
+    return ordered(driver, 1, driver.nodes)  # type: ignore[arg-type]
 
 
 def chained(driver: FakeDriver) -> bool:
@@ -147,19 +147,13 @@ def test_a_chain_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(driver.edges)
     assert settled(monkeypatch, driver) == ()
     assert driver.edges == before
-    assert settled(monkeypatch, driver, branches=False) == ()
-    assert driver.edges == before
 
 
-@pytest.mark.parametrize("why", ["no branches", "unknown function", "error"])
-def test_a_chain_is_made_where_branches_are_not_safe(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+@pytest.mark.parametrize("query", [None, lambda *_: 1], ids=["unknown function", "error"])
+def test_a_chain_is_made_where_edges_cannot_be_read(monkeypatch: pytest.MonkeyPatch, query: Any) -> None:
     driver = graph_of(5, DIAMOND)
-    monkeypatch.setattr(module, "edge_query", driver.edge_query)
-    if why == "unknown function":
-        monkeypatch.setattr(module, "edge_query", lambda: None)
-    if why == "error":
-        monkeypatch.setattr(module, "edge_query", lambda: lambda *_: 1)
-    assert ordered(driver, 1, driver.nodes, branches=why != "no branches") == ()  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "edge_query", lambda: query)
+    assert ordered(driver, 1, driver.nodes) == ()  # type: ignore[arg-type]
     assert chained(driver)
 
 
@@ -188,16 +182,6 @@ def test_an_edge_that_waits_for_less_still_orders_nothing(monkeypatch: pytest.Mo
     assert settled(monkeypatch, driver) == (0, 0, 1)
 
 
-def test_a_chain_has_to_wait_for_completion(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = graph_of(3, {(0, 1), (1, 2)}, data={(0, 1): LAUNCH_ORDER})
-    with pytest.raises(CaptureError) as caught:
-        settled(monkeypatch, driver, branches=False)
-    assert caught.value.reason == "unordered-nodes"
-    driver = graph_of(3, {(0, 1), (0, 2)}, data={(0, 2): LAUNCH_ORDER})
-    assert settled(monkeypatch, driver, branches=False) == ()
-    assert chained(driver)
-
-
 def test_a_complete_wait_beside_an_early_one_counts() -> None:
     place = {100: 0, 101: 1}
     pairs = module._between(place, [Edge(100, 101, PROGRAMMATIC), Edge(100, 101, bytes(8))])
@@ -217,11 +201,10 @@ def test_branches_are_put_in_the_order_of_capture() -> None:
     assert serialise(driver, 1, driver.nodes) == 0  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("branches", [True, False])
-def test_nodes_listed_against_their_edges_are_refused(monkeypatch: pytest.MonkeyPatch, branches: bool) -> None:
+def test_nodes_listed_against_their_edges_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for edges in ({(1, 0)}, {(1, 1)}):
         with pytest.raises(CaptureError) as caught:
-            settled(monkeypatch, graph_of(2, edges), branches=branches)
+            settled(monkeypatch, graph_of(2, edges))
         assert caught.value.reason == "unordered-nodes"
 
 

@@ -63,7 +63,7 @@ def built() -> tuple[Program, Segments, Region]:
     layout = plan(first, table.slots, alignment=512)
     program = Program(first, table.slots, layout, tuple(range(len(first.launches))), {})
     segments, region = cut(program), Region()
-    capture = SimpleNamespace(nodes=[CopyNode(i) for i in range(6)], arguments=(), same={}, origins={})
+    capture = SimpleNamespace(nodes=[CopyNode(i) for i in range(6)], arguments=(), same={})
     parts = [Part(0, 0, {i: i for i in range(6)})]
     native = SimpleNamespace(OutputKind=None)
     _Builder(cast(Any, native), region, program, cast(Any, capture), segments, parts).build()

@@ -88,29 +88,6 @@ print(cuda.alive(), cuda.installed())
     assert printed == ["True True", "True 1", "0 True"]
 
 
-def test_a_capture_whose_memory_cannot_grow_is_an_error_of_the_operator(library: Path) -> None:
-    printed = run(
-        library,
-        """
-def refuse(next, nbytes):
-    raise KeyError("no room")
-session = cuda.Session(0, 0, 0, 0, 512, refuse)
-cuda.enter(session)
-try:
-    cuda.raw_alloc(64)
-except RuntimeError as error:
-    print("no more memory" in str(error), sys.exc_info()[1].__context__)
-finally:
-    cuda.leave()
-grown = cuda.Session(0, 0, 0, 0, 512, lambda next, nbytes: (1 << 40, 1 << 41))
-cuda.enter(grown)
-print(cuda.raw_alloc(64) == 1 << 40, grown.pieces())
-cuda.leave()
-""",
-    )
-    assert printed == ["True None", f"True [({1 << 40}, 64, 0, True)]"]
-
-
 def test_the_ordinary_allocator_returns_with_the_last_raw_memory(library: Path) -> None:
     printed = run(
         library,

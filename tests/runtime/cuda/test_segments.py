@@ -19,7 +19,6 @@ from pygraph.runtime.cuda.segments import (
     _Facts,
     cut,
     pieces,
-    whole,
 )
 from pygraph.runtime.driver import Keepers, Layout, Program, Slot
 from pygraph.runtime.layout import plan
@@ -71,6 +70,12 @@ def sizes_of(recording: Recording) -> dict[int, int]:
 
 def made(recording: Recording, slots: tuple[Slot, ...]) -> Segments:
     return cut(program(recording, slots))
+
+
+def whole(program_: Program) -> Segments:
+    """The region as one segment, with the program's own layout in one piece."""
+    facts = _Facts.of(program_)
+    return facts.plan(facts.everything, program_.layout)
 
 
 def test_a_region_that_holds_little_stays_whole() -> None:

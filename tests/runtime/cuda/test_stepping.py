@@ -62,7 +62,7 @@ def recorded(device: Device, random: int = 0x900) -> Recording:
         instantiate=lambda: None, raw_cuda_graph_exec=lambda: 1, replay=lambda: device.done.append("fill")
     )
     lease: Any = None
-    payload = CudaCapture(graph, tuple(nodes), (), {}, {}, 0, False, (), lease)  # type: ignore[arg-type]
+    payload = CudaCapture(graph, tuple(nodes), (), {}, 0, False, (), lease)  # type: ignore[arg-type]
     return Recording(tuple(launches), (Allocation(AllocationKind.CONSTANT, 0, random, 8),), (), payload)
 
 
@@ -73,8 +73,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def machine(device: Device) -> Any:
-    order = SimpleNamespace(turn=lambda stream: contextlib.nullcontext())
-    return SimpleNamespace(driver=device, order=order)
+    return SimpleNamespace(driver=device, random_turn=lambda stream: contextlib.nullcontext())
 
 
 def nodes(a: int) -> list[Any]:
