@@ -51,11 +51,13 @@ test-gpu: $(READY)  ## the driver contract, programs and a wide sweep of models,
 bench: $(READY)  ## the host driver and the compiler, as ratios within one run
 	$(BIN)/python benchmarks/host_replay.py
 	$(BIN)/python benchmarks/compile_time.py
+	$(BIN)/python benchmarks/warm_start.py
 
 bench-gpu: $(READY)  ## the suite, side by side with eager, Inductor's modes and CUDA graphs by hand, on a CUDA device
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt timm torchvision
 	$(BIN)/pygraph bench --ablations --out bench-results
 	$(BIN)/python benchmarks/capture_cost.py --out bench-results/capture-cost.json
+	$(BIN)/python benchmarks/warm_start.py --device cuda --out bench-results/warm-start.json
 	$(BIN)/python benchmarks/selection.py --out bench-results/selection.json
 
 lint: $(READY)

@@ -130,6 +130,7 @@ def training(model: nn.Module, *args: torch.Tensor) -> Callable[[Callable[..., A
 
 def program(name: str, device: str) -> Callable[[Callable[..., Any]], Step]:
     """The program called ``name``, its tensors made on ``device``."""
+    torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole layer would be no program
     with torch.device(device):
         image, tokens = torch.randn(4, 3, 32, 32), torch.randn(2, 16, 64)
         made: dict[str, Callable[[], Callable[[Callable[..., Any]], Step]]] = {
@@ -182,6 +183,7 @@ def measure(name: str, device: str, runs: int) -> dict[str, Any]:
     """Both backends in processes of their own: cold once, then warm in turn. Medians in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is not parsed each time
 
         def process(backend: str) -> dict[str, float]:
             command = [sys.executable, __file__, "--device", device, "--one", name, backend]

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pygraph import compat
-from pygraph.ir import Device
 from pygraph.lowering.program import annotate
 from pygraph.lowering.record import Step
 from pygraph.report.collect import dumped
@@ -67,7 +66,8 @@ def dump_launches(folder: Path, region: int, device: str, program: Program) -> N
 
     What cannot be lifted or written is warned of, as in ``dump_program``.
     """
-    from pygraph.frontend import lift_launches  # takes a while
+    from pygraph.frontend import lift_launches  # either takes a while
+    from pygraph.ir import Device
 
     name = f"region{region}"
     with _warned(folder):

@@ -1,4 +1,4 @@
-"""The exceptions of PyGraph, under one root.
+"""The exceptions of PyGraph, under one root, and the places that they name.
 
 What cannot be captured is data (see ``pygraph.passes.legality``) and never raised. An exception here means that
 a text, a graph, a pass, an option, a capture or a replay broke its contract.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "CaptureError",
+    "Location",
     "OptionError",
     "ParseError",
     "PassError",
@@ -34,6 +35,19 @@ class Span:
         row = lines[min(self.line, len(lines)) - 1].rstrip("\r")
         width = max(1, min(self.length, max(1, len(row) - self.column + 1)))
         return f"{row}\n{' ' * (self.column - 1)}{'^' * width}"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """The user's source line that a node came from. ``code`` is the line's text."""
+
+    file: str
+    line: int
+    function: str = ""
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
 
 
 class PygraphError(Exception):

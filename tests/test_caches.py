@@ -51,6 +51,8 @@ for seed in range(4):
     want = [want.detach(), *(p.grad for p in model.parameters())]
     results.append(all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want)))
 import pygraph
+heavy = ("pygraph.compilation", "pygraph.frontend.fx", "pygraph.ir", "pygraph.passes", "pygraph.lowering.plan", "lark")
+imported = [name for name in heavy if name in sys.modules]
 from pygraph.report.as_json import to_json
 graphs = to_json(pygraph.reports())["graphs"]
 for graph in graphs:
@@ -58,6 +60,7 @@ for graph in graphs:
     for one in graph["passes"]:
         del one["ms"]
 print(json.dumps({
+    "imported": imported,
     "graphs": graphs,
     "correct": all(results),
     "replays": pygraph.counters().get("replays", 0),
@@ -108,6 +111,7 @@ def test_plain_after_pygraph_and_pygraph_from_the_cache(tmp_path: Path) -> None:
     assert_ours(again)
     assert (again["aot_hits"], again["fx_hits"], again["fx_misses"]) == (1, 2, 0)
     assert again["graphs"] == first["graphs"]
+    assert again["imported"] == []
 
 
 def test_pygraph_after_plain_and_plain_from_the_cache(tmp_path: Path) -> None:

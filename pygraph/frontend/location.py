@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pygraph import compat
-from pygraph.ir import Location
+from pygraph.errors import Location
 
 __all__ = ["UNKNOWN", "GraphOrigin", "location_of", "module_of", "origin_of", "parse_stack_trace"]
 

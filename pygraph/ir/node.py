@@ -12,6 +12,7 @@ from typing import Generic, TypeAlias, TypeVar, cast
 
 import sympy
 
+from pygraph.errors import Location
 from pygraph.ir.cost import UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.types import Device, DType, Type
@@ -54,19 +55,6 @@ class GraphRef:
     """A subgraph of this graph, by name; printed ``graph @name``."""
 
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """The user's source line that a node came from. ``code`` is the line's text."""
-
-    file: str
-    line: int
-    function: str = ""
-    code: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
 
 
 RESERVED = ("flops", "read", "written", "launches", "host_us", "loc", "in", "code")

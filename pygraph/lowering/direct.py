@@ -9,21 +9,19 @@ views of them.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from pygraph.lowering.statements import kind_of, names_in, written_operands
-from pygraph.lowering.wrap import Boxed
+from pygraph.lowering.wrap import MAIN, PROGRAM, READY, REPLAY
 
-__all__ = ["bind", "shortcut"]
+__all__ = ["shortcut"]
 
-_MAIN = "call"
-_READY, _REPLAY, _PROGRAM, _OUTPUTS = "_pygraph_ready", "_pygraph_replay", "_pygraph_program", "_pygraph_outputs"
+_OUTPUTS = "_pygraph_outputs"
 
 
 def shortcut(source: str) -> str | None:
     """The text of a function like the main function of a program, whose text is ``source``, with the region's
-    replay tried first; ``bind`` makes it. None when the program does anything beside preparing values on the host,
+    replay tried first; ``wrap.bind`` makes it. None when the program does anything beside preparing values on the host,
     uploading them, calling its one region and copying results to the host after it.
 
     emitted:  take args ─ check ─ prepare ─ pick ─ region ─ fetch ─ return
@@ -37,32 +35,14 @@ def shortcut(source: str) -> str | None:
     if body is None:
         return None
     parameters = ast.arguments([], [ast.arg("args")], None, [], [], None, [])
-    function = ast.parse(f"def {_MAIN}(args): pass").body[0]
+    function = ast.parse(f"def {MAIN}(args): pass").body[0]
     assert isinstance(function, ast.FunctionDef)
     function.args, function.body = parameters, body
     return ast.unparse(ast.fix_missing_locations(function))
 
 
-def bind(
-    text: str,
-    namespace: Mapping[str, Any],
-    ready: Callable[[], bool],
-    replay: Callable[[list[Any]], Sequence[Any] | None],
-    program: Boxed,
-) -> Boxed:
-    """The function of a shortcut's ``text`` for ``program``.
-
-    ``replay`` returns None, with the list as it was, when it declines. ``ready`` says whether a replay is to be
-    expected: where it is not, nothing is prepared for one. ``namespace`` is that of the emitted module.
-    """
-    names = {**namespace, _READY: ready, _REPLAY: replay, _PROGRAM: program}
-    exec(compile(text, "<pygraph shortcut>", "exec"), names)
-    made: Boxed = names[_MAIN]
-    return made
-
-
 def _main(tree: ast.Module) -> ast.FunctionDef | None:
-    found = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name == _MAIN]
+    found = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name == MAIN]
     return found[0] if len(found) == 1 else None
 
 
@@ -72,7 +52,7 @@ def _rewritten(main: ast.FunctionDef, kernels: Mapping[str, Sequence[bool]]) -> 
     rewriting = _Rewriting(statements, kernels)
     if not all(map(rewriting.add, statements)) or not rewriting.complete:
         return None
-    asked = ast.parse(f"if not {_READY}():\n    return {_PROGRAM}(args)").body
+    asked = ast.parse(f"if not {READY}():\n    return {PROGRAM}(args)").body
     return [*(asked if rewriting.prepares else ()), *rewriting.kept]
 
 
@@ -183,12 +163,12 @@ class _Rewriting:
         picked = self._picked[given]
         held = dict.fromkeys([*self._taken, *picked, given, *sorted(self._buffers | self._uploaded)])
         text = f"""
-{_OUTPUTS} = {_REPLAY}({given})
+{_OUTPUTS} = {REPLAY}({given})
 if {_OUTPUTS} is None:
     [{", ".join(picked)}] = {given}
     args[:] = [{", ".join(self._taken)}]
     del {", ".join(held)}
-    return {_PROGRAM}(args)
+    return {PROGRAM}(args)
 """
         statement.value = ast.Name(_OUTPUTS, ast.Load())
         return [*ast.parse(text).body, *_letting_go(self._late), statement]

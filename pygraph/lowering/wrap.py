@@ -5,10 +5,13 @@ Which regions may be captured is decided before; how they are captured is the ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Boxed", "RegionFunction", "boxed", "switch", "wrap_regions"]
+__all__ = ["MAIN", "PROGRAM", "READY", "REPLAY", "Boxed", "RegionFunction", "bind", "boxed", "switch", "wrap_regions"]
+
+MAIN, READY, REPLAY, PROGRAM = "call", "_pygraph_ready", "_pygraph_replay", "_pygraph_program"
+"""What a shortcut's text calls itself, and what is bound to it."""
 
 Boxed = Callable[[list[Any]], Any]
 """A compiled program: takes its arguments in a list, which it clears."""
@@ -26,6 +29,24 @@ def wrap_regions(compiled: Any, wrappers: Sequence[Callable[[RegionFunction], Re
 
 def _same(function: RegionFunction) -> RegionFunction:
     return function
+
+
+def bind(
+    text: str,
+    namespace: Mapping[str, Any],
+    ready: Callable[[], bool],
+    replay: Callable[[list[Any]], Sequence[Any] | None],
+    program: Boxed,
+) -> Boxed:
+    """The function of a shortcut's ``text`` (``direct``) for ``program``.
+
+    ``replay`` returns None, with the list as it was, when it declines. ``ready`` says whether a replay is to be
+    expected: where it is not, nothing is prepared for one. ``namespace`` is that of the emitted module.
+    """
+    names = {**namespace, READY: ready, REPLAY: replay, PROGRAM: program}
+    exec(compile(text, "<pygraph shortcut>", "exec"), names)
+    made: Boxed = names[MAIN]
+    return made
 
 
 def boxed(program: Boxed) -> Boxed:

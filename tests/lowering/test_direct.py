@@ -12,6 +12,7 @@ import torch
 
 from pygraph.compat import dynamo_guards
 from pygraph.lowering import direct as module
+from pygraph.lowering import wrap
 
 SOURCE = """
 class Runner:
@@ -60,7 +61,7 @@ def always() -> bool:
 
 def shortcut(source: str, names: Any, ready: Any, replay: Any, program: Any) -> Any:
     text = module.shortcut(source)
-    return None if text is None else module.bind(text, names, ready, replay, program)
+    return None if text is None else wrap.bind(text, names, ready, replay, program)
 
 
 def made(source: str = SOURCE, replay: Any = replayed, program: Any = None) -> Any:
