@@ -5,6 +5,7 @@ Everything that can fail in PyGraph itself is caught here once: the user's progr
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from pygraph.lowering.record import program_record
 from pygraph.lowering.wrap import Boxed, boxed
 from pygraph.regions import attach, prepare
 from pygraph.report.collect import give_up, open_report
+from pygraph.report.model import GraphReport
+from pygraph.runtime.refusal import Refusal
 from pygraph.settings import Settings
 from pygraph.warm import Facts, Keeper, cached_under, entry_tag, forgetting, restoring
 
@@ -117,7 +120,8 @@ class _Compiler:
         try:
             facts.fill(report, told)
             report.record, report.source = program_record(program), program.source_code
-            run = boxed(attach(program, facts, report, self.settings, forgetting(path))[0])
+            heard = forgetting(path, functools.partial(_not_cut, report))
+            run = boxed(attach(program, facts, report, self.settings, heard)[0])
         except Exception as error:  # the program itself is Inductor's, and whole
             if self.settings.strict:
                 raise
@@ -132,3 +136,7 @@ def _kind(kwargs: Mapping[str, Any]) -> str:
     if kwargs.get("is_backward"):
         return "backward"
     return "inference" if kwargs.get("is_inference") else "forward"
+
+
+def _not_cut(report: GraphReport, refusal: Refusal) -> None:
+    report.notes.append(f"not cut where a capture failed ({refusal.reason}): the next process compiles the graph again")

@@ -81,6 +81,7 @@ def _tell(told: bytes, report: GraphReport) -> None:
     from pygraph.ir import parse  # nobody may ever read the report
 
     kept, text = pickle.loads(told)
+    kept["notes"] += report.notes
     for name, value in kept.items():
         setattr(report, name, value)
     report.graph = parse(text)

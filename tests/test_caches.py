@@ -262,6 +262,7 @@ def test_a_restored_program_that_fails_to_be_captured_is_the_last_one(keeping: P
     assert restored(failing.one, *x, calls=failing.CALLS)[0] is True
     (region,) = pygraph.reports()[0].regions
     assert region.state == "uncaptured"
+    assert "the next process compiles the graph again" in pygraph.reports()[0].notes[-1]
     assert restored(failing.one, *x)[0] is False
 
 
