@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime import compared_runs
+from pygraph.runtime import divergence
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.divergence import Finding
 from pygraph.runtime.options import RegionOptions
@@ -328,7 +328,7 @@ def judged_by_calls(monkeypatch: pytest.MonkeyPatch, *, right: bool, off: float,
     """What becomes of a region whose replays are ``off`` by that in one element of 64 near 1, where uncaptured runs are
     1e-6 apart and each call was found to be ``right`` or not."""
     finding = Finding("each call is right" if right else "launch 0 is the first that differs", right=right)
-    monkeypatch.setattr(compared_runs, "diagnose", lambda suspect: finding)
+    monkeypatch.setattr(divergence, "diagnose", lambda suspect: finding)
     draw = noise(11)
 
     def fn(args: list[Any]) -> Sequence[Any]:
