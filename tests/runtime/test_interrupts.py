@@ -261,7 +261,7 @@ for turn in range(ROUNDS):
         assert thread_state() == before, (turn, seed, thread_state())
     assert list(later(call, region)) == [], turn
     region.close()
-assert len(came) > ROUNDS and raised.count(1) > ROUNDS // 4, (len(came), raised)
+assert raised.count(1) > ROUNDS // 4, (len(came), raised)
 print("done")
 """
 
