@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 TORCH ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 VERSIONS ?= $(VENV)-versions
 # What PyGraph needs of torch: its graphs, its scheduler, its dispatcher, its allocator's interface, and whole programs.
-CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py tests/frontend tests/lowering tests/runtime/host \
+CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py tests/frontend tests/inductor tests/runtime/host \
 	tests/runtime/test_region.py tests/runtime/test_region_on_host.py tests/runtime/cuda/test_build.py \
 	tests/property/test_placement.py tests/property/test_replay.py
 

@@ -19,10 +19,10 @@ from pygraph import compat
 from pygraph.dump import trace_report
 from pygraph.errors import CaptureError, OptionError
 from pygraph.frontend.location import GraphOrigin, origin_of
+from pygraph.inductor.lineage import following
+from pygraph.inductor.record import program_record
+from pygraph.inductor.wrap import Boxed, boxed
 from pygraph.logs import configure
-from pygraph.lowering.lineage import following
-from pygraph.lowering.record import program_record
-from pygraph.lowering.wrap import Boxed, boxed
 from pygraph.regions import attach, prepare
 from pygraph.report.collect import give_up, open_report
 from pygraph.report.model import GraphReport

@@ -19,19 +19,19 @@ from pygraph.dump import dump_program, graph_dir
 from pygraph.errors import CaptureError
 from pygraph.frontend import backward_static_inputs, held_inputs, lent_inputs
 from pygraph.frontend.location import module_of
+from pygraph.inductor.again import Original
+from pygraph.inductor.attention import define_seeds, inputs_in_use, unwrap_idle
+from pygraph.inductor.compile import compare, compile_steered, program_key
+from pygraph.inductor.decision import Decision
+from pygraph.inductor.direct import shortcut
+from pygraph.inductor.failed import Failed
+from pygraph.inductor.lines import line_origins
+from pygraph.inductor.plan import Plan, judge_graph, plan
+from pygraph.inductor.program import EmittedProgram, read_program
+from pygraph.inductor.record import ProgramRecord, program_record
+from pygraph.inductor.wrap import Boxed, boxed
+from pygraph.inductor.write_back import write_back
 from pygraph.ir import Graph
-from pygraph.lowering.again import Original
-from pygraph.lowering.attention import define_seeds, inputs_in_use, unwrap_idle
-from pygraph.lowering.compile import compare, compile_steered, program_key
-from pygraph.lowering.decision import Decision
-from pygraph.lowering.direct import shortcut
-from pygraph.lowering.failed import Failed
-from pygraph.lowering.lines import line_origins
-from pygraph.lowering.plan import Plan, judge_graph, plan
-from pygraph.lowering.program import EmittedProgram, read_program
-from pygraph.lowering.record import ProgramRecord, program_record
-from pygraph.lowering.wrap import Boxed, boxed
-from pygraph.lowering.write_back import write_back
 from pygraph.passes.manager import PassManager
 from pygraph.recompile import Compiled, Recompilation
 from pygraph.regions import attach

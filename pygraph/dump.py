@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pygraph import compat
-from pygraph.lowering.program import annotate
-from pygraph.lowering.record import Step
+from pygraph.inductor.program import annotate
+from pygraph.inductor.record import Step
 from pygraph.report.collect import dumped
 from pygraph.report.model import GraphReport
 from pygraph.runtime.driver import Program

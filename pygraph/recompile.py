@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from pygraph import compat
-from pygraph.lowering.again import Original
-from pygraph.lowering.decision import Decision
-from pygraph.lowering.failed import Failed
-from pygraph.lowering.record import ProgramRecord
-from pygraph.lowering.wrap import Boxed, RegionFunction, switch, wrap_regions
+from pygraph.inductor.again import Original
+from pygraph.inductor.decision import Decision
+from pygraph.inductor.failed import Failed
+from pygraph.inductor.record import ProgramRecord
+from pygraph.inductor.wrap import Boxed, RegionFunction, switch, wrap_regions
 from pygraph.passes.operators import is_custom
 from pygraph.regions import Wrapped
 from pygraph.report.model import GraphReport

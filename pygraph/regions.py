@@ -15,7 +15,7 @@ import torch
 
 from pygraph.dump import dump_launches, graph_dir
 from pygraph.errors import CaptureError
-from pygraph.lowering.wrap import Boxed, RegionFunction, bind, wrap_regions
+from pygraph.inductor.wrap import Boxed, RegionFunction, bind, wrap_regions
 from pygraph.report.model import GraphReport
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.options import RegionOptions

@@ -21,9 +21,9 @@ from torch._dynamo.utils import counters
 import pygraph
 from pygraph import version
 from pygraph.cache import cache_dir
+from pygraph.inductor import compile as inductor
+from pygraph.inductor.decision import Decision, Placed
 from pygraph.ir import Graph, Stage
-from pygraph.lowering import compile as lowering
-from pygraph.lowering.decision import Decision, Placed
 from pygraph.passes.base import Pass, PassContext, PassResult
 from tests import failing
 
@@ -51,7 +51,7 @@ for seed in range(4):
     want = [want.detach(), *(p.grad for p in model.parameters())]
     results.append(all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want)))
 import pygraph
-heavy = ("pygraph.compilation", "pygraph.frontend.fx", "pygraph.ir", "pygraph.passes", "pygraph.lowering.plan", "lark")
+heavy = ("pygraph.compilation", "pygraph.frontend.fx", "pygraph.ir", "pygraph.passes", "pygraph.inductor.plan", "lark")
 imported = [name for name in heavy if name in sys.modules]
 from pygraph.report.as_json import to_json
 graphs = to_json(pygraph.reports())["graphs"]
@@ -324,7 +324,7 @@ SHAPING = [
     "calibration",
     "frontend",
     "ir",
-    "lowering",
+    "inductor",
     "passes",
     "runtime",
     "version.py",
@@ -357,34 +357,34 @@ def test_a_changed_module_of_a_users_pass_is_a_miss(
     monkeypatch.setattr(sys.modules[Idle.__module__], "__file__", str(module))
     for helper in ("1", "2"):
         module.write_text(f"HELPER = {helper}")
-        lowering._source.cache_clear()
+        inductor._source.cache_clear()
         assert hits() == 0
         assert hits() == 1
     monkeypatch.undo()
-    lowering._source.cache_clear()
+    inductor._source.cache_clear()
 
 
 def test_a_pass_without_a_file_is_another_one_in_each_process(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys.modules[Idle.__module__], "__file__")
     for _ in range(2):
-        lowering._source.cache_clear()
+        inductor._source.cache_clear()
         assert hits() == 0
         assert hits() == 1
     monkeypatch.undo()
-    lowering._source.cache_clear()
+    inductor._source.cache_clear()
 
 
 def test_each_other_part_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [lowering.program_key(BASE, ()), lowering.program_key(BASE, (), "failed")]
-    keys.append(lowering.program_key(replace(BASE, pipeline="legality,placement"), ()))
+    keys = [inductor.program_key(BASE, ()), inductor.program_key(BASE, (), "failed")]
+    keys.append(inductor.program_key(replace(BASE, pipeline="legality,placement"), ()))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "one")
-    keys.append(lowering.program_key(replace(BASE, device="cuda"), ()))
+    keys.append(inductor.program_key(replace(BASE, device="cuda"), ()))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "another")
-    keys.append(lowering.program_key(replace(BASE, device="cuda"), ()))
+    keys.append(inductor.program_key(replace(BASE, device="cuda"), ()))
     monkeypatch.setattr(torch, "__version__", "3.0")
-    keys.append(lowering.program_key(BASE, ()))
+    keys.append(inductor.program_key(BASE, ()))
     monkeypatch.setattr(version, "__version__", "3.0")
-    keys.append(lowering.program_key(BASE, ()))
+    keys.append(inductor.program_key(BASE, ()))
     assert len(set(keys)) == len(keys)
 
 
@@ -392,13 +392,13 @@ def test_the_users_tag_is_part_of_every_key_and_nothing_is_added_twice(
     keeping: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    plain = lowering.compat.compile_fx_inner
+    plain = inductor.compat.compile_fx_inner
 
     def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
         seen.append(torch.compiler.config.cache_key_tag)
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(lowering.compat, "compile_fx_inner", compile_fx_inner)
+    monkeypatch.setattr(inductor.compat, "compile_fx_inner", compile_fx_inner)
     with torch.compiler.config.patch(cache_key_tag="mine"):
         assert restored(product) == (False, False)
         assert torch.compiler.config.cache_key_tag == "mine"

@@ -38,7 +38,7 @@ def test_a_failure_that_stays_is_not_compiled_for_again(
     monkeypatch: pytest.MonkeyPatch, compilations: list[str]
 ) -> None:
     """Even where the cut does not come out as decided, the same operator is tried once."""
-    monkeypatch.setattr("pygraph.lowering.failed.Failed.mark", lambda self, graph: None)
+    monkeypatch.setattr("pygraph.inductor.failed.Failed.mark", lambda self, graph: None)
     ours, w = compiled(one), weight()
     for seed in range(CALLS):
         check(ours, one, inputs(seed=seed), w)
@@ -83,7 +83,7 @@ def test_other_strides_than_promised_are_not_used(monkeypatch: pytest.MonkeyPatc
 def test_more_assumptions_on_sizes_are_not_used(monkeypatch: pytest.MonkeyPatch, compilations: list[str]) -> None:
     ours, w = compiled(two, dynamic=True), weight()
     taken = iter(range(100))
-    monkeypatch.setattr("pygraph.lowering.again.Original.assumptions", lambda self: next(taken))
+    monkeypatch.setattr("pygraph.inductor.again.Original.assumptions", lambda self: next(taken))
     for seed in range(CALLS):
         check(ours, two, inputs(seed=seed), w)
     assert len(compilations) == 1, "what was assumed once would count as known the next time"

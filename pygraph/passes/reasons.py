@@ -180,4 +180,4 @@ _TABLE = (
 )
 
 REASONS: dict[str, Reason] = {entry.code: entry for entry in _TABLE}
-"""Every code that legality, partitioning and lowering give, in the order in which the report lists them."""
+"""Every code that legality, partitioning and the inductor layer give, in the order in which the report lists them."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from pygraph.frontend.location import UNKNOWN, GraphOrigin
 
 if TYPE_CHECKING:
+    from pygraph.inductor.decision import Decision
+    from pygraph.inductor.program import EmittedProgram
+    from pygraph.inductor.record import ProgramRecord
     from pygraph.ir import DeviceModel, Graph
-    from pygraph.lowering.decision import Decision
-    from pygraph.lowering.program import EmittedProgram
-    from pygraph.lowering.record import ProgramRecord
     from pygraph.runtime.counters import RegionRecord
 
 __all__ = ["GraphReport", "PassReport", "RegionReport", "Uncaptured"]

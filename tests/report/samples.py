@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pygraph.frontend.location import GraphOrigin
+from pygraph.inductor.decision import decide
+from pygraph.inductor.program import EmittedProgram, EmittedRegion
 from pygraph.ir import (
     CAPTURABLE,
     DETAIL,
@@ -21,8 +23,6 @@ from pygraph.ir import (
     Stage,
     TensorType,
 )
-from pygraph.lowering.decision import decide
-from pygraph.lowering.program import EmittedProgram, EmittedRegion
 from pygraph.report.model import GraphReport, PassReport, RegionReport
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.measure import Decision

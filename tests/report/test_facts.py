@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from pygraph.inductor.decision import decide
 from pygraph.ir import DETAIL, H200, HOST, SELECTED
-from pygraph.lowering.decision import decide
 from pygraph.passes.reasons import REASONS
 from pygraph.report.facts import (
     Quantity,

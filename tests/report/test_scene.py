@@ -6,8 +6,8 @@ import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pygraph.inductor.decision import decide
 from pygraph.ir import REGION, Graph, dependences
-from pygraph.lowering.decision import decide
 from pygraph.passes import PassManager
 from pygraph.report.model import GraphReport
 from pygraph.report.picture import draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from pygraph.lowering.constants import moved_constant
+from pygraph.inductor.constants import moved_constant
 
 
 def held() -> torch.fx.GraphModule:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from pygraph import compat, version
+from pygraph.inductor.decision import Decision
+from pygraph.inductor.record import ProgramRecord
+from pygraph.inductor.steering import Steering
 from pygraph.ir import CONSTANT
-from pygraph.lowering.decision import Decision
-from pygraph.lowering.record import ProgramRecord
-from pygraph.lowering.steering import Steering
 from pygraph.passes.base import Pass
 
 __all__ = ["compare", "compile_steered", "program_key"]

@@ -13,10 +13,10 @@ import torch
 from torch.fx import Node as FxNode
 
 from pygraph.frontend import resolve_op, result_paths, to_fx_arg
+from pygraph.inductor.constants import moved_constant
+from pygraph.inductor.fake import refresh_values
+from pygraph.inductor.upload import make_compilable
 from pygraph.ir import Arg, Graph, KernelNode, Value
-from pygraph.lowering.constants import moved_constant
-from pygraph.lowering.fake import refresh_values
-from pygraph.lowering.upload import make_compilable
 
 __all__ = ["Fingerprint", "fingerprint", "write_back"]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping, Sequence
 
-from pygraph.lowering.statements import kind_of, names_in, written_operands
-from pygraph.lowering.wrap import MAIN, PROGRAM, READY, REPLAY
+from pygraph.inductor.statements import kind_of, names_in, written_operands
+from pygraph.inductor.wrap import MAIN, PROGRAM, READY, REPLAY
 
 __all__ = ["shortcut"]
 

@@ -10,9 +10,9 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pygraph.lowering.decision import Decision
-from pygraph.lowering.program import EmittedRegion, kernel_calls
-from pygraph.lowering.record import Step
+from pygraph.inductor.decision import Decision
+from pygraph.inductor.program import EmittedRegion, kernel_calls
+from pygraph.inductor.record import Step
 from pygraph.runtime.provenance import Origin
 
 __all__ = ["line_origins"]

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from pygraph.frontend import op_name
+from pygraph.inductor import scheduler
+from pygraph.inductor.alternate import count_runs, fewest_runs
+from pygraph.inductor.decision import BARRIER, RNG, Decision
+from pygraph.inductor.lineage import Lineage, following
+from pygraph.inductor.record import Made, ProgramRecord, RecordedMaps, Step
 from pygraph.ir import CONSTANT
-from pygraph.lowering import inductor
-from pygraph.lowering.alternate import count_runs, fewest_runs
-from pygraph.lowering.decision import BARRIER, RNG, Decision
-from pygraph.lowering.lineage import Lineage, following
-from pygraph.lowering.record import Made, ProgramRecord, RecordedMaps, Step
 from pygraph.passes.partitioning import NO_LAUNCH
 
 __all__ = ["Steering"]
@@ -39,15 +39,15 @@ class Steering:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Steer every main graph that Inductor schedules on this thread meanwhile."""
-        inductor.install_scheduler_hooks()
-        with inductor.scheduler_listener(self), following() as self._lineage:
+        scheduler.install_scheduler_hooks()
+        with scheduler.scheduler_listener(self), following() as self._lineage:
             yield
 
     # -- asked by the scheduler ------------------------------------------------------------------------------------
 
     def should_partition(self, snode: Any) -> str | None:
         """The reason why a scheduled node has to stay outside of every region, or None."""
-        for part in inductor.scheduled_parts(snode):
+        for part in scheduler.scheduled_parts(snode):
             name = part.get_name()
             if name not in self._reasons:
                 self._reasons[name] = self._reason(part)
@@ -62,7 +62,7 @@ class Steering:
         if count_runs([inside[i] for i in order]) >= count_runs(inside):
             return snodes
         chosen = [snodes[i] for i in order]
-        return chosen if inductor.memory_allows(snodes, chosen) else snodes
+        return chosen if scheduler.memory_allows(snodes, chosen) else snodes
 
     def record(self, partitions: Sequence[Sequence[Any]], outside: Sequence[bool], maps: list[Any]) -> RecordedMaps:
         """Inductor's partition maps, with what each partition holds."""
@@ -73,7 +73,7 @@ class Steering:
 
     def _predecessors(self, snodes: list[Any]) -> list[list[int]]:
         """Those that the scheduler knows, and those of effects, which it leaves to the order that it starts from."""
-        before = inductor.scheduler_predecessors(snodes)
+        before = scheduler.scheduler_predecessors(snodes)
         last: dict[str, int] = {}
         since: list[int] = []
         for i, snode in enumerate(snodes):
@@ -89,19 +89,19 @@ class Steering:
     def _chains(self, snode: Any) -> list[str]:
         """The orders besides data that a scheduled node is part of."""
         found: dict[str, None] = {}
-        for part in inductor.scheduled_parts(snode):
-            for origin in inductor.origins(part):
+        for part in scheduler.scheduled_parts(snode):
+            for origin in scheduler.origins(part):
                 placed = self.decision.nodes.get(origin.name)
-                found.update(dict.fromkeys((RNG,) * inductor.draws(origin) if placed is None else placed.chains))
+                found.update(dict.fromkeys((RNG,) * scheduler.draws(origin) if placed is None else placed.chains))
         return list(found)
 
     # -- reasons ---------------------------------------------------------------------------------------------------
 
     def _reason(self, part: Any) -> str | None:
-        structural = inductor.uncapturable_structure(part, self.decision.device)
+        structural = scheduler.uncapturable_structure(part, self.decision.device)
         if structural is not None:
             return structural
-        for origin in inductor.origins(part):
+        for origin in scheduler.origins(part):
             reason = self._origin_reason(origin)
             if reason is not None:
                 return reason
@@ -115,14 +115,14 @@ class Steering:
         placed = self.decision.nodes.get(origin.name)
         if placed is not None:
             return placed.reason
-        return self._origin_reason(origin.args[0]) if inductor.is_tuple_getitem(origin) else UNKNOWN
+        return self._origin_reason(origin.args[0]) if scheduler.is_tuple_getitem(origin) else UNKNOWN
 
     def _made_reason(self, origin: Any) -> str | None:
         """A node that Inductor made is outside for any reason that what it was made from is outside for, or its own."""
         sources = self._sources(origin)
         reasons = [self.decision.nodes[name].reason for name in sources] or [UNKNOWN]
         inherited = next((reason for reason in reasons if reason not in (None, NO_LAUNCH)), None)
-        if inherited is not None or inductor.is_lowering(origin):
+        if inherited is not None or scheduler.is_lowering(origin):
             return inherited
         if origin.graph not in self._judged:
             self._judged[origin.graph] = self._judge(origin.graph)
@@ -133,18 +133,18 @@ class Steering:
 
     def _sources(self, origin: Any) -> tuple[str, ...]:
         """The nodes of the decision that a node was made from; constants launch nothing and decide nothing."""
-        found = map(inductor.indexed, self._lineage.sources(origin) or ())
+        found = map(scheduler.indexed, self._lineage.sources(origin) or ())
         known = [(node.name, self.decision.nodes.get(node.name)) for node in found]
         return tuple(dict.fromkeys(name for name, placed in known if placed is not None and placed.op != CONSTANT))
 
     def _step(self, snode: Any) -> Step:
-        parts = inductor.scheduled_parts(snode)
-        nodes = {o.name: o for part in parts for o in inductor.origins(part)}
+        parts = scheduler.scheduled_parts(snode)
+        nodes = {o.name: o for part in parts for o in scheduler.origins(part)}
         made = [node for node in nodes.values() if node.op == "call_function" and self._is_made(node)]
         return Step(
             buffers=tuple(snode.get_buffer_names()),
             origins=tuple(nodes),
-            launches=any(inductor.launches(part) for part in parts),
+            launches=any(scheduler.launches(part) for part in parts),
             reason=self.should_partition(snode),
             made=tuple(Made(n.name, op_name(n.target), self._sources(n), self._made_reason(n)) for n in made),
         )

@@ -10,8 +10,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraph.frontend import FrontendError, lift
+from pygraph.inductor.write_back import fingerprint, write_back
 from pygraph.ir import Device, Graph, TensorType
-from pygraph.lowering.write_back import fingerprint, write_back
 
 
 def lifted(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[torch.fx.GraphModule, Graph]:

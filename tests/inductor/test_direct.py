@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pygraph.compat import dynamo_guards
-from pygraph.lowering import direct as module
-from pygraph.lowering import wrap
+from pygraph.inductor import direct as module
+from pygraph.inductor import wrap
 
 SOURCE = """
 class Runner:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pygraph.inductor.decision import decide
+from pygraph.inductor.failed import Failed
+from pygraph.inductor.record import Made, ProgramRecord, Step
 from pygraph.ir.parser import parse
-from pygraph.lowering.decision import decide
-from pygraph.lowering.failed import Failed
-from pygraph.lowering.record import Made, ProgramRecord, Step
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.verdict import FAILED

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import pygraph
+from pygraph.inductor.compile import compare
+from pygraph.inductor.decision import Decision, Placed
+from pygraph.inductor.record import Made, ProgramRecord, RecordedMaps, Step
 from pygraph.ir import CAPTURABLE, REASON, Graph, Stage
-from pygraph.lowering.compile import compare
-from pygraph.lowering.decision import Decision, Placed
-from pygraph.lowering.record import Made, ProgramRecord, RecordedMaps, Step
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.report.model import GraphReport
 

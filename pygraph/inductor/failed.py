@@ -9,9 +9,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pygraph.inductor.decision import Decision
+from pygraph.inductor.record import ProgramRecord
 from pygraph.ir import Graph
-from pygraph.lowering.decision import Decision
-from pygraph.lowering.record import ProgramRecord
 from pygraph.passes.verdict import FAILED
 
 __all__ = ["Failed"]

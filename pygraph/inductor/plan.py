@@ -11,10 +11,10 @@ import torch
 
 from pygraph.calibration.store import stored_model
 from pygraph.frontend import lift
+from pygraph.inductor.decision import Decision, decide
+from pygraph.inductor.failed import Failed
+from pygraph.inductor.write_back import Fingerprint, fingerprint
 from pygraph.ir import CAPTURABLE, H200, HOST, REASON, DeviceModel, Graph, TensorType
-from pygraph.lowering.decision import Decision, decide
-from pygraph.lowering.failed import Failed
-from pygraph.lowering.write_back import Fingerprint, fingerprint
 from pygraph.passes.base import Pass, PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.manager import PassManager, PipelineResult

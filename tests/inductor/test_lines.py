@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from pygraph.lowering.decision import Decision, Placed
-from pygraph.lowering.lines import line_origins
-from pygraph.lowering.program import read_program
-from pygraph.lowering.record import Made, Step
+from pygraph.inductor.decision import Decision, Placed
+from pygraph.inductor.lines import line_origins
+from pygraph.inductor.program import read_program
+from pygraph.inductor.record import Made, Step
 from pygraph.runtime.provenance import Origin
 
 OPS = {

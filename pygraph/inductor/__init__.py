@@ -1,5 +1,5 @@
 """From decisions to programs: FX rewritten, Inductor steered, regions wrapped, the emitted text read back."""
 
-from pygraph.lowering import upload  # registers the operator that placement emits
+from pygraph.inductor import upload  # registers the operator that placement emits
 
 __all__ = ["upload"]

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.frontend import resolve_op
-from pygraph.lowering import upload as module
+from pygraph.inductor import upload as module
 
 module.make_compilable()
 
