@@ -15,8 +15,8 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.runtime.capturing import capture
 from pygraph.runtime.cuda.bindings import call, load
+from pygraph.runtime.cuda.capture import payload_of
 from pygraph.runtime.cuda.nodes import handles, kinds_of
-from pygraph.runtime.cuda.stepping import payload_of
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.recording import LaunchKind

@@ -14,7 +14,6 @@ from pygraph.runtime.cuda import instantiate
 from pygraph.runtime.cuda.bindings import load
 from pygraph.runtime.cuda.copies import SMALL
 from pygraph.runtime.cuda.nodes import handles, kind_name, kinds_of
-from pygraph.runtime.divergence import Suspect, diagnose
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.recording import LaunchKind
 from tests.gpu.replays import Function, assert_replays, captured
@@ -223,13 +222,3 @@ def test_memory_of_another_kind_never_stops_a_replay_half_way(driver: Driver, ki
         assert same_bits(ours, theirs if replays else before), position
         assert outputs is None or same_bits(outputs, expected), position
     made.executable.close()
-
-
-def test_a_diagnosis_steps_through_such_a_region(driver: Driver) -> None:
-    """It runs the copies of a capture of its own."""
-    args = mixed_arguments()
-    program = captured(driver, mixed, args).program
-    finding = diagnose(Suspect(mixed, driver, program, args, 1 << 30))
-    assert finding is not None, "the driver was not asked"
-    unset = "leaves unset what the uncaptured run may have set" in finding.text
-    assert unset or finding.text.startswith("no launch differs when each is run by itself"), finding.text
