@@ -68,7 +68,9 @@ def compare(model: torch.nn.Module, x: torch.Tensor) -> tuple[int, float, float]
     (region,) = compiled.regions
     executable, recording = make_executable(HostDriver(), region)
     args = region.args
-    pairs = [(block(lambda: region.fn(list(args))), block(lambda: executable.replay(args))) for _ in range(BLOCKS)]
+    pairs = [
+        (block(lambda: region.fn(list(args))), block(lambda: executable.replay(list(args)))) for _ in range(BLOCKS)
+    ]
     wrapper, replay = zip(*pairs, strict=True)
     return len(recording.launches), statistics.median(wrapper), statistics.median(replay)
 

@@ -228,7 +228,7 @@ class Trial:
     def _replay(self, args: list[Any]) -> Sequence[Any] | None:
         """A replay; while one raises, and from then on, ``replaying`` says so."""
         self.replaying = True
-        outputs = self.executable.replay(args)
+        outputs = self.executable.replay(list(args))
         self.replaying = False
         return outputs
 

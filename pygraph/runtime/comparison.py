@@ -121,7 +121,7 @@ def _verify(trial: Trial, name: str, transient: Transient, unverified: Callable[
     if expected is None:
         unverified("another thread drew from the generator of the uncaptured run")
         return None
-    outputs = trial.executable.replay(trial.args)
+    outputs = trial.executable.replay(list(trial.args))
     if outputs is None:
         return None
     try:

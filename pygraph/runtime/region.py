@@ -99,7 +99,7 @@ class Region:
         )
         self._clock = clock
         self._decisions = Decisions.of(fn, driver, self._options)
-        self._consume: Callable[[list[Any]], Sequence[Any] | None] | None = None
+        self._replay_last: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
         self._measured: Variant | None = None
         """What was used last instead, if it is being measured."""
@@ -117,27 +117,26 @@ class Region:
         """Whether a call that comes now is replayed, if it fits."""
         if dispatch_mode_depth():
             return False
-        return self._consume is not None or self._measured_replay() is not None
+        return self._replay_last is not None or self._measured_replay() is not None
 
     def try_replay(self, args: list[Any]) -> Sequence[Any] | None:
         """Replay the capture that was used last; None, with nothing done and ``args`` as it was, if that does not fit.
 
         Raises what a call raises.
         """
-        consume = self._consume
+        replay = self._replay_last
         if capturing or dispatch_mode_depth() or functorch_level() is not None:
             return None
-        if consume is None:
+        if replay is None:
             variant = self._measured_replay()
             return None if variant is None else self._use(variant, args)
         try:
-            outputs = consume(args)
+            outputs = replay(args)
         except BaseException as error:
             self._raised(args, error)
             raise
         if outputs is None:
             return None
-        args.clear()
         self._count_replay()
         counters.REPLAYS.hit()
         return outputs
@@ -184,7 +183,6 @@ class Region:
         outputs = self._verified(variant, executable, args)
         if outputs is None:
             return None
-        args.clear()
         self._prefer(variant, executable)
         self._count_replay()
         counters.REPLAYS.hit()
@@ -192,9 +190,12 @@ class Region:
 
     def _verified(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
         if not self._options.verify_always:
-            return _consuming(executable)(args)
+            return executable.replay(args)
         scope = self._scope(variant, variant.program)
-        return verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
+        outputs = verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
+        if outputs is not None:
+            args.clear()
+        return outputs
 
     def _unverified(self, why: str) -> None:
         """Count a call that was to be compared, and was not."""
@@ -209,7 +210,7 @@ class Region:
         usable = variant.executable is executable and not self._off
         plain = self._key is not None and self._key.plain and not self._options.verify_always
         self._measured = variant if measured and usable else None
-        self._consume = _consuming(executable) if usable and plain and not measured else None
+        self._replay_last = executable.replay if usable and plain and not measured else None
 
     def _measures(self) -> bool:
         """Whether a variant that is captured now is measured. Of several processes, each would decide by itself."""
@@ -257,7 +258,7 @@ class Region:
     def _skip(self, variant: Variant) -> None:
         """Leave a variant uncaptured for good, since that is faster."""
         executable = self._variants.skip(variant)
-        self._consume = self._measured = None
+        self._replay_last = self._measured = None
         if executable is not None:
             executable.close()
         if not self._variants.captured:
@@ -375,7 +376,7 @@ class Region:
         variant.program = made.program if self._options.verify_always else None
         self._describe(made, verdict)
         for executable in self._variants.install(variant, made.executable):
-            self._consume = self._measured = None
+            self._replay_last = self._measured = None
             executable.close()
         self._slots = made.table
         self._prefer(variant, made.executable)
@@ -421,7 +422,7 @@ class Region:
 
     def _retire(self, refusal: Refusal) -> None:
         self._off = True
-        self._consume = self._measured = None
+        self._replay_last = self._measured = None
         self._slots = None
         self.record.state, self.record.reason = "uncaptured", str(refusal)
         for executable in self._variants.clear():
@@ -444,8 +445,3 @@ class Region:
         if verdict.spread is not None:
             notes.append("non-deterministic: compared within a tolerance")
         record.notes.extend(note for note in notes if note not in record.notes)
-
-
-def _consuming(executable: Executable) -> Callable[[list[Any]], list[Any] | None]:
-    """How ``executable`` replays arguments that nobody needs afterwards."""
-    return getattr(executable, "consume", None) or executable.replay

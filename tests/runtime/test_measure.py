@@ -228,9 +228,9 @@ def test_nothing_is_measured_unless_asked_for_or_where_every_replay_is_compared(
 def test_nothing_is_left_around_a_replay_that_was_decided_for() -> None:
     region, driver = make()
     call(region, 2 + LOST - 1)
-    assert region._consume is None
+    assert region._replay_last is None
     call(region)
-    assert region._consume == driver.executables[0].replay
+    assert region._replay_last == driver.executables[0].replay
     assert region._measured is None
     drained, driver.drains = [], lambda: bool(drained.append(1))
     call(region, 50)
@@ -554,7 +554,7 @@ def test_a_decision_to_replay_is_not_measured_again(tmp_path: Path) -> None:
     (path,) = files(tmp_path)
     region, driver = make(cache_dir=str(tmp_path))
     assert timed(region) == ["replay"] * ALL
-    assert region._consume == driver.executables[0].replay
+    assert region._replay_last == driver.executables[0].replay
     (decision,) = region.record.decisions
     assert decision == Decision("replay", pytest.approx(FAST), pytest.approx(SLOW), LOST, path=str(path))
     assert counters()["recalled"] == 1
