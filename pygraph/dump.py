@@ -20,8 +20,9 @@ from pygraph import compat
 from pygraph.inductor.program import annotate
 from pygraph.inductor.record import Step
 from pygraph.report.model import GraphReport
+from pygraph.runtime.driver import Program
 
-__all__ = ["dump_program", "graph_dir", "trace_report"]
+__all__ = ["dump_launches", "dump_program", "graph_dir", "trace_report"]
 
 _log = logging.getLogger("pygraph")
 
@@ -68,6 +69,16 @@ def trace_report(report: GraphReport) -> None:
                 payload_fn=functools.partial(text, report),
                 expect_trace_id=False,
             )
+
+
+def dump_launches(folder: Path, region: int, program: Program) -> None:
+    """Write the launches of a captured region, one per line: number, kind, name and the user's line."""
+    with _warned(folder):
+        lines = [
+            f"{launch.index:4}  {launch.kind.value:8}  {launch.name}" + (f"  {launch.loc}" if launch.loc else "")
+            for launch in program.recording.launches
+        ]
+        (folder / f"region{region}.launches.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def _graph_text(report: GraphReport) -> str:

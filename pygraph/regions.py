@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pygraph.dump import dump_launches, graph_dir
 from pygraph.errors import CaptureError
 from pygraph.inductor.wrap import Boxed, RegionFunction, bind, wrap_regions
 from pygraph.report.model import GraphReport
@@ -88,6 +89,8 @@ def _wrapper(facts: RegionFacts, wrapping: _Wrapping) -> Callable[[RegionFunctio
 
 def _wrap(function: RegionFunction, *, facts: RegionFacts, wrapping: _Wrapping, driver: Driver) -> RegionFunction:
     report, settings, region = wrapping.report, wrapping.settings, facts.report
+    folder = graph_dir(settings.dump_dir, report)
+    observer = None if folder is None else functools.partial(dump_launches, folder, region.index)
     name = f"{report.name}.region{region.index}"
     first = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
     made = Region(
@@ -98,6 +101,7 @@ def _wrap(function: RegionFunction, *, facts: RegionFacts, wrapping: _Wrapping, 
         options=_options(settings),
         held=facts.held,
         lent=facts.lent,
+        on_capture=observer,
         origins={first + line: origin for line, origin in facts.origins.items()},
         on_refusal=wrapping.heard,
     )

@@ -210,6 +210,8 @@ def test_dumps_hold_each_pass_the_program_and_the_report(tmp_path: Path) -> None
     for path in folder.glob("*.pgir"):
         text = path.read_text()
         assert str(parse(text)) == text
+    launches = (folder / "region0.launches.txt").read_text().splitlines()
+    assert [line.split()[1] for line in launches] == ["operator", "kernel", "operator"]
     assert "# region 0: may be captured" in (folder / "program.py").read_text()
 
 
