@@ -26,7 +26,7 @@ from pygraph.logs import configure
 from pygraph.regions import attach, prepare
 from pygraph.report.collect import give_up, open_report
 from pygraph.report.model import GraphReport
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Refusal
 from pygraph.settings import Settings
 from pygraph.warm import Facts, Keeper, cached_under, entry_tag, forgetting, restoring
 

@@ -20,18 +20,17 @@ import torch
 
 from pygraph.errors import ReplayError
 from pygraph.runtime.addresses import AddressMap
-from pygraph.runtime.digest import extent, span
 from pygraph.runtime.driver import Driver, Program, Slot, Transient
 from pygraph.runtime.generators import Draws
 from pygraph.runtime.layout import lifetimes
 from pygraph.runtime.mismatch import Mismatch, dense, mismatch, shaped
+from pygraph.runtime.nondeterminism import RUNS, Spread, Unlike, beyond, widened
 from pygraph.runtime.ordering import dependences
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import AllocationKind, Launch, OutputKind
-from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.snapshot import blocks, take
 from pygraph.runtime.stepped_memory import Key, Ranges, SteppedMemory, needed
 from pygraph.runtime.stepping import Operand, Repeat, Stepper, Steps
-from pygraph.runtime.tolerance import RUNS, Spread, Unlike, beyond, widened
+from pygraph.runtime.tensors import blocks, extent, span, take
 
 __all__ = ["Finding", "Suspect", "diagnose"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from pygraph.runtime.digest import extent
+from pygraph.runtime.nondeterminism import Distance, distance
 from pygraph.runtime.stepped_memory import POISON
-from pygraph.runtime.tolerance import Distance, distance
+from pygraph.runtime.tensors import extent
 
 __all__ = ["Mismatch", "dense", "mismatch", "shaped"]
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from pygraph.runtime.digest import span
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.recording import AllocationKind
-from pygraph.runtime.snapshot import Snapshot
+from pygraph.runtime.tensors import Snapshot, span
 
 __all__ = ["POISON", "Key", "Ranges", "SteppedMemory", "needed"]
 

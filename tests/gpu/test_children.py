@@ -13,15 +13,14 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.capturing import capture
 from pygraph.runtime.cuda.bindings import call, load
 from pygraph.runtime.cuda.nodes import handles, kinds_of
 from pygraph.runtime.cuda.stepping import payload_of
+from pygraph.runtime.discover import capture
 from pygraph.runtime.driver import Driver
-from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import LaunchKind
-from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 from tests.gpu.replays import Function, assert_replays
 
 COUNT = 1000
@@ -260,7 +259,7 @@ def test_a_graph_of_fixed_memory_is_refused_and_calls_are_answered(driver: Drive
         launch(raw.CUgraph(graph.raw_cuda_graph()), raw.CUgraphExec(graph.raw_cuda_graph_exec()))
         return (y + 1,)
 
-    found = capture(fn, driver, arguments(), RegionOptions())
+    found = capture(fn, driver, arguments())
     assert isinstance(found, Refusal), f"captured, with slots {found.table.slots} and inert words {found.table.inert}"
     assert found.reason == "foreign-address", str(found)
     assert f"{static.data_ptr():#x}" in found.detail, str(found)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.runtime.capturing import Captured
 from pygraph.runtime.cuda import instantiate
 from pygraph.runtime.cuda.bindings import load
 from pygraph.runtime.cuda.copies import SMALL
 from pygraph.runtime.cuda.nodes import handles, kind_name, kinds_of
+from pygraph.runtime.discover import Captured
 from pygraph.runtime.divergence import Suspect, diagnose
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.recording import LaunchKind

@@ -14,9 +14,9 @@ import pygraph
 from pygraph.backend import pygraph as backend
 from pygraph.errors import ReplayError
 from pygraph.runtime import region as region_module
-from pygraph.runtime.capturing import Captured
 from pygraph.runtime.cuda import CudaDriver
 from pygraph.runtime.cuda.capture import CudaCapture
+from pygraph.runtime.discover import Captured
 from pygraph.runtime.divergence import Finding, Suspect, diagnose
 from pygraph.runtime.driver import Driver, Program, Slot
 from pygraph.runtime.recording import AllocationKind

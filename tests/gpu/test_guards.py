@@ -9,17 +9,15 @@ import pytest
 import torch
 
 from pygraph.runtime.cuda import CudaDriver
-from pygraph.runtime.snapshot import blocks, take
 from pygraph.runtime.stepped_memory import POISON, SteppedMemory
+from pygraph.runtime.tensors import blocks, take
 from tests.gpu.replays import captured, fresh_arguments
 from tests.gpu.test_operators import CASES, region
 
 
-def step_through(
-    driver: CudaDriver, fn: Callable[[list[Any]], Sequence[Any]], args: list[Any], **options: Any
-) -> SteppedMemory:
+def step_through(driver: CudaDriver, fn: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> SteppedMemory:
     """The memory of a captured region between guards, after each launch ran in it."""
-    program = captured(driver, fn, args, **options).program
+    program = captured(driver, fn, args).program
     stepper = driver.stepper(program, fn, args)
     arguments = take(args, blocks(args, program.recording.offset_sensitive))
     memory = SteppedMemory(program, arguments, stepper.device)
@@ -41,5 +39,5 @@ def test_nothing_is_written_beside_an_allocation(driver: CudaDriver, name: str) 
     args = make()
     for seed in range(2):
         again = fresh_arguments(args, seed)
-        memory = step_through(driver, region(function), again, reuse_workspace=name != "chain")
+        memory = step_through(driver, region(function), again)
         assert memory.intact, "bytes beside an allocation were written"

@@ -13,8 +13,8 @@ import torch
 from pygraph.errors import ReplayError
 from pygraph.runtime.divergence import Finding, Suspect, diagnose
 from pygraph.runtime.driver import Layout, Program, Slot
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
-from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.stepping import Operand, Watcher
 from tests.runtime.captures import Capture
 

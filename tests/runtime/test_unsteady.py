@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from pygraph.runtime import divergence
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.divergence import Finding
-from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.nondeterminism import RUNS
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import PythonCall
-from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.region import Region
-from pygraph.runtime.tolerance import RUNS
+from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver
 

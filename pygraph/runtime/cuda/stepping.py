@@ -19,10 +19,10 @@ from pygraph.runtime.cuda.nodes import EmptyNode
 from pygraph.runtime.cuda.observation import Observer, Span, observing, tensors_in
 from pygraph.runtime.cuda.parts import anchor_copies
 from pygraph.runtime.cuda.patching import patchable
-from pygraph.runtime.digest import extent
 from pygraph.runtime.driver import Program
 from pygraph.runtime.recording import AllocationKind, Recording
 from pygraph.runtime.stepping import Operand, Watcher
+from pygraph.runtime.tensors import extent
 
 __all__ = ["CudaStepper", "payload_of", "trace"]
 

@@ -20,9 +20,9 @@ from pygraph.runtime.host.kernels import Kernel, Parameter, is_native_function
 from pygraph.runtime.host.launches import HostCapture
 from pygraph.runtime.host.operators import fresh_results, operand_uses
 from pygraph.runtime.host.recorder import Use
-from pygraph.runtime.rebinding import rebound
 from pygraph.runtime.recording import Launch
 from pygraph.runtime.stepping import Operand, Repeat, Watcher
+from pygraph.runtime.tensors import rebound
 
 __all__ = ["HostStepper", "trace"]
 
