@@ -61,18 +61,14 @@ def trace_report(report: GraphReport) -> None:
             )
 
 
-def dump_launches(folder: Path, region: int, device: str, program: Program) -> None:
-    """Write the launches of a captured region as IR, in the memory that they are replayed in.
-
-    What cannot be lifted or written is warned of, as in ``dump_program``.
-    """
-    from pygraph.frontend import lift_launches  # either takes a while
-    from pygraph.ir import Device
-
-    name = f"region{region}"
+def dump_launches(folder: Path, region: int, program: Program) -> None:
+    """Write the launches of a captured region, one per line: number, kind, name and the user's line."""
     with _warned(folder):
-        graph = lift_launches(program.recording, program.slots, program.layout, device=Device.parse(device), name=name)
-        (folder / f"{name}.launches.pgir").write_text(str(graph), encoding="utf-8")
+        lines = [
+            f"{launch.index:4}  {launch.kind.value:8}  {launch.name}" + (f"  {launch.loc}" if launch.loc else "")
+            for launch in program.recording.launches
+        ]
+        (folder / f"region{region}.launches.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def _graph_text(report: GraphReport) -> str:

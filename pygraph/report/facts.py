@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pygraph.analysis.timing import node_time_us
 from pygraph.ir import DETAIL, H200, HOST, REGION, DeviceModel, Graph, KernelNode
 from pygraph.ir.cost import evaluate
+from pygraph.passes.analysis import node_time_us
 from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.passes.reasons import REASONS
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured

@@ -138,7 +138,7 @@ class Launch:
     """The operators of the compiled graph that it computes, or may compute, by name; none where that is not known."""
     call: str | None = None
     """The call that it came from, if known."""
-    reach: frozenset[tuple[AllocationKind, int]] | None = None
+    may_access: frozenset[tuple[AllocationKind, int]] | None = None
     """Where the call is known to use nothing but what it was given and what it allocates: those allocations (it may
     use fewer). None: it may use anything."""
     nondeterministic: bool = False
@@ -226,13 +226,13 @@ class Recording:
     """Arguments whose storage offset was baked into the capture, so that it has to stay the same."""
     alignment: int = 64
     """Bytes that every POOL address was a multiple of, so that it has to be one at replay."""
-    displaced: bool = False
+    out_of_range_pointers: bool = False
     """Whether launches may hold addresses outside of the allocation that they belong to (a kernel that begins before
     its tensor, at padding). Then no two allocations move by the same distance between two captures."""
     scratch: int = 0
     """An address in the midst of mapped memory that belongs to nobody; 0: there is none."""
-    stages: tuple[int, ...] = ()
-    """The stage of each launch, ascending from 0. All launches of a stage have completed before one of the next starts,
-    while those of one stage may run side by side. Empty: each launch is a stage of its own."""
+    phases: tuple[int, ...] = ()
+    """The phase of each launch, ascending from 0. All launches of a phase have completed before one of the next starts,
+    while those of one phase may run side by side. Empty: each launch is a phase of its own."""
     python: tuple[PythonCall, ...] = ()
     """The calls of operators written in Python, in order. A replay runs none of their bodies."""

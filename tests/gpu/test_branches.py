@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pygraph.runtime.cuda.bindings import call, load
-from pygraph.runtime.cuda.edges import read_edges
 from pygraph.runtime.cuda.nodes import handles
+from pygraph.runtime.cuda.phases import read_edges
 from pygraph.runtime.cuda.stepping import payload_of
 from pygraph.runtime.divergence import Suspect, diagnose
 from pygraph.runtime.driver import Driver
@@ -201,11 +201,11 @@ def test_a_graph_keeps_its_branches(driver: Driver) -> None:
     count = len(recording.launches)
     assert (ours["nodes"], ours["roots"]) == (count, 1)
     assert ours == theirs, f"captured {ours}, by torch's own capture {theirs}"
-    stages = recording.stages
-    sizes = Counter(stages)
-    assert len(stages) == count
-    assert max(sizes.values()) > BRANCHES * ROUNDS, f"stages {stages}"
-    assert sum(size > 1 for size in sizes.values()) == 1, f"stages {stages}: before and behind the branches is a chain"
+    phases = recording.phases
+    sizes = Counter(phases)
+    assert len(phases) == count
+    assert max(sizes.values()) > BRANCHES * ROUNDS, f"phases {phases}"
+    assert sum(size > 1 for size in sizes.values()) == 1, f"phases {phases}: before and behind the branches is a chain"
     assert call(load().cuGraphGetEdges, load().CUgraph(graph_of(recording)))[-1] == ours["edges"]
 
 

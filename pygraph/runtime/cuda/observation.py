@@ -146,16 +146,6 @@ class Observer:
         if span is not None:
             self.fail(span.name, span.origin)
 
-    def renumber(self, starts: Sequence[int]) -> None:
-        """Count launches where nodes were counted: what was node i begins with launch ``starts[i]``."""
-        shifted = [replace(span, begin=starts[span.begin], end=starts[span.end]) for span in self.spans]
-        self.spans = [span for span in shifted if span.end > span.begin]
-        self.silent = [replace(span, begin=starts[span.begin], end=starts[span.end]) for span in self.silent]
-        self.silent += [span for span in shifted if span.end == span.begin]
-        for position, call in enumerate(self.python):
-            moved = (range(starts[each.start], starts[each.stop]) for each in call.explained)
-            self.python[position] = replace(call, explained=tuple(moved))
-
     def makers(self, born: int) -> list[Span]:
         """The calls that may have made an allocation when the graph had ``born`` nodes."""
         return [span for span in (*self.spans, *self.silent) if span.begin <= born <= span.end]

@@ -88,7 +88,7 @@ def _check_same(first: Recording, again: Recording) -> None:
             raise CaptureError(
                 "unstable-launches", f"launch {a.index} was {a.name}, and is {b.name} when captured again"
             )
-    counts = [(len(each.launches), len(_fixed(each)), each.stages) for each in (first, again)]
+    counts = [(len(each.launches), len(_fixed(each)), each.phases) for each in (first, again)]
     if counts[0] != counts[1]:
         raise CaptureError("unstable-launches", "the region is another one when captured again")
 

@@ -119,7 +119,7 @@ def test_a_region_that_does_not_do_the_same_again() -> None:
         with pytest.raises(CaptureError, match="unstable-launches"):
             CudaStepper(machine(again), program_of(recorded(first)), replace(recording, launches=launches))
     with pytest.raises(CaptureError, match="unstable-launches"):
-        CudaStepper(machine(again), program_of(recorded(first)), replace(recording, stages=(0, 0, 1)))
+        CudaStepper(machine(again), program_of(recorded(first)), replace(recording, phases=(0, 0, 1)))
 
 
 def test_a_recording_of_another_driver() -> None:

@@ -1,6 +1,11 @@
-"""What orders the nodes of a captured graph: its edges, whether they stay, and which launches they leave unordered.
+"""Phases of a captured graph: which of its launches may run side by side, by the edges between its nodes.
 
-How nodes are read as launches is the subject of ``nodes``; what stages mean for memory, that of ``layout``.
+A phase is a run of consecutive launches. All of them have completed before the first one of the next phase starts::
+
+    0 ─┬─ 1 ─┬─ 3 ─ 4        phases (0, 1, 1, 2, 3)
+       └─ 2 ─┘
+
+Memory that a launch uses is needed all along its phase. Edges stay as captured.
 """
 
 from __future__ import annotations
@@ -9,13 +14,12 @@ import ctypes
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from types import ModuleType
 from typing import Any
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.bindings import call, edge_query
+from pygraph.runtime.cuda.bindings import edge_query
 
-__all__ = ["Edge", "depend", "ordered", "read_edges", "serialise", "stages"]
+__all__ = ["Edge", "phases", "phases_of", "read_edges"]
 
 _DATA = 8
 """Bytes of an edge's data: the port that it leaves from, the one that it arrives at, its type, and 5 unused ones."""
@@ -37,41 +41,34 @@ class Edge:
     data: bytes
 
 
-def ordered(driver: ModuleType, graph: int, nodes: Sequence[Any]) -> tuple[int, ...]:
-    """Settle what orders ``nodes``, which are those of ``graph`` in the order of capture, and return the stage of each,
-    as in ``Recording.stages``.
+def phases_of(graph: int, nodes: Sequence[Any]) -> tuple[int, ...]:
+    """The phase of each of ``nodes``, which are those of ``graph`` in the order of capture, as in ``Recording.phases``.
 
-    Edges stay as captured; one that waits for less than a kernel's completion, in any other way than a programmatic
-    launch does, orders nothing. Where edges cannot be read, nodes become a chain. Raises CaptureError
-    (``unordered-nodes``) when nodes are not listed in an order that their edges allow.
+    An edge that waits for less than a kernel's completion, in any other way than a programmatic launch does, orders
+    nothing. Raises CaptureError: ``unordered-nodes`` when nodes are not listed in an order that their edges allow,
+    ``driver-error`` when the CUDA driver does not tell the edges.
     """
     edges = read_edges(graph)
-    if edges is None:
-        serialise(driver, graph, nodes)
-        return ()
     place = {int(handle): index for index, handle in enumerate(nodes)}
     _between(place, edges)
     complete = _between(place, [edge for edge in edges if edge.data[:3] == _COMPLETE])
     early = _between(place, [edge for edge in edges if edge.data[:3] == _PROGRAMMATIC]) - complete
     apart = {(earlier, later) for earlier, later in early if later != earlier + 1}
-    return stages(len(place), complete | early, apart)
+    return phases(len(place), complete | early, apart)
 
 
-def read_edges(graph: int) -> list[Edge] | None:
-    """The edges of a graph; None where this CUDA driver does not tell them."""
+def read_edges(graph: int) -> list[Edge]:
+    """The edges of a graph. Raises CaptureError (``driver-error``) where the CUDA driver does not tell them."""
     query, length = edge_query(), ctypes.c_size_t()
-    if query is None or query(graph, None, None, None, ctypes.byref(length)):
-        return None
+    if query(graph, None, None, None, ctypes.byref(length)):
+        raise CaptureError("driver-error", "cuGraphGetEdges fails")
     count = length.value
     if not count:
         return []
-    earlier, later, data = (
-        (ctypes.c_void_p * count)(),
-        (ctypes.c_void_p * count)(),
-        (ctypes.c_uint8 * (_DATA * count))(),
-    )
+    earlier, later = (ctypes.c_void_p * count)(), (ctypes.c_void_p * count)()
+    data = (ctypes.c_uint8 * (_DATA * count))()
     if query(graph, earlier, later, data, ctypes.byref(length)):
-        return None
+        raise CaptureError("driver-error", "cuGraphGetEdges fails")
     facts = bytes(data)
     return [
         Edge(int(earlier[i] or 0), int(later[i] or 0), facts[_DATA * i : _DATA * (i + 1)])
@@ -84,25 +81,18 @@ def _between(place: Mapping[int, int], edges: Collection[Edge]) -> set[tuple[int
     pairs = {(place[edge.earlier], place[edge.later]) for edge in edges}
     for earlier, later in pairs:
         if earlier >= later:
-            raise _unordered(later)
+            raise CaptureError("unordered-nodes", f"node {later} comes before one that it depends on")
     return pairs
 
 
-def _unordered(later: int) -> CaptureError:
-    return CaptureError("unordered-nodes", f"node {later} comes before one that it depends on")
+def phases(count: int, edges: Collection[tuple[int, int]], early: Collection[tuple[int, int]] = ()) -> tuple[int, ...]:
+    """The phase of each of ``count`` nodes: as many phases as there can be, each a run of consecutive nodes, such that
+    every node of one has completed before any of a later one starts. Empty where each node has a phase of its own.
 
-
-# -- stages -------------------------------------------------------------------------------------------------------
-
-
-def stages(count: int, edges: Collection[tuple[int, int]], early: Collection[tuple[int, int]] = ()) -> tuple[int, ...]:
-    """The stage of each of ``count`` nodes: as many stages as there can be, each a run of consecutive nodes, such that
-    every node of one has completed before any of a later one starts. Empty where each node has a stage of its own.
-
-    ``edges`` are distinct (earlier, later), and lead forward. No stage ends between the nodes of an ``early`` edge, of
+    ``edges`` are distinct (earlier, later), and lead forward. No phase ends between the nodes of an ``early`` edge, of
     which the later one may start, though not complete, before the earlier one has completed.
 
-    A stage ends behind node i when all nodes up to i lie on paths to all behind it. That is so when each of the
+    A phase ends behind node i when all nodes up to i lie on paths to all behind it. That is so when each of the
     former that leads to none of them (a sink) has an edge to each of the latter that none of them leads to (a source):
     a path from a sink to a source can have no node in between. So three numbers are counted for every i: sinks,
     sources, and edges between the two, which have to be all that there can be. One pass does for all i, as node x is a
@@ -142,34 +132,3 @@ class _Spans:
     def counts(self) -> list[int]:
         """The number of spans at each place."""
         return list(accumulate(self._changes))[:-1]
-
-
-# -- a chain ------------------------------------------------------------------------------------------------------
-
-
-def serialise(driver: ModuleType, graph: int, nodes: Sequence[Any]) -> int:
-    """Make each of ``nodes``, which are those of ``graph`` in the order of capture, depend on the one before it, and
-    return the number of edges that took. An edge between the two that is there already stays as it is. Raises as
-    ``ordered`` does."""
-    place = {int(handle): index for index, handle in enumerate(nodes)}
-    added = 0
-    for index, handle in enumerate(nodes):
-        before = _dependencies(driver, handle)
-        if any(place[int(other)] >= index for other in before):
-            raise _unordered(index)
-        if index and int(nodes[index - 1]) not in {int(other) for other in before}:
-            depend(driver, graph, nodes[index - 1], handle)
-            added += 1
-    return added
-
-
-def _dependencies(driver: ModuleType, node: Any) -> list[Any]:
-    """The nodes that ``node`` waits for. What the edges say besides is left alone."""
-    count = call(driver.cuGraphNodeGetDependencies, node)[-1]
-    return list(call(driver.cuGraphNodeGetDependencies, node, count)[0])[:count] if count else []
-
-
-def depend(driver: ModuleType, graph: int, earlier: Any, later: Any) -> None:
-    """Add an ordinary edge. Raises CaptureError (``driver-error``) if it is there already."""
-    edge = driver.CUgraphEdgeData()
-    call(driver.cuGraphAddDependencies, driver.CUgraph(graph), [earlier], [later], [edge], 1)
