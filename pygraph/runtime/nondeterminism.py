@@ -230,8 +230,9 @@ outside, however often the region runs. Neighbours make that rarer still. In sim
 tensor was refused after 3 runs. Of 2000 sums of 200 bfloat16 numbers, each a tensor by itself, 8 were; none after 12.
 """
 
-LOOSE = 0.05
-"""The part of a result's norm that a replay may be off by where each of its calls was found to be right by itself.
+LOOSE = 0.01
+"""The part of a result's norm that a replay which was accepted may be off by, where another capture confirms all of its
+addresses.
 
 Small differences grow along a program: where a rounding error changes the sign that a ReLU sees, a whole gradient
 changes, in one run of twenty or of a thousand, and no number of runs tells how far off the next one may be."""
@@ -324,13 +325,13 @@ def beyond(
 ) -> Unlike | None:
     """The first result of a replay (``other``) that lies further from the reference's than it may.
 
-    ``loosely``, a result may also be off by LOOSE of its norm, where more than whole runs can tell speaks for it.
+    ``loosely``, a result in which uncaptured runs differ may also be off by LOOSE of its norm.
     """
     for index, part in enumerate(spread):
         if equal[index]:
             continue
         found = distance(reference[index], other[index])
-        if loosely and not isinstance(found, str) and found.relative <= LOOSE:
+        if loosely and part and not isinstance(found, str) and found.relative <= LOOSE:
             continue
         if part is None:
             return Unlike(index, AGREED)

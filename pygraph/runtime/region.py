@@ -463,8 +463,7 @@ class Region:
         record.workspace_bytes = program.layout.nbytes
         notes = list(made.table.notes)
         if verdict.spread is not None:
-            how = "call by call" if verdict.near else "within a tolerance"
-            notes.append(f"non-deterministic: compared {how}")
+            notes.append("non-deterministic: compared within a tolerance")
         record.notes.extend(note for note in notes if note not in record.notes)
 
 

@@ -34,7 +34,7 @@ from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Recording
 from pygraph.runtime.tensors import extent, module_constants, repeated
 
-__all__ = ["CudaCapture", "Machine"]
+__all__ = ["CudaCapture", "Machine", "payload_of"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -55,6 +55,14 @@ class CudaCapture:
     kept: tuple[object, ...]
     lease: _Lease
     spans: tuple[Span, ...] = ()
+
+
+def payload_of(recording: Recording) -> CudaCapture:
+    """The payload of a CUDA recording. Raises CaptureError (``foreign-recording``) for any other."""
+    payload = recording.payload
+    if not isinstance(payload, CudaCapture):
+        raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
+    return payload
 
 
 class _Lease:
