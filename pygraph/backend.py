@@ -25,7 +25,7 @@ from pygraph.inductor.wrap import Boxed, boxed
 from pygraph.logs import configure
 from pygraph.regions import attach, prepare
 from pygraph.report.model import GraphReport, open_report
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Refusal
 from pygraph.settings import Settings
 from pygraph.warm import Facts, Keeper, cached_under, entry_tag, forgetting, restoring
 

@@ -31,7 +31,7 @@ from pygraph.report.facts import (
 )
 from pygraph.report.model import RegionReport, Uncaptured
 from pygraph.runtime.counters import RegionRecord
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Refusal
 from tests.report.samples import DECISION, cut_graph, failed_report, full_report
 
 

@@ -15,8 +15,7 @@ from pygraph.compat import dispatch_mode_depth
 from pygraph.report import model as reporting
 from pygraph.report.model import GraphReport
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 
 EVERYWHERE = """
 import faulthandler, gc, sys
@@ -25,13 +24,13 @@ import torch
 import pygraph.runtime
 from pygraph.runtime import counters
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.region import RegionOptions
 from pygraph.runtime.region import Region
 
 faulthandler.dump_traceback_later(200, exit=True)  # a deadlock fails
 torch.set_grad_enabled(False)
 ROOT = str(Path(pygraph.runtime.__file__).parent)
-driver, options = HostDriver(), RegionOptions(measure=False, max_captures=2, max_tracked=2)
+driver, options = HostDriver(), RegionOptions(measure=False, max_captures=2)
 
 
 def fn(args):
@@ -42,6 +41,7 @@ def fn(args):
 
 def region(due=()):
     made = Region(fn, driver, name="finalised", options=options)
+    made._variants._max_tracked = 2
     for size in due:
         made([torch.ones(size)])
     return made
