@@ -18,8 +18,8 @@ from typing import Any
 
 from pygraph.runtime.driver import Driver, Program, Slot
 from pygraph.runtime.layout import lifetimes
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import AllocationKind, Launch, Recording
-from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.slots import SlotTable, discover
 
 __all__ = ["Finding", "diagnose"]

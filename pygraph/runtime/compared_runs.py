@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph.errors import ReplayError
-from pygraph.runtime.digest import digest, same_bytes, span
 from pygraph.runtime.driver import Driver, Executable, Program
-from pygraph.runtime.effects import unrepeatable
 from pygraph.runtime.generators import Draws
+from pygraph.runtime.nondeterminism import AGREED, RUNS, Spread, Unlike, beyond, shares, unrepeatable, widened
 from pygraph.runtime.outcome import Outcome, difference, moved_on, observe, results
-from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.snapshot import Block, Snapshot, blocks, take
-from pygraph.runtime.tolerance import AGREED, RUNS, Spread, Unlike, beyond, shares, widened
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.tensors import Block, Snapshot, blocks, digest, same_bytes, span, take
 
 if TYPE_CHECKING:
     from pygraph.debug.diagnose import Finding

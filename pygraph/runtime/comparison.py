@@ -12,7 +12,7 @@ from typing import Any
 from pygraph.errors import ReplayError
 from pygraph.runtime.compared_runs import First, Function, Scope, Trial, Verdict
 from pygraph.runtime.driver import Driver, Executable, Transient
-from pygraph.runtime.refusal import Refusal, is_out_of_memory
+from pygraph.runtime.provenance import Refusal, is_out_of_memory
 
 __all__ = ["Scope", "Verdict", "compare", "verify"]
 

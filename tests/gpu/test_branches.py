@@ -17,9 +17,8 @@ from pygraph.runtime.cuda.capture import payload_of
 from pygraph.runtime.cuda.nodes import handles
 from pygraph.runtime.cuda.phases import read_edges
 from pygraph.runtime.driver import Driver
-from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.recording import Recording
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 from tests.gpu.programs import DEVICE, EVERYTHING, assert_replayed, compiled, device_tensor, figures
 from tests.gpu.replays import Function, captured, fresh_arguments, replay_and_compare
 

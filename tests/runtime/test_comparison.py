@@ -12,9 +12,8 @@ import torch
 
 from pygraph.errors import ReplayError
 from pygraph.runtime.driver import Transient
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
-from pygraph.runtime.tolerance import RUNS
+from pygraph.runtime.nondeterminism import RUNS
+from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.fake import FakeDriver, watched_region
 
 Function = Callable[[list[Any]], Sequence[Any]]
@@ -305,7 +304,9 @@ def test_over_budget_only_written_arguments_are_copied() -> None:
         return [args[0].sum()]
 
     big, small = torch.ones(1000), torch.zeros(4)
-    region = Region(look, FakeDriver(written=(1,)), name="toy", options=RegionOptions(comparison_budget=100))
+    driver = FakeDriver(written=(1,))
+    driver.spare = 100
+    region = Region(look, driver, name="toy")
     for _ in range(2):
         region([big, small])
     replayed, real = addresses[1:]
@@ -315,7 +316,8 @@ def test_over_budget_only_written_arguments_are_copied() -> None:
 
 
 def test_over_budget_even_so_is_refused() -> None:
-    case = Case(None, comparison_budget=31)
+    case = Case(None)
+    case.driver.spare = 31
     case.call()
     assert case.reason is not None
     assert case.reason.startswith("comparison-budget")
@@ -327,9 +329,9 @@ def test_damage_to_an_argument_read_in_place_is_said() -> None:
         args[0][5] = 0
         return [args[0].sum()]
 
-    region = Region(
-        lambda args: [args[0].sum()], FakeDriver(kernel), name="toy", options=RegionOptions(comparison_budget=100)
-    )
+    driver = FakeDriver(kernel)
+    driver.spare = 100
+    region = Region(lambda args: [args[0].sum()], driver, name="toy")
     region([torch.ones(1000)])
     with pytest.raises(ReplayError, match="only reads"):
         region([torch.ones(1000)])

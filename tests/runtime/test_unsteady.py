@@ -16,11 +16,10 @@ from pygraph.debug import diagnose
 from pygraph.debug.diagnose import Finding
 from pygraph.errors import ReplayError
 from pygraph.runtime.counters import RegionRecord
-from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.nondeterminism import RUNS
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import PythonCall
-from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.region import Region
-from pygraph.runtime.tolerance import RUNS
+from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver
 

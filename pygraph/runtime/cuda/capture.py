@@ -30,12 +30,9 @@ from pygraph.runtime.cuda.observation import Observer, Span, calls_operators, ob
 from pygraph.runtime.cuda.outputs import describe_outputs
 from pygraph.runtime.cuda.phases import phases_of
 from pygraph.runtime.cuda.stand_ins import StandIns
-from pygraph.runtime.digest import extent
-from pygraph.runtime.provenance import forgive, merged
-from pygraph.runtime.rebinding import module_constants
+from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Recording
-from pygraph.runtime.refusal import is_out_of_memory
-from pygraph.runtime.returned import repeated
+from pygraph.runtime.tensors import extent, module_constants, repeated
 
 __all__ = ["CudaCapture", "Machine", "payload_of"]
 
@@ -182,7 +179,7 @@ class _Attempt:
             current.wait_stream(machine.stream)
 
     def _run(self, graph: torch.cuda.CUDAGraph) -> list[Any]:
-        forgive()
+        reset_blame()
         failure: CaptureError
         try:
             with _recording(graph, self._memory):

@@ -15,9 +15,8 @@ from pygraph.errors import CaptureError, ReplayError
 from pygraph.runtime.driver import Layout, Program, Slot
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.host.kernels import Kernel, Parameter
-from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.recording import AllocationKind
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.host.replays import make_program
 from tests.runtime.programs import region_calls
 from tests.runtime.regions import RegionCall, copy_arguments, same_bits
