@@ -15,7 +15,7 @@ from typing import Any
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import OptionError, ReplayError
 from pygraph.runtime import counters
-from pygraph.runtime.comparison import Scope, Verdict, compare, verify
+from pygraph.runtime.compare import Scope, Verdict, compare, verify
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.critical import capturing, capturing_turn, critical
 from pygraph.runtime.discover import Captured, capture
