@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pygraph import compat
-from pygraph.inductor.program import annotate
+from pygraph.inductor.emitted import annotate
 from pygraph.inductor.record import Step
 from pygraph.report.collect import dumped
 from pygraph.report.model import GraphReport
