@@ -30,12 +30,10 @@ from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
 from pygraph.inductor.record import program_record
 from pygraph.logs import configure
-from pygraph.report.collect import give_up, open_report
-from pygraph.report.model import GraphReport, PassReport, RegionReport
+from pygraph.report.model import GraphReport, PassReport, RegionReport, open_report
 from pygraph.runtime.driver import Driver
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.region import Region
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.region import Region, RegionOptions
 from pygraph.settings import Settings
 from pygraph.warm import Facts, Keeper, RegionFacts, cached_under, entry_tag, mark_cached, restoring
 
@@ -136,7 +134,7 @@ class _Compiler:
         except Exception as error:  # whatever failed in here, the user's program must run
             if self.settings.strict:
                 raise
-            give_up(report, error)
+            report.give_up(error)
             _restore_graphs(gm, original)
             run = _boxed(compat.compile_fx_inner(gm, example_inputs, **kwargs))
         dump_program(self.settings.dump_dir, report)
@@ -203,7 +201,7 @@ class _Compiler:
         except Exception as error:  # the program itself is Inductor's, and whole
             if self.settings.strict:
                 raise
-            give_up(report, error)
+            report.give_up(error)
             return _boxed(program)
         trace_report(report)
         return run
@@ -358,7 +356,7 @@ def attach(
             options=_options(settings),
             held=known.held,
             lent=known.lent,
-            on_capture=dump and functools.partial(dump, region.index, report.device),
+            on_capture=dump and functools.partial(dump, region.index),
             origins={first + line: origin for line, origin in known.origins.items()},
             on_refusal=on_failure,
         )

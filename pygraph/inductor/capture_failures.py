@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph import cache, compat
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Refusal
 from pygraph.settings import Settings
 from pygraph.version import PACKAGE, package_digest
 
