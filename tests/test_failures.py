@@ -195,6 +195,6 @@ def test_dumps_show_what_was_tried_and_parse(tmp_path: Path) -> None:
     assert 'reason = "failed-capture"' in text
     assert "only while compiling" in text
     assert str(parse(text)) == text
-    assert Path(failing.__file__).name in (folder / "region0.launches.pgir").read_text(), (
+    assert Path(failing.__file__).name in (folder / "region0.launches.txt").read_text(), (
         "a launch names the user's line"
     )
