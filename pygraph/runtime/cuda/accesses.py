@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.observation import Span
-from pygraph.runtime.recording import Access, Allocation, AllocationKind, Launch, LaunchKind
+from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind
 
 __all__ = ["with_accesses"]
 
@@ -35,7 +35,7 @@ def with_accesses(
     made: list[Launch] = []
     for launch in launches:
         draws = any(word in random for word in launch.words)
-        known = replace(launch, accesses=_accesses(launch), random=draws)
+        known = replace(launch, random=draws)
         number = bisect_right(begins, launch.index) - 1
         if number < 0 or launch.index >= spans[number].end:
             made.append(known)
@@ -80,20 +80,3 @@ def _only_read(span: Span, addresses: AddressMap) -> frozenset[_Key]:
 
 def _owners(words: Iterable[int], addresses: AddressMap) -> frozenset[_Key]:
     return frozenset(owner.key for owner in map(addresses.inside, words) if owner is not None)
-
-
-def _accesses(launch: Launch) -> tuple[Access, ...] | None:
-    if launch.kind is LaunchKind.MEMCPY:
-        nbytes = _nbytes(launch)
-        return (Access(0, 0, nbytes, False, True), Access(1, 0, nbytes, True, False))
-    if launch.kind is LaunchKind.MEMSET:
-        return (Access(0, 0, _nbytes(launch), False, True),)
-    return () if launch.kind is LaunchKind.OPERATOR else None
-
-
-def _nbytes(launch: Launch) -> int:
-    """Bytes of a one-dimensional copy or fill, from its signature."""
-    facts = launch.signature
-    if not isinstance(facts, tuple):
-        raise TypeError("a copy's signature is a tuple")
-    return int(facts[0]) if launch.kind is LaunchKind.MEMCPY else int(facts[1]) * int(facts[2])

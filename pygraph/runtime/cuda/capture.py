@@ -25,7 +25,7 @@ from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.foreign import with_foreign
 from pygraph.runtime.cuda.memory import SessionMemory
-from pygraph.runtime.cuda.nodes import GraphNode, handles, kinds_of, read_nodes
+from pygraph.runtime.cuda.nodes import Node, handles, read_nodes
 from pygraph.runtime.cuda.observation import Observer, Span, calls_operators, observing
 from pygraph.runtime.cuda.outputs import describe_outputs
 from pygraph.runtime.cuda.phases import phases_of
@@ -50,7 +50,7 @@ class CudaCapture:
     came from. ``graph`` is None once an executable has it."""
 
     graph: torch.cuda.CUDAGraph | None
-    nodes: tuple[GraphNode, ...]
+    nodes: tuple[Node, ...]
     arguments: tuple[Any, ...]
     same: dict[int, int]
     device: int
@@ -204,7 +204,7 @@ class _Attempt:
     def _read(self, graph: torch.cuda.CUDAGraph, returned: Sequence[Any]) -> Recording:
         machine, stand_ins = self._machine, self._stand_ins
         found = handles(machine.driver, graph.raw_cuda_graph())
-        nodes, launches = read_nodes(machine.driver, found, kinds_of(machine.driver, found))
+        nodes, launches = read_nodes(machine.driver, found)
         phases = phases_of(graph.raw_cuda_graph(), found)
         own = [*stand_ins.allocations, *self._memory.allocations()]
         described = describe_outputs(returned, stand_ins.arguments, self._constants, own)

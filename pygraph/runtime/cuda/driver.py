@@ -14,7 +14,7 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import Machine
-from pygraph.runtime.cuda.instantiate import make_region
+from pygraph.runtime.cuda.executable import make_executable
 from pygraph.runtime.cuda.stand_ins import check_arguments
 from pygraph.runtime.cuda.stepping import CudaStepper, payload_of, trace
 from pygraph.runtime.driver import Executable, Program, Transient
@@ -22,34 +22,9 @@ from pygraph.runtime.identity import cpu_model, kernel_driver
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.stepping import Stepper, Watcher
 
-__all__ = ["CudaDriver", "CudaExecutable"]
+__all__ = ["CudaDriver"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
-
-
-class CudaExecutable:
-    """A region ready for replay. ``replay`` is the native region's own method: there is no Python on the way.
-
-    A replay that finds another one of the same executable under way (of another thread, or around it) returns None.
-    ``consume`` is a replay that lets go of each argument once it is dead, and leaves ``args`` empty; where it returns
-    None, ``args`` is as it was.
-    """
-
-    __slots__ = ("__weakref__", "_kept", "_region", "consume", "replay")
-
-    consume: Callable[[list[Any]], list[Any] | None]
-    replay: Callable[[list[Any]], list[Any] | None]
-
-    def __init__(self, region: Any, kept: Sequence[object]) -> None:
-        self._region = region
-        self._kept = tuple(kept)
-        self.consume = region.consume
-        self.replay = region.replay
-
-    def close(self) -> None:
-        """Give back everything that the executable holds; replaying afterwards returns None."""
-        self._region.close()
-        self._kept = ()
 
 
 class CudaDriver:
@@ -77,8 +52,7 @@ class CudaDriver:
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay, once for each recording. The executable outlives the recording."""
         payload = payload_of(program.recording)
-        region = make_region(self._machine(payload.device), program, payload)
-        return CudaExecutable(region, payload.kept)
+        return make_executable(self._machine(payload.device), program, payload)
 
     def stepper(self, program: Program, fn: Function, args: Sequence[Any]) -> Stepper:
         """Captures the region once more for that."""

@@ -11,12 +11,12 @@ from typing import Any
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import call
-from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
+from pygraph.runtime.cuda.nodes import CopyNode, FillNode, KernelNode, Node
 
 __all__ = ["PatchedCopy", "PatchedFill", "PatchedKernel", "patchable"]
 
 
-def patchable(driver: Any, node: GraphNode, handle: int) -> PatchedKernel | PatchedCopy | PatchedFill:
+def patchable(driver: Any, node: Node, handle: int) -> PatchedKernel | PatchedCopy | PatchedFill:
     """Node ``handle`` with the parameters that were captured in ``node``, ready for addresses to be written into."""
     if isinstance(node, KernelNode):
         return PatchedKernel(driver, handle, node.blob, node.layout)

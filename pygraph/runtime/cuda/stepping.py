@@ -14,10 +14,9 @@ from pygraph.compat import without_dispatch_modes
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import call, succeeded
 from pygraph.runtime.cuda.capture import CudaCapture, Machine
-from pygraph.runtime.cuda.instantiate import byte_of
+from pygraph.runtime.cuda.executable import anchor_copies
 from pygraph.runtime.cuda.nodes import EmptyNode
 from pygraph.runtime.cuda.observation import Observer, Span, observing, tensors_in
-from pygraph.runtime.cuda.parts import anchor_copies
 from pygraph.runtime.cuda.patching import patchable
 from pygraph.runtime.digest import extent
 from pygraph.runtime.driver import Program
@@ -49,7 +48,7 @@ class CudaStepper:
         graph, fresh.graph = fresh.graph, None
         if graph is None:
             raise CaptureError("already-instantiated", "a capture makes one executable")
-        anchor_copies(machine.driver, program, fresh)
+        anchor_copies(machine.driver, program, fresh.nodes)
         graph.instantiate()
         self._graph, self._again = graph, again  # the capture's address space stays leased meanwhile
         self._instance = machine.driver.CUgraphExec(graph.raw_cuda_graph_exec())
@@ -67,7 +66,7 @@ class CudaStepper:
         patched = patchable(self._driver, node, int(self._handles[launch]))
         moved = {i: self._moved[word] for i, word in enumerate(self._launches[launch].words) if word in self._moved}
         for word, address in {**moved, **words}.items():
-            patched.write(byte_of(node, word), address)
+            patched.write(node.place(word), address)
         if not succeeded(patched.apply(self._instance)):
             raise CaptureError("driver-error", "the launch refuses its addresses")
         self._switch(launch, on=True)

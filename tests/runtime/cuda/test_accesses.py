@@ -28,23 +28,6 @@ def test_an_argument_is_written_unless_its_call_says_that_it_is_only_read() -> N
     assert written_arguments(capture.recording(launches=launches), slots) == {1, 2}
 
 
-def test_copies_and_fills_say_exactly_what_they_touch() -> None:
-    capture = Capture()
-    x, out = capture.input(64), capture.pool(64)
-    capture.launch(out, x, name="memcpy", kind=LaunchKind.MEMCPY, signature=(48, 1, 1))
-    capture.launch(out, name="memset", kind=LaunchKind.MEMSET, signature=(0, 4, 16))
-    copy, fill = with_accesses(capture.launches, [], capture.allocations, [])
-    assert copy.accesses is not None
-    assert [(a.word, a.nbytes, a.reads, a.writes) for a in copy.accesses] == [
-        (0, 48, False, True),
-        (1, 48, True, False),
-    ]
-    assert fill.accesses is not None
-    assert [(a.word, a.nbytes, a.reads, a.writes) for a in fill.accesses] == [(0, 64, False, True)]
-    slots = [Slot(0, 0, POOL, 0, 0), Slot(0, 1, INPUT, 0, 0), Slot(1, 0, POOL, 0, 0)]
-    assert written_arguments(capture.recording(launches=(copy, fill)), slots) == frozenset()
-
-
 def test_launches_that_use_the_generators_memory_draw() -> None:
     capture = Capture()
     capture.launch(5, 0x7E00_0000_0000)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.runtime.cuda import segments
+from pygraph.runtime.cuda.executable import Part, split
 from pygraph.runtime.cuda.nodes import EmptyNode
-from pygraph.runtime.cuda.parts import Part, split
 from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.layout import plan
@@ -48,7 +48,7 @@ class Graphs:
     def _twin(node: int, graph: int) -> int:
         return 1000 * graph + node % 1000
 
-    def cuGraphNodeFindInClone(self, node: int, copy: int) -> tuple[int, int]:
+    def cuNodeFindInClone(self, node: int, copy: int) -> tuple[int, int]:
         return (0, self._twin(node, copy))
 
     def cuGraphDestroyNode(self, node: int) -> tuple[int]:

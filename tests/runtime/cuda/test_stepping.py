@@ -15,7 +15,7 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda import stepping
 from pygraph.runtime.cuda.capture import CudaCapture
-from pygraph.runtime.cuda.nodes import EmptyNode, kinds_of, read_nodes
+from pygraph.runtime.cuda.nodes import EmptyNode, read_nodes
 from pygraph.runtime.cuda.observation import Observer, Span
 from pygraph.runtime.cuda.stepping import CudaStepper, payload_of
 from pygraph.runtime.driver import Layout, Program
@@ -57,7 +57,7 @@ def words(*values: int) -> bytes:
 
 
 def recorded(device: Device, random: int = 0x900) -> Recording:
-    nodes, launches = read_nodes(device, device.nodes, kinds_of(device, device.nodes))  # type: ignore[arg-type]
+    nodes, launches = read_nodes(device, device.nodes)  # type: ignore[arg-type]
     graph = SimpleNamespace(
         instantiate=lambda: None, raw_cuda_graph_exec=lambda: 1, replay=lambda: device.done.append("fill")
     )
