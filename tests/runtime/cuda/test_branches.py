@@ -48,7 +48,7 @@ class Graphs:
     def _twin(node: int, graph: int) -> int:
         return 1000 * graph + node % 1000
 
-    def cuNodeFindInClone(self, node: int, copy: int) -> tuple[int, int]:
+    def cuGraphNodeFindInClone(self, node: int, copy: int) -> tuple[int, int]:
         return (0, self._twin(node, copy))
 
     def cuGraphDestroyNode(self, node: int) -> tuple[int]:
