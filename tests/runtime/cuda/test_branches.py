@@ -126,7 +126,7 @@ def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.Data
     chosen = st.sets(st.integers(0, graph.count - 1), min_size=1, max_size=4)
     uses = data.draw(st.lists(chosen, min_size=1, max_size=8))
     program = program_of(graph, uses, segments.WORTHWHILE)
-    facts = segments._Facts.of(program)
+    facts = segments._Facts(program)
     for made in (segments.cut(program), facts.plan(facts.everything, program.layout)):
         where = {launch: number for number, bound in enumerate(made.bounds) for launch in range(*bound)}
         before = graph.before() | {(a, b) for a in where for b in where if where[a] < where[b]}
