@@ -21,11 +21,11 @@ from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture, Machine
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.cuda.segments import Segments, cut
+from pygraph.runtime.discover import written_arguments
 from pygraph.runtime.driver import Program, Slot
-from pygraph.runtime.effects import written_arguments
 from pygraph.runtime.recording import AllocationKind
 
-__all__ = ["CudaExecutable", "Part", "anchor_copies", "make_executable", "split", "with_scratch"]
+__all__ = ["CudaExecutable", "Part", "make_executable", "split", "with_scratch"]
 
 
 class CudaExecutable:
@@ -70,7 +70,7 @@ def make_executable(machine: Machine, program: Program, capture: CudaCapture) ->
     plan = cut(program)
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
-        anchor_copies(machine.driver, program, nodes)
+        _anchor_copies(machine.driver, program, nodes)
         parts = split(machine.driver, graph, nodes, plan.bounds)
         region = machine.native.CudaRegion(graph, capture.device, capture.random)
         region.set_name(program.name)
@@ -117,7 +117,7 @@ def with_scratch(program: Program, nodes: Sequence[Node]) -> list[Node]:
     return made
 
 
-def anchor_copies(driver: ModuleType, program: Program, nodes: Sequence[Node]) -> None:
+def _anchor_copies(driver: ModuleType, program: Program, nodes: Sequence[Node]) -> None:
     """Point the operands of copies that will be patched at ordinary memory before the graph is instantiated.
 
     An instantiated copy node accepts only addresses of the kind of memory that it was made with, and stand-ins are

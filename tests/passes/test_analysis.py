@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pygraph.analysis import RegionView, region_addresses, region_views
 from pygraph.ir import REGION, Graph, Value
+from pygraph.passes.analysis import RegionView, region_addresses, region_views
 from tests.passes.build import build
 
 

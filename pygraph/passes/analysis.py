@@ -1,7 +1,6 @@
-"""What a partitioned graph's regions consist of: members, values that come in and go out, addresses in use.
+"""What passes and reports ask of a graph: dependences by position, what regions consist of, device times of nodes.
 
-Read from the nodes' REGION annotation each time, as annotations do not count as mutations. What to do with it is
-decided in ``pygraph.passes``.
+node.meta[REGION]   0 0 1 – 1     region_views(graph)[1]: nodes 2 and 4, the values they read and return
 """
 
 from __future__ import annotations
@@ -9,10 +8,47 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pygraph.ir import REGION, Graph, KernelNode, Value
+from pygraph.ir import REGION, DeviceModel, Graph, KernelNode, TensorType, Value
 from pygraph.ir.cost import evaluate
+from pygraph.ir.order import dependences
 
-__all__ = ["Addresses", "RegionView", "region_addresses", "region_views"]
+__all__ = [
+    "VECTOR",
+    "Addresses",
+    "Dependences",
+    "RegionView",
+    "arithmetic",
+    "dependence_lists",
+    "node_time_us",
+    "region_addresses",
+    "region_views",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Dependences:
+    """For the node at each position, the positions that it must follow, and those that must follow it."""
+
+    before: Sequence[Sequence[int]]
+    after: Sequence[Sequence[int]]
+
+
+def dependence_lists(graph: Graph) -> Dependences:
+    """The dependences of ``graph`` by position in ``graph.nodes``; computed once per version of the graph."""
+    return graph.cached(_dependence_lists)
+
+
+def _dependence_lists(graph: Graph) -> Dependences:
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    before: list[list[int]] = [[] for _ in place]
+    after: list[list[int]] = [[] for _ in place]
+    for first, then in dependences(graph):
+        before[place[then]].append(place[first])
+        after[place[first]].append(place[then])
+    return Dependences(before, after)
+
+
+# -- regions -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -86,3 +122,46 @@ def _owners_of(values: Sequence[Value], owners: Mapping[Value, tuple[Value, ...]
 
 def _add(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+VECTOR = "vector"
+"""The peak of a model that arithmetic other than products of matrices has."""
+
+_PRODUCTS = (
+    "addbmm",
+    "addmm",
+    "addmm_",
+    "_addmm_activation",
+    "baddbmm",
+    "baddbmm_",
+    "bmm",
+    "linear",
+    "matmul",
+    "mm",
+    "_int_mm",
+    "_scaled_mm",
+    "_mkl_linear",
+    "_linear_pointwise",
+)
+_PRODUCT_PARTS = ("convolution", "_scaled_dot_product")
+
+
+def node_time_us(node: KernelNode, model: DeviceModel, values: Mapping[str, int]) -> float | None:
+    """Device time of ``node`` in µs, or None where its cost is unknown."""
+    return model.time_us(node.cost, values, arithmetic(node))
+
+
+def arithmetic(node: KernelNode) -> str | None:
+    """The peak that ``node`` computes at: the element type of what it takes (or returns, where it takes no tensor) for
+    matrix products, convolutions and attention, ``VECTOR`` for the rest; None for a product without tensors."""
+    if not _is_product(node.op):
+        return VECTOR
+    found = (value.type for value in (*node.inputs, *node.outputs))
+    return next((type.dtype.value for type in found if isinstance(type, TensorType)), None)
+
+
+def _is_product(op: str) -> bool:
+    _, _, name = op.partition(".")
+    return name.partition(".")[0] in _PRODUCTS or any(part in name for part in _PRODUCT_PARTS)
