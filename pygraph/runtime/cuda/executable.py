@@ -18,7 +18,7 @@ from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.assembling import add_arguments, add_outputs, check_layout
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call
-from pygraph.runtime.cuda.capture import CudaCapture, Machine
+from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.cuda.segments import Segments, cut
 from pygraph.runtime.discover import written_arguments
@@ -53,7 +53,7 @@ class CudaExecutable:
         self._kept = ()
 
 
-def make_executable(machine: Machine, program: Program, capture: CudaCapture) -> CudaExecutable:
+def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> CudaExecutable:
     """What replays ``program``. It takes the capture's graph.
 
     Raises CaptureError when an address would not be replaced or lie outside, for an order other than the recorded
@@ -70,12 +70,12 @@ def make_executable(machine: Machine, program: Program, capture: CudaCapture) ->
     plan = cut(program)
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
-        _anchor_copies(machine.driver, program, nodes)
-        parts = split(machine.driver, graph, nodes, plan.bounds)
-        region = machine.native.CudaRegion(graph, capture.device, capture.random)
+        _anchor_copies(device.driver, program, nodes)
+        parts = split(device.driver, graph, nodes, plan.bounds)
+        region = device.native.CudaRegion(graph, capture.device, capture.random)
         region.set_name(program.name)
         _Builder(region, program, capture.arguments, nodes, plan, parts).build()
-        add_outputs(region, machine.native.OutputKind, program, capture.same)
+        add_outputs(region, device.native.OutputKind, program, capture.same)
     return CudaExecutable(region, capture.kept)
 
 
