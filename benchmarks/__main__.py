@@ -26,7 +26,7 @@ from pygraph.bench.process import Process, gist
 from pygraph.bench.render import LOSS, line, page, with_head, write_all
 from pygraph.bench.results import SCHEMA, Document, document, machine, row_of, wall_ratio, write
 from pygraph.bench.sides import BASELINES, OURS, REFERENCE, sides_for
-from pygraph.report.progress import working
+from pygraph.logs import working
 
 ROOT = Path(__file__).resolve().parent.parent
 _BINDING = {"machine": ("gpu", "device", "cpu", "cores", "torch", "cuda", "driver"), "settings": ("tiny", "blocks")}

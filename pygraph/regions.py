@@ -18,9 +18,8 @@ from pygraph.errors import CaptureError
 from pygraph.inductor.wrap import Boxed, RegionFunction, bind, wrap_regions
 from pygraph.report.model import GraphReport
 from pygraph.runtime.driver import Driver
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.region import Region
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.region import Region, RegionOptions
 from pygraph.settings import Settings
 from pygraph.warm import Facts, RegionFacts
 
@@ -90,7 +89,7 @@ def _wrapper(facts: RegionFacts, wrapping: _Wrapping) -> Callable[[RegionFunctio
 def _wrap(function: RegionFunction, *, facts: RegionFacts, wrapping: _Wrapping, driver: Driver) -> RegionFunction:
     report, settings, region = wrapping.report, wrapping.settings, facts.report
     folder = graph_dir(settings.dump_dir, report)
-    observer = None if folder is None else functools.partial(dump_launches, folder, region.index, report.device)
+    observer = None if folder is None else functools.partial(dump_launches, folder, region.index)
     name = f"{report.name}.region{region.index}"
     first = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
     made = Region(

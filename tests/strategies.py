@@ -1,7 +1,7 @@
 """Hypothesis strategies for IR graphs, shared by all property tests.
 
-``text_graphs`` holds anything that the Graph API can build, however senseless: for text. ``operator_graphs`` and
-``launch_graphs`` keep the verifier's rules and have effects that matter: for orders, passes and meaning.
+``text_graphs`` holds anything that the Graph API can build, however senseless: for text. ``operator_graphs``
+keeps the verifier's rules and has effects that matter: for orders, passes and meaning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pygraph.ir import (
     PURE,
     REASON,
     Arg,
-    BufferType,
     Cost,
     Device,
     DType,
@@ -47,7 +46,6 @@ __all__ = [
     "devices",
     "dims",
     "effects_for",
-    "launch_graphs",
     "literals",
     "locations",
     "metas",
@@ -102,7 +100,6 @@ shapes = st.lists(dims, max_size=3).map(tuple)
 types: st.SearchStrategy[Type] = st.one_of(
     st.builds(TensorType, dtypes, shapes, devices, st.none() | shapes),
     st.builds(ScalarType, st.sampled_from(["int", "float", "bool"]) | names, st.none() | dims),
-    st.builds(BufferType, dims, devices),
     st.builds(OpaqueType, strings),
 )
 _leaf_literals: st.SearchStrategy[Arg] = st.one_of(
@@ -275,20 +272,3 @@ def _add_kind(draw: st.DrawFn, graph: Graph, kind: _Kind, tensors: list[Value], 
     size = tensor.nbytes
     cost = Cost(0, 0, 0, 0, 0) if kind.effects.reads == () else Cost(symbol("s0") * 4, size, size, 1, 0)
     return graph.add(kind.op, operands, [result] * kind.results, effects=kind.effects, cost=cost)
-
-
-@st.composite
-def launch_graphs(draw: st.DrawFn, max_nodes: int = 10) -> Graph:
-    """Recorded launches on byte ranges of a few buffers."""
-    graph = Graph("region_0", "launches", Stage.RECORDED)
-    buffers = [graph.add_input(BufferType(64, CPU), f"b{i}") for i in range(draw(st.integers(1, 2)))]
-    ranges = st.tuples(st.integers(0, 56), st.integers(0, 24)).map(lambda r: (r[0], min(r[1], 64 - r[0])))
-    for index in range(draw(st.integers(0, max_nodes))):
-        count = draw(st.integers(1, 3))
-        operands = [draw(st.sampled_from(buffers)) for _ in range(count)]
-        stated = draw(st.lists(ranges | st.none(), min_size=count, max_size=count))
-        written = draw(st.integers(0, count))
-        reads, writes = tuple(range(written)), tuple(range(written, count))
-        effects = Effects(writes=writes, reads=reads)
-        graph.add(f"kernel_{index}", operands, attrs={"ranges": tuple(stated)}, effects=effects)
-    return graph

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from pygraph.analysis.timing import VECTOR
 from pygraph.calibration.fitting import Memory, fit_line, fit_memory, fit_peak, quartiles
 from pygraph.calibration.launching import moved, replayed, uncaptured
 from pygraph.calibration.records import Figure, Sweep
 from pygraph.calibration.targets import CHAINS, WIDES, Target
 from pygraph.calibration.timing import Effort, Sampler, Samples
 from pygraph.ir import Peak
+from pygraph.passes.analysis import VECTOR
 
 __all__ = ["Found", "Probe", "probes"]
 

@@ -14,7 +14,6 @@ import torch
 from torch.nn import functional
 
 from pygraph import compat
-from pygraph.analysis.timing import node_time_us
 from pygraph.calibration.fitting import quartiles
 from pygraph.calibration.launching import moved, replayed, uncaptured
 from pygraph.calibration.records import DEVICE, HOST_CALL, Point
@@ -22,6 +21,7 @@ from pygraph.calibration.targets import CHECKED_CHAINS, CHECKED_WIDES, Program, 
 from pygraph.calibration.timing import Sampler, Samples
 from pygraph.frontend import lift
 from pygraph.ir import DeviceModel, Graph
+from pygraph.passes.analysis import node_time_us
 
 __all__ = ["Check", "Workload", "calls", "graph_time_us", "operators", "points", "workloads"]
 

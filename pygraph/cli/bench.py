@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from pygraph.cli.failures import Failure
-from pygraph.cli.script import ScriptCommand
+from pygraph.cli import Failure, ScriptCommand
+from pygraph.logs import working
 
 __all__ = ["bench"]
 
@@ -55,7 +55,6 @@ def bench(
     from pygraph.bench.render import page, write_all
     from pygraph.bench.results import document, machine, row_of
     from pygraph.bench.sides import sides_for
-    from pygraph.report.progress import working
 
     there = torch.cuda.is_available()
     try:

@@ -1,4 +1,4 @@
-"""From torch to the IR: FX graphs of operators, recorded kernel launches, names, literals, costs, source lines.
+"""From torch to the IR: FX graphs of operators, names, literals, costs, source lines.
 
 The names below are loaded at first use: a program that comes from a cache is not lifted.
 """
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pygraph.frontend.args import to_fx_arg
     from pygraph.frontend.costs import cost_of
     from pygraph.frontend.fx import FX_MADE_FROM, lift, made_from, result_paths
-    from pygraph.frontend.launches import lift_launches
     from pygraph.frontend.location import location_of
     from pygraph.frontend.names import FrontendError, op_name, resolve_op
     from pygraph.frontend.roles import backward_static_inputs, held_inputs, lent_inputs
@@ -25,7 +24,6 @@ __all__ = [
     "held_inputs",
     "lent_inputs",
     "lift",
-    "lift_launches",
     "location_of",
     "made_from",
     "op_name",
@@ -38,7 +36,6 @@ _HOMES = {
     "args": ("to_fx_arg",),
     "costs": ("cost_of",),
     "fx": ("FX_MADE_FROM", "lift", "made_from", "result_paths"),
-    "launches": ("lift_launches",),
     "location": ("location_of",),
     "names": ("FrontendError", "op_name", "resolve_op"),
     "roles": ("backward_static_inputs", "held_inputs", "lent_inputs"),

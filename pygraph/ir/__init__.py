@@ -16,7 +16,7 @@ from pygraph.ir.annotations import (
 from pygraph.ir.cost import FREE, H200, HOST, UNKNOWN, Cost, DeviceModel, Peak
 from pygraph.ir.dims import canonical
 from pygraph.ir.effects import PURE, Effects
-from pygraph.ir.graph import Graph, GraphError
+from pygraph.ir.graph import Graph, GraphError, Stage
 from pygraph.ir.node import (
     CONSTANT,
     UPLOAD,
@@ -35,8 +35,7 @@ from pygraph.ir.node import (
 )
 from pygraph.ir.order import dependences, memory_roots
 from pygraph.ir.printer import print_graph
-from pygraph.ir.stage import Stage
-from pygraph.ir.types import BufferType, Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
+from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
 from pygraph.ir.verify import verify
 
 
@@ -64,7 +63,6 @@ __all__ = [
     "UNKNOWN",
     "UPLOAD",
     "Arg",
-    "BufferType",
     "Cost",
     "DType",
     "Device",

@@ -31,7 +31,6 @@ from pygraph.ir.records import (
     Word,
 )
 from pygraph.ir.types import (
-    BufferType,
     Device,
     Dim,
     DType,
@@ -135,12 +134,8 @@ class _Types:
         word, shape, *rest = children
         device = rest[-1]
         stride = rest[0][1] if len(rest) > 1 else None
-        if word == "buffer":
-            if len(shape) != 1 or stride is not None:
-                raise Problem("a buffer has one size, in bytes", word)
-            return BufferType(shape[0], device)
         if word not in _DTYPES:
-            raise Problem(f"unknown dtype '{word}': use buffer or one of {', '.join(_DTYPES)}", word)
+            raise Problem(f"unknown dtype '{word}': use one of {', '.join(_DTYPES)}", word)
         return TensorType(_DTYPES[word], shape, device, stride)
 
     def scalar_type(self, children: Children) -> Type:

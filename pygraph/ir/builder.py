@@ -11,7 +11,7 @@ from typing import cast
 from pygraph.ir.annotations import CAPTURABLE, DETAIL, PLACEMENT, REASON, REGION, SELECTED, TAGS, Parameter, Region
 from pygraph.ir.cost import Cost
 from pygraph.ir.effects import Effects
-from pygraph.ir.graph import Graph, GraphError
+from pygraph.ir.graph import Graph, GraphError, Stage
 from pygraph.ir.lexical import unquote
 from pygraph.ir.node import RESERVED, Arg, KernelNode, Location, Meta, Value
 from pygraph.ir.records import (
@@ -27,7 +27,6 @@ from pygraph.ir.records import (
     Setting,
     Word,
 )
-from pygraph.ir.stage import Stage
 from pygraph.ir.types import Dim, Type
 
 __all__ = ["build_graph", "sigil_name"]

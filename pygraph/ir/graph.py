@@ -1,11 +1,12 @@
 """The graph: an ordered DAG of kernel nodes. It owns every mutation and every name.
 
-Questions about a graph live in ``pygraph.analysis``; text in ``printer`` and ``parser``; rules in ``verify``.
+Questions about a graph live in ``pygraph.passes.analysis``; text in ``printer`` and ``parser``; rules in ``verify``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import TypeVar, get_args
 
 from pygraph.errors import PygraphError
@@ -13,12 +14,30 @@ from pygraph.ir.annotations import Region
 from pygraph.ir.cost import UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.node import Arg, KernelNode, Location, Value, map_arg, values_in
-from pygraph.ir.stage import Stage
 from pygraph.ir.types import Type
 
-__all__ = ["Graph", "GraphError"]
+__all__ = ["Graph", "GraphError", "Stage"]
 
 T = TypeVar("T")
+
+
+class Stage(Enum):
+    """How far a graph has come, in order. The value is the name in ``.pgir`` text.
+
+    The verifier has one table of rules per stage; passes state which one they require and which one they ensure.
+    """
+
+    LIFTED = "lifted"
+    JUDGED = "judged"
+    PLACED = "placed"
+    PARTITIONED = "partitioned"
+    INDIRECTED = "indirected"
+    SELECTED = "selected"
+
+    def reached(self, other: Stage) -> bool:
+        """Whether a graph at this stage satisfies what holds at ``other``."""
+        order = list(Stage)
+        return order.index(self) >= order.index(other)
 
 
 class GraphError(PygraphError):
@@ -28,7 +47,7 @@ class GraphError(PygraphError):
 class Graph:
     """Inputs, nodes in program order, outputs; subgraphs of higher-order operators; regions once partitioned.
 
-    ``kind`` says what the graph computes: inference, forward, backward, subgraph or launches. ``hints`` gives
+    ``kind`` says what the graph computes: inference, forward, backward or subgraph. ``hints`` gives
     example values of symbols. ``version`` counts mutations; ``cached`` results live as long as it stands still.
     """
 

@@ -1,111 +1,77 @@
 """Reference semantics: what a graph computes, writes, draws and in which order, so that passes are tested by meaning.
 
-This file is the machine: memory, views, effects. What contents are is a domain's matter: uninterpreted terms in
-``terms``, Python numbers in ``numbers``. Nothing here is fast, and nothing but tests and debugging uses it.
+Contents are uninterpreted terms: two values are equal when they are computed in the same way from the same inputs.
+Where a tensor lives is no part of its content, so moving it between devices leaves its term as it is.
+
+    %v = aten.view.default(%x) !aliases[0:0]      v: view of x's memory
+    %r = aten.relu_.default(%v) !writes[0]        x's memory: put(input(x), step(view), relu_(view(input(x))))
+
+Nothing here is fast, and nothing but tests and debugging uses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from hashlib import blake2b
+from typing import TypeAlias
 
-from pygraph.errors import PygraphError
 from pygraph.ir.graph import Graph
-from pygraph.ir.memory import RangedMemory
 from pygraph.ir.node import UPLOAD, Arg, GraphRef, KernelNode, Value, base_name
-from pygraph.ir.order import operand_range
+from pygraph.ir.printer import literal_text
 from pygraph.ir.types import Device, ScalarType, TensorType
 
-__all__ = [
-    "UNREAD",
-    "Call",
-    "Domain",
-    "InterpretError",
-    "Operand",
-    "Outcome",
-    "Results",
-    "Returned",
-    "SubgraphText",
-    "interpret",
-]
-
+__all__ = ["Outcome", "Returned", "Term", "interpret"]
 
 _MOVES = ("aten._to_copy", "aten.clone", "prims.device_put", base_name(UPLOAD))
+_PLACES = ("device", "non_blocking", "pin_memory")
+"""Attributes that say where a result lives, not what it is."""
 
 
-class InterpretError(PygraphError):
-    """An operator or operand that a domain has no meaning for."""
+class Term:
+    """``head(parts…)``. Parts are terms, literals and tuples of them; equal heads and parts make equal terms.
 
-
-class _Unread:
-    """The content of an operand that a node does not read."""
-
-    def __repr__(self) -> str:
-        return "UNREAD"
-
-
-UNREAD = _Unread()
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A value among the arguments of a call: its position among them, and its content or ``UNREAD``."""
-
-    position: int
-    content: object
-
-
-@dataclass(frozen=True, slots=True)
-class SubgraphText:
-    """A subgraph among the arguments of a call, as text."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """One node about to run. ``args`` and ``attrs`` hold Operands in place of values.
-
-    ``draw`` is the generator that it draws from and the number of draws before; ``results`` counts results;
-    ``is_move`` says that the node only copies its operands, to another device or within one.
+    A term is named by a digest of how it came about, so that equality is exact and cheap however deep it is.
     """
 
-    op: str
-    args: tuple[object, ...]
-    attrs: Mapping[str, object]
-    operands: tuple[Operand, ...]
-    results: int
-    writes: tuple[int, ...]
-    draw: tuple[str, int] | None
-    is_move: bool
+    __slots__ = ("digest", "head", "parts")
+
+    def __init__(self, head: str, *parts: object) -> None:
+        self.head = head
+        self.parts = parts
+        text = f"{head}({_digest_text(parts)})"
+        self.digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Term) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return _shown(self, 3)
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """What a call made: contents of results by index, and of written operands by position."""
+def _digest_text(part: object) -> str:
+    if isinstance(part, Term):
+        return f"~{part.digest}"
+    if isinstance(part, tuple):
+        return f"[{', '.join(map(_digest_text, part))}]"
+    return literal_text(part)
 
-    outputs: Mapping[int, object]
-    written: Mapping[int, object]
+
+def _shown(part: object, depth: int) -> str:
+    if isinstance(part, tuple):
+        return f"[{', '.join(_shown(item, depth) for item in part)}]"
+    if not isinstance(part, Term):
+        return literal_text(part)
+    if not depth:
+        return f"{part.head}#{part.digest[:6]}"
+    return f"{part.head}({', '.join(_shown(item, depth - 1) for item in part.parts)})"
 
 
-class Domain(Protocol):
-    """What contents are, and what operators do to them."""
-
-    def given(self, value: Value, content: object, /) -> object:
-        """The initial content of an input, from what the caller gave (None when nothing)."""
-
-    def view(self, content: object, call: Call, result: int, /) -> object:
-        """What result ``result`` of the view ``call`` shows of memory with that content."""
-
-    def put(self, content: object, path: Sequence[tuple[Call, int]], new: object, /) -> object:
-        """The content of memory after ``new`` was written through the views in ``path``."""
-
-    def call(self, call: Call, /) -> Results:
-        """Run one operator."""
-
-    def event(self, call: Call, /) -> str:
-        """A description of the call by which sequences of effects are compared; empty for none."""
+Content: TypeAlias = "Term | tuple[Content, ...]"
+"""What a value holds: one term, or one for each memory that it may lie in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +82,7 @@ class Returned:
     memory; it is empty for numbers.
     """
 
-    content: object
+    content: Content
     device: Device | None
     memory: tuple[str, ...]
 
@@ -132,24 +98,22 @@ class Outcome:
     """
 
     outputs: tuple[object, ...]
-    written: Mapping[str, object]
+    written: Mapping[str, Content]
     draws: Mapping[str, int]
     effects: Mapping[str, tuple[object, ...]]
 
 
-def interpret(graph: Graph, inputs: Mapping[str, object] | None = None, domain: Domain | None = None) -> Outcome:
-    """Run ``graph`` on ``inputs`` (contents by name) in ``domain``: terms when None, where inputs may be left out.
+def interpret(graph: Graph, inputs: Mapping[str, Term] | None = None, trace: dict[str, str] | None = None) -> Outcome:
+    """Run ``graph`` on ``inputs`` (contents by name; an input that is left out stands for itself).
 
-    Graphs of launches are interpreted over terms only, byte range by byte range. Raises InterpretError.
+    ``trace`` is filled with the digest of what each node did, by its name: empty for a move between devices.
     """
-    if domain is None:
-        from pygraph.ir.terms import SymbolicDomain  # terms are built on this module
-
-        domain = SymbolicDomain()
-    machine = _Machine(graph, domain)
+    machine = _Machine(graph)
     machine.load(inputs or {})
     for node in graph.nodes:
-        machine.run(node)
+        done = machine.run(node)
+        if trace is not None:
+            trace[node.name] = done
     return machine.outcome()
 
 
@@ -158,77 +122,92 @@ class _Storage:
     """Memory made by one input or one result."""
 
     name: str
-    content: object
+    content: Content
     is_input: bool = False
     written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Memory, and the views through which a value sees it, outermost last."""
+    """Memory, and the views through which a value sees it, outermost last: (term of the view, which result)."""
 
     storage: _Storage
-    path: tuple[tuple[Call, int], ...] = ()
+    path: tuple[tuple[Term, int], ...] = ()
+
+    def seen(self) -> Content:
+        content = self.storage.content
+        for call, result in self.path:
+            content = Term("view", result, call, content)
+        return content
+
+    def put(self, new: Content) -> None:
+        self.storage.written = True
+        steps = tuple(Term("step", result, call) for call, result in self.path)
+        self.storage.content = Term("put", self.storage.content, steps, new) if steps else new
 
 
 @dataclass(slots=True)
 class _Machine:
     graph: Graph
-    domain: Domain
     places: dict[Value, tuple[_Place, ...]] = field(default_factory=dict)
     draws: dict[str, int] = field(default_factory=dict)
     effects: dict[str, list[object]] = field(default_factory=dict)
     since_barrier: list[str] = field(default_factory=list)
 
-    def load(self, inputs: Mapping[str, object]) -> None:
+    def load(self, inputs: Mapping[str, Term]) -> None:
         for value in self.graph.inputs:
-            content = self.domain.given(value, inputs.get(value.name))
-            if self.graph.stage.of_launches:
-                content = RangedMemory(content)
+            content = inputs.get(value.name) or Term("input", value.name)
             self.places[value] = (_Place(_Storage(value.name, content, is_input=True)),)
 
-    def run(self, node: KernelNode) -> None:
-        call = self._call(node)
-        results = self.domain.call(call)
-        self._note_effects(node, call)
+    def run(self, node: KernelNode) -> str:
+        """Run one node and return what it did."""
+        contents = self._operands(node)
+        call = self._call(node, contents)
+        is_move = _is_move(node)
+        event = "" if is_move else call.digest
+        self._note_effects(node, event)
         for position in dict.fromkeys(node.effects.writes):
-            self._write(node, position, results.written[position])
+            for place in self.places[node.inputs[position]]:
+                place.put(Term("written", position, call))
         for output in node.outputs:
-            self.places[output] = self._place(node, call, output, results)
+            fresh = contents[output.index] if is_move else Term("result", output.index, call)
+            self.places[output] = self._place(node, call, output, fresh)
+        return event
 
     def outcome(self) -> Outcome:
         owners: dict[_Storage, str] = {}
         outputs = tuple(self._returned(arg, f"result {i}", owners) for i, arg in enumerate(self.graph.outputs))
         storages = (place.storage for value in self.graph.inputs for place in self.places[value])
-        written = {storage.name: _final(storage.content) for storage in storages if storage.written}
+        written = {storage.name: storage.content for storage in storages if storage.written}
         effects = {chain: tuple(events) for chain, events in self.effects.items()}
         return Outcome(outputs, written, dict(self.draws), effects)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    def _call(self, node: KernelNode) -> Call:
+    def _operands(self, node: KernelNode) -> list[Content]:
         reads = node.effects.reads
         read = range(len(node.inputs)) if reads is None else reads
-        contents = [self._read(node, i) if i in read else UNREAD for i in range(len(node.inputs))]
-        operands = tuple(Operand(i, content) for i, content in enumerate(contents))
-        feed = iter(operands)
-        args = tuple(self._encode(arg, feed) for arg in node.args)
-        attrs = {key: self._encode(arg, feed) for key, arg in node.attrs.items()}
-        generator = node.effects.rng
-        draw = None if generator is None else (generator, self.draws.get(generator, 0))
-        return Call(node.op, args, attrs, operands, len(node.outputs), node.effects.writes, draw, _is_move(node))
+        return [self._content(value) if i in read else Term("unread") for i, value in enumerate(node.inputs)]
 
-    def _encode(self, arg: Arg, feed: Iterator[Operand]) -> object:
+    def _call(self, node: KernelNode, contents: list[Content]) -> Term:
+        feed = iter(contents)
+        args = tuple(self._part(arg, feed) for arg in node.args)
+        parts = [(key, self._part(arg, feed)) for key, arg in node.attrs.items()]
+        attrs = tuple((key, part) for key, part in sorted(parts, key=lambda pair: pair[0]) if key not in _PLACES)
+        generator = node.effects.rng
+        draw = () if generator is None else (generator, self.draws.get(generator, 0))
+        return Term(node.op, args, attrs, draw)
+
+    def _part(self, arg: Arg, feed: Iterator[Content]) -> object:
         if isinstance(arg, Value):
             return next(feed)
         if isinstance(arg, tuple):
-            return tuple(self._encode(item, feed) for item in arg)
+            return tuple(self._part(item, feed) for item in arg)
         if isinstance(arg, GraphRef) and arg.name in self.graph.subgraphs:
-            return SubgraphText(str(self.graph.subgraphs[arg.name]))
-        return arg
+            return Term("subgraph", str(self.graph.subgraphs[arg.name]))
+        return Term("device") if isinstance(arg, Device) else arg
 
-    def _note_effects(self, node: KernelNode, call: Call) -> None:
-        event = self.domain.event(call)
+    def _note_effects(self, node: KernelNode, event: str) -> None:
         effects = node.effects
         if effects.rng is not None:
             self.draws[effects.rng] = self.draws.get(effects.rng, 0) + 1
@@ -243,31 +222,11 @@ class _Machine:
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def _read(self, node: KernelNode, position: int) -> object:
-        places = self.places[node.inputs[position]]
-        if self.graph.stage.of_launches:
-            return _ranged(places[0].storage).read(*operand_range(node, position))
-        return self._content(places)
-
-    def _content(self, places: tuple[_Place, ...]) -> object:
-        contents = [self._seen(place) for place in places]
+    def _content(self, value: Value) -> Content:
+        contents = [place.seen() for place in self.places[value]]
         return contents[0] if len(contents) == 1 else tuple(contents)
 
-    def _seen(self, place: _Place) -> object:
-        content = place.storage.content
-        for call, result in place.path:
-            content = self.domain.view(content, call, result)
-        return content
-
-    def _write(self, node: KernelNode, position: int, new: object) -> None:
-        for place in self.places[node.inputs[position]]:
-            place.storage.written = True
-            if self.graph.stage.of_launches:
-                _ranged(place.storage).write(*operand_range(node, position), new)
-            else:
-                place.storage.content = self.domain.put(place.storage.content, place.path, new)
-
-    def _place(self, node: KernelNode, call: Call, output: Value, results: Results) -> tuple[_Place, ...]:
+    def _place(self, node: KernelNode, call: Term, output: Value, fresh: Content) -> tuple[_Place, ...]:
         """Where a result lies: in the memory of the operands that it aliases, or in its own."""
         shared = [operand for index, operand in node.effects.aliases if index == output.index]
         places: dict[_Place, None] = {}
@@ -275,19 +234,17 @@ class _Machine:
             steps = () if position in node.effects.writes else ((call, output.index),)
             for place in self.places[node.inputs[position]]:
                 places[_Place(place.storage, (*place.path, *steps))] = None
-        return tuple(places) or (_Place(_Storage(output.name, results.outputs[output.index])),)
+        return tuple(places) or (_Place(_Storage(output.name, fresh)),)
 
     def _returned(self, arg: Arg, label: str, owners: dict[_Storage, str]) -> object:
         if isinstance(arg, tuple):
             return tuple(self._returned(item, f"{label}.{i}", owners) for i, item in enumerate(arg))
         if not isinstance(arg, Value):
             return arg
-        places = self.places[arg]
-        if self.graph.stage.of_launches:
-            return Returned(_final(places[0].storage.content), None, (places[0].storage.name,))
-        memory = tuple(_owner(place.storage, label, owners) for place in places)
+        storages = [place.storage for place in self.places[arg]]
+        memory = tuple(s.name if s.is_input else owners.setdefault(s, label) for s in storages)
         is_number = isinstance(arg.type, ScalarType)
-        return Returned(self._content(places), getattr(arg.type, "device", None), () if is_number else memory)
+        return Returned(self._content(arg), getattr(arg.type, "device", None), () if is_number else memory)
 
 
 def _is_move(node: KernelNode) -> bool:
@@ -300,17 +257,3 @@ def _is_move(node: KernelNode) -> bool:
 def _content_type(value: Value) -> object:
     type = value.type
     return (type.dtype, type.shape) if isinstance(type, TensorType) else type
-
-
-def _owner(storage: _Storage, label: str, owners: dict[_Storage, str]) -> str:
-    return storage.name if storage.is_input else owners.setdefault(storage, label)
-
-
-def _ranged(storage: _Storage) -> RangedMemory:
-    if not isinstance(storage.content, RangedMemory):
-        raise InterpretError(f"{storage.name} is no buffer")
-    return storage.content
-
-
-def _final(content: object) -> object:
-    return content.pieces() if isinstance(content, RangedMemory) else content

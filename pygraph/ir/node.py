@@ -197,7 +197,7 @@ def base_name(op: str) -> str:
 
 
 class KernelNode:
-    """One operator or launch: ``outputs = op(*args, **attrs)``, with its effects, cost and source line.
+    """One operator: ``outputs = op(*args, **attrs)``, with its effects, cost and source line.
 
     ``inputs`` are the values in ``args`` and then ``attrs``, flattened; effects count positions in it. ``after``
     names nodes that must run before this one although no data says so.

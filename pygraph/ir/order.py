@@ -1,24 +1,19 @@
 """The order that a graph's meaning demands: one linear pass that turns data, memory and other effects into edges.
 
-This is the only place that says what must run before what: the verifier uses it, and ``pygraph.analysis`` builds its
-networkx views from it. It knows nothing of regions or schedules.
+This is the only place that says what must run before what: the verifier and the passes ask it.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pygraph.ir.graph import Graph
 from pygraph.ir.node import KernelNode, Value
 
-__all__ = ["Edge", "dependences", "memory_roots", "operand_range"]
+__all__ = ["Edge", "dependences", "memory_roots"]
 
 Edge = tuple[KernelNode, KernelNode]
-
-WHOLE = (0.0, math.inf)
 
 
 def memory_roots(graph: Graph) -> dict[Value, Value]:
@@ -44,13 +39,13 @@ def dependences(graph: Graph) -> list[Edge]:
     - data: the producer of each operand;
     - ``after``: explicit edges;
     - memory: a write through any alias comes after every earlier read and write of the same memory, and before every
-      later one; where ``attrs["ranges"]`` gives a launch's byte ranges, only overlapping ranges count;
+      later one;
     - ``rng``, ``collective``: draws of one generator, and calls in one process group, stay in order;
     - ``barrier``: comes after everything before it and before everything after it.
 
     ``sync`` alone orders nothing: what the host reads is ordered by data and memory. What a graph returns is read after
     its last node, so returning written memory orders no two nodes. The edges are chains, not all pairs: their number
-    is linear in nodes and operands (in overlapping pieces of ranges, for launches). Nodes are taken in program order,
+    is linear in nodes and operands. Nodes are taken in program order,
     which decides between two conflicting ones. Effects must name existing operands (the verifier's rule ``effects``).
     """
     tracker = _Tracker(graph)
@@ -61,18 +56,6 @@ def dependences(graph: Graph) -> list[Edge]:
     return edges
 
 
-def operand_range(node: KernelNode, position: int) -> tuple[float, float]:
-    """First byte and end of what ``node`` touches of an operand: all of it unless ``attrs["ranges"]`` says less."""
-    ranges = node.attrs.get("ranges")
-    if not isinstance(ranges, tuple) or position >= len(ranges):
-        return WHOLE
-    match ranges[position]:
-        case (int(start), int(nbytes)):
-            return (start, start + nbytes)
-        case _:
-            return WHOLE
-
-
 def _find(parent: dict[Value, Value], value: Value) -> Value:
     while parent[value] is not value:
         parent[value] = value = parent[parent[value]]
@@ -80,53 +63,11 @@ def _find(parent: dict[Value, Value], value: Value) -> Value:
 
 
 @dataclass(slots=True)
-class _Piece:
-    """Who last wrote a piece of memory, and who has read it since."""
+class _Memory:
+    """Who last wrote the memory of one root, and who has read it since."""
 
     writer: KernelNode | None = None
     readers: list[KernelNode] = field(default_factory=list)
-
-    def split(self) -> _Piece:
-        return _Piece(self.writer, list(self.readers))
-
-
-class _Memory:
-    """One root's bytes as adjacent pieces: piece ``i`` reaches from ``starts[i]`` to ``starts[i + 1]``."""
-
-    __slots__ = ("pieces", "starts")
-
-    def __init__(self) -> None:
-        self.starts: list[float] = [-math.inf]
-        self.pieces: list[_Piece] = [_Piece()]
-
-    def _cut(self, at: float) -> int:
-        """Make a piece start ``at`` and return its index."""
-        index = bisect_left(self.starts, at)
-        if index == len(self.starts) or self.starts[index] != at:
-            self.starts.insert(index, at)
-            self.pieces.insert(index, self.pieces[index - 1].split())
-        return index
-
-    def read(self, node: KernelNode, start: float, end: float) -> Iterator[KernelNode]:
-        low = self._cut(start)
-        for piece in self.pieces[low : self._end(end)]:
-            if piece.writer is not None:
-                yield piece.writer
-            if not piece.readers or piece.readers[-1] is not node:
-                piece.readers.append(node)
-
-    def write(self, node: KernelNode, start: float, end: float) -> Iterator[KernelNode]:
-        low = self._cut(start)
-        high = self._end(end)
-        for piece in self.pieces[low:high]:
-            yield from piece.readers
-            if piece.writer is not None:
-                yield piece.writer
-        self.starts[low:high] = [start]
-        self.pieces[low:high] = [_Piece(node)]
-
-    def _end(self, end: float) -> int:
-        return len(self.starts) if end == math.inf else self._cut(end)
 
 
 class _Tracker:
@@ -163,11 +104,16 @@ class _Tracker:
 
     def _access(self, node: KernelNode, position: int, *, write: bool) -> Iterator[KernelNode]:
         root = self.roots[node.inputs[position]]
-        start, end = operand_range(node, position)
-        if root not in self.written or start >= end:
+        if root not in self.written:
             return
         memory = self.memory.setdefault(root, _Memory())
-        yield from memory.write(node, start, end) if write else memory.read(node, start, end)
+        if memory.writer is not None:
+            yield memory.writer
+        if write:
+            yield from memory.readers
+            self.memory[root] = _Memory(node)
+        elif not memory.readers or memory.readers[-1] is not node:
+            memory.readers.append(node)
 
     def _links(self, node: KernelNode) -> Iterator[KernelNode]:
         for kind, name in (("rng", node.effects.rng), ("collective", node.effects.collective)):

@@ -17,7 +17,7 @@ from pygraph.ir.effects import Effects
 from pygraph.ir.graph import Graph
 from pygraph.ir.lexical import COST_FIELDS, name_text, quote, symbol_text, word_text
 from pygraph.ir.node import GraphRef, KernelNode, Token, Value
-from pygraph.ir.types import BufferType, Device, DType, ScalarType, TensorType, Type
+from pygraph.ir.types import Device, DType, ScalarType, TensorType, Type
 
 __all__ = ["literal_text", "print_graph", "type_text", "value_text"]
 
@@ -56,12 +56,10 @@ def literal_text(arg: object) -> str:
 
 @lru_cache(maxsize=4096)
 def type_text(type: Type) -> str:
-    """A type: ``f32[s0, 16]{16, 1}@cuda:0``, ``int(s0)``, ``buffer[1024]@cpu``, ``opaque<"name">``."""
+    """A type: ``f32[s0, 16]{16, 1}@cuda:0``, ``int(s0)``, ``opaque<"name">``."""
     if isinstance(type, TensorType):
         stride = "" if type.stride is None else f"{{{_dims_text(type.stride)}}}"
         return f"{type.dtype.value}[{_dims_text(type.shape)}]{stride}{_device_text(type.device)}"
-    if isinstance(type, BufferType):
-        return f"buffer[{dim_text(type.nbytes)}]{_device_text(type.device)}"
     if isinstance(type, ScalarType):
         kind = type.kind if type.kind in ("int", "float", "bool") else quote(type.kind)
         return kind if type.expr is None else f"{kind}({dim_text(type.expr)})"

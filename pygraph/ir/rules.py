@@ -1,4 +1,4 @@
-"""Rules of structure, which hold at every stage: names, links, order, effects, types; and those of launches.
+"""Rules of structure, which hold at every stage: names, links, order, effects, types.
 
 Each rule yields ``(node, reason)`` for whatever breaks it. Rules of judged and partitioned graphs: ``region_rules``.
 """
@@ -15,20 +15,18 @@ import sympy
 from pygraph.ir.dims import canonical
 from pygraph.ir.graph import Graph
 from pygraph.ir.lexical import COST_FIELDS
-from pygraph.ir.node import Arg, KernelNode, Value, graph_refs_in, values_in
-from pygraph.ir.types import BufferType, Dim, OpaqueType, ScalarType, TensorType, Type
+from pygraph.ir.node import KernelNode, Value, graph_refs_in, values_in
+from pygraph.ir.types import Dim, OpaqueType, ScalarType, TensorType, Type
 
 __all__ = [
     "Rule",
     "Violation",
     "effects",
     "expressions",
-    "launches",
     "links",
     "names",
     "order",
     "outputs",
-    "ranges",
     "subgraphs",
     "types",
 ]
@@ -122,8 +120,6 @@ def types(graph: Graph) -> Iterator[Violation]:
 def _type_fault(type: Type) -> str | None:
     if isinstance(type, TensorType):
         return _tensor_fault(type)
-    if isinstance(type, BufferType) and _is_negative(type.nbytes):
-        return f"its size {type.nbytes} is negative"
     if isinstance(type, ScalarType) and type.kind not in ("int", "float", "bool"):
         return f"'{type.kind}' is no kind of number"
     if isinstance(type, OpaqueType) and not type.name:
@@ -158,8 +154,6 @@ def expressions(graph: Graph) -> Iterator[Violation]:
 def _dims_of(type: Type) -> tuple[Dim, ...]:
     if isinstance(type, TensorType):
         return (*type.shape, *(type.stride or ()))
-    if isinstance(type, BufferType):
-        return (type.nbytes,)
     return (type.expr,) if isinstance(type, ScalarType) and type.expr is not None else ()
 
 
@@ -180,42 +174,3 @@ def subgraphs(graph: Graph) -> Iterator[Violation]:
         for reference in graph_refs_in((*node.args, *node.attrs.values())):
             if reference.name not in graph.subgraphs:
                 yield node, f"there is no subgraph @{reference.name}"
-
-
-# -- launches ----------------------------------------------------------------------------------------------------------
-
-
-def launches(graph: Graph) -> Iterator[Violation]:
-    """Recorded launches take buffers, which are inputs of the graph, and return nothing."""
-    for value in graph.inputs:
-        if not isinstance(value.type, BufferType):
-            yield None, f"input {value!r} is no buffer"
-    for node in graph.nodes:
-        if node.outputs:
-            yield node, "a launch has no results: it writes to its operands"
-
-
-def ranges(graph: Graph) -> Iterator[Violation]:
-    """``ranges`` gives ``[start, nbytes]``, or None, for each operand, within the size of its buffer."""
-    for node in graph.nodes:
-        stated = node.attrs.get("ranges")
-        if stated is None:
-            continue
-        if not isinstance(stated, tuple) or len(stated) != len(node.inputs):
-            yield node, f"'ranges' must have one entry for each of its {len(node.inputs)} operands"
-            continue
-        for value, entry in zip(node.inputs, stated, strict=True):
-            reason = _range_fault(value.type, entry)
-            if reason:
-                yield node, f"range {entry} of {value!r}: {reason}"
-
-
-def _range_fault(type: Type, entry: Arg) -> str | None:
-    if entry is None or not isinstance(type, BufferType):
-        return None
-    match entry:
-        case (int(start), int(nbytes)):
-            fits = not isinstance(type.nbytes, int) or start + nbytes <= type.nbytes
-            return None if start >= 0 and nbytes >= 0 and fits else f"exceeds the buffer's {type.nbytes} bytes"
-        case _:
-            return "must be [start, nbytes] in bytes"

@@ -1,4 +1,4 @@
-"""Types of IR values: tensors, host scalars, buffers and opaque objects; dtypes, devices and symbolic sizes.
+"""Types of IR values: tensors, host scalars and opaque objects; dtypes, devices and symbolic sizes.
 
 Nothing here knows torch; the frontend translates. Sizes are ints where known and sympy expressions where not.
 """
@@ -14,7 +14,6 @@ from typing import TypeAlias
 import sympy
 
 __all__ = [
-    "BufferType",
     "DType",
     "Device",
     "Dim",
@@ -160,18 +159,10 @@ class ScalarType:
 
 
 @dataclass(frozen=True, slots=True)
-class BufferType:
-    """A range of memory of ``nbytes`` bytes on ``device``: what launches read and write."""
-
-    nbytes: Dim
-    device: Device
-
-
-@dataclass(frozen=True, slots=True)
 class OpaqueType:
     """A value that the IR does not look into: a generator, a script object, a token. ``name`` says which."""
 
     name: str
 
 
-Type: TypeAlias = TensorType | ScalarType | BufferType | OpaqueType
+Type: TypeAlias = TensorType | ScalarType | OpaqueType

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from pygraph.errors import VerifyError
 from pygraph.ir import region_rules, rules
-from pygraph.ir.graph import Graph
+from pygraph.ir.graph import Graph, Stage
 from pygraph.ir.rules import Rule
-from pygraph.ir.stage import Stage
 
 __all__ = ["RULES", "verify"]
 
@@ -26,7 +25,6 @@ _STRUCTURE: tuple[Rule, ...] = (
 _JUDGED: tuple[Rule, ...] = (*_STRUCTURE, region_rules.judged)
 _PARTITIONED: tuple[Rule, ...] = (*_JUDGED, region_rules.membership, region_rules.table, region_rules.quotient)
 _INDIRECTED: tuple[Rule, ...] = (*_PARTITIONED, region_rules.parameters)
-_LAUNCHES: tuple[Rule, ...] = (*_STRUCTURE, rules.launches, rules.ranges)
 
 RULES: dict[Stage, tuple[Rule, ...]] = {
     Stage.LIFTED: _STRUCTURE,
@@ -35,8 +33,6 @@ RULES: dict[Stage, tuple[Rule, ...]] = {
     Stage.PARTITIONED: _PARTITIONED,
     Stage.INDIRECTED: _INDIRECTED,
     Stage.SELECTED: (*_INDIRECTED, region_rules.selected),
-    Stage.RECORDED: _LAUNCHES,
-    Stage.SCHEDULED: _LAUNCHES,
 }
 """The rules of each stage. What held at an earlier stage still holds."""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pygraph.analysis.regions import Addresses, RegionView, region_addresses, region_views
 from pygraph.ir import Graph, OpaqueType, Parameter, ScalarType, Stage, Value
+from pygraph.passes.analysis import Addresses, RegionView, region_addresses, region_views
 from pygraph.passes.base import Pass, PassContext, PassResult
 
 __all__ = ["Indirection"]

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pygraph.analysis.dependences import dependence_lists
-from pygraph.analysis.timing import node_time_us
 from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, Graph, KernelNode, Region, Stage
 from pygraph.ir.cost import evaluate
+from pygraph.passes.analysis import dependence_lists, node_time_us
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.levels import Kind, assign, earliest, unit_order
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pygraph.analysis.dependences import Dependences, dependence_lists
 from pygraph.ir import PLACEMENT, UPLOAD, Graph, KernelNode
+from pygraph.passes.analysis import Dependences, dependence_lists
 from pygraph.passes.judge_devices import is_on_host
 from pygraph.passes.placement_facts import is_copy_out
 from pygraph.passes.verdict import devices_of

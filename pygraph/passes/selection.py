@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pygraph.analysis.regions import RegionView, region_addresses, region_views
 from pygraph.ir import DETAIL, REASON, SELECTED, Graph, Region, Stage
 from pygraph.ir.cost import evaluate
+from pygraph.passes.analysis import RegionView, region_addresses, region_views
 from pygraph.passes.base import Pass, PassContext, PassResult
 
 __all__ = ["GAIN", "TOO_SMALL", "UNKNOWN_COST", "Selection"]

@@ -21,8 +21,6 @@ def set_back(graph: Graph, stage: Stage) -> bool:
     if graph.stage is stage or not graph.stage.reached(stage):
         return False
     graph.stage = stage
-    if stage.of_launches:
-        return True
     if not stage.reached(Stage.SELECTED):
         _drop_selection(graph)
     if not stage.reached(Stage.INDIRECTED):

@@ -13,7 +13,6 @@ from pygraph.ir import (
     CAPTURABLE,
     DETAIL,
     REASON,
-    BufferType,
     Device,
     Graph,
     KernelNode,
@@ -91,7 +90,7 @@ def target_of(graph: Graph, kind: str, forbid: tuple[str, ...] = ()) -> Target:
 def device_of(value: Value) -> Device | None:
     """The device of ``value``, or None when it has no memory."""
     type = value.type
-    return type.device if isinstance(type, (TensorType, BufferType)) and type.device.kind != META else None
+    return type.device if isinstance(type, TensorType) and type.device.kind != META else None
 
 
 def devices_of(values: Iterable[Value]) -> Iterator[Device]:

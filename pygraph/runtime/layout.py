@@ -36,7 +36,7 @@ def plan(
     recording: Recording, slots: Sequence[Slot], *, reuse: bool = True, alignment: int = WORKSPACE_ALIGNMENT
 ) -> Layout:
     """Place every intermediate. With ``reuse``, those that are never alive together may share bytes, which holds
-    for the recorded order, for every order that keeps ``ordering.dependences``, and however the launches of one stage
+    for the recorded order, for every order that keeps ``ordering.dependences``, and however the launches of one phase
     overlap; without, each has its own range.
     """
     fresh = tuple(sorted({o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}))
@@ -48,7 +48,7 @@ def plan(
 
 def lifetimes(recording: Recording, slots: Sequence[Slot], fresh: Sequence[int]) -> tuple[Lifetime, ...]:
     """How long each POOL allocation that a launch touches and that is not in ``fresh`` is needed: from its first launch
-    to its last. Where these lie in stages of several launches, all along these stages, as no order holds in them."""
+    to its last. Where these lie in phases of several launches, all along these phases, as no order holds in them."""
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
     begins, ends = _extents(recording)
     spans: dict[int, tuple[int, int]] = {}
@@ -62,12 +62,12 @@ def lifetimes(recording: Recording, slots: Sequence[Slot], fresh: Sequence[int])
 
 
 def _extents(recording: Recording) -> tuple[Sequence[int], Sequence[int]]:
-    """The first launch of the stage that each launch lies in, and the last."""
-    stages, count = recording.stages, len(recording.launches)
-    if not stages:
+    """The first launch of the phase that each launch lies in, and the last."""
+    phases, count = recording.phases, len(recording.launches)
+    if not phases:
         return range(count), range(count)
-    begins = [bisect_left(stages, stage) for stage in stages]
-    ends = [bisect_right(stages, stage) - 1 for stage in stages]
+    begins = [bisect_left(phases, phase) for phase in phases]
+    ends = [bisect_right(phases, phase) - 1 for phase in phases]
     return begins, ends
 
 

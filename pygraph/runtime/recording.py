@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 __all__ = [
+    "COLLECTIVES",
     "Access",
     "Allocation",
     "AllocationKind",
@@ -25,6 +26,12 @@ __all__ = [
 
 WORD = 8
 """Bytes in a parameter word: an address is always one aligned word."""
+
+COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+"""Namespaces of operators that talk to other processes. A driver refuses them before they run."""
+
+_COLLECTIVE_KERNELS = ("ncclDevKernel", "ncclKernel", "nvshmem")
+"""Parts of the names of kernels that do, which libraries may launch without any operator."""
 
 
 class AllocationKind(Enum):
@@ -131,13 +138,28 @@ class Launch:
     """The operators of the compiled graph that it computes, or may compute, by name; none where that is not known."""
     call: str | None = None
     """The call that it came from, if known."""
-    reach: frozenset[tuple[AllocationKind, int]] | None = None
+    may_access: frozenset[tuple[AllocationKind, int]] | None = None
     """Where the call is known to use nothing but what it was given and what it allocates: those allocations (it may
     use fewer). None: it may use anything."""
     nondeterministic: bool = False
     """Known to come out otherwise each time, with the same operands."""
     foreign: tuple[Foreign, ...] = ()
     """Words that read as addresses of memory that is nobody's: the driver looked each of them up."""
+
+    @property
+    def collective(self) -> bool:
+        """Whether it talks to other processes."""
+        return self.name.partition(".")[0] in COLLECTIVES or any(part in self.name for part in _COLLECTIVE_KERNELS)
+
+    def may_read(self, word: int) -> bool:
+        """Whether it may read the memory that word ``word`` points into."""
+        return self.accesses is None or any(a.reads and a.word == word for a in self.accesses)
+
+    def may_write(self, word: int, owner: tuple[AllocationKind, int]) -> bool:
+        """Whether it may write the memory that word ``word`` points into, which belongs to ``owner``."""
+        if self.accesses is None:
+            return owner not in self.read_only
+        return any(a.writes and a.word == word for a in self.accesses)
 
     def foreign_at(self, word: int) -> Foreign | None:
         """What is known of word ``word`` as an address of nobody's memory."""
@@ -204,13 +226,13 @@ class Recording:
     """Arguments whose storage offset was baked into the capture, so that it has to stay the same."""
     alignment: int = 64
     """Bytes that every POOL address was a multiple of, so that it has to be one at replay."""
-    displaced: bool = False
+    out_of_range_pointers: bool = False
     """Whether launches may hold addresses outside of the allocation that they belong to (a kernel that begins before
     its tensor, at padding). Then no two allocations move by the same distance between two captures."""
     scratch: int = 0
     """An address in the midst of mapped memory that belongs to nobody; 0: there is none."""
-    stages: tuple[int, ...] = ()
-    """The stage of each launch, ascending from 0. All launches of a stage have completed before one of the next starts,
-    while those of one stage may run side by side. Empty: each launch is a stage of its own."""
+    phases: tuple[int, ...] = ()
+    """The phase of each launch, ascending from 0. All launches of a phase have completed before one of the next starts,
+    while those of one phase may run side by side. Empty: each launch is a phase of its own."""
     python: tuple[PythonCall, ...] = ()
     """The calls of operators written in Python, in order. A replay runs none of their bodies."""

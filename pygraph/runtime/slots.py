@@ -12,8 +12,8 @@ from itertools import zip_longest
 
 from pygraph.runtime.addresses import AddressMap, moving
 from pygraph.runtime.driver import Inert, Slot
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, ForeignMemory, Launch, LaunchKind, Output, Recording
-from pygraph.runtime.refusal import Refusal
 
 __all__ = ["SlotTable", "discover", "resolve"]
 
@@ -30,7 +30,7 @@ lower one would still have to be exactly where somebody's memory begins."""
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
-    """The slots of a region, and the launch sequence (kinds, names, numbers of words) and stages that they hold for.
+    """The slots of a region, and the launch sequence (kinds, names, numbers of words) and phases that they hold for.
 
     ``padding`` lists (launch, word) of words that differ between captures and are no address on either side;
     ``inert`` words read as addresses, but are no operands.
@@ -40,7 +40,7 @@ class SlotTable:
     padding: tuple[tuple[int, int], ...]
     sequence: _Shape
     inert: tuple[Inert, ...]
-    stages: tuple[int, ...] = ()
+    phases: tuple[int, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -66,13 +66,13 @@ class SlotTable:
 @dataclass(frozen=True, slots=True)
 class _Pair:
     """Two captures looked at together. ``moves`` tells which allocations moved by how many bytes between them; with
-    ``displaced``, that alone may tell what an address outside of all allocations belongs to."""
+    ``out_of_range_pointers``, that alone may tell what an address outside of all allocations belongs to."""
 
     left: AddressMap
     right: AddressMap
     known: AddressMap
     moves: dict[int, tuple[Allocation, ...]]
-    displaced: bool
+    out_of_range_pointers: bool
 
 
 def discover(first: Recording, second: Recording, known: Sequence[Allocation] = ()) -> SlotTable | Refusal:
@@ -81,13 +81,14 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     ``known`` is memory that no word may point into although no capture allocated it, such as the caller's real
     tensors. A word that differs is a slot if it lies, in both, at the same offset of corresponding allocations that
     were live at its launch. One past the end counts as an offset, but only where no allocation begins there in both
-    captures (captures leave gaps, so that this does not happen; where it does, it is refused as ambiguous). In
-    ``displaced`` captures, an address outside belongs to the one live allocation that moved by the same distance.
+    captures (captures leave gaps, so that this does not happen; where it does, it is refused as ambiguous). In captures
+    with ``out_of_range_pointers``, an address outside belongs to the one live allocation that moved by the same
+    distance.
 
-    A launch with a known ``reach`` uses nothing else. Its words that read as addresses, but of what it cannot use, are
-    numbers, or bytes that nobody set: inert. They keep the bytes that they were captured with, since what reads as an
-    address may be a number in part, with one exception: a word that is, to the byte, where somebody's memory begins is
-    no number, and is replaced by a scratch address, so that comparison shows whether it was used after all.
+    A launch with a known ``may_access`` uses nothing else. Its words that read as addresses, but of what it cannot use,
+    are numbers, or bytes that nobody set: inert. They keep the bytes that they were captured with, since what reads as
+    an address may be a number in part, with one exception: a word that is, to the byte, where somebody's memory begins
+    is no number, and is replaced by a scratch address, so that comparison shows whether it was used after all.
 
     Reasons of refusal: ``unstable-launches``, ``unstable-allocations``, ``unstable-order`` (of the same launches),
     ``unstable-outputs``, ``captures-overlap``, ``half-address`` (an address in one capture only),
@@ -105,7 +106,7 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
         AddressMap(second.allocations),
         AddressMap(known),
         _moves(first, second),
-        first.displaced and second.displaced,
+        first.out_of_range_pointers and second.out_of_range_pointers,
     )
     python = {call.name for call in first.python}
     explained = {index for call in first.python for launches in call.explained for index in launches}
@@ -126,19 +127,19 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
                 said = f"word {position} is another number in the second capture of {a.call}"
                 return Refusal.at(a, "unstable-number", f"{said}, which depends on more than its arguments")
             padding.append((a.index, position))
-    return SlotTable(tuple(slots), tuple(padding), _sequence(first), tuple(inert), first.stages)
+    return SlotTable(tuple(slots), tuple(padding), _sequence(first), tuple(inert), first.phases)
 
 
 def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] = ()) -> SlotTable | None:
     """The slots of ``recording``, the only capture at its sizes, found at the positions known from another size.
 
-    None when the launch sequence or its stages are others, when a slot's word is not an address into the same
+    None when the launch sequence or its phases are others, when a slot's word is not an address into the same
     allocation, or when any other word could be an address of this capture's, or of ``known`` memory, whatever it was
     at the other size: then the region is captured twice. Words that lie elsewhere are inert as in ``discover``. One
     capture cannot show what a second would, so that comparison with an uncaptured run remains necessary.
     """
     addresses, real = AddressMap(recording.allocations), AddressMap(known)
-    same = _sequence(recording) == table.sequence and recording.stages == table.stages
+    same = _sequence(recording) == table.sequence and recording.phases == table.phases
     if not same or addresses.overlap is not None:
         return None
     slots = [slot for slot in (_again(slot, recording, addresses) for slot in table.slots) if slot is not None]
@@ -154,7 +155,7 @@ def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] 
             inert.append(foreign)
         elif foreign is not None or addresses.places(word, launch.index) or addresses.inside(word) or real.inside(word):
             return None
-    return SlotTable(tuple(slots), table.padding, table.sequence, tuple(inert), table.stages)
+    return SlotTable(tuple(slots), table.padding, table.sequence, tuple(inert), table.phases)
 
 
 def _again(slot: Slot, recording: Recording, addresses: AddressMap) -> Slot | None:
@@ -204,7 +205,7 @@ def _verdict(pair: _Pair, a: Launch, b: Launch, position: int) -> Slot | Inert |
     if isinstance(verdict, Refusal) and not _cannot_matter(pair, a, b, position, verdict):
         return verdict
     foreign = _foreign(a, position)
-    if foreign is None and b.reach is None:
+    if foreign is None and b.may_access is None:
         foreign = _foreign(b, position)
     if foreign is not None or verdict is None:
         return foreign
@@ -218,7 +219,7 @@ def _foreign(launch: Launch, position: int) -> Inert | Refusal | None:
         return None
     replaced = found.memory is ForeignMemory.BLOCK
     unsure = found.memory is ForeignMemory.OTHER or (replaced and launch.words[position] < _PAIRS)
-    if launch.reach is None or unsure:
+    if launch.may_access is None or unsure:
         caller = f" (in a call of {launch.call})" if launch.call else ""
         return Refusal.at(launch, "foreign-address", f"word {position} is {found.detail}{caller}")
     return Inert(launch.index, position, scratch=replaced, call=launch.call or "")
@@ -229,14 +230,14 @@ def _cannot_matter(pair: _Pair, a: Launch, b: Launch, position: int, doubt: Refu
 
     What is equal in both captures points at no operand of at least one of them.
     """
-    if a.reach is None or b.reach is None or doubt.reason == "ambiguous-address":
+    if a.may_access is None or b.may_access is None or doubt.reason == "ambiguous-address":
         return False
     x, y = a.words[position], b.words[position]
     if x == y:
         return pair.known.inside(x) is None or a.foreign_at(position) is not None
     left = {place.key for place in pair.left.places(x, a.index)} | {mover.key for mover in pair.moves.get(y - x, ())}
     right = {place.key for place in pair.right.places(y, b.index)}
-    return not (left & a.reach or right & b.reach)
+    return not (left & a.may_access or right & b.may_access)
 
 
 def _moved(pair: _Pair, launch: Launch, position: int, x: int, y: int) -> Slot | Refusal | None:
@@ -251,7 +252,7 @@ def _moved(pair: _Pair, launch: Launch, position: int, x: int, y: int) -> Slot |
         (kind, index), offset = common[0].key, common[0].offset
         return Slot(launch.index, position, kind, index, offset)
     movers = [mover for mover in pair.moves.get(y - x, ()) if _near(mover, x)]
-    if pair.displaced and len(movers) == 1 and movers[0].born <= launch.index:
+    if pair.out_of_range_pointers and len(movers) == 1 and movers[0].born <= launch.index:
         return Slot(launch.index, position, *movers[0].key, x - movers[0].address)
     if left and right:
         return Refusal.at(
@@ -296,7 +297,7 @@ def _unstable(first: Recording, second: Recording) -> Refusal | None:
             return Refusal.at(a, "unstable-launches", f"launch {a.index} was {a.name}, then {b.name}")
         if a.signature != b.signature or a.accesses != b.accesses or a.random != b.random:
             return Refusal.at(a, "unstable-launches", f"launch {a.index} did not do the same twice")
-    if first.stages != second.stages:
+    if first.phases != second.phases:
         return Refusal("unstable-order", "the same launches are put in another order by the second capture")
     doubt = _unstable_allocations(first, second)
     if doubt is not None:

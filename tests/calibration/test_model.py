@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pygraph.analysis.timing import VECTOR, arithmetic, node_time_us
 from pygraph.ir import H200, HOST, UNKNOWN, Cost, DeviceModel, Peak, parse
+from pygraph.passes.analysis import VECTOR, arithmetic, node_time_us
 from tests.calibration.samples import MODEL
 
 GRAPH = """\

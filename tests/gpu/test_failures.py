@@ -12,7 +12,10 @@ import torch
 
 import pygraph
 from pygraph.report.model import GraphReport
+from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.bindings import load as load_driver
+from pygraph.runtime.driver import Driver
+from pygraph.runtime.region import Region
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -205,3 +208,45 @@ def test_attention_with_dropout_is_cut_before_it_is_tried() -> None:
         assert {reason for _, reason in left} == {"attention-dropout"}, f"{report.name}: {left}"
         refused = [r for region in report.regions if region.record for r in region.record.refusals]
         assert refused == [], f"{report.name}: {states(report)}"
+
+
+# -- graphs that a region adds to the one that is captured ------------------------------------------------------------
+
+
+def _launch(graph: torch.cuda.CUDAGraph) -> None:
+    """Launch ``graph`` on the current stream; where that is captured, make it a child of what is captured."""
+    if not torch.cuda.is_current_stream_capturing():
+        graph.replay()
+        return
+    driver = load_driver()
+    stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+    _, _, parent, earlier, *_ = call(driver.cuStreamGetCaptureInfo, stream)
+    child = driver.CUgraph(graph.raw_cuda_graph())
+    node = call(driver.cuGraphAddChildGraphNode, parent, list(earlier), len(earlier), child)
+    flags = int(driver.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
+    call(driver.cuStreamUpdateCaptureDependencies, stream, [node], None, 1, flags)
+
+
+def test_a_child_graph_is_refused_by_name_and_calls_are_answered(driver: Driver) -> None:
+    static = torch.zeros(64, device="cuda")
+    static.add_(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        static.add_(1)
+    graph.instantiate()
+
+    def fn(args: list[Any]) -> tuple[torch.Tensor, ...]:
+        y = args[0] * 2
+        _launch(graph)
+        return (y + 1,)
+
+    region = Region(fn, driver, name="child")
+    for seed in range(CALLS):
+        x = inputs(seed)
+        (output,) = region([x])
+        assert torch.equal(output, x * 2 + 1), f"call {seed}: {region.record}"
+    assert region.record.replays == 0, region.record
+    assert "unsupported-node" in region.record.refusals, region.record
+    assert static.tolist() == [1 + CALLS] * 64, "each call launches the graph once"
+    region.close()

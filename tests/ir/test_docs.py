@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pygraph.errors import ParseError
-from pygraph.ir import DType, Graph, dependences, parse, verify
+from pygraph.ir import DType, parse, verify
 from pygraph.ir.dims import FUNCTIONS, TRANSLATED
 from pygraph.ir.interp import interpret
 from pygraph.ir.verify import RULES
@@ -23,15 +23,6 @@ def test_blocks_are_canonical_and_keep_the_rules(text: str) -> None:
     verify(graph)
     assert str(graph) == text
     assert interpret(graph) == interpret(graph.clone())
-
-
-def test_there_are_blocks_of_both_kinds() -> None:
-    assert {parse(text).stage.of_launches for text in BLOCKS} == {False, True}
-
-
-def test_launches_depend_as_the_page_says() -> None:
-    graph: Graph = next(graph for graph in map(parse, BLOCKS) if graph.stage.of_launches)
-    assert {(a.name, b.name) for a, b in dependences(graph)} == {("k0", "k2"), ("k1", "k2")}
 
 
 def test_the_error_shown_is_the_error_raised() -> None:

@@ -10,7 +10,6 @@ from pygraph.ir import (
     CAPTURABLE,
     REGION,
     SELECTED,
-    BufferType,
     Cost,
     Device,
     DType,
@@ -47,7 +46,6 @@ def sample() -> Graph:
     region.meta.set(SELECTED, True)
     sub = graph.subgraphs["sub"] = Graph("sub", kind="subgraph")
     sub.add_input(OpaqueType("Generator"), "in 0")
-    sub.add_input(BufferType(4 * S0, CPU), "b")
     graph.subgraphs["other"] = Graph("tw\no")
     return graph
 

@@ -9,7 +9,6 @@ import sympy
 
 from pygraph.errors import VerifyError
 from pygraph.ir import (
-    BufferType,
     Cost,
     Device,
     DType,
@@ -42,10 +41,9 @@ def simple() -> Graph:
 
 
 def test_later_stages_keep_what_earlier_ones_demand() -> None:
-    operators = [stage for stage in Stage if not stage.of_launches]
+    operators = list(Stage)
     for earlier, later in pairwise(operators):
         assert set(RULES[earlier]) <= set(RULES[later])
-    assert set(RULES[Stage.RECORDED]) <= set(RULES[Stage.SCHEDULED])
     verify(simple())
 
 
@@ -107,7 +105,7 @@ def test_numbers_are_not_written() -> None:
 
 @pytest.mark.parametrize(
     "type",
-    ["f32[-1]@cpu", "f32[4]{-1}@cpu", "f32[4, 4]{1}@cpu", "buffer[-8]@cpu", '"long"', 'opaque<"">'],
+    ["f32[-1]@cpu", "f32[4]{-1}@cpu", "f32[4, 4]{1}@cpu", '"long"', 'opaque<"">'],
 )
 def test_types(type: str) -> None:
     assert broken(f"graph @g (%x : {type}) {{ return () }}").rule == "types"
@@ -118,7 +116,7 @@ def test_types(type: str) -> None:
     [sympy.Symbol("s0", positive=True), sympy.pi, sympy.Float(1, 30), sympy.Piecewise((1, sympy.Symbol("s") > 1))],
 )
 def test_expressions(expression: sympy.Expr) -> None:
-    for type in (TensorType(DType.F32, (expression,), CPU), ScalarType("int", expression), BufferType(expression, CPU)):
+    for type in (TensorType(DType.F32, (expression,), CPU), ScalarType("int", expression)):
         graph = Graph()
         graph.add_input(type)
         assert violation(graph).rule == "expressions"
@@ -229,28 +227,3 @@ def test_selected() -> None:
     verify(parse(PARAMETERS.format(stage="selected", table=table, meta='selected = false, reason = "small"')))
     for meta in ("selected = true", 'reason = "small"'):
         assert broken(PARAMETERS.format(stage="selected", table=table, meta=meta)).rule == "selected"
-
-
-@pytest.mark.parametrize(
-    ("line", "inputs", "rule"),
-    [
-        ("^a = k(%b, %b, ranges = [[0, 64], None]) !reads[0] !writes[1]", "%b : buffer[64]@cpu", None),
-        ("^a = k(%b)", "%b : buffer[s0]@cpu", None),
-        ("^a = k(%b, ranges = [[0, 99]])", "%b : buffer[s0]@cpu", None),
-        ("%a = k(%b) : f32[4]@cpu", "%b : buffer[64]@cpu", "launches"),
-        ("^a = k(%b)", "%b : f32[4]@cpu", "launches"),
-        ("^a = k(%b, ranges = [[0, 65]])", "%b : buffer[64]@cpu", "ranges"),
-        ("^a = k(%b, ranges = [[-1, 4]])", "%b : buffer[64]@cpu", "ranges"),
-        ("^a = k(%b, ranges = [[0, -4]])", "%b : buffer[64]@cpu", "ranges"),
-        ("^a = k(%b, ranges = [])", "%b : buffer[64]@cpu", "ranges"),
-        ("^a = k(%b, ranges = [[0, 1, 2]])", "%b : buffer[64]@cpu", "ranges"),
-        ("^a = k(%b, ranges = 4)", "%b : buffer[64]@cpu", "ranges"),
-    ],
-)
-@pytest.mark.parametrize("stage", ["recorded", "scheduled"])
-def test_launches(line: str, inputs: str, rule: str | None, stage: str) -> None:
-    graph = parse(f"graph @g {{stage = {stage}}} ({inputs}) {{ {line} return () }}")
-    if rule is None:
-        verify(graph)
-    else:
-        assert violation(graph).rule == rule

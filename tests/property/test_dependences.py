@@ -12,12 +12,11 @@ from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
 from pygraph.ir import Effects, Graph, KernelNode, Value, dependences, parse, verify
-from pygraph.ir.interp import Call, interpret
-from pygraph.ir.order import memory_roots, operand_range
-from pygraph.ir.terms import SymbolicDomain
-from tests.strategies import launch_graphs, operator_graphs
+from pygraph.ir.interp import interpret
+from pygraph.ir.order import memory_roots
+from tests.strategies import operator_graphs
 
-graphs = operator_graphs() | launch_graphs()
+graphs = operator_graphs()
 
 
 def closure(nodes: tuple[KernelNode, ...], edges: list[tuple[KernelNode, KernelNode]]) -> dict[KernelNode, set[str]]:
@@ -40,12 +39,7 @@ def conflicts(one: KernelNode, other: KernelNode, roots: dict[Value, Value]) -> 
     if (a.rng is not None and a.rng == b.rng) or (a.collective is not None and a.collective == b.collective):
         return True
     pairs = [(i, j) for i, first in accesses(one) for j, then in accesses(other) if first or then]
-    return any(roots[one.inputs[i]] is roots[other.inputs[j]] and overlap(one, i, other, j) for i, j in pairs)
-
-
-def overlap(one: KernelNode, i: int, other: KernelNode, j: int) -> bool:
-    (low, high), (start, end) = operand_range(one, i), operand_range(other, j)
-    return max(low, start) < min(high, end)
+    return any(roots[one.inputs[i]] is roots[other.inputs[j]] for i, j in pairs)
 
 
 def accesses(node: KernelNode) -> list[tuple[int, bool]]:
@@ -54,24 +48,12 @@ def accesses(node: KernelNode) -> list[tuple[int, bool]]:
     return [*((i, False) for i in reads), *((i, True) for i in node.effects.writes)]
 
 
-class Recorder(SymbolicDomain):
-    """Terms, and beside them what each call was, in order."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def event(self, call: Call) -> str:
-        self.events.append(super().event(call))
-        return self.events[-1]
-
-
 def observe(graph: Graph) -> tuple[object, dict[str, str]]:
     """The outcome with every value returned, and what each node did."""
     graph = graph.clone()
     graph.set_outputs(sorted(graph.values(), key=lambda value: value.name))
-    recorder = Recorder()
-    outcome = interpret(graph, domain=recorder)
-    return outcome, dict(zip((node.name for node in graph.nodes), recorder.events, strict=True))
+    trace: dict[str, str] = {}
+    return interpret(graph, trace=trace), trace
 
 
 @settings(max_examples=100, deadline=None)
@@ -178,20 +160,6 @@ COPY = "%c = aten.copy_.default({}) : f32[4]@cpu !writes[0] !aliases[0:0] !reads
 def test_pairs(first: str, then: str, ordered: bool) -> None:
     graph = parse(MEMORY.format(first=first, then=then))
     assert (graph.nodes[-2:] in dependences(graph)) == ordered
-
-
-def test_ranges_of_launches_order_only_where_they_overlap() -> None:
-    graph = parse("""graph @g {stage = recorded} (%b : buffer[64]@cpu) {
-      ^w0 = k(%b, ranges = [[0, 32]]) !writes[0] !reads[]
-      ^w1 = k(%b, ranges = [[32, 32]]) !writes[0] !reads[]
-      ^r = k(%b, ranges = [[16, 8]]) !reads[0]
-      ^all = k(%b) !writes[0] !reads[]
-      ^none = k(%b, ranges = [[3, 0]]) !writes[0] !reads[]
-      return ()
-    }""")
-    verify(graph)
-    names = {(a.name, b.name) for a, b in dependences(graph)}
-    assert names == {("w0", "r"), ("w0", "all"), ("w1", "all"), ("r", "all")}
 
 
 def test_values_that_share_memory_have_one_root() -> None:

@@ -11,14 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.capturing import capture
 from pygraph.runtime.cuda.nodes import KernelNode
 from pygraph.runtime.cuda.parts import with_scratch
+from pygraph.runtime.discover import capture
 from pygraph.runtime.driver import Inert, Program, Slot
 from pygraph.runtime.layout import plan
-from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Foreign, ForeignMemory, Recording
-from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.slots import SlotTable, discover, resolve
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver, double
@@ -31,7 +30,9 @@ SCRATCH = 0x5100_0800_0000
 Reach = frozenset[tuple[AllocationKind, int]]
 
 
-def both(*, reach: Reach | None, words: tuple[int, int], foreign: ForeignMemory | None = None) -> SlotTable | Refusal:
+def both(
+    *, may_access: Reach | None, words: tuple[int, int], foreign: ForeignMemory | None = None
+) -> SlotTable | Refusal:
     """Discover what one word is, ``words`` in either capture, beside an operand: inputs 0 and 1 are the allocations."""
     made: list[Recording] = []
     for base, gap, word in ((HERE, 4096, words[0]), (THERE, 8192, words[1])):
@@ -39,7 +40,7 @@ def both(*, reach: Reach | None, words: tuple[int, int], foreign: ForeignMemory 
         operand = recorded.input(64)
         recorded.input(64)
         strange = () if foreign is None else (Foreign(1, foreign, f"{word:#x} of nobody's"),)
-        recorded.launch(operand, word, name="sum", call="aten.sum.default", reach=reach, foreign=strange)
+        recorded.launch(operand, word, name="sum", call="aten.sum.default", may_access=may_access, foreign=strange)
         made.append(recorded.recording())
     return discover(*made)
 
@@ -57,7 +58,7 @@ DOUBTS = {
 
 @pytest.mark.parametrize("reason", DOUBTS)
 def test_an_address_of_what_a_call_cannot_use_stays_as_captured(reason: str) -> None:
-    table = both(reach=OPERAND, words=DOUBTS[reason])
+    table = both(may_access=OPERAND, words=DOUBTS[reason])
     assert isinstance(table, SlotTable)
     assert table.slots == (Slot(0, 0, INPUT, 0, 0),)
     assert table.inert == (Inert(0, 1, call="aten.sum.default"),)
@@ -68,7 +69,7 @@ def test_an_address_of_what_a_call_cannot_use_stays_as_captured(reason: str) -> 
 
 @pytest.mark.parametrize("reason", DOUBTS)
 def test_where_a_call_may_use_anything_it_is_refused(reason: str) -> None:
-    refusal = both(reach=None, words=DOUBTS[reason])
+    refusal = both(may_access=None, words=DOUBTS[reason])
     assert isinstance(refusal, Refusal)
     assert refusal.reason == reason
 
@@ -76,7 +77,7 @@ def test_where_a_call_may_use_anything_it_is_refused(reason: str) -> None:
 @pytest.mark.parametrize("reason", ["half-address", "unpaired-address"])
 def test_a_doubt_about_what_a_call_was_given_is_refused(reason: str) -> None:
     """Two allocations that change places from one capture to the next look like this, and are operands."""
-    refusal = both(reach=OPERAND | {(INPUT, 1)}, words=DOUBTS[reason])
+    refusal = both(may_access=OPERAND | {(INPUT, 1)}, words=DOUBTS[reason])
     assert isinstance(refusal, Refusal)
     assert refusal.reason == reason
 
@@ -87,7 +88,7 @@ def test_the_end_of_one_and_start_of_another_stays_ambiguous() -> None:
         recorded = Capture(base)
         x = recorded.input(256)
         recorded.pool(64, x + 256)
-        recorded.launch(x + 256, reach=frozenset())
+        recorded.launch(x + 256, may_access=frozenset())
         made.append(recorded.recording())
     refusal = discover(*made)
     assert isinstance(refusal, Refusal)
@@ -106,7 +107,7 @@ def test_the_end_of_one_and_start_of_another_stays_ambiguous() -> None:
 )
 @pytest.mark.parametrize("again", [0, 512])
 def test_memory_of_nobodys(memory: ForeignMemory, word: int, outcome: str, again: int) -> None:
-    found = both(reach=OPERAND, words=(word, word + again), foreign=memory)
+    found = both(may_access=OPERAND, words=(word, word + again), foreign=memory)
     if outcome == "refused":
         assert isinstance(found, Refusal)
         assert found.reason == "foreign-address"
@@ -118,13 +119,13 @@ def test_memory_of_nobodys(memory: ForeignMemory, word: int, outcome: str, again
 
 @pytest.mark.parametrize("memory", list(ForeignMemory))
 def test_a_call_that_may_use_anything_may_use_it(memory: ForeignMemory) -> None:
-    refusal = both(reach=None, words=(LIVE, LIVE), foreign=memory)
+    refusal = both(may_access=None, words=(LIVE, LIVE), foreign=memory)
     assert isinstance(refusal, Refusal)
     assert (refusal.reason, refusal.launch) == ("foreign-address", "sum")
 
 
 def test_notes_count_what_points_at_scratch() -> None:
-    table = both(reach=OPERAND, words=(LIVE, LIVE), foreign=ForeignMemory.BLOCK)
+    table = both(may_access=OPERAND, words=(LIVE, LIVE), foreign=ForeignMemory.BLOCK)
     assert isinstance(table, SlotTable)
     assert table.notes == ("1 word that nobody sets point at scratch memory (first: sum word 1 of aten.sum.default)",)
 
@@ -135,7 +136,7 @@ def test_another_size_with_an_address_where_there_was_none_is_captured_twice() -
     def sized(base: int, gap: int, *, split: bool) -> Recording:
         recorded = Capture(base, gap)
         x, workspace = recorded.input(64), recorded.pool(64)
-        recorded.launch(x, workspace if split else 0, reach=frozenset({(INPUT, 0), (POOL, 0)}))
+        recorded.launch(x, workspace if split else 0, may_access=frozenset({(INPUT, 0), (POOL, 0)}))
         return recorded.recording()
 
     table = discover(sized(HERE, 64, split=False), sized(THERE, 128, split=False))
@@ -165,7 +166,7 @@ def test_of_three_captures_two_have_to_agree() -> None:
     """The first and the third do, the second allocated something else."""
     driver = FakeDriver()
     driver.edits = [lambda made: None, _resize, lambda made: None]
-    made = capture(double, driver, [torch.ones(4)], RegionOptions())
+    made = capture(double, driver, [torch.ones(4)])
     assert not isinstance(made, Refusal)
     assert driver.captures == 3
 
@@ -174,14 +175,14 @@ def test_of_three_captures_two_have_to_agree_on_the_order() -> None:
     """Streams come from a pool of 32: one that a call makes is now and then the same as another that it uses."""
     driver = FakeDriver()
     driver.edits = [lambda made: None, _fork, lambda made: None]
-    made = capture(double, driver, [torch.ones(4)], RegionOptions())
+    made = capture(double, driver, [torch.ones(4)])
     assert not isinstance(made, Refusal)
     assert driver.captures == 3
-    assert made.program.recording.stages == ()
+    assert made.program.recording.phases == ()
 
 
 def _fork(made: Capture) -> None:
-    made.recording = partial(made.recording, stages=(0,))  # type: ignore[method-assign]
+    made.recording = partial(made.recording, phases=(0,))  # type: ignore[method-assign]
 
 
 def _resize(made: Capture) -> None:
@@ -224,9 +225,9 @@ def written(base: int, gap: int, side: int, program: list[list[Rubbish]]) -> tup
             values.append(value)
             if memory is not None:
                 strange.append(Foreign(position, memory, f"{value:#x}"))
-        facts = {"call": "aten.op.default", "reach": frozenset(given_), "foreign": tuple(strange)}
+        facts = {"call": "aten.op.default", "may_access": frozenset(given_), "foreign": tuple(strange)}
         recorded.launch(*values, **facts)  # type: ignore[arg-type]
-    return recorded.recording(displaced=True, alignment=512, scratch=SCRATCH), truth
+    return recorded.recording(out_of_range_pointers=True, alignment=512, scratch=SCRATCH), truth
 
 
 def rubbish_of(kind: str, number: int, unused: int) -> tuple[int, ForeignMemory | None]:
@@ -286,7 +287,7 @@ def test_what_the_driver_does_not_know_of_real_memory_is_refused() -> None:
     made = []
     for base in (HERE, THERE):
         recorded = Capture(base)
-        recorded.launch(recorded.input(8), LIVE, reach=OPERAND)
+        recorded.launch(recorded.input(8), LIVE, may_access=OPERAND)
         made.append(recorded.recording())
     refusal = discover(made[0], made[1], [Allocation(INPUT, 0, LIVE, 64)])
     assert isinstance(refusal, Refusal)

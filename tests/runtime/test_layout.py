@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.cuda.edges import stages
+from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.driver import Layout, Slot
 from pygraph.runtime.layout import Lifetime, lifetimes, pack, plan
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
@@ -153,18 +153,18 @@ def test_a_dead_intermediate_makes_room_only_with_reuse() -> None:
 # -- branches -----------------------------------------------------------------------------------------------------
 
 
-def test_lifetimes_are_those_of_the_stages() -> None:
+def test_lifetimes_are_those_of_the_phases() -> None:
     capture, slots = _recorded()
-    recording = replace(capture.recording(), stages=(0, 1, 1, 2))
+    recording = replace(capture.recording(), phases=(0, 1, 1, 2))
     assert lifetimes(recording, slots, ()) == (
         Lifetime(0, 100, 0, 2),
         Lifetime(1, 64, 1, 3),
         Lifetime(2, 0, 1, 2),
     )
-    assert lifetimes(replace(recording, stages=(0, 0, 0, 0)), slots, ()) == tuple(
+    assert lifetimes(replace(recording, phases=(0, 0, 0, 0)), slots, ()) == tuple(
         Lifetime(index, nbytes, 0, 3) for index, nbytes in enumerate((100, 64, 0))
     )
-    assert lifetimes(replace(recording, stages=(0, 1, 2, 3)), slots, ()) == lifetimes(capture.recording(), slots, ())
+    assert lifetimes(replace(recording, phases=(0, 1, 2, 3)), slots, ()) == lifetimes(capture.recording(), slots, ())
 
 
 SIZE = 64
@@ -183,7 +183,7 @@ def dataflows(draw: st.DrawFn) -> tuple[Branched, Recording, list[Slot], list[se
         capture.launch()
     slots = [Slot(node, 0, POOL, node, 0) for node in range(graph.count)]
     slots += [Slot(node, 1 + i, POOL, other, 0) for node, read in enumerate(inputs) for i, other in enumerate(read)]
-    recording = replace(capture.recording(), stages=stages(graph.count, graph.edges))
+    recording = replace(capture.recording(), phases=phases(graph.count, graph.edges))
     return graph, recording, slots, inputs
 
 
@@ -239,6 +239,6 @@ def test_branches_share_nothing_and_what_follows_them_does() -> None:
         capture.launch()
     slots = [Slot(node, 0, POOL, node, 0) for node in range(5)]
     assert plan(capture.recording(), slots).nbytes == 64
-    forked = replace(capture.recording(), stages=(0, 1, 1, 1, 2))
+    forked = replace(capture.recording(), phases=(0, 1, 1, 1, 2))
     assert plan(forked, slots).nbytes == 3 * 64
-    assert plan(replace(forked, stages=(0, 0, 0, 0, 0)), slots).nbytes == 5 * 64
+    assert plan(replace(forked, phases=(0, 0, 0, 0, 0)), slots).nbytes == 5 * 64

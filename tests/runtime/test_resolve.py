@@ -43,13 +43,13 @@ def test_another_launch_sequence_is_not_resolved() -> None:
     assert resolve(renamed.recording(), _table()) is None
 
 
-def test_other_stages_are_not_resolved() -> None:
+def test_other_phasesare_not_resolved() -> None:
     again = _sized(0x7F00_0000_0000, 32).recording()
-    table = replace(_table(), stages=(0,))
+    table = replace(_table(), phases=(0,))
     assert resolve(again, table) is None
-    found = resolve(replace(again, stages=(0,)), table)
+    found = resolve(replace(again, phases=(0,)), table)
     assert found is not None
-    assert found.stages == (0,)
+    assert found.phases == (0,)
 
 
 def test_a_number_that_became_an_address_is_not_resolved() -> None:

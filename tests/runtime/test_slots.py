@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.runtime.driver import Slot
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, LaunchKind, Output, OutputKind
-from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.slots import SlotTable, discover, resolve
 from tests.runtime.captures import Capture
 
@@ -332,7 +332,9 @@ def displaced(build: Callable[[Capture], None], second: Callable[[Capture], None
     captures = Capture(), Capture(ELSEWHERE, gap=8192)
     build(captures[0])
     (second or build)(captures[1])
-    return discover(captures[0].recording(displaced=True), captures[1].recording(displaced=True))
+    return discover(
+        captures[0].recording(out_of_range_pointers=True), captures[1].recording(out_of_range_pointers=True)
+    )
 
 
 def test_an_address_beside_its_allocation_moves_with_it_alone() -> None:
@@ -379,21 +381,23 @@ def test_half_an_earlier_address_beside_a_number_is_no_address() -> None:
     captures = Capture(0x7FBF_5AC0_0000), Capture(0x7FBF_73A0_0000)
     for capture in captures:
         build(capture)
-    table = discover(captures[0].recording(displaced=True), captures[1].recording(displaced=True))
+    table = discover(
+        captures[0].recording(out_of_range_pointers=True), captures[1].recording(out_of_range_pointers=True)
+    )
     assert isinstance(table, SlotTable)
     assert table.slots == (Slot(0, 0, INPUT, 0, 0),)
     assert table.padding == ((0, 1),)
 
 
-def test_the_same_launches_in_other_stages_are_another_region() -> None:
+def test_the_same_launches_in_other_phasesare_another_region() -> None:
     captures = Capture(), Capture(ELSEWHERE, gap=8192)
     for capture in captures:
         x = capture.input(64)
         for _ in range(3):
             capture.launch(x)
     first, second = (capture.recording() for capture in captures)
-    refusal = refused(discover(replace(first, stages=(0, 0, 1)), second))
+    refusal = refused(discover(replace(first, phases=(0, 0, 1)), second))
     assert refusal.reason == "unstable-order"
-    table = discover(replace(first, stages=(0, 0, 1)), replace(second, stages=(0, 0, 1)))
+    table = discover(replace(first, phases=(0, 0, 1)), replace(second, phases=(0, 0, 1)))
     assert isinstance(table, SlotTable)
-    assert table.stages == (0, 0, 1)
+    assert table.phases == (0, 0, 1)

@@ -44,7 +44,7 @@ def with_accesses(
         known = replace(known, loc=span.origin.loc, nodes=span.origin.nodes, call=span.name)
         known = replace(known, nondeterministic=span.nondeterministic)
         limits = reach.of(span) if launch.kind is LaunchKind.KERNEL else None
-        made.append(replace(known, read_only=_only_read(span, addresses), reach=limits))
+        made.append(replace(known, read_only=_only_read(span, addresses), may_access=limits))
     return tuple(made)
 
 

@@ -31,17 +31,17 @@ def load() -> ModuleType:
 
 
 @functools.cache
-def edge_query() -> Callable[..., int] | None:
-    """``cuGraphGetEdges`` of the CUDA driver itself, since 12.3; None where there is none.
+def edge_query() -> Callable[..., int]:
+    """``cuGraphGetEdges`` of the CUDA driver itself (12.3 or newer).
 
     It takes a graph, three arrays (nodes, nodes, 8 bytes of data for each edge; all None to learn their length) and a
     pointer to their length, and returns an error code. (Before 13.3, what ``cuda.bindings`` returns for the data lies
-    in memory that was given back.)
+    in memory that was given back.) Raises CaptureError (``driver-error``) where there is none.
     """
     try:
         function = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
-    except (OSError, AttributeError):
-        return None
+    except (OSError, AttributeError) as error:
+        raise CaptureError("driver-error", f"the CUDA driver does not tell the edges of a graph: {error}") from error
     function.restype = ctypes.c_int
     function.argtypes = [*[ctypes.c_void_p] * 4, ctypes.POINTER(ctypes.c_size_t)]
     return cast("Callable[..., int]", function)

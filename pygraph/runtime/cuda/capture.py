@@ -23,22 +23,18 @@ from pygraph.runtime.critical import only_capture
 from pygraph.runtime.cuda.accesses import with_accesses
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas
 from pygraph.runtime.cuda.bindings import call
-from pygraph.runtime.cuda.children import Inlined, inline
-from pygraph.runtime.cuda.edges import ordered
 from pygraph.runtime.cuda.foreign import with_foreign
 from pygraph.runtime.cuda.memory import SessionMemory
-from pygraph.runtime.cuda.nodes import GraphNode, read_nodes
+from pygraph.runtime.cuda.nodes import GraphNode, handles, kinds_of, read_nodes
 from pygraph.runtime.cuda.observation import Observer, Span, calls_operators, observing
 from pygraph.runtime.cuda.outputs import describe_outputs
+from pygraph.runtime.cuda.phases import phases_of
 from pygraph.runtime.cuda.stand_ins import StandIns
-from pygraph.runtime.digest import extent
-from pygraph.runtime.provenance import forgive, merged
-from pygraph.runtime.rebinding import module_constants
+from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Recording
-from pygraph.runtime.refusal import is_out_of_memory
-from pygraph.runtime.returned import repeated
+from pygraph.runtime.tensors import extent, module_constants, repeated
 
-__all__ = ["CudaCapture", "Machine"]
+__all__ = ["CudaCapture", "Machine", "payload_of"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -59,6 +55,14 @@ class CudaCapture:
     kept: tuple[object, ...]
     lease: _Lease
     spans: tuple[Span, ...] = ()
+
+
+def payload_of(recording: Recording) -> CudaCapture:
+    """The payload of a CUDA recording. Raises CaptureError (``foreign-recording``) for any other."""
+    payload = recording.payload
+    if not isinstance(payload, CudaCapture):
+        raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
+    return payload
 
 
 class _Lease:
@@ -175,7 +179,7 @@ class _Attempt:
             current.wait_stream(machine.stream)
 
     def _run(self, graph: torch.cuda.CUDAGraph) -> list[Any]:
-        forgive()
+        reset_blame()
         failure: CaptureError
         try:
             with _recording(graph, self._memory):
@@ -204,10 +208,10 @@ class _Attempt:
 
     def _read(self, graph: torch.cuda.CUDAGraph, returned: Sequence[Any]) -> Recording:
         machine, stand_ins = self._machine, self._stand_ins
-        inlined = _inlined(machine.driver, graph.raw_cuda_graph(), self._observer, self._memory)
-        stages = ordered(machine.driver, graph.raw_cuda_graph(), inlined.handles)
-        nodes, launches = read_nodes(machine.driver, inlined.handles, inlined.kinds)
-        own = [*stand_ins.allocations, *self._memory.allocations(launches)]
+        found = handles(machine.driver, graph.raw_cuda_graph())
+        nodes, launches = read_nodes(machine.driver, found, kinds_of(machine.driver, found))
+        phases = phases_of(graph.raw_cuda_graph(), found)
+        own = [*stand_ins.allocations, *self._memory.allocations()]
         described = describe_outputs(returned, stand_ins.arguments, self._constants, own)
         everything = (*own, *described.empty, *self._fixed())
         explained = with_accesses(launches, self._observer.spans, everything, self._random)
@@ -219,7 +223,7 @@ class _Attempt:
             repeated(returned),
             machine.device,
             self._draws(graph, known),
-            (self._fn, *self._constants.values(), *inlined.kept),
+            (self._fn, *self._constants.values()),
             self._lease,
             tuple(self._observer.spans),
         )
@@ -227,7 +231,7 @@ class _Attempt:
         outputs, scratch = tuple(described.outputs), machine.arenas.scratch(machine.stream.cuda_stream)
         facts = (known, everything, outputs, payload, sensitive, ALIGNMENT)
         python = tuple(self._observer.python)
-        return Recording(*facts, displaced=True, scratch=scratch, stages=stages, python=python)
+        return Recording(*facts, out_of_range_pointers=True, scratch=scratch, phases=phases, python=python)
 
     def _draws(self, graph: torch.cuda.CUDAGraph, launches: Sequence[Launch]) -> bool:
         """Whether a launch draws, or the capture advanced the generator."""
@@ -261,16 +265,6 @@ class _Attempt:
         if makers:
             names = " or ".join(dict.fromkeys(span.name for span in makers))
             self._observer.fail(names, merged([span.origin for span in makers]))
-
-
-def _inlined(driver: ModuleType, graph: int, observer: Observer, memory: SessionMemory) -> Inlined:
-    """The nodes of ``graph`` without child graphs. What counted nodes while capturing, of which a child graph was one,
-    counts launches from now on."""
-    inlined = inline(driver, graph)
-    if inlined.starts:
-        observer.renumber(inlined.starts)
-        memory.renumber(inlined.starts)
-    return inlined
 
 
 def _listed(returned: Any) -> list[Any]:

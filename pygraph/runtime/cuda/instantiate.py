@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -13,12 +13,11 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.assembling import add_arguments, add_outputs, check_layout
 from pygraph.runtime.cuda.capture import CudaCapture, Machine
-from pygraph.runtime.cuda.copies import copies_as_kernels
 from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
 from pygraph.runtime.cuda.parts import Part, anchor_copies, split, with_scratch
 from pygraph.runtime.cuda.segments import Segments, cut
+from pygraph.runtime.discover import written_arguments
 from pygraph.runtime.driver import Program, Slot
-from pygraph.runtime.effects import written_arguments
 from pygraph.runtime.recording import WORD, AllocationKind
 
 __all__ = ["byte_of", "make_region"]
@@ -41,8 +40,6 @@ def make_region(machine: Machine, program: Program, capture: CudaCapture) -> Any
     plan = cut(program)
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
-        nodes = copies_as_kernels(machine.driver, graph.raw_cuda_graph(), program, capture.nodes)
-        capture = replace(capture, nodes=nodes)  # what steps through the program later captures copies as such
         anchor_copies(machine.driver, program, capture)
         parts = split(machine.driver, graph, capture.nodes, plan.bounds)
         region = machine.native.CudaRegion(graph, capture.device, capture.random)

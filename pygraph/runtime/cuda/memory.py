@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from pygraph.runtime.cuda.addresses import Arena
-from pygraph.runtime.recording import Allocation, AllocationKind, Launch
+from pygraph.runtime.recording import Allocation, AllocationKind
 
 __all__ = ["SessionMemory"]
 
@@ -18,7 +17,6 @@ class SessionMemory:
     def __init__(self, native: ModuleType, arena: Arena, device: int, stream: int) -> None:
         self._native, self._arena, self._device = native, arena, device
         self._session: Any = native.Session(device, stream, arena.next, arena.end, arena.gap, self._grow)
-        self._starts: Sequence[int] = ()
 
     def _grow(self, used: int, nbytes: int) -> tuple[int, int]:
         self._arena.next = used
@@ -42,16 +40,11 @@ class SessionMemory:
         seed, offset = self._native.random_memory(self._device)
         return (int(seed), int(offset))
 
-    def renumber(self, starts: Sequence[int]) -> None:
-        """What the session noted stays as it is."""
-        self._starts = starts
-
     def _pieces(self) -> list[tuple[int, int, int, bool]]:
         """The address, size and birth of each allocation, and whether somebody holds it."""
-        noted = self._session.pieces()
-        return [(a, n, self._starts[born] if self._starts else born, alive) for a, n, born, alive in noted]
+        return list(self._session.pieces())
 
-    def allocations(self, launches: Sequence[Launch]) -> list[Allocation]:  # noqa: ARG002
+    def allocations(self) -> list[Allocation]:
         """In the order of allocation."""
         pieces = enumerate(self._pieces())
         return [Allocation(AllocationKind.POOL, i, address, nbytes, born) for i, (address, nbytes, born, _) in pieces]

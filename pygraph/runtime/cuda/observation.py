@@ -18,11 +18,10 @@ import torch
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.stack import wipe_stack
-from pygraph.runtime.effects import COLLECTIVES
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
 from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here, ran
-from pygraph.runtime.rebinding import rebound
-from pygraph.runtime.recording import PythonCall
+from pygraph.runtime.recording import COLLECTIVES, PythonCall
+from pygraph.runtime.tensors import rebound
 
 __all__ = ["Observer", "Span", "calls_operators", "observing", "tensors_in"]
 
@@ -146,16 +145,6 @@ class Observer:
         span = self.owner_of(index)
         if span is not None:
             self.fail(span.name, span.origin)
-
-    def renumber(self, starts: Sequence[int]) -> None:
-        """Count launches where nodes were counted: what was node i begins with launch ``starts[i]``."""
-        shifted = [replace(span, begin=starts[span.begin], end=starts[span.end]) for span in self.spans]
-        self.spans = [span for span in shifted if span.end > span.begin]
-        self.silent = [replace(span, begin=starts[span.begin], end=starts[span.end]) for span in self.silent]
-        self.silent += [span for span in shifted if span.end == span.begin]
-        for position, call in enumerate(self.python):
-            moved = (range(starts[each.start], starts[each.stop]) for each in call.explained)
-            self.python[position] = replace(call, explained=tuple(moved))
 
     def makers(self, born: int) -> list[Span]:
         """The calls that may have made an allocation when the graph had ``born`` nodes."""

@@ -16,10 +16,9 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture
-from pygraph.runtime.cuda.copies import copied_bytes
 from pygraph.runtime.cuda.nodes import CopyNode, GraphNode, KernelNode
 from pygraph.runtime.driver import Program
-from pygraph.runtime.recording import WORD
+from pygraph.runtime.recording import WORD, Launch
 
 __all__ = ["Part", "anchor_copies", "split", "with_scratch"]
 
@@ -112,7 +111,7 @@ def anchor_copies(driver: ModuleType, program: Program, capture: CudaCapture) ->
             moved.setdefault(slot.launch, set()).add(slot.word)
     if not moved:
         return
-    reach = max(copied_bytes(program.recording.launches[launch]) for launch in moved)
+    reach = max(_copied_bytes(program.recording.launches[launch]) for launch in moved)
     reach += -reach % ALIGNMENT
     memory = torch.empty(2 * reach, dtype=torch.uint8, device=torch.device("cuda", capture.device))
     anchor = memory.data_ptr()
@@ -124,3 +123,9 @@ def anchor_copies(driver: ModuleType, program: Program, capture: CudaCapture) ->
         if 1 in words:
             params.srcDevice, params.srcXInBytes = driver.CUdeviceptr(anchor + reach), 0
         call(driver.cuGraphMemcpyNodeSetParams, node, params)
+
+
+def _copied_bytes(launch: Launch) -> int:
+    """Bytes that a copy moves: the first fact of its signature."""
+    facts = launch.signature
+    return int(facts[0]) if isinstance(facts, tuple) else 0

@@ -6,8 +6,8 @@ import pytest
 
 from pygraph.runtime.cuda.accesses import with_accesses
 from pygraph.runtime.cuda.observation import Span
+from pygraph.runtime.discover import written_arguments
 from pygraph.runtime.driver import Slot
-from pygraph.runtime.effects import written_arguments
 from pygraph.runtime.recording import AllocationKind, LaunchKind
 from tests.runtime.captures import Capture
 
@@ -67,8 +67,8 @@ def reach_of(name: str, reads: tuple[int, ...]) -> frozenset[tuple[AllocationKin
     spans = [Span(0, 1, "aten.relu.default", (), ()), Span(1, 2, name, reads, ())]
     launches = with_accesses(capture.launches, spans, capture.allocations, [])
     assert [launch.call for launch in launches] == ["aten.relu.default", name, None]
-    assert launches[2].reach is None
-    return launches[1].reach
+    assert launches[2].may_access is None
+    return launches[1].may_access
 
 
 X, WEIGHT, NOBODYS = 0x7F00_0000_0000, 0x5500_0000_0000, 0x7B00_0000_0000
@@ -95,5 +95,5 @@ def test_copies_and_fills_use_every_word() -> None:
     capture.launch(x, kind=LaunchKind.MEMSET, signature=(0, 1, 8))
     spans = [Span(0, 2, "aten.copy_.default", (x,), (x,))]
     launches = with_accesses(capture.launches, spans, capture.allocations, [])
-    assert [launch.reach for launch in launches] == [None, None]
+    assert [launch.may_access for launch in launches] == [None, None]
     assert [launch.call for launch in launches] == ["aten.copy_.default"] * 2

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.runtime.cuda import segments
-from pygraph.runtime.cuda.edges import stages
 from pygraph.runtime.cuda.nodes import EmptyNode
 from pygraph.runtime.cuda.parts import Part, split
+from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind
@@ -113,7 +113,7 @@ def program_of(graph: Branched, uses: list[set[int]], nbytes: int) -> Program:
     for _ in range(graph.count):
         capture.launch()
     slots = tuple(sorted((Slot(at, i, POOL, i, 0) for i, used in enumerate(uses) for at in used), key=_launch))
-    recording = replace(capture.recording(), alignment=512, stages=stages(graph.count, graph.edges))
+    recording = replace(capture.recording(), alignment=512, phases=phases(graph.count, graph.edges))
     return Program(recording, slots, plan(recording, slots, alignment=512), tuple(range(graph.count)), {})
 
 

@@ -1,0 +1,134 @@
+"""Phases of a captured graph: which of its launches may run side by side, by the edges between its nodes.
+
+A phase is a run of consecutive launches. All of them have completed before the first one of the next phase starts::
+
+    0 ─┬─ 1 ─┬─ 3 ─ 4        phases (0, 1, 1, 2, 3)
+       └─ 2 ─┘
+
+Memory that a launch uses is needed all along its phase. Edges stay as captured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.cuda.bindings import edge_query
+
+__all__ = ["Edge", "phases", "phases_of", "read_edges"]
+
+_DATA = 8
+"""Bytes of an edge's data: the port that it leaves from, the one that it arrives at, its type, and 5 unused ones."""
+
+_COMPLETE = bytes((0, 0, 0))
+"""Data of an ordinary edge: the later node waits until the earlier one has completed."""
+
+_PROGRAMMATIC = bytes((1, 0, 1))
+"""Data of a programmatic dependent launch: the later kernel starts when the earlier one lets it, or ends. It waits by
+itself (``griddepcontrol.wait``) until the earlier one has completed, before it touches what others touch as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Two nodes, by their handles, and the data of the edge between them."""
+
+    earlier: int
+    later: int
+    data: bytes
+
+
+def phases_of(graph: int, nodes: Sequence[Any]) -> tuple[int, ...]:
+    """The phase of each of ``nodes``, which are those of ``graph`` in the order of capture, as in ``Recording.phases``.
+
+    An edge that waits for less than a kernel's completion, in any other way than a programmatic launch does, orders
+    nothing. Raises CaptureError: ``unordered-nodes`` when nodes are not listed in an order that their edges allow,
+    ``driver-error`` when the CUDA driver does not tell the edges.
+    """
+    edges = read_edges(graph)
+    place = {int(handle): index for index, handle in enumerate(nodes)}
+    _between(place, edges)
+    complete = _between(place, [edge for edge in edges if edge.data[:3] == _COMPLETE])
+    early = _between(place, [edge for edge in edges if edge.data[:3] == _PROGRAMMATIC]) - complete
+    apart = {(earlier, later) for earlier, later in early if later != earlier + 1}
+    return phases(len(place), complete | early, apart)
+
+
+def read_edges(graph: int) -> list[Edge]:
+    """The edges of a graph. Raises CaptureError (``driver-error``) where the CUDA driver does not tell them."""
+    query, length = edge_query(), ctypes.c_size_t()
+    if query(graph, None, None, None, ctypes.byref(length)):
+        raise CaptureError("driver-error", "cuGraphGetEdges fails")
+    count = length.value
+    if not count:
+        return []
+    earlier, later = (ctypes.c_void_p * count)(), (ctypes.c_void_p * count)()
+    data = (ctypes.c_uint8 * (_DATA * count))()
+    if query(graph, earlier, later, data, ctypes.byref(length)):
+        raise CaptureError("driver-error", "cuGraphGetEdges fails")
+    facts = bytes(data)
+    return [
+        Edge(int(earlier[i] or 0), int(later[i] or 0), facts[_DATA * i : _DATA * (i + 1)])
+        for i in range(min(count, length.value))
+    ]
+
+
+def _between(place: Mapping[int, int], edges: Collection[Edge]) -> set[tuple[int, int]]:
+    """The (earlier, later) nodes of ``edges``, by their places."""
+    pairs = {(place[edge.earlier], place[edge.later]) for edge in edges}
+    for earlier, later in pairs:
+        if earlier >= later:
+            raise CaptureError("unordered-nodes", f"node {later} comes before one that it depends on")
+    return pairs
+
+
+def phases(count: int, edges: Collection[tuple[int, int]], early: Collection[tuple[int, int]] = ()) -> tuple[int, ...]:
+    """The phase of each of ``count`` nodes: as many phases as there can be, each a run of consecutive nodes, such that
+    every node of one has completed before any of a later one starts. Empty where each node has a phase of its own.
+
+    ``edges`` are distinct (earlier, later), and lead forward. No phase ends between the nodes of an ``early`` edge, of
+    which the later one may start, though not complete, before the earlier one has completed.
+
+    A phase ends behind node i when all nodes up to i lie on paths to all behind it. That is so when each of the
+    former that leads to none of them (a sink) has an edge to each of the latter that none of them leads to (a source):
+    a path from a sink to a source can have no node in between. So three numbers are counted for every i: sinks,
+    sources, and edges between the two, which have to be all that there can be. One pass does for all i, as node x is a
+    sink from i = x to before its first successor, and y a source from its last predecessor to before i = y.
+    """
+    successor, predecessor = [count] * count, [-1] * count
+    for earlier, later in edges:
+        successor[earlier] = min(successor[earlier], later)
+        predecessor[later] = max(predecessor[later], earlier)
+    sinks, sources, joined, open_edges = (_Spans(count) for _ in range(4))
+    for node in range(count):
+        sinks.add(node, successor[node])
+        sources.add(max(predecessor[node], 0), node)
+    for earlier, later in edges:
+        joined.add(predecessor[later], successor[earlier])
+    for earlier, later in early:
+        open_edges.add(earlier, later)
+    counts = zip(sinks.counts(), sources.counts(), joined.counts(), open_edges.counts(), strict=True)
+    ends = [a * b == both and not waiting for a, b, both, waiting in counts]
+    if all(ends[:-1]):
+        return ()
+    return tuple(accumulate([0, *ends[:-1]]))
+
+
+class _Spans:
+    """Counts, for each of ``count`` places, the spans that it lies in."""
+
+    def __init__(self, count: int) -> None:
+        self._changes = [0] * (count + 1)
+
+    def add(self, begin: int, end: int) -> None:
+        """A span from ``begin`` to before ``end``; none where that is not behind ``begin``."""
+        if begin < end:
+            self._changes[begin] += 1
+            self._changes[end] -= 1
+
+    def counts(self) -> list[int]:
+        """The number of spans at each place."""
+        return list(accumulate(self._changes))[:-1]

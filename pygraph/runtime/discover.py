@@ -1,0 +1,151 @@
+"""From a function and its arguments to an executable: capture twice, find the words that moved, lay out memory.
+
+A second capture runs on other stand-ins. The words that moved along are addresses (``slots``); everything else has to
+be equal. Slots that are known from another size need one capture only. Nothing executes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph.runtime.driver import Driver, Executable, Keepers, Program, Slot
+from pygraph.runtime.layout import plan
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.recording import Allocation, AllocationKind, Recording
+from pygraph.runtime.slots import SlotTable, discover, resolve
+from pygraph.runtime.tensors import extent
+
+__all__ = ["ALIGNMENT", "Captured", "capture", "outside", "written_arguments"]
+
+ALIGNMENT = 16
+"""Bytes that the address of a tensor argument stays congruent by: kernels load vectors of 16 bytes."""
+
+_SPORADIC = (
+    "half-address",
+    "unpaired-address",
+    "stray-address",
+    "unstable-allocations",
+    "unstable-order",
+    "unmoved-address",
+    "foreign-address",
+)
+"""Doubts that parts of parameters which nobody sets can raise: what happens to lie there need not do so again. And
+streams that are made anew for each call: torch hands out 32 in turn, so that two are the same one now and then."""
+
+_ATTEMPTS = 3
+"""Captures that are made, one after the other, to agree with one of the two before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """An executable, the program that it came from, its slots, and the arguments that it may write."""
+
+    executable: Executable
+    program: Program
+    table: SlotTable
+    written: frozenset[int]
+
+
+def capture(
+    fn: Callable[[list[Any]], Sequence[Any]],
+    driver: Driver,
+    args: Sequence[Any],
+    table: SlotTable | None = None,
+    keepers: Keepers | None = None,
+    name: str = "",
+) -> Captured | Refusal:
+    """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture.
+
+    ``keepers`` tells the arguments that others keep, ``name`` what profilers call a replay.
+    Raises what the driver raises: CaptureError, or anything that ``fn`` does on stand-ins.
+    """
+    first = driver.capture(fn, list(args))
+    alone = next((launch for launch in first.launches if launch.collective), None)
+    if alone is not None:  # it can be neither captured again nor compared: it would run more often here than elsewhere
+        return Refusal.at(alone, "collective", "a replay cannot be compared where other processes take part")
+    real = _real_memory(args)
+    found: SlotTable | Refusal | None = None if table is None else resolve(first, table, real)
+    if found is None:
+        first, found = _captured_twice(fn, driver, args, first, real)
+    if isinstance(found, Refusal):
+        return found
+    doubt = outside(first, found.slots)
+    if doubt is not None:
+        return doubt
+    program = _program(first, found, args, keepers or Keepers(), name)
+    return Captured(driver.instantiate(program), program, found, written_arguments(first, found.slots))
+
+
+def _captured_twice(
+    fn: Callable[[list[Any]], Sequence[Any]],
+    driver: Driver,
+    args: Sequence[Any],
+    first: Recording,
+    real: Sequence[Allocation],
+) -> tuple[Recording, SlotTable | Refusal]:
+    """The recording to replay, and its slots from a second capture: or a third, where the first two disagree.
+
+    The doubt that is reported is that of the first two captures.
+    """
+    earlier = [first]
+    doubt: Refusal | None = None
+    for _ in range(_ATTEMPTS):
+        latest = driver.capture(fn, list(args))
+        for before in reversed(earlier):
+            found = discover(before, latest, real)
+            if not isinstance(found, Refusal) or found.reason not in _SPORADIC:
+                return before, found
+            doubt = doubt or found
+        earlier = [*earlier[-1:], latest]
+    return first, doubt or Refusal("unstable-launches")
+
+
+def _program(recording: Recording, table: SlotTable, args: Sequence[Any], keepers: Keepers, name: str) -> Program:
+    """The recorded order, with intermediates placed and every tensor argument held to the same alignment."""
+    return Program(
+        recording=recording,
+        slots=table.slots,
+        layout=plan(recording, table.slots, alignment=recording.alignment),
+        order=tuple(range(len(recording.launches))),
+        alignment={i: ALIGNMENT for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)},
+        inert=table.inert,
+        keepers=keepers,
+        name=name,
+    )
+
+
+def _real_memory(args: Sequence[Any]) -> list[Allocation]:
+    """The caller's own memory, which no captured word may point into."""
+    return [
+        Allocation(AllocationKind.INPUT, i, arg.data_ptr(), extent(arg))
+        for i, arg in enumerate(args)
+        if isinstance(arg, torch.Tensor) and extent(arg)
+    ]
+
+
+def written_arguments(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
+    """Positions of the arguments that a launch may write: exact where accesses are known, else all that it is given
+    and that is not known to be read only."""
+    inputs = [slot for slot in slots if slot.kind is AllocationKind.INPUT]
+    return frozenset(slot.index for slot in inputs if recording.launches[slot.launch].may_write(slot.word, slot.key))
+
+
+def outside(recording: Recording, slots: Sequence[Slot]) -> Refusal | None:
+    """The first known access that leaves its allocation (``outside-allocation``), or None."""
+    sizes = {a.key: a.nbytes for a in recording.allocations}
+    places = {(slot.launch, slot.word): slot for slot in slots}
+    for launch in recording.launches:
+        for access in launch.accesses or ():
+            slot = places.get((launch.index, access.word))
+            if slot is None or not access.nbytes:
+                continue
+            start = slot.offset + access.start
+            if start < 0 or start + access.nbytes > sizes[slot.key]:
+                reach = f"word {access.word} reaches bytes {start} to {start + access.nbytes}"
+                where = f"{reach} of {slot.kind.value} {slot.index}"
+                return Refusal.at(launch, "outside-allocation", where)
+    return None

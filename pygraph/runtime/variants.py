@@ -1,0 +1,232 @@
+"""By what captures are told apart: Python scalars (the key), then sizes, strides, dtypes and devices (the variant).
+
+Holds the bounded table of variants with their least-recently-used order; decides nothing about capture itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraph.runtime.driver import Executable, Program
+from pygraph.runtime.nondeterminism import Spread
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.tensors import bits
+
+if TYPE_CHECKING:
+    from pygraph.runtime.measure import Measurement
+
+__all__ = ["ScalarKey", "Variant", "VariantTable", "signature"]
+
+MAX_TRACKED = 256
+"""Variants of one region whose occurrences are remembered while they are not captured."""
+
+_SCALARS = (int, float, bool)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+class ScalarKey:
+    """Reads the key of a call: the type and bits of every int, float and bool among its arguments.
+
+    Positions are those of the first call; a compiled program passes scalars at the same positions always. ``plain``
+    says that all are ints or bools, so that equality is equality of bits.
+    """
+
+    __slots__ = ("_positions", "plain")
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        self._positions = tuple(i for i, arg in enumerate(args) if type(arg) in _SCALARS)
+        self.plain = not any(type(args[i]) is float for i in self._positions)
+
+    def of(self, args: Sequence[Any]) -> Hashable:
+        """The key of a call."""
+        return tuple([bits(args[i]) for i in self._positions])
+
+
+def signature(args: Sequence[Any], sensitive: Collection[int]) -> Hashable | Refusal:
+    """All of a call that a capture is made for: facts of each tensor, and every other argument itself.
+
+    Storage offsets count for the ``sensitive`` arguments only. Refused with ``argument-type`` are arguments that are
+    neither plain strided tensors nor Python scalars nor None.
+    """
+    facts: list[Hashable] = []
+    for position, arg in enumerate(args):
+        kind = type(arg)
+        if kind in _TENSORS and arg.layout is torch.strided and not (arg.is_conj() or arg.is_neg()):
+            offset = arg.storage_offset() if position in sensitive else -1
+            facts.append((arg.size(), arg.stride(), arg.dtype, arg.device, offset))
+        elif kind in _SCALARS or arg is None:
+            facts.append(bits(arg))
+        else:
+            return Refusal("argument-type", f"argument {position} is a {kind.__name__}")
+    return tuple(facts)
+
+
+class Variant:
+    """One combination of key and signature, in one of five states:
+
+    counted    ``ran`` uncaptured fewer than ``wanted`` times; it is due to be captured then
+    refused    not captured, for the reason in ``refusal``
+    measured   captured, with an ``executable``; its ``measurement`` says which calls are replayed
+    replayed   captured, with an ``executable``
+    skipped    not captured, or no longer: uncaptured was measured to be faster
+
+    ``decided``: it was measured, and is not again. ``program`` is kept where every replay is compared.
+    """
+
+    __slots__ = (
+        "decided",
+        "executable",
+        "key",
+        "measurement",
+        "program",
+        "ran",
+        "refusal",
+        "signature",
+        "skipped",
+        "spread",
+        "wanted",
+        "written",
+    )
+
+    def __init__(self, key: Hashable, facts: Hashable, wanted: int) -> None:
+        self.key = key
+        self.signature = facts
+        self.wanted = wanted
+        self.ran = 0
+        self.executable: Executable | None = None
+        self.program: Program | None = None
+        self.refusal: Refusal | None = None
+        self.spread: Spread | None = None
+        self.written: frozenset[int] = frozenset()
+        self.measurement: Measurement | None = None
+        self.decided = self.skipped = False
+
+    @property
+    def name(self) -> Hashable:
+        """All that tells it from others."""
+        return (self.key, self.signature)
+
+    @property
+    def due(self) -> bool:
+        """Whether it should be captured now."""
+        captured = self.executable is not None or self.refusal is not None or self.skipped
+        return not captured and self.ran >= self.wanted
+
+    def postpone(self) -> None:
+        """Start anew, and run twice as often until the next capture: what goes wrong each time costs ever less.
+
+        So it is when a capture was evicted (with more variants in turn than there is room for, each call would
+        capture), and when one failed for a reason that another call may not have.
+        """
+        self.ran, self.wanted = 0, self.wanted * 2
+
+
+class VariantTable:
+    """Variants by key and signature, at most ``max_captures`` with an executable and ``max_tracked`` without.
+
+    ``keys`` counts the distinct keys met; one that was forgotten counts again. There is no lock: whatever allocates may
+    collect garbage, and a finaliser may call the region whose table this is. So every look at a dictionary may find it
+    changed since the last one.
+    """
+
+    def __init__(self, max_captures: int, wanted: int, max_tracked: int = MAX_TRACKED) -> None:
+        self._max_captures, self._max_tracked = max_captures, max_tracked
+        self._wanted = wanted
+        self.keys = 0
+        self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}
+        self._captured: OrderedDict[Hashable, Variant] = OrderedDict()
+        self._tracked: OrderedDict[Hashable, Variant] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._captured) + len(self._tracked)
+
+    @property
+    def captured(self) -> int:
+        """Variants that have an executable."""
+        return len(self._captured)
+
+    def under(self, key: Hashable) -> tuple[Variant, ...]:
+        """All variants of a key, known from earlier calls."""
+        return tuple(self._by_key.get(key, _NONE).values())
+
+    def find(self, key: Hashable, facts: Hashable) -> Variant:
+        """The variant of a call, made if it is new; the one that was longest not asked for is forgotten for it."""
+        variant = self._by_key.get(key, _NONE).get(facts)
+        if variant is None:
+            self.keys += key not in self._by_key
+            variant = self._listed(Variant(key, facts, self._wanted))
+            self._track(variant)
+        elif variant.executable is None:
+            _move_to_end(self._tracked, variant)
+        return variant
+
+    def install(self, variant: Variant, executable: Executable) -> list[Executable]:
+        """Give ``variant`` its executable; returns those that had to go for it, to be closed by the caller."""
+        variant.executable = executable
+        self._by_key.setdefault(variant.key, {})[variant.signature] = variant
+        self._captured[variant.name] = variant
+        self._tracked.pop(variant.name, None)
+        evicted: list[Executable] = []
+        for oldest in _beyond(self._captured, self._max_captures):
+            evicted += _released(oldest)
+            oldest.postpone()
+            self._track(oldest)
+        return evicted
+
+    def skip(self, variant: Variant) -> Executable | None:
+        """Leave ``variant`` uncaptured for good; returns its executable, if it has one, to be closed by the caller."""
+        variant.skipped = True
+        released = _released(variant)
+        if self._captured.pop(variant.name, None) is not None:
+            self._track(variant)
+        return released[0] if released else None
+
+    def used(self, variant: Variant) -> None:
+        """``variant`` was replayed: it goes last."""
+        _move_to_end(self._captured, variant)
+
+    def clear(self) -> list[Executable]:
+        """Forget everything; returns the executables, to be closed by the caller."""
+        listed = [variant for variants in list(self._by_key.values()) for variant in list(variants.values())]
+        for table in (self._by_key, self._captured, self._tracked):
+            table.clear()
+        return [executable for variant in listed for executable in _released(variant)]
+
+    def _listed(self, variant: Variant) -> Variant:
+        """``variant``, or the one that another thread, or a finaliser, listed under its name meanwhile."""
+        return self._by_key.setdefault(variant.key, {}).setdefault(variant.signature, variant)
+
+    def _track(self, variant: Variant) -> None:
+        self._tracked[variant.name] = variant
+        for oldest in _beyond(self._tracked, self._max_tracked):
+            variants = self._by_key.get(oldest.key, {})
+            if variants.get(oldest.signature) is oldest:
+                del variants[oldest.signature]
+            if not variants:
+                self._by_key.pop(oldest.key, None)
+
+
+_NONE: dict[Hashable, Variant] = {}
+
+
+def _beyond(table: OrderedDict[Hashable, Variant], most: int) -> Iterator[Variant]:
+    """The oldest of ``table``, taken out of it, for as long as it holds more than ``most``."""
+    while len(table) > most:
+        with contextlib.suppress(KeyError):  # it may be empty by now
+            yield table.popitem(last=False)[1]
+
+
+def _move_to_end(table: OrderedDict[Hashable, Variant], variant: Variant) -> None:
+    with contextlib.suppress(KeyError):  # it may have gone meanwhile
+        table.move_to_end(variant.name)
+
+
+def _released(variant: Variant) -> list[Executable]:
+    """The executable of ``variant``, which it has no more."""
+    executable, variant.executable, variant.program = variant.executable, None, None
+    return [] if executable is None else [executable]
