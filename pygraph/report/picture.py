@@ -70,7 +70,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A whole picture. ``flow``, ``order``, ``far`` are path data: data edges, effect edges, data edges that pass rows."""
+    """A whole picture. ``flow``, ``order`` and ``far`` are path data: of data, of effects, of data past rows."""
 
     boxes: tuple[Box, ...] = ()
     flow: str = ""
