@@ -12,13 +12,17 @@ CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py te
 	tests/runtime/test_region.py tests/runtime/test_region_on_host.py tests/runtime/cuda/test_build.py \
 	tests/property/test_placement.py tests/property/test_replay.py
 
-.PHONY: demo test test-fast test-sweep test-versions $(TORCH) test-gpu bench bench-gpu lint types imports check clean
+.PHONY: docs demo test test-fast test-sweep test-versions $(TORCH) test-gpu bench bench-gpu lint types imports check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+docs: $(READY)  ## the site of docs/, README and the API, in site/; broken links are errors
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
 
 demo: $(READY)  ## explain and run a small BERT through the whole road
 	$(BIN)/python examples/demo.py
@@ -73,4 +77,4 @@ imports: $(READY)
 check: lint types imports
 
 clean:
-	rm -rf $(VENV) $(VERSIONS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERSIONS) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

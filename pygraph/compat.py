@@ -156,15 +156,10 @@ for _name in ("_codegen", "graph_partition", "process_grouped_nodes", "should_pa
     _find(f"torch._inductor.scheduler.Scheduler.{_name}")
 
 # -- AOTAutograd and Dynamo ----------------------------------------------------------------------------------------
-CompileContext = _find("torch._guards.CompileContext")
 TracingContext = _find("torch._guards.TracingContext")
-compile_context = _find("torch._guards.compile_context")
-compile_lock = _find("torch._dynamo.convert_frame.compile_lock")
 detect_fake_mode = _find("torch._guards.detect_fake_mode")
 functorch_config = _find("torch._functorch.config", cost=_RAISES)
-tracing = _find("torch._guards.tracing")
 set_grad_enabled = _find("torch._C._set_grad_enabled")
-without_autocast = _find("torch._C._DisableAutocast")
 
 # -- caches ----------------------------------------------------------------------------------------------------------
 _COLD = "AOTAutograd's cache is off: warm starts take longer"

@@ -66,13 +66,13 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
 
   void add_dead(size_t segment, size_t argument) { segments_.at(segment).dead.push_back(argument); }
 
-  size_t add_kernel(
-      uintptr_t node, const py::bytes& blob, const std::vector<std::pair<size_t, size_t>>& layout, size_t segment) {
-    return add(std::make_unique<KernelNode>(node, std::string(blob), layout), segment);
+  // The number of the node.
+  size_t add(std::unique_ptr<Node> node, size_t segment) {
+    node->segment = segment;
+    TORCH_CHECK(segment < segments_.size(), "there is no such segment");
+    nodes_.push_back(std::move(node));
+    return nodes_.size() - 1;
   }
-
-  size_t add_copy(uintptr_t node, size_t segment) { return add(std::make_unique<CopyNode>(node), segment); }
-  size_t add_fill(uintptr_t node, size_t segment) { return add(std::make_unique<FillNode>(node), segment); }
 
   void add_patch(size_t node, size_t place, size_t source, int64_t delta) {
     sources_.at(source).patches.push_back({nodes_.at(node).get(), place, delta});
@@ -82,8 +82,6 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
 
   // A replay that lets go of each argument as soon as it is dead, and empties the list in the end.
   py::object consume(py::handle args) { return replay(args.ptr(), /*consume=*/true); }
-
-  size_t patched() const { return patched_; }
 
  private:
   py::object replay(PyObject* args, bool consume) {
@@ -107,13 +105,6 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   }
 
-  size_t add(std::unique_ptr<Node> node, size_t segment) {
-    node->segment = segment;
-    TORCH_CHECK(segment < segments_.size(), "there is no such segment");
-    nodes_.push_back(std::move(node));
-    return nodes_.size() - 1;
-  }
-
   // False, with nothing launched, where the graph cannot run on this stream, at these addresses, or in this turn. Once a
   // segment was launched, no address is refused any more; errors of allocations and of launches are thrown as they are,
   // as an uncaptured run that fails half-way throws them. Called without the GIL.
@@ -121,7 +112,6 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     if (capturing()) return false;
     auto* allocator = cached::get();
     auto stream = c10::cuda::getCurrentCUDAStream(device_);
-    patched_ = 0;
     call.fresh.resize(fresh_.size());
     for (auto i : call.misaligned) copy_aligned(call, i, *allocator, stream);
     for (size_t i = 0; i < arguments_.size(); ++i) move(sources_[argument_sources_[i]], call.addresses[i]);
@@ -192,7 +182,6 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
       auto* node = segment.dirty.back();
       if (node->apply(segment.exec) != CUDA_SUCCESS) return false;
       node->dirty = false;
-      ++patched_;
     }
     return true;
   }
@@ -248,7 +237,6 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   std::vector<size_t> fresh_; // sources of the outputs' memory
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<Segment> segments_;
-  size_t patched_ = 0;
 };
 
 } // namespace pygraph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.inductor.program import annotate, read_program
+from pygraph.inductor.emitted import annotate, read_program
 
 SOURCE = '''
 cpp_fused_add_0 = async_compile.cpp_pybinding(['const float*'], r"""kernel""")

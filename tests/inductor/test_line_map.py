@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from pygraph.inductor.decision import Decision, Placed
-from pygraph.inductor.lines import line_origins
-from pygraph.inductor.program import read_program
-from pygraph.inductor.record import Made, Step
+from pygraph.inductor.emitted import read_program
+from pygraph.inductor.line_map import line_origins
+from pygraph.inductor.record import PatternNode, Step
 from pygraph.runtime.provenance import Origin
 
 OPS = {
@@ -28,7 +28,7 @@ def decision() -> Decision:
     return Decision("cpu", nodes, (0,), frozenset({0}), "legality")
 
 
-def step(buffers: str, *origins: str, launches: bool = True, made: tuple[Made, ...] = ()) -> Step:
+def step(buffers: str, *origins: str, launches: bool = True, made: tuple[PatternNode, ...] = ()) -> Step:
     return Step(tuple(buffers.split()), origins, launches, None, made)
 
 
@@ -75,8 +75,8 @@ def test_of_an_operators_step_only_the_operator_is_named() -> None:
 
 
 PUTS = (
-    step("buf2 buf3", "put_default", made=(Made("put_default", "lib.put.default", ("put",)),)),
-    step("buf4", "put_default_1", made=(Made("put_default_1", "lib.put.default", ("put_1",)),)),
+    step("buf2 buf3", "put_default", made=(PatternNode("put_default", "lib.put.default", ("put",)),)),
+    step("buf4", "put_default_1", made=(PatternNode("put_default_1", "lib.put.default", ("put_1",)),)),
 )
 
 

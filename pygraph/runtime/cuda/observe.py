@@ -1,15 +1,20 @@
 """What a region's operators and Triton kernels say of the tensors that they are given, while the region is captured.
 
 Each call is noted with the nodes that it added to the graph, the addresses that it only reads, and those that it may
-write. Nodes that nobody explains are taken to write whatever they are given. Custom operators are looked into: the
-operators that their bodies call are seen as well, by a second mode that is active inside.
+write. The launches that these nodes are then carry what their calls say. Nodes that nobody explains are taken to write
+whatever they are given. Custom operators are looked into: the operators that their bodies call are seen as well, by a
+second mode that is active inside.
+
+Before each call the stack is cleared, so that parameters which kernels of torch leave unset hold zeros.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,13 +22,13 @@ import torch
 
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.stack import wipe_stack
+from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
 from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here, ran
-from pygraph.runtime.recording import COLLECTIVES, PythonCall
+from pygraph.runtime.recording import COLLECTIVES, Allocation, AllocationKind, Launch, LaunchKind, PythonCall
 from pygraph.runtime.tensors import rebound
 
-__all__ = ["Observer", "Span", "calls_operators", "observing", "tensors_in"]
+__all__ = ["Observer", "Span", "calls_operators", "observing", "with_calls"]
 
 _HOST_READS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal")
 """Operators whose result is a Python value that depends on device memory."""
@@ -49,13 +54,18 @@ _READ_ONLY_NAMES = ("in_ptr", "arg_")
 """How Inductor names the pointers of its own Triton kernels that it only loads from."""
 
 
+_Key = tuple[AllocationKind, int]
+
+_CLOSED = "aten."
+"""How the names of calls begin that use their operands, what they allocate, the generator and libraries' own memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """The nodes ``begin`` to ``end`` (excluded) came from the call ``name``; addresses of elements, as captured.
 
-    ``origin`` is where that call stands in the region and in the user's program, ``number`` how many calls came before
-    it (those that added no nodes included), ``results`` the addresses of the tensors that it returned.
-    ``nondeterministic``: it is known to come out otherwise each time.
+    ``origin`` is where that call stands in the region and in the user's program. ``nondeterministic``: it is known to
+    come out otherwise each time.
     """
 
     begin: int
@@ -64,8 +74,6 @@ class Span:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     origin: Origin = UNKNOWN
-    number: int = 0
-    results: tuple[int, ...] = ()
     nondeterministic: bool = False
 
 
@@ -99,10 +107,9 @@ class Observer:
         *,
         foreign: bool = False,
         nondeterministic: Callable[[], bool] = _never,
-        given: Any = (),  # noqa: ARG002 - for those who need more than addresses
     ) -> Any:
-        """Run one call, which is ``given`` those tensors, and note the nodes that it added. A ``foreign`` one, of whose
-        insides nothing is known, has to add some if it makes or writes memory. ``nondeterministic`` is asked after it.
+        """Run one call, and note the nodes that it added. A ``foreign`` one, of whose insides nothing is known, has to
+        add some if it makes or writes memory. ``nondeterministic`` is asked after it.
 
         Raises what the call raises, and CaptureError (``capture-failed``) when the capture is broken afterwards.
         """
@@ -118,17 +125,13 @@ class Observer:
         if not self.intact():
             self.fail(name)
             raise CaptureError("capture-failed", f"{name} broke the capture of the stream")
-        span = replace(self._span(begin, name, reads, writes, result), nondeterministic=nondeterministic())
-        if foreign and span.end == begin and (any(writes) or any(t.numel() for t in tensors_in(result))):
+        end = self.nodes()
+        if foreign and end == begin and (any(writes) or any(t.numel() for t in tensors_in(result))):
             self.fail(name)
             raise CaptureError("uncaptured-work", f"{name} adds nothing to the capture: its work goes another way")
-        (self.spans if span.end > begin else self.silent).append(span)
+        span = Span(begin, end, name, tuple(reads), tuple(writes), here(), nondeterministic())
+        (self.spans if end > begin else self.silent).append(span)
         return result
-
-    def _span(self, begin: int, name: str, reads: Sequence[int], writes: Sequence[int], result: Any) -> Span:
-        results = tuple(t.data_ptr() if t.layout is torch.strided else 0 for t in tensors_in(result))
-        number = len(self.spans) + len(self.silent)
-        return Span(begin, self.nodes(), name, tuple(reads), tuple(writes), here(), number, results)
 
     def body(self, name: str, calls: Sequence[str], explained: Sequence[range]) -> None:
         """The body of the operator ``name``, which is Python, has run. The rest is as in ``PythonCall``."""
@@ -172,6 +175,69 @@ def observing(observer: Observer, fn: Callable[..., Any]) -> Iterator[Callable[.
         yield run
 
 
+# -- launches -----------------------------------------------------------------------------------------------------
+
+
+def with_calls(
+    launches: Sequence[Launch],
+    spans: Sequence[Span],
+    allocations: Sequence[Allocation],
+    random: Sequence[int],
+) -> tuple[Launch, ...]:
+    """``launches`` with what the calls that they came from (``spans``) say of them. Those that use a word of
+    ``random`` draw."""
+    addresses, reach = AddressMap(allocations), _Reach(allocations)
+    begins = [span.begin for span in spans]
+    made: list[Launch] = []
+    for launch in launches:
+        draws = any(word in random for word in launch.words)
+        known = replace(launch, random=draws)
+        number = bisect_right(begins, launch.index) - 1
+        if number < 0 or launch.index >= spans[number].end:
+            made.append(known)
+            continue
+        span = spans[number]
+        known = replace(known, loc=span.origin.loc, nodes=span.origin.nodes, call=span.name)
+        known = replace(known, nondeterministic=span.nondeterministic)
+        limits = reach.of(span) if launch.kind is LaunchKind.KERNEL else None
+        made.append(replace(known, read_only=_only_read(span, addresses), may_access=limits))
+    return tuple(made)
+
+
+class _Reach:
+    """What a call can use at all, where that is known: for operators of ATen, which keep no memory to themselves."""
+
+    def __init__(self, allocations: Sequence[Allocation]) -> None:
+        self._addresses = AddressMap(allocations)
+        self._pool = sorted((a for a in allocations if a.kind is AllocationKind.POOL), key=lambda a: a.born)
+        self._births = [a.born for a in self._pool]
+        self._constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
+        self._end = 1 + max((a.born for a in allocations), default=0)
+
+    def of(self, span: Span) -> frozenset[_Key] | None:
+        """The allocations that the call was given, and those that it may have made. None for other libraries' calls,
+        and where the call was given memory of nobody's."""
+        if not span.name.startswith(_CLOSED):
+            return None
+        given: set[_Key] = set()
+        for word in filter(None, (*span.reads, *span.writes)):
+            owners = {place.key for place in self._addresses.places(word, self._end)}
+            if not owners and not any(constant.covers(word) for constant in self._constants):
+                return None
+            given |= owners
+        first, last = bisect_left(self._births, span.begin), bisect_right(self._births, span.end)
+        return frozenset(given.union(a.key for a in self._pool[first:last]))
+
+
+def _only_read(span: Span, addresses: AddressMap) -> frozenset[_Key]:
+    """Allocations that a call was given and does not write."""
+    return _owners(span.reads, addresses) - _owners(span.writes, addresses)
+
+
+def _owners(words: Iterable[int], addresses: AddressMap) -> frozenset[_Key]:
+    return frozenset(owner.key for owner in map(addresses.inside, words) if owner is not None)
+
+
 # -- operators ----------------------------------------------------------------------------------------------------
 
 
@@ -195,10 +261,9 @@ class _Operators(TorchDispatchMode):
         except CaptureError:
             self._observer.fail(str(func))
             raise
-        given = [*args, *named.values()]
         if func.namespace in _BUILT_IN:
             run, known = (lambda: func(*args, **named)), nondeterministic_operator(func)
-            return self._observer.call(str(func), reads, writes, run, nondeterministic=lambda: known, given=given)
+            return self._observer.call(str(func), reads, writes, run, nondeterministic=lambda: known)
         inside = _Inside(self._observer, func)
         return self._observer.call(
             str(func),
@@ -207,7 +272,6 @@ class _Operators(TorchDispatchMode):
             lambda: inside.run(args, named),
             foreign=True,
             nondeterministic=lambda: inside.nondeterministic,
-            given=given,
         )
 
     def _operands(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[int], list[int]]:
@@ -356,9 +420,8 @@ class _Kernel:
         """Launch the kernel, and note what its parameters' names say."""
         reads, writes = _triton_operands(self._kernel, args, kwargs)
         name = str(getattr(getattr(self._kernel, "fn", None), "__name__", "triton"))
-        given = [*args, *kwargs.values()]
         run, known = (lambda: self._kernel.run(*args, **kwargs)), self._nondeterministic
-        return self._observer.call(name, reads, writes, run, nondeterministic=lambda: known, given=given)
+        return self._observer.call(name, reads, writes, run, nondeterministic=lambda: known)
 
 
 def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[int], list[int]]:
@@ -389,3 +452,28 @@ def _rebound(observer: Observer, fn: Callable[..., Any]) -> contextlib.AbstractC
 def _is_triton_kernel(value: Any) -> bool:
     kind = type(value)
     return kind.__module__.startswith("torch._inductor.runtime.triton_heuristics") and hasattr(kind, "run")
+
+
+# -- the stack ----------------------------------------------------------------------------------------------------
+
+
+_DEPTH = 1 << 16
+"""Bytes that are cleared (64 KiB): launching an operator takes less."""
+
+
+class _Zeros(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * _DEPTH),)
+
+
+_callee = ctypes.PyDLL(None).getpid
+_callee.argtypes = [_Zeros]
+_zeros = _Zeros()
+
+
+def wipe_stack() -> None:
+    """Overwrite the stack that the next call is going to use.
+
+    A struct passed by value is copied onto the stack, below the frame of the caller. The callee takes no notice of
+    arguments.
+    """
+    _callee(_zeros)

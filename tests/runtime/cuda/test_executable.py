@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from pygraph.runtime.cuda.instantiate import _Builder
+from pygraph.runtime.cuda.executable import Part, _Builder
 from pygraph.runtime.cuda.nodes import CopyNode
-from pygraph.runtime.cuda.parts import Part
 from pygraph.runtime.cuda.segments import Segments, cut
 from pygraph.runtime.driver import Program
 from pygraph.runtime.layout import plan
@@ -63,10 +61,8 @@ def built() -> tuple[Program, Segments, Region]:
     layout = plan(first, table.slots, alignment=512)
     program = Program(first, table.slots, layout, tuple(range(len(first.launches))), {})
     segments, region = cut(program), Region()
-    capture = SimpleNamespace(nodes=[CopyNode(i) for i in range(6)], arguments=(), same={})
-    parts = [Part(0, 0, {i: i for i in range(6)})]
-    native = SimpleNamespace(OutputKind=None)
-    _Builder(cast(Any, native), region, program, cast(Any, capture), segments, parts).build()
+    nodes = [CopyNode(i, 64) for i in range(6)]
+    _Builder(region, program, (), nodes, segments, [Part(0, 0, {i: i for i in range(6)})]).build()
     return program, segments, region
 
 

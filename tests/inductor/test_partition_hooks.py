@@ -12,7 +12,7 @@ import torch
 import pygraph
 from pygraph.inductor.compile import compare
 from pygraph.inductor.decision import Decision, Placed
-from pygraph.inductor.record import Made, ProgramRecord, RecordedMaps, Step
+from pygraph.inductor.record import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.ir import CAPTURABLE, REASON, Graph, Stage
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.report.model import GraphReport
@@ -114,7 +114,7 @@ def test_a_region_with_an_uncapturable_operator_is_named_and_barred() -> None:
 
 
 def test_a_region_with_a_made_node_that_has_to_stay_outside_is_barred() -> None:
-    made = Made("addmm", "aten.addmm.default", ("mm",), "forbidden")
+    made = PatternNode("addmm", "aten.addmm.default", ("mm",), "forbidden")
     record = ProgramRecord(((Step(("buf0",), ("addmm",), True, None, (made,)),),), (True,))
     notes, forbidden = compare(decision(mm="forbidden"), record)
     assert forbidden == {0}
