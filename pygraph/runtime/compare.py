@@ -13,7 +13,7 @@ decides, the function runs some more times on copies, and a replay must be as cl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from pygraph.runtime.tensors import Block, Snapshot, bits, blocks, digest, exten
 if TYPE_CHECKING:
     from pygraph.debug.diagnose import Finding
 
-__all__ = ["Scope", "Verdict", "compare", "verify"]
+__all__ = ["Scope", "Verdict", "compare", "observe", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -434,11 +434,7 @@ class _Trial:
         return None if found is None else f"{outcome.name(found.index)} {found.how}"
 
     def _observe(self, outputs: Sequence[Any] | None, args: Sequence[Any], state: torch.Tensor | None) -> _Outcome:
-        """The outcome of a run that returned ``outputs`` and left ``args``; watched arguments are fingerprinted."""
-        outputs = outputs or ()
-        contents = tuple(digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs)
-        arguments = {position: digest(span(args[position])) for position in sorted(self.watched)}
-        return _Outcome(_structure(outputs, args), contents, arguments, state)
+        return observe(outputs or (), args, self.watched, state)
 
     def _results(self, outputs: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """What a run left: its outputs, then the watched arguments by position."""
@@ -591,6 +587,15 @@ class _Outcome:
         """What the result of this index is called."""
         outputs = len(self.contents)
         return f"output {index}" if index < outputs else f"argument {list(self.arguments)[index - outputs]}"
+
+
+def observe(
+    outputs: Sequence[Any], args: Sequence[Any], watched: Collection[int] = (), rng: torch.Tensor | None = None
+) -> _Outcome:
+    """The outcome of a run that returned ``outputs`` and left ``args``; ``watched`` arguments are fingerprinted."""
+    contents = tuple(digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs)
+    arguments = {position: digest(span(args[position])) for position in sorted(watched)}
+    return _Outcome(_structure(outputs, args), contents, arguments, rng)
 
 
 def difference(reference: _Outcome, other: _Outcome, *, values: bool = True) -> str | None:
