@@ -12,7 +12,7 @@ import itertools
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -290,30 +290,33 @@ class _Search:
             return None
         if any(constant.covers(word) for constant in self._constants):
             return None
-        kind = self._memory_kind(word)
+        kind = self._ask("MEMORY_TYPE", word)
         if kind is None:
             return None
         if self._stand_in(word):
             return ForeignMemory.STAND_IN, f"{word:#x}, in address space of another capture"
-        block = self._blocks.at(word)
-        if block is not None and not block.used:
+        place = bisect_right(self._blocks, word, key=lambda block: block[0]) - 1
+        start, nbytes, used = self._blocks[place] if place >= 0 else (0, 0, False)
+        held = word < start + nbytes
+        if held and not used:
             return None
-        detail = f"{word:#x}, in {kind} of nobody's{self._range(word)}"
-        if block is None:
+        memory = "host memory" if kind == int(self._driver.CUmemorytype.CU_MEMORYTYPE_HOST) else "device memory"
+        detail = f"{word:#x}, in {memory} of nobody's{self._range(word)}"
+        if not held:
             return ForeignMemory.OTHER, f"{detail}, which torch does not hold"
-        where = f"torch uses {block.nbytes} bytes from {block.start:#x} there"
-        return ForeignMemory.BLOCK if word == block.start else ForeignMemory.WITHIN, f"{detail}: {where}"
+        where = f"torch uses {nbytes} bytes from {start:#x} there"
+        return ForeignMemory.BLOCK if word == start else ForeignMemory.WITHIN, f"{detail}: {where}"
 
     @cached_property
-    def _blocks(self) -> _Blocks:
-        return _Blocks()
-
-    def _memory_kind(self, word: int) -> str | None:
-        """What memory an address lies in, None when it is no address."""
-        found = self._ask("MEMORY_TYPE", word)
-        if found is None:
-            return None
-        return "host memory" if found == int(self._driver.CUmemorytype.CU_MEMORYTYPE_HOST) else "device memory"
+    def _blocks(self) -> list[tuple[int, int, bool]]:
+        """The pieces of all memory that torch holds now, by address: where, how many bytes, whether they are used."""
+        found: list[tuple[int, int, bool]] = []
+        for segment in torch.cuda.memory_snapshot():
+            start = int(segment["address"])
+            for block in segment["blocks"]:
+                found.append((start, int(block["size"]), block["state"] != "inactive"))
+                start += int(block["size"])
+        return sorted(found)
 
     def _range(self, word: int) -> str:
         """The piece of memory that an address lies in, as far as the CUDA driver tells it."""
@@ -321,35 +324,7 @@ class _Search:
         return "" if start is None or nbytes is None else f" ({nbytes} bytes from {start:#x})"
 
     def _ask(self, attribute: str, word: int) -> int | None:
+        """What the CUDA driver says of an address; None when it is no address."""
         kind = getattr(self._driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{attribute}")
         result: Any = self._driver.cuPointerGetAttribute(kind, word)
         return int(result[1]) if succeeded(result) else None
-
-
-@dataclass(frozen=True)
-class _Block:
-    start: int
-    nbytes: int
-    used: bool
-
-
-class _Blocks:
-    """The pieces of all memory that torch holds, as it is now."""
-
-    def __init__(self) -> None:
-        self._blocks: list[_Block] = []
-        for segment in torch.cuda.memory_snapshot():
-            start = int(segment["address"])
-            for block in segment["blocks"]:
-                self._blocks.append(_Block(start, int(block["size"]), block["state"] != "inactive"))
-                start += int(block["size"])
-        self._blocks.sort(key=lambda block: block.start)
-        self._starts = [block.start for block in self._blocks]
-
-    def at(self, word: int) -> _Block | None:
-        """The piece that an address lies in."""
-        position = bisect_right(self._starts, word) - 1
-        if position < 0:
-            return None
-        found = self._blocks[position]
-        return found if word < found.start + found.nbytes else None

@@ -20,9 +20,9 @@ from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.critical import only_capture
-from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas, with_foreign
+from pygraph.runtime.cuda.addresses import ALIGNMENT, Arenas, with_foreign
 from pygraph.runtime.cuda.bindings import call
-from pygraph.runtime.cuda.memory import SessionMemory, StandIns
+from pygraph.runtime.cuda.memory import SessionMemory, stand_ins
 from pygraph.runtime.cuda.nodes import Node, handles, read_nodes
 from pygraph.runtime.cuda.observe import Observer, calls_operators, observing, with_calls
 from pygraph.runtime.cuda.phases import phases_of
@@ -65,16 +65,15 @@ def payload_of(recording: Recording) -> CudaCapture:
 class ArenaLease:
     """Holds an arena for as long as anything points into it."""
 
-    def __init__(self, arenas: Arenas, arena: Arena) -> None:
-        self.arena = arena
-        self.memory: SessionMemory | None = None
+    def __init__(self, arenas: Arenas) -> None:
+        self.arena = arenas.lease()
+        self.idle: Callable[[], bool] = lambda: True
+        """Whether nobody holds memory in it."""
         self._arenas = arenas
 
     def __del__(self) -> None:
-        if not hasattr(self, "_arenas"):  # an exception may have come before
-            return
-        memory = self.memory
-        self._arenas.give_back(self.arena, lambda: memory is None or memory.alive() == 0)
+        if hasattr(self, "_arenas"):  # an exception may have come before
+            self._arenas.give_back(self.arena, self.idle)
 
 
 class DeviceCapture:
@@ -92,8 +91,7 @@ class DeviceCapture:
             torch.cuda.set_device(self.index)
             if torch.cuda.is_current_stream_capturing():
                 raise CaptureError("outer-capture", "the caller's own stream is being captured")
-            lease = ArenaLease(self.arenas, self.arenas.lease())
-            return _Attempt(self, fn, args, lease).record()
+            return _Attempt(self, fn, args, ArenaLease(self.arenas)).record()
 
     def intact(self) -> bool:
         """Whether the stream is being captured, and nothing has broken the capture."""
@@ -114,10 +112,6 @@ class DeviceCapture:
                 raise CaptureError("generator-busy", "another capture or replay fills the generator's memory")
             yield
 
-    def memory(self, arena: Arena) -> SessionMemory:
-        """Where a capture allocates from."""
-        return SessionMemory(self.native, arena, self.index, self.stream.cuda_stream)
-
 
 def _own_stream(driver: ModuleType, device: int) -> torch.cuda.Stream:
     """A stream that nobody else has: torch hands out the same few again and again, and whatever another thread gave
@@ -134,8 +128,9 @@ class _Attempt:
     def __init__(self, device: DeviceCapture, fn: Function, args: Sequence[Any], lease: ArenaLease) -> None:
         self._device, self._fn, self._lease = device, fn, lease
         self._constants = {n: t for n, t in module_constants(fn).items() if t.device.type == "cuda"}
-        self._stand_ins = StandIns(lease.arena, device.index, args)
-        self._memory = lease.memory = device.memory(lease.arena)
+        self._arguments, self._inputs = stand_ins(lease.arena, device.index, args)
+        self._memory = SessionMemory(device.native, lease.arena, device.index, device.stream.cuda_stream)
+        lease.idle = self._memory.idle
         self._observer = Observer(self._memory.nodes, device.intact)
         self._random: tuple[int, ...] = ()
 
@@ -192,9 +187,9 @@ class _Attempt:
         raise failure  # out here, it keeps no frames with stand-ins alive
 
     def _call(self) -> list[Any]:
-        self._random = self._memory.random_memory()
+        self._random = tuple(self._device.native.random_memory(self._device.index))
         with observing(self._observer, self._fn) as run:
-            return _listed(run(list(self._stand_ins.arguments)))
+            return _listed(run(list(self._arguments)))
 
     def _failed(self, error: Exception) -> CaptureError:
         where = f"{self._observer.failed}: " if self._observer.failed else ""
@@ -204,19 +199,20 @@ class _Attempt:
     # -- reading what was captured ----------------------------------------------------------------------------------
 
     def _read(self, graph: torch.cuda.CUDAGraph, returned: Sequence[Any]) -> Recording:
-        device, stand_ins = self._device, self._stand_ins
+        device = self._device
         found = handles(device.driver, graph.raw_cuda_graph())
         nodes, launches = read_nodes(device.driver, found)
         phases = phases_of(graph.raw_cuda_graph(), found)
-        own = [*stand_ins.allocations, *self._memory.allocations()]
-        described = describe_outputs(returned, stand_ins.arguments, self._constants, own)
+        own = [*self._inputs, *self._memory.allocations()]
+        described = _Outputs(self._arguments, self._constants, own)
+        outputs = tuple(described.output(value) for value in returned)
         everything = (*own, *described.empty, *self._fixed())
         explained = with_calls(launches, self._observer.spans, everything, self._random)
         known = with_foreign(device.driver, explained, everything, self._lease.arena.covers, device.arenas.covers)
         payload = CudaCapture(
             graph,
             tuple(nodes),
-            stand_ins.arguments,
+            self._arguments,
             repeated(returned),
             device.index,
             self._draws(graph, known),
@@ -224,7 +220,7 @@ class _Attempt:
             self._lease,
         )
         sensitive = frozenset(described.sensitive | self._sensitive(own))
-        outputs, scratch = tuple(described.outputs), device.arenas.scratch(device.stream.cuda_stream)
+        scratch = device.arenas.scratch(device.stream.cuda_stream)
         facts = (known, everything, outputs, payload, sensitive, ALIGNMENT)
         python = tuple(self._observer.python)
         return Recording(*facts, out_of_range_pointers=True, scratch=scratch, phases=phases, python=python)
@@ -247,13 +243,13 @@ class _Attempt:
 
     def _refuse_survivors(self) -> None:
         """Memory of the capture that somebody goes on holding would later be taken for real memory."""
-        if self._memory.alive():
+        if not self._memory.idle():
             gc.collect()
-        sizes = self._memory.survivors()
-        if sizes:
-            self._blame_for(self._memory.births())
-            named = ", ".join(f"{nbytes} bytes" for nbytes in sizes[:3]) + (", …" if len(sizes) > 3 else "")
-            raise CaptureError("survivor", f"{len(sizes)} allocations of the region outlive its capture: {named}")
+        survivors = self._memory.survivors()
+        if survivors:
+            self._blame_for([born for _, born in survivors])
+            sizes = ", ".join(f"{nbytes} bytes" for nbytes, _ in survivors[:3]) + (", …" if len(survivors) > 3 else "")
+            raise CaptureError("survivor", f"{len(survivors)} allocations of the region outlive its capture: {sizes}")
 
     def _blame_for(self, births: Sequence[int]) -> None:
         """Blame every call that may have made an allocation when the graph had so many nodes."""
@@ -304,80 +300,61 @@ def _end(graph: torch.cuda.CUDAGraph, memory: SessionMemory) -> None:
 # -- what a region returned ---------------------------------------------------------------------------------------
 
 
-class Described:
-    """``outputs`` in order; ``empty`` are allocations made up for outputs without memory; ``sensitive`` are arguments
-    of which a view is returned that depends on their storage offset."""
+class _Outputs:
+    """Describes what a region returned for its stand-in ``arguments``. ``empty`` are allocations made up for outputs
+    without memory; ``sensitive`` are arguments of which a view is returned that depends on their storage offset."""
 
-    def __init__(self) -> None:
-        self.outputs: list[Output] = []
+    def __init__(
+        self, arguments: Sequence[Any], constants: Mapping[str, torch.Tensor], allocations: Sequence[Allocation]
+    ) -> None:
+        self._arguments, self._constants = arguments, tuple(constants.values())
+        self._addresses = AddressMap(allocations)
+        self._pool = sum(a.kind is AllocationKind.POOL for a in allocations)
         self.empty: list[Allocation] = []
         self.sensitive: set[int] = set()
 
+    def output(self, value: Any) -> Output:
+        """One value that was returned. Raises CaptureError (``unsupported-output``)."""
+        if value is None or type(value) in _SCALARS:
+            return Output(OutputKind.SCALAR, value=value)
+        if type(value) not in _TENSORS or value.device.type != "cuda" or value.layout is not torch.strided:
+            raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
+        if value.is_conj() or value.is_neg():
+            raise CaptureError("unsupported-output", "a lazily conjugated or negated tensor")
+        for index, argument in enumerate(self._arguments):
+            if value is argument:
+                return Output(OutputKind.ARGUMENT, argument=index)
+        if any(value is constant for constant in self._constants):
+            return Output(OutputKind.CONSTANT_TENSOR, value=value)
+        return self._memory(value)
 
-def describe_outputs(
-    returned: Sequence[Any],
-    arguments: Sequence[Any],
-    constants: Mapping[str, torch.Tensor],
-    allocations: Sequence[Allocation],
-) -> Described:
-    """Describe what a region returned for its stand-in ``arguments``. Raises CaptureError (``unsupported-output``)."""
-    result = Described()
-    addresses = AddressMap(allocations)
-    pool = sum(a.kind is AllocationKind.POOL for a in allocations)
-    for value in returned:
-        output = _plain(value, arguments, constants)
-        if output is None:
-            output = _memory(result, value, arguments, addresses, pool)
-        result.outputs.append(output)
-    return result
+    def _memory(self, value: torch.Tensor) -> Output:
+        """An output that shows memory: of the region, or of an argument."""
+        place: dict[str, Any] = {"size": tuple(value.size()), "stride": tuple(value.stride()), "dtype": value.dtype}
+        base = value.untyped_storage().data_ptr()
+        if not base:
+            made = Allocation(AllocationKind.POOL, self._pool + len(self.empty), 0, 0)
+            self.empty.append(made)
+            return Output(OutputKind.FRESH, allocation=made.index, offset=int(value.storage_offset()), **place)
+        address = base + int(value.storage_offset()) * value.element_size()
+        owner = self._addresses.inside(address) or self._addresses.inside(base) or self._empty_argument(base)
+        if owner is None:
+            raise CaptureError("unsupported-output", "a view of a constant, or memory of nobody's")
+        distance = address - owner.address
+        inside = distance >= 0 and distance + extent(value) <= owner.nbytes
+        if distance % value.element_size() or (value.numel() and not inside):
+            raise CaptureError("unsupported-output", "a tensor that reaches beyond its allocation")
+        offset = distance // value.element_size()
+        if owner.kind is AllocationKind.POOL:
+            return Output(OutputKind.FRESH, allocation=owner.index, offset=offset, **place)
+        if self._arguments[owner.index].element_size() != value.element_size():
+            self.sensitive.add(owner.index)
+        return Output(OutputKind.VIEW, argument=owner.index, offset=offset, **place)
 
-
-def _plain(value: Any, arguments: Sequence[Any], constants: Mapping[str, torch.Tensor]) -> Output | None:
-    """An output that is not made anew; None for a tensor that is."""
-    if value is None or type(value) in _SCALARS:
-        return Output(OutputKind.SCALAR, value=value)
-    if type(value) not in _TENSORS or value.device.type != "cuda" or value.layout is not torch.strided:
-        raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
-    if value.is_conj() or value.is_neg():
-        raise CaptureError("unsupported-output", "a lazily conjugated or negated tensor")
-    for index, argument in enumerate(arguments):
-        if value is argument:
-            return Output(OutputKind.ARGUMENT, argument=index)
-    if any(value is constant for constant in constants.values()):
-        return Output(OutputKind.CONSTANT_TENSOR, value=value)
-    return None
-
-
-def _memory(
-    result: Described, value: torch.Tensor, arguments: Sequence[Any], addresses: AddressMap, pool: int
-) -> Output:
-    """An output that shows memory: of the region, or of an argument."""
-    place: dict[str, Any] = {"size": tuple(value.size()), "stride": tuple(value.stride()), "dtype": value.dtype}
-    base = value.untyped_storage().data_ptr()
-    if not base:
-        made = Allocation(AllocationKind.POOL, pool + len(result.empty), 0, 0)
-        result.empty.append(made)
-        return Output(OutputKind.FRESH, allocation=made.index, offset=int(value.storage_offset()), **place)
-    address = base + int(value.storage_offset()) * value.element_size()
-    owner = addresses.inside(address) or addresses.inside(base) or _empty_argument(base, arguments, addresses)
-    if owner is None:
-        raise CaptureError("unsupported-output", "a view of a constant, or memory of nobody's")
-    distance = address - owner.address
-    inside = distance >= 0 and distance + extent(value) <= owner.nbytes
-    if distance % value.element_size() or (value.numel() and not inside):
-        raise CaptureError("unsupported-output", "a tensor that reaches beyond its allocation")
-    offset = distance // value.element_size()
-    if owner.kind is AllocationKind.POOL:
-        return Output(OutputKind.FRESH, allocation=owner.index, offset=offset, **place)
-    if arguments[owner.index].element_size() != value.element_size():
-        result.sensitive.add(owner.index)
-    return Output(OutputKind.VIEW, argument=owner.index, offset=offset, **place)
-
-
-def _empty_argument(base: int, arguments: Sequence[Any], addresses: AddressMap) -> Allocation | None:
-    """The argument without elements whose storage begins at ``base``."""
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor) and argument.untyped_storage().data_ptr() == base:
-            start = base + int(argument.storage_offset()) * argument.element_size()
-            return addresses.empty(start) or addresses.inside(start)
-    return None
+    def _empty_argument(self, base: int) -> Allocation | None:
+        """The argument without elements whose storage begins at ``base``."""
+        for argument in self._arguments:
+            if isinstance(argument, torch.Tensor) and argument.untyped_storage().data_ptr() == base:
+                start = base + int(argument.storage_offset()) * argument.element_size()
+                return self._addresses.empty(start) or self._addresses.inside(start)
+        return None

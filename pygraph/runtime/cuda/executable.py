@@ -32,19 +32,15 @@ class CudaExecutable:
     """A region ready for replay. ``replay`` is the native region's own method: there is no Python on the way.
 
     A replay that finds another one of the same executable under way (of another thread, or around it) returns None.
-    ``consume`` is a replay that lets go of each argument once it is dead, and leaves ``args`` empty; where it returns
-    None, ``args`` is as it was.
     """
 
-    __slots__ = ("__weakref__", "_kept", "_region", "consume", "replay")
+    __slots__ = ("__weakref__", "_kept", "_region", "replay")
 
-    consume: Callable[[list[Any]], list[Any] | None]
     replay: Callable[[list[Any]], list[Any] | None]
 
     def __init__(self, region: Any, kept: Sequence[object]) -> None:
         self._region = region
         self._kept = tuple(kept)
-        self.consume = region.consume
         self.replay = region.replay
 
     def close(self) -> None:

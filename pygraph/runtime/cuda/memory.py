@@ -5,7 +5,7 @@ All of it lies in one arena, every allocation at an address of its own: nothing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +17,7 @@ from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena
 from pygraph.runtime.recording import Allocation, AllocationKind
 from pygraph.runtime.tensors import extent
 
-__all__ = ["SessionMemory", "StandIns", "check_arguments"]
+__all__ = ["SessionMemory", "check_arguments", "stand_ins"]
 
 _SCALARS = (bool, int, float)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -51,31 +51,35 @@ def _device(position: int, value: torch.Tensor) -> int:
     return int(value.device.index)
 
 
-class StandIns:
-    """Makes stand-ins in ``arena``; ``allocations`` and ``arguments`` are by position of the argument."""
+def stand_ins(arena: Arena, device: int, args: Sequence[Any]) -> tuple[tuple[Any, ...], list[Allocation]]:
+    """``args`` with a tensor in the place of each tensor, and where these lie in ``arena``."""
+    made, allocations = list(args), list[Allocation]()
+    for index, value in enumerate(args):
+        if isinstance(value, torch.Tensor):
+            made[index], allocation = _stand_in(arena, torch.device("cuda", device), index, value)
+            allocations.append(allocation)
+    return tuple(made), allocations
 
-    def __init__(self, arena: Arena, device: int, args: Sequence[Any]) -> None:
-        self._arena, self._device = arena, torch.device("cuda", device)
-        self.allocations: list[Allocation] = []
-        self.arguments = tuple(self._make(i, v) if isinstance(v, torch.Tensor) else v for i, v in enumerate(args))
 
-    def _make(self, index: int, value: torch.Tensor) -> torch.Tensor:
-        """A tensor like ``value``, at an address that is congruent to its own modulo ALIGNMENT."""
-        nbytes, front = extent(value), int(value.storage_offset()) * value.element_size()
-        start = value.untyped_storage().data_ptr() + front if nbytes else 0
-        base = self._arena.take(front + nbytes, (start - front) % ALIGNMENT)
-        self.allocations.append(Allocation(AllocationKind.INPUT, index, base + front, nbytes))
-        storage = storage_from_address(base, self._device, front + nbytes)
-        tensor = torch.empty(0, dtype=value.dtype, device=self._device)
-        return tensor.set_(storage, value.storage_offset(), value.size(), value.stride())
+def _stand_in(arena: Arena, device: torch.device, index: int, value: torch.Tensor) -> tuple[torch.Tensor, Allocation]:
+    """A tensor like argument ``index``, at an address that is congruent to its own modulo ALIGNMENT."""
+    nbytes, front = extent(value), int(value.storage_offset()) * value.element_size()
+    start = value.untyped_storage().data_ptr() + front if nbytes else 0
+    base = arena.take(front + nbytes, (start - front) % ALIGNMENT)
+    storage = storage_from_address(base, device, front + nbytes)
+    tensor = torch.empty(0, dtype=value.dtype, device=device)
+    tensor.set_(storage, value.storage_offset(), value.size(), value.stride())
+    return tensor, Allocation(AllocationKind.INPUT, index, base + front, nbytes)
 
 
 class SessionMemory:
-    """Every allocation at an address of its own: nothing is reused, and nothing takes memory."""
+    """Every allocation at an address of its own, with the number of nodes that the graph had before it."""
 
     def __init__(self, native: ModuleType, arena: Arena, device: int, stream: int) -> None:
-        self._native, self._arena, self._device = native, arena, device
+        self._native, self._arena = native, arena
         self._session: Any = native.Session(device, stream, arena.next, arena.end, arena.gap, self._grow)
+        self.nodes: Callable[[], int] = self._session.nodes
+        """The number of nodes captured so far."""
 
     def _grow(self, used: int, nbytes: int) -> tuple[int, int]:
         self._arena.next = used
@@ -90,32 +94,15 @@ class SessionMemory:
         self._native.leave()
         self._session.close()
 
-    def nodes(self) -> int:
-        """The number of nodes captured so far."""
-        return int(self._session.nodes())
-
-    def random_memory(self) -> tuple[int, ...]:
-        """Addresses of seed and offset."""
-        seed, offset = self._native.random_memory(self._device)
-        return (int(seed), int(offset))
-
-    def _pieces(self) -> list[tuple[int, int, int, bool]]:
-        """The address, size and birth of each allocation, and whether somebody holds it."""
-        return list(self._session.pieces())
-
     def allocations(self) -> list[Allocation]:
         """In the order of allocation."""
-        pieces = enumerate(self._pieces())
+        pieces = enumerate(self._session.pieces())
         return [Allocation(AllocationKind.POOL, i, address, nbytes, born) for i, (address, nbytes, born, _) in pieces]
 
-    def alive(self) -> int:
-        """Allocations that somebody still holds."""
-        return int(self._session.alive())
+    def survivors(self) -> list[tuple[int, int]]:
+        """The size and birth of each allocation that somebody still holds."""
+        return [(nbytes, born) for _, nbytes, born, alive in self._session.pieces() if alive]
 
-    def survivors(self) -> list[int]:
-        """The sizes of those."""
-        return [nbytes for _, nbytes, _, alive in self._pieces() if alive]
-
-    def births(self) -> list[int]:
-        """As the session noted."""
-        return [int(born) for _, _, born, alive in self._pieces() if alive]
+    def idle(self) -> bool:
+        """Whether there is none."""
+        return not self._session.alive()

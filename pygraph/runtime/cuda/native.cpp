@@ -47,7 +47,6 @@ void bind(py::module_& m) {
   bind_output_kinds(m);
   py::class_<CudaRegion> region(m, "CudaRegion");
   def_method<CudaRegion, &CudaRegion::replay>(region, "replay");
-  def_method<CudaRegion, &CudaRegion::consume>(region, "consume");
   bind_nodes(region);
   region.def(py::init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>())
       .def("add_tensor_argument", &CudaRegion::add_tensor_argument)
