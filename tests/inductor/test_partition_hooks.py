@@ -12,7 +12,7 @@ import torch
 import pygraph
 from pygraph.inductor.compile import compare
 from pygraph.inductor.decision import Decision, Placed
-from pygraph.inductor.record import PatternNode, ProgramRecord, RecordedMaps, Step
+from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.ir import CAPTURABLE, REASON, Graph, Stage
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.report.model import GraphReport
