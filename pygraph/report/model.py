@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pygraph.frontend.location import UNKNOWN, GraphOrigin
+from pygraph.runtime.variants import State
 
 if TYPE_CHECKING:
     from pygraph.inductor.decision import Decision
@@ -75,7 +76,7 @@ class RegionReport:
     @property
     def state(self) -> str:
         """``cold``, ``warm``, ``replay`` or ``uncaptured``, which may be by measured selection's decision."""
-        return "uncaptured" if self.record is None else self.record.state
+        return "uncaptured" if self.record is None else State(self.record.state).value
 
     @property
     def why(self) -> str:
