@@ -18,8 +18,7 @@ from pygraph.runtime.variants import State
 
 if TYPE_CHECKING:
     from pygraph.inductor.decision import Decision
-    from pygraph.inductor.emitted import EmittedProgram
-    from pygraph.inductor.record import ProgramRecord
+    from pygraph.inductor.emitted import EmittedProgram, ProgramRecord
     from pygraph.ir import DeviceModel, Graph
     from pygraph.runtime.counters import RegionRecord
 
