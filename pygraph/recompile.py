@@ -21,7 +21,7 @@ from pygraph.inductor.decision import Decision
 from pygraph.inductor.failed import Failed
 from pygraph.inductor.record import ProgramRecord
 from pygraph.inductor.wrap import Boxed, RegionFunction, switch, wrap_regions
-from pygraph.passes.operators import is_custom
+from pygraph.passes.legality.operators import is_custom
 from pygraph.regions import Wrapped
 from pygraph.report.model import GraphReport
 from pygraph.runtime.refusal import Refusal

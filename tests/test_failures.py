@@ -113,7 +113,8 @@ def experts(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def test_an_operator_that_fails_in_each_layer_is_cut_in_all_at_once(
     compilations: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pygraph.passes.judge.is_custom", lambda op: False)  # tried on the host too, as on a GPU
+    # Tried on the host too, as on a GPU.
+    monkeypatch.setattr("pygraph.passes.legality.rules.is_custom", lambda op: False)
     ours, w = compiled(experts), weight()
     for seed in range(CALLS):
         check(ours, experts, inputs(seed=seed), w)

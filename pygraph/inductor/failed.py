@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pygraph.inductor.decision import Decision
 from pygraph.inductor.record import ProgramRecord
 from pygraph.ir import Graph
-from pygraph.passes.verdict import FAILED
+from pygraph.passes.legality.rules import FAILED
 
 __all__ = ["Failed"]
 

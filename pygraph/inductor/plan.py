@@ -17,8 +17,8 @@ from pygraph.inductor.write_back import Fingerprint, fingerprint
 from pygraph.ir import CAPTURABLE, H200, HOST, REASON, DeviceModel, Graph, TensorType
 from pygraph.passes.base import Pass, PassContext
 from pygraph.passes.legality import Legality
+from pygraph.passes.legality.rules import captured_device
 from pygraph.passes.manager import PassManager, PipelineResult
-from pygraph.passes.verdict import captured_device
 
 __all__ = ["MODELS", "Plan", "judge_graph", "model_for", "plan"]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from pygraph.frontend import op_name
 from pygraph.inductor import scheduler
-from pygraph.inductor.alternate import count_runs, fewest_runs
 from pygraph.inductor.decision import BARRIER, RNG, Decision
 from pygraph.inductor.lineage import Lineage, following
 from pygraph.inductor.record import Made, ProgramRecord, RecordedMaps, Step
 from pygraph.ir import CONSTANT
 from pygraph.passes.partitioning import NO_LAUNCH
+from pygraph.passes.region_order import count_runs, fewest_runs
 
 __all__ = ["Steering"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pygraph.ir import DETAIL, H200, HOST, REGION, DeviceModel, Graph, KernelNode
 from pygraph.ir.cost import evaluate
 from pygraph.passes.analysis import node_time_us
+from pygraph.passes.legality.reasons import REASONS
 from pygraph.passes.partitioning import NO_LAUNCH
-from pygraph.passes.reasons import REASONS
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 from pygraph.runtime.measure import REPLAY, UNCAPTURED, Decision
 

@@ -8,7 +8,7 @@ from pygraph.inductor.record import Made, ProgramRecord, Step
 from pygraph.ir.parser import parse
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
-from pygraph.passes.verdict import FAILED
+from pygraph.passes.legality.rules import FAILED
 
 TEXT = """
 graph @main (%x : f32[8, 8]@cpu) {

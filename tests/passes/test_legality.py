@@ -9,9 +9,9 @@ from pygraph.ir import CAPTURABLE, DETAIL, REASON, Device, Graph, Stage
 from pygraph.ir.verify import verify
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
+from pygraph.passes.legality.rules import Target, target_of
 from pygraph.passes.options import print_pass
 from pygraph.passes.registry import parse as parse_pipeline
-from pygraph.passes.verdict import Target, Verdict, annotate, target_of
 from tests.passes.judged import GPU, graph_of, subgraph
 
 
@@ -63,11 +63,12 @@ def test_judging_twice_changes_nothing() -> None:
     assert graph == once
 
 
-def test_a_new_verdict_replaces_the_old_one() -> None:
-    node = graph_of(f"%a = aten.mm.default(%x, %x) : {GPU}").nodes[0]
-    assert annotate(node, Verdict(False, "cpu-scalar", "because"))
-    assert not annotate(node, Verdict(False, "cpu-scalar", "because"))
-    assert annotate(node, Verdict(True))
+def test_judging_anew_replaces_what_was_judged_before() -> None:
+    graph = graph_of(f"%a = aten.mm.default(%x, %x) : {GPU}")
+    node = graph.nodes[0]
+    for forbid, modified, reason in ((("aten.mm",), True, "forbidden"), ((), True, None), ((), False, None)):
+        assert Legality(forbid).run(graph, PassContext("cuda")).modified is modified
+        assert (node.meta.get(CAPTURABLE), node.meta.get(REASON)) == (reason is None, reason)
     assert node.meta.items() == [("capturable", True)]
 
 

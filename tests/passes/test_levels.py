@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.passes.levels import Kind, assign, earliest, unit_order
+from pygraph.passes.region_order import Kind, assign, earliest, unit_order
 from tests.passes.brute_force import Lists, acyclic, fewer_regions, inverse
 
 L, F, O = Kind.LAUNCHES, Kind.FREE, Kind.OUTSIDE  # noqa: E741 - read side by side in the cases below

@@ -8,7 +8,7 @@ import pytest
 
 from pygraph.inductor.decision import decide
 from pygraph.ir import DETAIL, H200, HOST, SELECTED
-from pygraph.passes.reasons import REASONS
+from pygraph.passes.legality.reasons import REASONS
 from pygraph.report.facts import (
     Quantity,
     advice,

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.inductor.alternate import count_runs, fewest_runs
+from pygraph.passes.region_order import count_runs, fewest_runs
 
 
 @st.composite

@@ -1,7 +1,4 @@
-"""Why a node cannot be captured: the enumerated codes, each with what it means and what a user can do about it.
-
-The rules that find a reason live in ``judge``; the operators that they know by name in ``operators``.
-"""
+"""Why a node cannot be captured: the enumerated codes, each with what it means and what a user can do about it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Operators that legality knows by name, and why each of them cannot be captured. Names as in ``.pgir`` text.
 
-A name without an overload (``aten.nonzero``) stands for all of them. The rules that use this are in ``judge``.
+A name without an overload (``aten.nonzero``) stands for all of them.
 
 Sources: ``FORBIDDEN_CUDAGRAPH_OPS`` and ``is_cudagraph_unsafe_fx_node`` of ``torch/_inductor/utils.py`` (torch 2.11 and
 2.13 agree), torch's tags, and a run of each operator of aten on one H200 (torch 2.11, CUDA 13.0) with
