@@ -6,23 +6,21 @@ In which order they are made, what they are made for, and what raises, is ``comp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph.errors import ReplayError
-from pygraph.runtime.digest import digest, same_bytes, span
-from pygraph.runtime.driver import Driver, Executable, Program, Transient
-from pygraph.runtime.effects import unrepeatable
+from pygraph.runtime.driver import Driver, Executable, Program
 from pygraph.runtime.generators import Draws
+from pygraph.runtime.nondeterminism import AGREED, RUNS, Spread, Unlike, beyond, shares, unrepeatable, widened
 from pygraph.runtime.outcome import Outcome, difference, moved_on, observe, results
-from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.snapshot import Block, Snapshot, blocks, take
-from pygraph.runtime.tolerance import AGREED, RUNS, Spread, Unlike, beyond, shares, widened
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.tensors import Block, Snapshot, blocks, digest, same_bytes, span, take
 
 if TYPE_CHECKING:
-    from pygraph.runtime.divergence import Finding
+    from pygraph.debug.diagnose import Finding
 
 __all__ = ["Expected", "First", "Function", "Scope", "Trial", "Verdict"]
 
@@ -50,15 +48,13 @@ class Verdict:
     """The uncaptured run's ``outputs``, which answer the call, and whether the replay may be used from now on.
 
     ``spread`` is that of a region which does not repeat itself. ``runs`` counts the uncaptured runs besides the one
-    that answers the call. ``near``: the ``refusal`` is that the replay is further from an uncaptured run than
-    others are, and yet as a whole it is close: it is right if each of its calls is.
+    that answers the call.
     """
 
     outputs: Sequence[Any]
     refusal: Refusal | None
     spread: Spread | None = None
     runs: int = 0
-    near: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +69,10 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A run's outcome, and what it left, where bits alone will not tell; arguments of which nobody wrote the written
-    ones, where a launch may have to be looked for."""
+    """A run's outcome, and what it left, where bits alone will not tell."""
 
     outcome: Outcome
     results: list[Any]
-    pristine: list[Any] = field(default_factory=list)
 
 
 class Trial:
@@ -173,12 +167,14 @@ class Trial:
     def _judge_again(self, first: First, outputs: Sequence[Any], reference: Outcome) -> Verdict:
         """Whose fault a difference in values is: a wrong replay's, or the region's own, which has a spread then.
 
-        Where the region draws, runs on the numbers of the answering one would have other threads draw them, too.
+        Where the region draws, runs on the numbers of the answering one would have other threads draw them, too. Each
+        round replays anew: where a rounding error decides a sign, one run of many is further off than all others, and
+        that may be the replay. A wrong replay is further off each time.
         """
         left = Expected(reference, results(outputs, self.args, self.watched))
         left = self._uncaptured_again(first) if self.random else left
         spread: Spread = (None,) * len(left.results)
-        replayed: Expected | None = None
+        seen = [first.outcome]
         unlike: str | None = None
         for runs in RUNS:
             for _ in range(runs):
@@ -186,20 +182,19 @@ class Trial:
                 if isinstance(wider, Refusal):
                     return Verdict(outputs, wider)
                 spread = wider
-            replayed = replayed or self._replay_again(first)
+            replayed = self._replay_again(first)
             if replayed is None:
                 return Verdict(outputs, Refusal("replay-declined", "the second of two replays"))
             moved = moved_on(left.outcome, replayed.outcome)
             if moved is not None:
                 return Verdict(outputs, Refusal("random-state", moved))
-            unlike = self._unrepeated(first, reference, spread) or self._beyond(left, replayed, spread)
+            seen.append(replayed.outcome)
+            unlike = self._unrepeated(seen, reference, spread) or self._beyond(left, replayed, spread)
             if unlike is None:
                 return Verdict(outputs, None, shares(spread))
         if all(part is None for part in spread):
             return Verdict(outputs, Refusal("comparison-failed", f"replayed: {difference(reference, first.outcome)}"))
-        assert replayed is not None
-        near = self._beyond(left, replayed, spread, loosely=True) is None
-        return Verdict(outputs, _unsteady(str(unlike)), shares(spread), near=near)
+        return Verdict(outputs, _unsteady(str(unlike)), shares(spread))
 
     def _run_again(self, first: First, left: Expected, spread: Spread) -> Spread | Refusal:
         """``spread`` with one more uncaptured run, on copies, held against what the first one ``left``."""
@@ -240,12 +235,12 @@ class Trial:
         state = self.random.state()
         return Expected(self._observe(outputs, args, state), results(outputs, args, self.watched))
 
-    def _unrepeated(self, first: First, reference: Outcome, spread: Spread) -> str | None:
-        """The first result of the first replay, of which bits alone are known, that uncaptured runs repeat and it does
-        not."""
-        for index, same in enumerate(reference.equal(first.outcome)):
-            if spread[index] is None and not same:
-                return f"{reference.name(index)} {AGREED}"
+    def _unrepeated(self, seen: Sequence[Outcome], reference: Outcome, spread: Spread) -> str | None:
+        """The first result that uncaptured runs repeat, and a replay that was ``seen`` does not."""
+        for outcome in seen:
+            for index, same in enumerate(reference.equal(outcome)):
+                if spread[index] is None and not same:
+                    return f"{reference.name(index)} {AGREED}"
         return None
 
     # -- on every call --------------------------------------------------------------------------------------------
@@ -253,7 +248,6 @@ class Trial:
     def run_on_copies(self) -> Expected | None:
         """What an uncaptured run does; None where another thread drew from its generator. Its draws are undone. Raises
         what the run raises."""
-        pristine = [] if self.scope.program is None else take(self.args, self.written).args
         copies = take(self.args, self.copied).args
         try:
             outputs = self.fn(list(copies))
@@ -263,7 +257,7 @@ class Trial:
             return None
         outcome = self._observe(outputs, copies, self.random.end)
         kept = results(outputs, copies, self.watched) if any(self._decided(outcome)) else []
-        return Expected(outcome, kept, pristine)
+        return Expected(outcome, kept)
 
     def unlike(self, expected: Expected, outputs: Sequence[Any], *, loosely: bool = False) -> str | None:
         """In what a replay on the caller's own arguments differs from an uncaptured run."""
@@ -275,29 +269,23 @@ class Trial:
 
     # -- either ---------------------------------------------------------------------------------------------------
 
-    def explained(self, verdict: Verdict, pristine: list[Any], transient: Transient) -> Verdict:
-        """``verdict`` with the launch that differs, if it refuses a replay of ``pristine`` arguments as wrong. Where
-        each call turns out to be right, and the replay is ``near``, it is accepted."""
+    def explained(self, verdict: Verdict) -> Verdict:
+        """``verdict`` with the launch that differs, if it refuses a replay as wrong."""
         refusal = verdict.refusal
         if refusal is None or not _about_values(refusal):
             return verdict
-        found = self.diagnosed(pristine, transient)
-        if found is None:
-            return verdict
-        if found.right and verdict.near:
-            return replace(verdict, refusal=None)
-        return replace(verdict, refusal=found.added_to(refusal))
+        found = self.diagnosed()
+        return verdict if found is None else replace(verdict, refusal=found.added_to(refusal))
 
-    def diagnosed(self, pristine: list[Any], transient: Transient) -> Finding | None:
-        """The launch in which a replay differs. Not to be called within transient memory: it may capture. Not looked
-        for where that would run the body of an operator that is written in Python."""
-        scope = self.scope
-        if scope.program is not None and scope.program.recording.python:
+    def diagnosed(self) -> Finding | None:
+        """The launch in which a replay differs. Not to be called within transient memory: it captures. Not looked for
+        where that would run the body of an operator that is written in Python."""
+        program = self.scope.program
+        if program is None or program.recording.python:
             return None
-        from pygraph.runtime.divergence import Suspect, diagnose  # needed only where something differs
+        from pygraph.debug.diagnose import diagnose  # needed only where something differs
 
-        suspect = Suspect(self.fn, self.driver, scope.program, pristine, scope.budget, scope.sensitive, transient)
-        return diagnose(suspect)
+        return diagnose(self.fn, self.driver, program, self.args)
 
     def near(self, expected: Expected, outputs: Sequence[Any]) -> bool:
         """Whether a replay on the caller's own arguments is close to an uncaptured run as a whole."""

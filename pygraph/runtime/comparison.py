@@ -12,7 +12,7 @@ from typing import Any
 from pygraph.errors import ReplayError
 from pygraph.runtime.compared_runs import First, Function, Scope, Trial, Verdict
 from pygraph.runtime.driver import Driver, Executable, Transient
-from pygraph.runtime.refusal import Refusal, is_out_of_memory
+from pygraph.runtime.provenance import Refusal, is_out_of_memory
 
 __all__ = ["Scope", "Verdict", "compare", "verify"]
 
@@ -60,7 +60,7 @@ def _compare(
             return Refusal.of(error)
         first = _raised(error, replaying=trial is not None and trial.replaying)
     if trial is not None and isinstance(first, Refusal):
-        first = trial.explained(Verdict((), first), args, transient).refusal or first
+        first = trial.explained(Verdict((), first)).refusal or first
     outputs = fn(list(args))
     if trial is None or isinstance(first, Refusal):
         return Verdict(outputs, first if isinstance(first, Refusal) else None)
@@ -76,7 +76,7 @@ def _judged(trial: Trial, first: First, outputs: Sequence[Any], transient: Trans
         raise
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
         return Verdict(outputs, _raised(error, replaying=trial.replaying))
-    return trial.explained(verdict, first.pristine, transient)
+    return trial.explained(verdict)
 
 
 def _raised(error: Exception, *, replaying: bool) -> Refusal:
@@ -131,7 +131,7 @@ def _verify(trial: Trial, name: str, transient: Transient, unverified: Callable[
         unverified(f"the comparison raised {type(error).__name__}: {error}")
         return outputs
     if differs is not None:
-        found = trial.diagnosed(expected.pristine, transient)
+        found = trial.diagnosed()
         with transient():
             near = trial.scope.spread is not None and trial.near(expected, outputs)
         if near and found is not None and found.right:

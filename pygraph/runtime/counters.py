@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, overload
 
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Refusal
 
 if TYPE_CHECKING:
     from pygraph.runtime.measure import Decision

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.digest import bits, digest, extent, span
+from pygraph.runtime.tensors import bits, digest, extent, span
 
 __all__ = ["Outcome", "difference", "moved_on", "observe", "results"]
 

@@ -7,20 +7,19 @@ A Region stands in for a compiled region's function. How captures are made, comp
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import get_ident
 from time import perf_counter
 from typing import Any
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
-from pygraph.errors import ReplayError
+from pygraph.errors import OptionError, ReplayError
 from pygraph.runtime import counters
-from pygraph.runtime.capturing import Captured, capture
 from pygraph.runtime.comparison import Scope, Verdict, compare, verify
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.critical import capturing, capturing_turn, critical
+from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.driver import Driver, Executable, Keepers, Program
-from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
 from pygraph.runtime.measure import (
     REPLAY,
     UNCAPTURED,
@@ -31,12 +30,14 @@ from pygraph.runtime.measure import (
     disturb_all,
     several_ranks,
 )
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.provenance import Origin, blamed, tracing
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Origin, Refusal, blamed, tracing
 from pygraph.runtime.slots import SlotTable
+from pygraph.runtime.variants import ScalarKey, Variant, VariantTable, signature
 
-__all__ = ["Region"]
+__all__ = ["Region", "RegionOptions"]
+
+_MAX_REFUSALS = 2
+"""Captures that fail before a region without any executable is left off (one, where no scalar tells calls apart)."""
 
 _ONE_CALLS_FAULT = (
     "argument-misaligned",
@@ -52,6 +53,29 @@ _ONE_CALLS_FAULT = (
 
 _REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
 """Refusals that say something about every capture of the region: none is used any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionOptions:
+    """How a region lives.
+
+    ``capture_after``: the occurrence of a key and variant at which it is captured (at least 2: once uncaptured).
+    ``max_captures``: executables that one region holds; the least recently used goes. ``verify_always``: compare every
+    replay with an uncaptured run. ``measure``: let real calls decide whether a replay pays, unless every replay is
+    compared. ``cache_dir``: the folder in which decisions are kept for other processes; None: nowhere. Raises
+    OptionError when a value is out of range.
+    """
+
+    capture_after: int = 2
+    max_captures: int = 64
+    verify_always: bool = False
+    measure: bool = False
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("capture_after", 2), ("max_captures", 1)):
+            if getattr(self, name) < minimum:
+                raise OptionError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
 
 
 class Region:
@@ -94,11 +118,10 @@ class Region:
         self._keepers = Keepers(frozenset(held), frozenset(lent))
         self._on_capture, self._on_refusal = on_capture, on_refusal
         self._origins: Mapping[int, Origin] = origins or {}
-        self._variants = VariantTable(
-            self._options.max_captures, self._options.max_tracked, self._options.capture_after - 1
-        )
+        self._variants = VariantTable(self._options.max_captures, self._options.capture_after - 1)
         self._clock = clock
-        self._decisions = Decisions.of(fn, driver, self._options)
+        measured = self._options.measure and not self._options.verify_always
+        self._decisions = Decisions.of(fn, driver, self._options.cache_dir) if measured else None
         self._consume: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
         self._measured: Variant | None = None
@@ -356,7 +379,7 @@ class Region:
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
         with tracing(self._fn, self._origins) as bodies:
             try:
-                return capture(self._fn, self._driver, args, self._options, self._slots, self._keepers, self._label)
+                return capture(self._fn, self._driver, args, self._slots, self._keepers, self._label)
             except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                 return Refusal.of(error, blamed(error))
             finally:
@@ -383,9 +406,7 @@ class Region:
             self._on_capture(made.program)
 
     def _scope(self, variant: Variant, program: Program | None) -> Scope:
-        chosen = self._options.comparison_budget
-        budget = self._driver.spare_bytes() if chosen is None else chosen
-        return Scope(variant.written, self._sensitive, budget, variant.spread, program)
+        return Scope(variant.written, self._sensitive, self._driver.spare_bytes(), variant.spread, program)
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""
@@ -399,7 +420,7 @@ class Region:
             self._retire(refusal)
         elif not self._variants.captured:
             self.record.state, self.record.reason = "uncaptured", str(refusal)
-            if self._failures >= (self._options.max_refusals if variant.key else 1):
+            if self._failures >= (_MAX_REFUSALS if variant.key else 1):
                 self._retire(refusal)
 
     def _tell(self, refusal: Refusal) -> None:
@@ -442,8 +463,7 @@ class Region:
         record.workspace_bytes = program.layout.nbytes
         notes = list(made.table.notes)
         if verdict.spread is not None:
-            how = "call by call" if verdict.near else "within a tolerance"
-            notes.append(f"non-deterministic: compared {how}")
+            notes.append("non-deterministic: compared within a tolerance")
         record.notes.extend(note for note in notes if note not in record.notes)
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.digest import bits, digest, extent, same_bytes, span, words_digest
+from pygraph.runtime.tensors import bits, digest, extent, same_bytes, span, words_digest
 
 DTYPES = [
     torch.float32,

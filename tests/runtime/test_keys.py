@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.variants import ScalarKey, Variant, VariantTable, signature
 
 
 def test_keys_hold_scalars_by_type_and_bits() -> None:
@@ -66,7 +66,7 @@ def _consistent(table: VariantTable) -> None:
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(["find", "install", "used"]), st.integers(0, 3), st.integers(0, 2))))
 def test_the_table_stays_bounded_and_keeps_the_most_recent(steps: list[tuple[str, int, int]]) -> None:
-    table = VariantTable(max_captures=2, max_tracked=3, wanted=1)
+    table = VariantTable(max_captures=2, wanted=1, max_tracked=3)
     recent: list[Variant] = []
     for number, (what, key, facts) in enumerate(steps):
         variant = table.find(key, facts)
@@ -91,7 +91,7 @@ def test_the_table_stays_bounded_and_keeps_the_most_recent(steps: list[tuple[str
 
 
 def test_a_variant_that_was_forgotten_can_still_be_installed() -> None:
-    table = VariantTable(max_captures=2, max_tracked=1, wanted=1)
+    table = VariantTable(max_captures=2, wanted=1, max_tracked=1)
     variant = table.find(1, 1)
     table.find(2, 2)
     assert table.under(1) == ()
@@ -101,7 +101,7 @@ def test_a_variant_that_was_forgotten_can_still_be_installed() -> None:
 
 
 def test_a_variant_is_due_after_it_ran() -> None:
-    variant = VariantTable(1, 1, wanted=2).find(1, 1)
+    variant = VariantTable(1, wanted=2).find(1, 1)
     assert not variant.due
     variant.ran = 2
     assert variant.due

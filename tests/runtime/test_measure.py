@@ -22,8 +22,7 @@ from pygraph.errors import ReplayError
 from pygraph.report.facts import measured_text
 from pygraph.runtime.counters import counters, reset
 from pygraph.runtime.measure import Decision
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.fake import FakeDriver
 
 BLOCK = 9
@@ -603,7 +602,7 @@ def run(args):
 """
 
 
-@pytest.mark.parametrize("what", ["nothing", "comment", "source", "machine", "size", "scalar", "options", "name"])
+@pytest.mark.parametrize("what", ["nothing", "comment", "source", "machine", "size", "scalar", "name"])
 def test_a_decision_is_used_for_the_same_program_calls_and_machine_alone(tmp_path: Path, what: str) -> None:
     folder = str(tmp_path / "cache")
     text = SOURCE.format(comment="kernel 7 in /tmp/x", body="pass")
@@ -616,8 +615,7 @@ def test_a_decision_is_used_for_the_same_program_calls_and_machine_alone(tmp_pat
         text += "first = run\ndef other(args):\n    return first(args)\nrun = other\n"
     driver = FakeDriver(replayed, written=[1])
     driver.machine = "another" if what == "machine" else "fake"
-    options = {"alignment": 32} if what == "options" else {}
-    region, _ = make(_module(tmp_path, "two", text), driver, cache_dir=folder, **options)
+    region, _ = make(_module(tmp_path, "two", text), driver, cache_dir=folder)
     rest = (1,) if what == "scalar" else ()
     call(region, 2 + LOST, 3 if what == "size" else 2, *rest)
     (decision,) = region.record.decisions

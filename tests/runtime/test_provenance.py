@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.provenance import UNKNOWN, Failure, Origin, blame, blamed, forgive, here, merged, tracing
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import (
+    UNKNOWN,
+    Failure,
+    Origin,
+    Refusal,
+    blame,
+    blamed,
+    here,
+    merged,
+    reset_blame,
+    tracing,
+)
 
 FIRST, SECOND = Origin(("mm",), ("m.py:1",)), Origin(("late",), ("m.py:2",))
 
@@ -62,7 +72,7 @@ def test_the_first_call_is_blamed_until_it_is_forgiven() -> None:
         region(lambda: blame("late"))
         blame("another", SECOND)
         assert blamed(RuntimeError()) == Failure("late", FIRST)
-        forgive()
+        reset_blame()
         assert blamed(RuntimeError()) is None
         blame("another", SECOND)
         assert blamed(RuntimeError()) == Failure("another", SECOND)

@@ -15,8 +15,7 @@ import torch
 
 from pygraph.errors import CaptureError, ReplayError
 from pygraph.runtime import counters
-from pygraph.runtime.provenance import Origin, blame
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Origin, Refusal, blame
 from pygraph.runtime.region import Region
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver, accumulate, double, make
@@ -198,7 +197,7 @@ def test_a_word_that_points_to_the_callers_tensor_is_refused() -> None:
 
 
 def test_refusals_at_several_keys_end_the_region() -> None:
-    region, driver = make(max_refusals=2)
+    region, driver = make()
     driver.refuses = CaptureError("no")
     for n in (1, 2, 3):
         for _ in range(2):

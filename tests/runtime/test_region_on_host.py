@@ -13,8 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.programs import region_calls
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
 
@@ -63,7 +62,7 @@ def test_storage_offsets_that_change_are_no_variants() -> None:
 def test_a_float_that_changes_on_each_call_is_never_captured() -> None:
     _, (call, *_) = region_calls("read-back")
     position = next(i for i, arg in enumerate(call.args) if type(arg) is float)
-    region = region_of(call, max_tracked=8)
+    region = region_of(call)
     for step in range(50):
         args = call.fresh(step)
         args[position] = step / 7

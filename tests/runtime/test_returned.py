@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pygraph.runtime.returned import repeated
+from pygraph.runtime.tensors import repeated
 
 
 def test_an_object_returned_twice_is_named_by_where_it_came_first() -> None:

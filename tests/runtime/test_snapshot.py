@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.digest import extent, span
-from pygraph.runtime.snapshot import blocks, take
+from pygraph.runtime.tensors import blocks, extent, span, take
 
 
 def copied(args: list[Any], sensitive: tuple[int, ...] = ()) -> list[Any]:

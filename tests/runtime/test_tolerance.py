@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.tolerance import (
+from pygraph.runtime.nondeterminism import (
     AGREED,
     BLOCK,
     FACTOR,

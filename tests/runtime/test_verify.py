@@ -10,8 +10,7 @@ import torch
 
 from pygraph.errors import ReplayError
 from pygraph.runtime import counters
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.fake import FakeDriver, watched_region
 from tests.runtime.test_comparison import Case, wrong_byte
 from tests.runtime.test_unsteady import noise
@@ -49,7 +48,7 @@ def test_verify_always_lets_the_functions_own_error_through() -> None:
 def test_verify_always_without_room_runs_uncaptured() -> None:
     case = Case(None, verify_always=True)
     case.call()
-    case.region._options = RegionOptions(verify_always=True, comparison_budget=0)
+    case.driver.spare = 0
     case.call()
     assert case.region.record.replays == 0
     assert "exceed 0 bytes" in str(case.region.record.refusals["unverified"])

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph.runtime.digest import bits
 from pygraph.runtime.driver import Executable, Program
-from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.tolerance import Spread
+from pygraph.runtime.nondeterminism import Spread
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.tensors import bits
 
 if TYPE_CHECKING:
     from pygraph.runtime.measure import Measurement
 
 __all__ = ["ScalarKey", "Variant", "VariantTable", "signature"]
+
+MAX_TRACKED = 256
+"""Variants of one region whose occurrences are remembered while they are not captured."""
 
 _SCALARS = (int, float, bool)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -131,9 +134,8 @@ class VariantTable:
     changed since the last one.
     """
 
-    def __init__(self, max_captures: int, max_tracked: int, wanted: int) -> None:
-        self._max_captures = max_captures
-        self._max_tracked = max_tracked
+    def __init__(self, max_captures: int, wanted: int, max_tracked: int = MAX_TRACKED) -> None:
+        self._max_captures, self._max_tracked = max_captures, max_tracked
         self._wanted = wanted
         self.keys = 0
         self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}
