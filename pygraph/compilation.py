@@ -17,7 +17,7 @@ import torch
 from pygraph import compat
 from pygraph.dump import dump_program, graph_dir
 from pygraph.errors import CaptureError
-from pygraph.frontend import backward_static_inputs, held_inputs, lent_inputs
+from pygraph.frontend.lift import backward_static_inputs, held_inputs, lent_inputs
 from pygraph.frontend.location import module_of
 from pygraph.inductor.again import Original
 from pygraph.inductor.attention import define_seeds, inputs_in_use, unwrap_idle

@@ -51,7 +51,7 @@ for seed in range(4):
     want = [want.detach(), *(p.grad for p in model.parameters())]
     results.append(all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want)))
 import pygraph
-heavy = ("pygraph.compilation", "pygraph.frontend.fx", "pygraph.ir", "pygraph.passes", "pygraph.inductor.plan", "lark")
+heavy = "pygraph.compilation pygraph.frontend.lift pygraph.ir pygraph.passes pygraph.inductor.plan lark".split()
 imported = [name for name in heavy if name in sys.modules]
 from pygraph.report.facts import to_json
 graphs = to_json(pygraph.reports())["graphs"]

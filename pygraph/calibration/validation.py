@@ -19,7 +19,7 @@ from pygraph.calibration.launching import moved, replayed, uncaptured
 from pygraph.calibration.records import DEVICE, HOST_CALL, Point
 from pygraph.calibration.targets import CHECKED_CHAINS, CHECKED_WIDES, Program, Target
 from pygraph.calibration.timing import Sampler, Samples
-from pygraph.frontend import lift
+from pygraph.frontend.lift import lift
 from pygraph.ir import DeviceModel, Graph
 from pygraph.passes.analysis import node_time_us
 

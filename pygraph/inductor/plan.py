@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pygraph.calibration.store import stored_model
-from pygraph.frontend import lift
+from pygraph.frontend.lift import lift
 from pygraph.inductor.decision import Decision, decide
 from pygraph.inductor.failed import Failed
 from pygraph.inductor.write_back import Fingerprint, fingerprint

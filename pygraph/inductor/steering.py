@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pygraph.frontend import op_name
+from pygraph.frontend.names import op_name
 from pygraph.inductor import scheduler
 from pygraph.inductor.decision import BARRIER, RNG, Decision
 from pygraph.inductor.lineage import Lineage, following

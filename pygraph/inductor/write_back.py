@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
-from pygraph.frontend import resolve_op, result_paths, to_fx_arg
+from pygraph.frontend.lift import result_paths
+from pygraph.frontend.names import resolve_op
+from pygraph.frontend.types import to_fx_arg
 from pygraph.inductor.constants import moved_constant
 from pygraph.inductor.fake import refresh_values
 from pygraph.inductor.upload import make_compilable

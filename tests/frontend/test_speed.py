@@ -7,7 +7,7 @@ import time
 import torch
 from torch import fx
 
-from pygraph.frontend import lift
+from pygraph.frontend.lift import lift
 from tests.frontend.capture import Builder
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ import torch
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pygraph.frontend import lift
+from pygraph.frontend.lift import lift
 from pygraph.ir import CAPTURABLE, REASON, Graph, Stage
 from pygraph.ir.interp import interpret
 from pygraph.ir.verify import verify

@@ -9,7 +9,6 @@ Sources: ``FORBIDDEN_CUDAGRAPH_OPS`` and ``is_cudagraph_unsafe_fx_node`` of ``to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,146 +29,80 @@ class Entry:
     accelerator: bool = False
 
 
-def _entries(names: Iterable[str], entry: Entry) -> dict[str, Entry]:
-    return dict.fromkeys(names, entry)
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
-_HOST_READS = _entries(
-    (
-        "aten._local_scalar_dense",
-        "aten.allclose",
-        "aten.equal",
-        "aten.is_nonzero",
-        "aten.item",
-        "aten.narrow.Tensor",
-        "aten.tensor_split.tensor_indices_or_sections",
-        "prims.item",
-    ),
-    Entry("host-read", "reads a value on the host"),
-)
+def _entries(names: str, entry: Entry) -> dict[str, Entry]:
+    return dict.fromkeys(names.split(), entry)
 
-_HOST_READS_OF_DEVICE = _entries(
-    (
-        # measured: the bounds are read
-        "aten.linspace.Scalar_Tensor",
-        "aten.linspace.Tensor_Scalar",
-        "aten.linspace.Tensor_Tensor",
-        "aten.logspace.Scalar_Tensor",
-        "aten.logspace.Tensor_Scalar",
-        "aten.logspace.Tensor_Tensor",
-        # measured: the standard deviations are checked
-        "aten.normal.Tensor_Tensor",
-        "aten.normal.float_Tensor",
-    ),
-    Entry("host-read", "checks its operands on the host", accelerator=True),
-)
 
-_HOST_ASSERTS = _entries(
-    (
-        "aten._assert_scalar",  # FORBIDDEN_CUDAGRAPH_OPS
-        "aten._functional_assert_scalar",
-        "aten._functional_sym_constrain_range",
-        "aten._functional_sym_constrain_range_for_size",
-        "aten.sym_constrain_range",
-        "aten.sym_constrain_range_for_size",
-    ),
-    Entry("host-assert", "checks a number on the host"),
-)
-
-_DYNAMIC = _entries(
-    (
-        "aten._ctc_loss",  # measured
-        "aten._unique",
-        "aten._unique2",
-        "aten.argwhere",
-        "aten.bincount",
-        "aten.linalg_lstsq",
-        "aten.masked_select",
-        "aten.nonzero",
-        "aten.nonzero_numpy",
-        "aten.unique_consecutive",
-        "aten.unique_dim",
-        "aten.unique_dim_consecutive",
-        "torchvision.nms",
-    ),
-    Entry("dynamic-shape", "returns as many elements as the data says"),
-)
-
-_UNSAFE_ON_DEVICE = {
+_UNSAFE: dict[str, Entry] = {
     **_entries(
-        # measured, batches included: results of the solver are checked on the host, or MAGMA allocates
-        (
-            "aten._linalg_check_errors",
-            "aten._linalg_eigh",
-            "aten._linalg_eigvals",
-            "aten._linalg_svd",
-            "aten.cholesky_inverse",
-            "aten.cholesky_solve",
-            "aten.linalg_cholesky",
-            "aten.linalg_cond",
-            "aten.linalg_eig",
-            "aten.linalg_eigh",
-            "aten.linalg_eigvals",
-            "aten.linalg_inv",
-            "aten.linalg_ldl_factor",
-            "aten.linalg_ldl_factor_ex",
-            "aten.linalg_ldl_solve",
-            "aten.linalg_lu_factor",
-            "aten.linalg_matrix_exp",
-            "aten.linalg_matrix_rank",
-            "aten.linalg_pinv",
-            "aten.linalg_solve",
-            "aten.linalg_svd",
-        ),
+        """
+        aten._local_scalar_dense aten.allclose aten.equal aten.is_nonzero aten.item aten.narrow.Tensor
+        aten.tensor_split.tensor_indices_or_sections prims.item
+        """,
+        Entry("host-read", "reads a value on the host"),
+    ),
+    # measured: bounds are read, standard deviations are checked
+    **_entries(
+        """
+        aten.linspace.Scalar_Tensor aten.linspace.Tensor_Scalar aten.linspace.Tensor_Tensor
+        aten.logspace.Scalar_Tensor aten.logspace.Tensor_Scalar aten.logspace.Tensor_Tensor
+        aten.normal.Tensor_Tensor aten.normal.float_Tensor
+        """,
+        Entry("host-read", "checks its operands on the host", accelerator=True),
+    ),
+    # FORBIDDEN_CUDAGRAPH_OPS
+    **_entries(
+        """
+        aten._assert_scalar aten._functional_assert_scalar aten._functional_sym_constrain_range
+        aten._functional_sym_constrain_range_for_size aten.sym_constrain_range aten.sym_constrain_range_for_size
+        """,
+        Entry("host-assert", "checks a number on the host"),
+    ),
+    **_entries(
+        """
+        aten._ctc_loss aten._unique aten._unique2 aten.argwhere aten.bincount aten.linalg_lstsq aten.masked_select
+        aten.nonzero aten.nonzero_numpy aten.unique_consecutive aten.unique_dim aten.unique_dim_consecutive
+        torchvision.nms
+        """,
+        Entry("dynamic-shape", "returns as many elements as the data says"),
+    ),
+    # measured, batches included: results of the solver are checked on the host, or MAGMA allocates
+    **_entries(
+        """
+        aten._linalg_check_errors aten._linalg_eigh aten._linalg_eigvals aten._linalg_svd aten.cholesky_inverse
+        aten.cholesky_solve aten.linalg_cholesky aten.linalg_cond aten.linalg_eig aten.linalg_eigh aten.linalg_eigvals
+        aten.linalg_inv aten.linalg_ldl_factor aten.linalg_ldl_factor_ex aten.linalg_ldl_solve aten.linalg_lu_factor
+        aten.linalg_matrix_exp aten.linalg_matrix_rank aten.linalg_pinv aten.linalg_solve aten.linalg_svd
+        """,
         Entry("unsafe-operator", "waits for its solver on the host", accelerator=True),
     ),
     "aten.mode": Entry("unsafe-operator", "waits for the device on long rows", accelerator=True),  # measured
     "aten._cudnn_ctc_loss": Entry("unsafe-operator", "reads lengths on the host", accelerator=True),
     "aten._cudnn_init_dropout_state": Entry("unsafe-operator", "keeps random state of its own", accelerator=True),
+    # FORBIDDEN_CUDAGRAPH_OPS
     **_entries(
-        # FORBIDDEN_CUDAGRAPH_OPS
-        (
-            "aten._fused_moving_avg_obs_fq_helper",
-            "aten._fused_moving_avg_obs_fq_helper_functional",
-            "fbgemm.dense_to_jagged",
-            "fbgemm.jagged_to_padded_dense",
-        ),
+        """
+        aten._fused_moving_avg_obs_fq_helper aten._fused_moving_avg_obs_fq_helper_functional fbgemm.dense_to_jagged
+        fbgemm.jagged_to_padded_dense
+        """,
         Entry("unsafe-operator", "is on Inductor's list of operators unfit for CUDA graphs", accelerator=True),
     ),
-}
-
-_STORAGE = _entries(
-    (
-        "aten.resize_",
-        "aten.resize_as_",
-        "aten.set_",
-        "fsdp.all_gather_copy_in",
-        "inductor.resize_storage_bytes_",
-        "prims.resize",
+    **_entries(
+        """
+        aten.resize_ aten.resize_as_ aten.set_ fsdp.all_gather_copy_in inductor.resize_storage_bytes_ prims.resize
+        """,
+        Entry("storage-change", "changes the storage of a tensor"),
     ),
-    Entry("storage-change", "changes the storage of a tensor"),
-)
-
-_HOST_CODE = _entries(
-    (
-        "aten._pin_memory",
-        "aten._print",
-        "aten.pin_memory",
-        "inductor.accumulate_grad_",
-        "prims._make_token",
-        "prims._sink_tokens",
+    **_entries(
+        """
+        aten._pin_memory aten._print aten.pin_memory inductor.accumulate_grad_ prims._make_token prims._sink_tokens
+        """,
+        Entry("host-code", "acts on the host"),
     ),
-    Entry("host-code", "acts on the host"),
-)
-
-_UNSAFE: dict[str, Entry] = {
-    **_HOST_READS,
-    **_HOST_READS_OF_DEVICE,
-    **_HOST_ASSERTS,
-    **_DYNAMIC,
-    **_UNSAFE_ON_DEVICE,
-    **_STORAGE,
-    **_HOST_CODE,
     "aten.record_stream": Entry("stream-operator", "belongs to streams"),
 }
 
@@ -209,52 +142,34 @@ _DROPOUT_PLACES: dict[str, int] = {
 """Fused attention and its backward, with the place of ``dropout_p`` (schemas of torch 2.11 and 2.13, where they have
 the operator)."""
 
-_CONTROL_FLOW = Entry("control-flow", "chooses on the host which of its subgraphs runs, or how often")
-_HOST_CALL = Entry("host-code", "runs code on the host")
-_RNG_STATE = Entry("rng-state", "saves or restores the random state on the host")
-
-_HIGHER_ORDER: dict[str, Entry | None] = {
-    **_entries(("cond", "map", "map_impl", "scan", "switch", "while_loop", "while_loop_stack_output"), _CONTROL_FLOW),
-    **_entries(("run_and_save_rng_state", "run_dtensor_rng_op", "run_with_rng_state"), _RNG_STATE),
+_HIGHER_ORDER: dict[str, Entry] = {
     **_entries(
-        (
-            "aoti_call_delegate",
-            "call_torchbind",
-            "executorch_call_delegate",
-            "inductor_compiled_code",
-            "invoke_leaf_function",
-            "print",
-            "trace_wrapped",
-            "with_effects",
-        ),
-        _HOST_CALL,
+        "cond map map_impl scan switch while_loop while_loop_stack_output",
+        Entry("control-flow", "chooses on the host which of its subgraphs runs, or how often"),
     ),
-    # What these run is in their operands: a kernel, an operator (judged by name) or subgraphs (judged node by node).
-    "associative_scan": None,
-    "auto_functionalized": None,
-    "auto_functionalized_v2": None,
-    "control_deps": None,
-    "flex_attention": None,
-    "flex_attention_backward": None,
-    "foreach_map": None,
-    "graphsafe_run_with_rng_state": None,
-    "hints_wrapper": None,
-    "inline_asm_elementwise": None,
-    "invoke_quant": None,
-    "invoke_quant_packed": None,
-    "invoke_subgraph": None,
-    "local_map_hop": None,
-    "out_dtype": None,
-    "run_const_graph": None,
-    "strict_mode": None,
-    "tag_activation_checkpoint": None,
-    "triton_kernel_wrapper_functional": None,
-    "triton_kernel_wrapper_mutation": None,
-    "wrap": None,
-    "wrap_activation_checkpoint": None,
-    "wrap_with_autocast": None,
-    "wrap_with_set_grad_enabled": None,
+    **_entries(
+        "run_and_save_rng_state run_dtensor_rng_op run_with_rng_state",
+        Entry("rng-state", "saves or restores the random state on the host"),
+    ),
+    **_entries(
+        """
+        aoti_call_delegate call_torchbind executorch_call_delegate inductor_compiled_code invoke_leaf_function print
+        trace_wrapped with_effects
+        """,
+        Entry("host-code", "runs code on the host"),
+    ),
 }
+
+_RUNS_ITS_OPERANDS = _names(
+    """
+    associative_scan auto_functionalized auto_functionalized_v2 control_deps flex_attention flex_attention_backward
+    foreach_map graphsafe_run_with_rng_state hints_wrapper inline_asm_elementwise invoke_quant invoke_quant_packed
+    invoke_subgraph local_map_hop out_dtype run_const_graph strict_mode tag_activation_checkpoint
+    triton_kernel_wrapper_functional triton_kernel_wrapper_mutation wrap wrap_activation_checkpoint wrap_with_autocast
+    wrap_with_set_grad_enabled
+    """
+)
+"""Higher-order operators that are judged by what they run: a kernel, an operator (by name), or subgraphs (by node)."""
 
 _OWN_NAMESPACES = frozenset(
     {"aten", "hop", "inductor", "mkl", "mkldnn", "onednn", "prims", "py", "pygraph", "quantized", "sym"}
@@ -286,4 +201,5 @@ def dropout_place(op: str) -> int | None:
 
 def higher_order(op: str) -> Entry | None:
     """Why a higher-order operator (``hop.…``) is refused, or None where it depends on what it runs."""
-    return _HIGHER_ORDER.get(base_name(op).removeprefix("hop."), _UNKNOWN_HIGHER_ORDER)
+    name = base_name(op).removeprefix("hop.")
+    return None if name in _RUNS_ITS_OPERANDS else _HIGHER_ORDER.get(name, _UNKNOWN_HIGHER_ORDER)

@@ -18,7 +18,6 @@ from pygraph.ir import (
     UPLOAD,
     Arg,
     Device,
-    DType,
     Graph,
     KernelNode,
     MetaKey,
@@ -29,7 +28,6 @@ from pygraph.ir import (
     base_name,
     graph_refs_in,
     sources,
-    values_in,
 )
 from pygraph.passes.legality.operators import dropout_place, higher_order, is_custom, known_unsafe
 
@@ -209,12 +207,9 @@ def _custom(op: str, target: Target) -> Objection | None:
 
 
 def _tagged(node: KernelNode, _: Target) -> Objection | None:
-    tags = (node.meta.get(TAGS) or "").split(",")
-    if "cudagraph_unsafe" in tags:
-        return Objection("cudagraph-unsafe-tag", f"{node.op} has the tag cudagraph_unsafe")
-    if "data_dependent_output" in tags:
-        return Objection("host-read", f"{node.op} reads {_names(node.inputs)} on the host")
-    return None
+    if "cudagraph_unsafe" not in (node.meta.get(TAGS) or "").split(","):
+        return None
+    return Objection("cudagraph-unsafe-tag", f"{node.op} has the tag cudagraph_unsafe")
 
 
 def _affected(node: KernelNode, _: Target) -> Objection | None:
@@ -261,41 +256,6 @@ def _by_arguments(node: KernelNode, target: Target) -> Objection | None:
 
 def _argument(node: KernelNode, index: int, name: str) -> Arg:
     return node.attrs.get(name, node.args[index] if index < len(node.args) else None)
-
-
-def _mask_read(node: KernelNode, _: Target) -> Objection | None:
-    """Reading by a mask gives as many elements as the mask has ones."""
-    mask = next(_masks(node), None)
-    if mask is None:
-        return None
-    return Objection("dynamic-shape", f"the shape of {_names(node.outputs)} depends on the mask %{mask.name}")
-
-
-def _mask_written(node: KernelNode, target: Target) -> Objection | None:
-    """Writing by a mask looks for its ones first; Inductor turns one mask and one value into a ``where``."""
-    mask = next(_masks(node), None)
-    if mask is None or target.device.is_host or _is_masked_fill(node):
-        return None
-    return Objection("host-read", f"{node.op} makes the host wait for the mask %{mask.name}")
-
-
-def _is_masked_fill(node: KernelNode) -> bool:
-    values = _argument(node, 2, "values")
-    single = isinstance(values, Value) and isinstance(values.type, TensorType) and values.type.numel == 1
-    indices = _argument(node, 1, "indices")
-    return single and isinstance(indices, tuple) and len(indices) == 1
-
-
-def _masks(node: KernelNode) -> Iterator[Value]:
-    for value in values_in(_argument(node, 1, "indices")):
-        if isinstance(value.type, TensorType) and value.type.dtype in (DType.B8, DType.U8):
-            yield value
-
-
-def _counted(node: KernelNode, _: Target) -> Objection | None:
-    if "self" in node.op or _argument(node, 1, "output_size") is not None:
-        return None
-    return Objection("dynamic-shape", f"the shape of {_names(node.outputs)} depends on {_names(node.inputs)}")
 
 
 def _measured_range(node: KernelNode, target: Target) -> Objection | None:
@@ -433,12 +393,6 @@ def _on_other_index(value: Value, target: Target) -> bool:
 # -- the rules, in order ---------------------------------------------------------------------------------------------
 
 _ARGUMENT_RULES: dict[str, Rule] = {
-    "aten.index": _mask_read,
-    "aten._unsafe_index": _mask_read,
-    "aten.index_put": _mask_written,
-    "aten.index_put_": _mask_written,
-    "aten._unsafe_index_put": _mask_written,
-    "aten.repeat_interleave": _counted,
     "aten.histc": _measured_range,
     "aten.segment_reduce": _checked_lengths,
     "aten._cudnn_rnn": _own_random_state,

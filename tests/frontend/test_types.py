@@ -14,11 +14,8 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 from torch import fx
 
-from pygraph.frontend import FrontendError, op_name, resolve_op, to_fx_arg
-from pygraph.frontend.args import literal
-from pygraph.frontend.names import is_symbolic
-from pygraph.frontend.symbols import SymbolReader
-from pygraph.frontend.types import TypeReader
+from pygraph.frontend.names import FrontendError, is_symbolic, op_name, resolve_op
+from pygraph.frontend.types import SymbolReader, TypeReader, literal, to_fx_arg
 from pygraph.ir import Device, DType, GraphRef, Token, Value, symbol
 
 TARGETS = {

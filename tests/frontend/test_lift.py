@@ -10,15 +10,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pygraph.frontend import (
-    FrontendError,
-    backward_static_inputs,
-    held_inputs,
-    lent_inputs,
-    lift,
-    resolve_op,
-    result_paths,
-)
+from pygraph.frontend.lift import backward_static_inputs, held_inputs, lent_inputs, lift, result_paths
+from pygraph.frontend.names import FrontendError, resolve_op
 from pygraph.ir import CONSTANT, Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Value, symbol
 from pygraph.ir.node import values_in
 from tests.frontend.capture import Boxed, Builder, Captured, capture, capture_inference, lift_inference
