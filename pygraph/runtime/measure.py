@@ -43,7 +43,7 @@ __all__ = [
     "Decisions",
     "Entry",
     "Measurement",
-    "disturb_all",
+    "invalidate_all",
     "several_ranks",
 ]
 
@@ -91,7 +91,7 @@ class Decision:
 class _Block:
     """A row of calls of one ``candidate``, all on one thread. ``clean``: nothing else happened meanwhile."""
 
-    __slots__ = ("_disturbances", "_thread", "calls", "candidate", "clean", "start")
+    __slots__ = ("_invalidations", "_thread", "calls", "candidate", "clean", "start")
 
     def __init__(self, candidate: str) -> None:
         self.candidate = candidate
@@ -99,12 +99,12 @@ class _Block:
         self.clean = True
         self.start = 0.0
         self._thread = get_ident()
-        self._disturbances = _disturbances
+        self._invalidations = _invalidations
 
     @property
     def counts(self) -> bool:
         """Whether it may still count, asked by the thread that calls."""
-        return self.clean and self._thread == get_ident() and self._disturbances == _disturbances
+        return self.clean and self._thread == get_ident() and self._invalidations == _invalidations
 
 
 class Measurement:
@@ -167,7 +167,7 @@ class Measurement:
         self._times[block.candidate].append(seconds)
         return self._judge()
 
-    def disturb(self) -> None:
+    def invalidate(self) -> None:
         """A call did not run as it should, or something else took time: the block that is under way does not count."""
         block = self._block
         if block is not None:
@@ -179,7 +179,7 @@ class Measurement:
             self._entry.write(decision)
         if decision.choice == REPLAY and self._tried:
             self._driver.trim(self._device)
-        disturb_all()
+        invalidate_all()
 
     def _begin(self) -> _Block | None:
         """A new block, if it is this measurement's turn."""
@@ -233,13 +233,13 @@ def _nobody() -> Measurement | None:
 _holder: Callable[[], Measurement | None] = _nobody
 """The measurement that has its turn, unless nothing uses it any more."""
 
-_disturbances = 0
+_invalidations = 0
 
 
-def disturb_all() -> None:
+def invalidate_all() -> None:
     """Something took time that no call takes again, such as a capture: no block that is under way counts."""
-    global _disturbances
-    _disturbances += 1
+    global _invalidations
+    _invalidations += 1
 
 
 def _device(args: Sequence[Any]) -> torch.device | None:

@@ -1,12 +1,19 @@
-"""The life of one region: cold, warm, captured and compared, measured, then replayed, or left uncaptured with a reason.
+"""The life of one region: warm, captured and compared, timed, then replayed, or left uncaptured with a reason.
 
-A Region stands in for a compiled region's function. How captures are made, compared, told apart and measured lives in
-``capturing``, ``comparison``, ``keys`` and ``measure``; the states of one variant are listed at ``keys.Variant``.
+A Region stands in for a compiled region's function. Most calls end in ``try_replay``: the variant that was used last is
+replayed if it fits. All others are told apart in ``_choose``, by the State of their variant:
+
+    TIMED, REPLAY   it fits: replayed; or uncaptured, where a timed block says so
+    SKIPPED         uncaptured: it was measured to be faster
+    UNCAPTURED      uncaptured: a capture failed
+    COLD, WARM      uncaptured, and counted; the n-th call captures, and compares with a run that answers it
+
+One thread captures at a time, and nobody waits for it: the others run uncaptured meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import get_ident
 from time import perf_counter
@@ -15,7 +22,7 @@ from typing import Any
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import OptionError, ReplayError
 from pygraph.runtime import counters
-from pygraph.runtime.comparison import Scope, Verdict, compare, verify
+from pygraph.runtime.compare import Scope, Verdict, compare, verify
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.critical import capturing, capturing_turn, critical
 from pygraph.runtime.discover import Captured, capture
@@ -27,12 +34,12 @@ from pygraph.runtime.measure import (
     Decisions,
     Entry,
     Measurement,
-    disturb_all,
+    invalidate_all,
     several_ranks,
 )
 from pygraph.runtime.provenance import Origin, Refusal, blamed, tracing
 from pygraph.runtime.slots import SlotTable
-from pygraph.runtime.variants import ScalarKey, Variant, VariantTable, signature
+from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
 
 __all__ = ["Region", "RegionOptions"]
 
@@ -82,8 +89,8 @@ class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
     ``fn`` is the uncaptured function, ``label`` what profilers call a replay of it (``name``, unless it is given),
-    ``written_hint`` positions of arguments known to be mutated, ``held`` those of
-    arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments that may.
+    ``held`` positions of arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments
+    that may.
     ``on_capture`` is told each program that was captured, compared and will be replayed, ``on_refusal`` why a capture
     failed that leaves the region without any, if that names operators which are at fault; neither may raise.
     ``origins`` says what the lines of ``fn`` run. ``clock`` gives the seconds that measured selection goes by. Nothing
@@ -99,7 +106,6 @@ class Region:
         name: str,
         label: str = "",
         options: RegionOptions | None = None,
-        written_hint: Iterable[int] = (),
         held: Iterable[int] = (),
         lent: Iterable[int] = (),
         on_capture: Callable[[Program], None] | None = None,
@@ -114,7 +120,6 @@ class Region:
         self._fn = fn
         self._driver = driver
         self._options = options or RegionOptions()
-        self._hint = frozenset(written_hint)
         self._keepers = Keepers(frozenset(held), frozenset(lent))
         self._on_capture, self._on_refusal = on_capture, on_refusal
         self._origins: Mapping[int, Origin] = origins or {}
@@ -122,14 +127,14 @@ class Region:
         self._clock = clock
         measured = self._options.measure and not self._options.verify_always
         self._decisions = Decisions.of(fn, driver, self._options.cache_dir) if measured else None
-        self._consume: Callable[[list[Any]], Sequence[Any] | None] | None = None
+        self._replay_last: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
         self._measured: Variant | None = None
         """What was used last instead, if it is being measured."""
         self._key: ScalarKey | None = None
         self._slots: SlotTable | None = None
         self._sensitive: frozenset[int] = frozenset()
-        self._off = False
+        self._closed = False
         self._failures = 0
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -140,27 +145,26 @@ class Region:
         """Whether a call that comes now is replayed, if it fits."""
         if dispatch_mode_depth():
             return False
-        return self._consume is not None or self._measured_replay() is not None
+        return self._replay_last is not None or self._measured_replay() is not None
 
     def try_replay(self, args: list[Any]) -> Sequence[Any] | None:
         """Replay the capture that was used last; None, with nothing done and ``args`` as it was, if that does not fit.
 
         Raises what a call raises.
         """
-        consume = self._consume
+        replay = self._replay_last
         if capturing or dispatch_mode_depth() or functorch_level() is not None:
             return None
-        if consume is None:
+        if replay is None:
             variant = self._measured_replay()
             return None if variant is None else self._use(variant, args)
         try:
-            outputs = consume(args)
+            outputs = replay(args)
         except BaseException as error:
             self._raised(args, error)
             raise
         if outputs is None:
             return None
-        args.clear()
         self._count_replay()
         counters.REPLAYS.hit()
         return outputs
@@ -170,24 +174,37 @@ class Region:
         self._retire(Refusal("closed"))
 
     def _choose(self, args: list[Any]) -> Sequence[Any]:
-        """Replay another variant than the last one, or run uncaptured, or capture."""
+        """A call that was not replayed at once: by the state of its variant."""
         if capturing:  # somebody's capture takes part of the time
-            self._disturb()
-        if self._off or get_ident() in capturing or functorch_level() is not None:
+            self._invalidate()
+        if self._closed or get_ident() in capturing or functorch_level() is not None:
             return self._uncaptured(args)
         if self._key is None:
             self._key = ScalarKey(args)
         key = self._key.of(args)
-        if dispatch_mode_depth():  # a mode has to see each operator, as AOTAutograd's does in the very first call
-            return self._miss(key, args, watched=True)
-        variants = self._variants.under(key)
-        for variant in variants:
-            outputs = self._use(variant, args, alone=len(variants) == 1)
-            if outputs is not None:
-                return outputs
-        if any(variant.skipped for variant in variants):  # by the scalars alone: a look at each tensor takes time
+        watched = dispatch_mode_depth() > 0  # a mode has to see each operator, as AOTAutograd's does in the first call
+        if not watched:
+            variants = self._variants.under(key)
+            for variant in variants:
+                outputs = self._use(variant, args, alone=len(variants) == 1)
+                if outputs is not None:
+                    return outputs
+            if any(variant.state is State.SKIPPED for variant in variants):  # a look at each tensor takes time
+                return self._uncaptured(args)
+        facts = signature(args, self._sensitive)
+        if isinstance(facts, Refusal):
+            if facts.reason not in self.record.refusals:
+                self._note(facts)
             return self._uncaptured(args)
-        return self._miss(key, args)
+        variant = self._variants.find(key, facts)
+        self.record.keys = self._variants.keys
+        if variant.due and not watched:
+            with capturing_turn() as mine:
+                if mine and variant.due:
+                    return self._due(variant, args)
+        outputs = self._uncaptured(args)
+        variant.ran += 1
+        return outputs
 
     def _use(self, variant: Variant, args: list[Any], *, alone: bool = True) -> Sequence[Any] | None:
         """Replay ``variant``, or run it uncaptured where measured selection says so; None, with nothing done, if it is
@@ -204,20 +221,18 @@ class Region:
             raise
 
     def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
-        outputs = self._verified(variant, executable, args)
+        if self._options.verify_always:
+            scope = self._scope(variant, variant.program)
+            outputs = verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
+        else:
+            outputs = executable.replay(args)
         if outputs is None:
             return None
-        args.clear()
+        args.clear()  # a replay that was verified leaves them
         self._prefer(variant, executable)
         self._count_replay()
         counters.REPLAYS.hit()
         return outputs
-
-    def _verified(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
-        if not self._options.verify_always:
-            return _consuming(executable)(args)
-        scope = self._scope(variant, variant.program)
-        return verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
 
     def _unverified(self, why: str) -> None:
         """Count a call that was to be compared, and was not."""
@@ -227,12 +242,12 @@ class Region:
         """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""
         self._variants.used(variant)
         if variant is not self._measured:
-            self._disturb()
+            self._invalidate()
         measured = variant.measurement is not None
-        usable = variant.executable is executable and not self._off
+        usable = variant.executable is executable and not self._closed
         plain = self._key is not None and self._key.plain and not self._options.verify_always
         self._measured = variant if measured and usable else None
-        self._consume = _consuming(executable) if usable and plain and not measured else None
+        self._replay_last = executable.replay if usable and plain and not measured else None
 
     def _measures(self) -> bool:
         """Whether a variant that is captured now is measured. Of several processes, each would decide by itself."""
@@ -280,31 +295,11 @@ class Region:
     def _skip(self, variant: Variant) -> None:
         """Leave a variant uncaptured for good, since that is faster."""
         executable = self._variants.skip(variant)
-        self._consume = self._measured = None
+        self._replay_last = self._measured = None
         if executable is not None:
             executable.close()
         if not self._variants.captured:
-            self.record.state = "uncaptured"
-
-    def _miss(self, key: Hashable, args: list[Any], *, watched: bool = False) -> Sequence[Any]:
-        """No capture fits: count the call, and capture if the variant ran often enough and nobody else captures.
-
-        A call that is ``watched`` by a dispatch mode counts, but is never captured.
-        """
-        facts = signature(args, self._sensitive)
-        if isinstance(facts, Refusal):
-            if facts.reason not in self.record.refusals:
-                self._note(facts)
-            return self._uncaptured(args)
-        variant = self._variants.find(key, facts)
-        self.record.keys = self._variants.keys
-        if variant.due and not watched:
-            with capturing_turn() as mine:
-                if mine and variant.due:
-                    return self._due(variant, args)
-        outputs = self._uncaptured(args)
-        variant.ran += 1
-        return outputs
+            self.record.state = State.UNCAPTURED
 
     def _due(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
@@ -314,9 +309,9 @@ class Region:
                 entry = self._decisions.entry(args) if measures and self._decisions is not None else None
                 if entry is not None:
                     self._recall(variant, entry)
-                return self._uncaptured(args) if variant.skipped else self._capture(variant, args, entry)
+                return self._uncaptured(args) if variant.state is State.SKIPPED else self._capture(variant, args, entry)
         finally:
-            disturb_all()
+            invalidate_all()
 
     def _recall(self, variant: Variant, entry: Entry) -> None:
         """Use what an earlier process decided on ``variant``, if one did."""
@@ -329,24 +324,24 @@ class Region:
         if decision.choice == UNCAPTURED:
             self._skip(variant)
 
-    def _disturb(self) -> None:
+    def _invalidate(self) -> None:
         """A call came in between: the block that is being timed of the variant that was used last does not count."""
         last = self._measured
         measurement = None if last is None else last.measurement
         if measurement is not None:
-            measurement.disturb()
+            measurement.invalidate()
 
     def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
         """Run uncaptured a call that measured selection has not asked for."""
-        self._disturb()
+        self._invalidate()
         return self._run(args)
 
     def _run(self, args: list[Any]) -> Sequence[Any]:
         outputs = self._fn(args)
         self._count_uncaptured()
         counters.UNCAPTURED.hit()
-        if self.record.state == "cold":
-            self.record.state = "warm"
+        if self.record.state is State.COLD:
+            self.record.state = State.WARM
         return outputs
 
     def _capture(self, variant: Variant, args: list[Any], entry: Entry | None) -> Sequence[Any]:
@@ -357,7 +352,7 @@ class Region:
             self._tell(made)
             return self._uncaptured(args)
         try:
-            variant.written = made.written | self._hint
+            variant.written = made.written
             sensitive = made.program.recording.offset_sensitive
             self._sensitive |= sensitive
             measured = self._measures() and not variant.decided
@@ -387,7 +382,7 @@ class Region:
 
     def _settle(self, variant: Variant, made: Captured, verdict: Verdict) -> None:
         """Use the executable from now on, or close it."""
-        if verdict.refusal is not None or self._off:
+        if verdict.refusal is not None or self._closed:
             made.executable.close()
             refusal = verdict.refusal or Refusal("closed")
             self._refuse(variant, refusal)
@@ -398,7 +393,7 @@ class Region:
         variant.program = made.program if self._options.verify_always else None
         self._describe(made, verdict)
         for executable in self._variants.install(variant, made.executable):
-            self._consume = self._measured = None
+            self._replay_last = self._measured = None
             executable.close()
         self._slots = made.table
         self._prefer(variant, made.executable)
@@ -414,12 +409,12 @@ class Region:
         if refusal.reason in _ONE_CALLS_FAULT:
             variant.postpone()
         else:
-            variant.refusal = refusal
+            variant.refused = True
             self._failures += 1
         if refusal.reason in _REGIONS_FAULT:
             self._retire(refusal)
         elif not self._variants.captured:
-            self.record.state, self.record.reason = "uncaptured", str(refusal)
+            self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
             if self._failures >= (_MAX_REFUSALS if variant.key else 1):
                 self._retire(refusal)
 
@@ -434,17 +429,17 @@ class Region:
     def _raised(self, args: list[Any], error: BaseException) -> None:
         """A call raised: ``args`` is emptied as ever, and a replay that broke its contract is the region's last."""
         args.clear()
-        self._disturb()
+        self._invalidate()
         if isinstance(error, ReplayError):
             refusal = Refusal("replay-failed", str(error))
             self._note(refusal)
             self._retire(refusal)
 
     def _retire(self, refusal: Refusal) -> None:
-        self._off = True
-        self._consume = self._measured = None
+        self._closed = True
+        self._replay_last = self._measured = None
         self._slots = None
-        self.record.state, self.record.reason = "uncaptured", str(refusal)
+        self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
         for executable in self._variants.clear():
             executable.close()
 
@@ -458,15 +453,10 @@ class Region:
         """Put a successful capture into the record."""
         counters.add("captures")
         record, program = self.record, made.program
-        record.state, record.reason, record.captures = "replay", None, record.captures + 1
+        record.state, record.reason, record.captures = State.REPLAY, None, record.captures + 1
         record.slots, record.launches = len(program.slots), len(program.recording.launches)
         record.workspace_bytes = program.layout.nbytes
         notes = list(made.table.notes)
         if verdict.spread is not None:
             notes.append("non-deterministic: compared within a tolerance")
         record.notes.extend(note for note in notes if note not in record.notes)
-
-
-def _consuming(executable: Executable) -> Callable[[list[Any]], list[Any] | None]:
-    """How ``executable`` replays arguments that nobody needs afterwards."""
-    return getattr(executable, "consume", None) or executable.replay

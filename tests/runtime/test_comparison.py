@@ -121,10 +121,6 @@ def _raises(args: list[Any]) -> Sequence[Any]:
     raise RuntimeError("launch failed")
 
 
-def _fewer(args: list[Any]) -> Sequence[Any]:
-    return list(mixed(args))[:-1]
-
-
 def _other_stride(args: list[Any]) -> Sequence[Any]:
     outputs = list(mixed(args))
     outputs[0] = torch.stack((outputs[0], outputs[0]), 1)[:, 0]
@@ -149,12 +145,6 @@ def _view_for_the_argument(args: list[Any]) -> Sequence[Any]:
     return outputs
 
 
-def _other_dtype(args: list[Any]) -> Sequence[Any]:
-    outputs = list(mixed(args))
-    outputs[0] = outputs[0].to(torch.float64)
-    return outputs
-
-
 def _other_scalar(args: list[Any]) -> Sequence[Any]:
     outputs = list(mixed(args))
     outputs[4] = True
@@ -175,12 +165,10 @@ def _overruns(args: list[Any]) -> Sequence[Any]:
         (_wrong_mutation, "output 2 has other values"),
         (_no_mutation, "output 2"),
         (_writes_what_it_reads, "an argument is written though no launch says so"),
-        (_fewer, "5 outputs instead of 6"),
         (_other_stride, "output 0 is"),
         (_unshared, "output 1 is"),
         (_copy_for_a_view, "output 2 is"),
         (_view_for_the_argument, "output 3 is"),
-        (_other_dtype, "output 0 is"),
         (_other_scalar, "output 4 is"),
         (_overruns, "bytes beside an argument were written"),
     ],
@@ -210,31 +198,6 @@ def test_a_replay_that_raises_is_refused() -> None:
     case = Case(_raises)
     case.call()
     assert str(case.reason).startswith("replay-raised: RuntimeError: launch failed; ")
-
-
-def test_a_replay_that_declines_is_refused() -> None:
-    case = Case(None)
-    case.driver.declines = lambda args: True
-    case.call()
-    assert case.reason is not None
-    assert case.reason.startswith("replay-declined")
-
-
-def test_a_nan_equals_itself() -> None:
-    def nan(args: list[Any]) -> Sequence[Any]:
-        return [args[0] / 0 * 0, args[1]]
-
-    region = Region(nan, FakeDriver(), name="toy")
-    for _ in range(3):
-        region([torch.ones(2), torch.ones(2)])
-    assert region.record.replays == 1
-
-
-def test_unknown_accesses_may_write_every_argument() -> None:
-    case = Case(None, written=None)
-    for _ in range(3):
-        case.call()
-    assert case.region.record.replays == 2
 
 
 def test_a_write_that_no_launch_admits_is_refused() -> None:
@@ -283,16 +246,6 @@ def test_random_state_is_that_of_the_answer_when_each_run_draws_another_number()
     answer = drawn[2]
     assert isinstance(answer, torch.Tensor)
     assert torch.equal(torch.get_rng_state(), answer)
-
-
-def test_a_hint_makes_such_a_write_known() -> None:
-    driver = FakeDriver(None, written=())
-    region = Region(mixed, driver, name="toy", written_hint=[1])
-    state = torch.zeros(4)
-    for _ in range(3):
-        region([torch.ones(4), state, 3])
-    assert region.record.replays == 1
-    assert state.tolist() == [7.0] * 4
 
 
 def test_over_budget_only_written_arguments_are_copied() -> None:
@@ -403,3 +356,13 @@ def test_nothing_of_a_comparison_outlives_its_memory() -> None:
     assert driver.given_back == 2
     replays_and_runs = (1 + RUNS[0] + 1) + (1 + RUNS[0] + 1 + RUNS[1] + 1)
     assert len(alive) == replays_and_runs * 4, "two regions, the second of which is wrong; two arguments, two outputs"
+
+
+def test_a_nan_equals_itself() -> None:
+    def nan(args: list[Any]) -> Sequence[Any]:
+        return [args[0] / 0 * 0, args[1]]
+
+    region = Region(nan, FakeDriver(), name="toy")
+    for _ in range(3):
+        region([torch.ones(2), torch.ones(2)])
+    assert region.record.replays == 1

@@ -100,25 +100,6 @@ def test_a_replay_off_by_ten_times_the_spread_is_refused(seed: int, scale: float
     assert driver.executables[0].closed
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_a_replay_with_other_values_is_refused_in_coarse_types(dtype: torch.dtype) -> None:
-    draw = noise(7)
-
-    def fn(args: list[Any]) -> Sequence[Any]:
-        x, state = args
-        args.clear()
-        state.add_(1)
-        return [(x + torch.finfo(dtype).eps / 64 * draw(SIZE)).to(dtype)]
-
-    def spoil(outputs: list[Any]) -> None:
-        outputs[0] = (outputs[0].float() * 0.5).to(dtype)
-
-    assert run(fn)[0].replays == 1
-    record, _ = run(fn, spoiled(fn, spoil))
-    assert record.replays == 0
-    assert "non-deterministic: output 0 is off by " in str(record.reason), record.reason
-
-
 @pytest.mark.parametrize("spoiled_at", [None, 1, 7])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_bytes_between_the_elements_of_a_written_argument_have_no_tolerance(
@@ -168,10 +149,6 @@ def _fewer(outputs: list[Any]) -> None:
     outputs.pop()
 
 
-def _another_dtype(outputs: list[Any]) -> None:
-    outputs[0] = outputs[0].double()
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -179,7 +156,6 @@ def _another_dtype(outputs: list[Any]) -> None:
         (_swapped, "non-deterministic: output 1 has other values, though uncaptured runs agree on it"),
         (_not_finite, "non-deterministic: output 0 has a NaN or an infinity at another place"),
         (_fewer, "replayed: 2 outputs instead of 3"),
-        (_another_dtype, "replayed: output 0 is "),
     ],
 )
 def test_a_replay_that_is_wrong_in_what_the_region_repeats_is_refused(spoil: Any, words: str) -> None:
@@ -187,19 +163,6 @@ def test_a_replay_that_is_wrong_in_what_the_region_repeats_is_refused(spoil: Any
     record, _ = run(fn, spoiled(fn, spoil))
     assert record.reason is not None
     assert record.reason.startswith(f"comparison-failed: {words}"), record.reason
-
-
-def test_swapped_outputs_are_refused_where_both_are_noisy() -> None:
-    draw = noise(2)
-
-    def fn(args: list[Any]) -> Sequence[Any]:
-        x, state = args
-        state.add_(1)
-        return [x * 3 + 1e-3 * draw(SIZE), x * 2 + 1e-3 * draw(SIZE)]
-
-    record, _ = run(fn, spoiled(fn, _swapped))
-    assert record.reason is not None
-    assert "non-deterministic: output 0 is off by 1.0" in record.reason, record.reason
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (20.0, False)])
@@ -263,23 +226,6 @@ def test_uncaptured_runs_that_differ_in_integers_are_refused() -> None:
     record, _ = run(fn)
     words = "non-deterministic: in another uncaptured run, output 1 holds other integers"
     assert record.reason == f"comparison-failed: {words}"
-
-
-def test_a_region_that_repeats_itself_is_held_to_its_bits() -> None:
-    runs: list[int] = []
-
-    def fn(args: list[Any]) -> Sequence[Any]:
-        runs.append(1)
-        args[1].add_(1)
-        return [args[0] * 2]
-
-    def kernel(args: list[Any]) -> Sequence[Any]:
-        args[1].add_(1)
-        return [args[0] * 2 + 1e-7]
-
-    record, _ = run(fn, kernel, calls=2)
-    assert str(record.reason).startswith("comparison-failed: replayed: output 0 has other values")
-    assert len(runs) == 2 + sum(RUNS)
 
 
 def test_a_difference_that_no_known_launch_explains_is_refused_without_another_run() -> None:
@@ -434,16 +380,6 @@ def set_number(capture: Capture, number: int) -> None:
     """Give the launch a word more, which is no address."""
     launch = capture.launches[0]
     capture.launches[0] = replace(launch, words=(*launch.words, number), accesses=None)
-
-
-def test_runs_for_a_spread_are_counted() -> None:
-    driver = FakeDriver(written=(1,))
-    driver.nondeterministic, driver.random, driver.python = True, False, (COUNTER,)
-    region = Region(unsteady(1, 1e-2), driver, name="toy")
-    for _ in range(3):
-        region([torch.linspace(-1, 1, SIZE), torch.zeros(4)])
-    assert region.record.replays == 1
-    assert region.record.python_runs == {"lib.counter.default": 2 + RUNS[0]}
 
 
 def test_runs_are_not_alive_together() -> None:

@@ -54,6 +54,11 @@ _UNSAFE: dict[str, Entry] = {
         """,
         Entry("host-read", "checks its operands on the host", accelerator=True),
     ),
+    # mixtures of experts: a product for each group of rows, whose ends lie on the device
+    **_entries(
+        "transformers.grouped_mm_fallback transformers.grouped_mm_fallback_backward",
+        Entry("host-read", "reads on the host where groups end"),
+    ),
     # FORBIDDEN_CUDAGRAPH_OPS
     **_entries(
         """
