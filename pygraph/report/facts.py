@@ -292,8 +292,8 @@ def advice(rows: Iterable[Uncaptured]) -> dict[str, str]:
     """What each reason in ``rows`` means and what can be done about it, by code, in order; those of custom passes are
     not known."""
     codes = dict.fromkeys(row.reason for row in rows)
-    known = (REASONS[code] for code in codes if code in REASONS)
-    return {each.code: _sentences(each.explanation, each.advice) for each in known}
+    known = {code: REASONS[code] for code in codes if code in REASONS}
+    return {code: _sentences(reason.explanation, reason.advice) for code, reason in known.items()}
 
 
 def _sentences(*texts: str) -> str:

@@ -39,10 +39,6 @@ def seconds(gm: fx.GraphModule) -> float:
     return best
 
 
-def test_a_thousand_nodes_take_less_than_half_a_second() -> None:
-    assert seconds(chain(1000)) < 0.5
-
-
 def test_time_per_node_does_not_grow() -> None:
     small, large = seconds(chain(1000)) / 1000, seconds(chain(10_000)) / 10_000
     assert large < 2.5 * small
