@@ -7,7 +7,7 @@ from typing import Any
 from pygraph.runtime.cuda.executable import Part, _Builder
 from pygraph.runtime.cuda.nodes import CopyNode
 from pygraph.runtime.cuda.segments import Segments, cut
-from pygraph.runtime.driver import Program
+from pygraph.runtime.driver import Program, one_graph
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.slots import SlotTable, discover
@@ -59,7 +59,7 @@ def built() -> tuple[Program, Segments, Region]:
     table = discover(first, second)
     assert isinstance(table, SlotTable)
     layout = plan(first, table.slots, alignment=512)
-    program = Program(first, table.slots, layout, tuple(range(len(first.launches))), {})
+    program = Program(first, table.slots, layout, one_graph(first), {})
     segments, region = cut(program), Region()
     nodes = [CopyNode(i, 64) for i in range(6)]
     _Builder(region, program, (), nodes, segments, [Part(0, 0, {i: i for i in range(6)})]).build()

@@ -20,7 +20,7 @@ from pygraph.runtime.cuda.segments import (
     cut,
     pieces,
 )
-from pygraph.runtime.driver import Keepers, Layout, Program, Slot
+from pygraph.runtime.driver import Keepers, Layout, Program, Slot, one_graph
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 from pygraph.runtime.slots import SlotTable, discover
@@ -59,8 +59,7 @@ def backward(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
 
 
 def program(recording: Recording, slots: tuple[Slot, ...], keepers: Keepers = NOBODY) -> Program:
-    order = tuple(range(len(recording.launches)))
-    return Program(recording, slots, plan(recording, slots, alignment=512), order, {}, keepers=keepers)
+    return Program(recording, slots, plan(recording, slots, alignment=512), one_graph(recording), {}, keepers=keepers)
 
 
 def sizes_of(recording: Recording) -> dict[int, int]:

@@ -52,7 +52,7 @@ def driver_with(native: Native) -> CudaDriver:
 def test_a_pool_is_entered_as_often_as_one_likes_and_closed_last(events: list[str]) -> None:
     native = Native()
     native.events = events
-    with driver_with(native).transient([torch.ones(1), 3]) as transient:
+    with driver_with(native).scratch_pool([torch.ones(1), 3]) as transient:
         assert events == []
         for _ in range(2):
             with transient():
@@ -65,7 +65,7 @@ def test_an_error_leaves_and_closes_it_too(events: list[str]) -> None:
     native.events = events
     with (
         pytest.raises(ZeroDivisionError),
-        driver_with(native).transient([]) as transient,
+        driver_with(native).scratch_pool([]) as transient,
         transient(),
     ):
         raise ZeroDivisionError
@@ -75,9 +75,9 @@ def test_an_error_leaves_and_closes_it_too(events: list[str]) -> None:
 def test_trimming_clears_workspaces_and_empties_the_ordinary_pool(events: list[str]) -> None:
     native = Native()
     native.events = events
-    driver_with(native).trim(None)
-    driver_with(native).trim(torch.device("cuda"))
-    driver_with(native).trim(torch.device("cuda:0"))
+    driver_with(native).release_cached(None)
+    driver_with(native).release_cached(torch.device("cuda"))
+    driver_with(native).release_cached(torch.device("cuda:0"))
     assert events == ["cleared", "close"] * 3
 
 
@@ -85,12 +85,12 @@ def test_nothing_is_trimmed_while_the_caller_captures(events: list[str], monkeyp
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     native = Native()
     native.events = events
-    driver_with(native).trim(None)
+    driver_with(native).release_cached(None)
     assert events == []
 
 
 def test_without_pools_memory_is_ordinary_and_workspaces_are_cleared(events: list[str]) -> None:
-    with driver_with(Native(None)).transient([]) as transient, transient():
+    with driver_with(Native(None)).scratch_pool([]) as transient, transient():
         pass
     assert events == ["cleared"]
 
@@ -101,6 +101,6 @@ def test_while_the_callers_stream_is_captured_nothing_is_touched(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     native = Native()
     native.events = events
-    with driver_with(native).transient([]) as transient, transient():
+    with driver_with(native).scratch_pool([]) as transient, transient():
         pass
     assert events == []
