@@ -107,7 +107,10 @@ class FakeDriver:
         uses = None
         if self.written is not None:
             uses = [Use(w, 0, n, True, i in self.written) for w, (i, n) in enumerate(sizes.items())]
-        facts_of_launch: dict[str, Any] = {"origin": Origin(locs=("toy.py:1",)), "nondeterministic": self.nondeterministic}
+        facts_of_launch: dict[str, Any] = {
+            "origin": Origin(locs=("toy.py:1",)),
+            "nondeterministic": self.nondeterministic,
+        }
         for call in self.python:
             ran(call.name)
             facts_of_launch.update(call=call.name, origin=Origin(call.nodes, ("toy.py:1",)))

@@ -107,7 +107,7 @@ def test_the_end_of_one_and_start_of_another_stays_ambiguous() -> None:
 )
 @pytest.mark.parametrize("again", [0, 512])
 def test_memory_of_nobodys(memory: UnownedMemory, word: int, outcome: str, again: int) -> None:
-    found = both(may_access=OPERAND, words=(word, word + again), unowned=memory)
+    found = both(may_access=OPERAND, words=(word, word + again), foreign=memory)
     if outcome == "refused":
         assert isinstance(found, Refusal)
         assert found.reason == "foreign-address"
@@ -119,13 +119,13 @@ def test_memory_of_nobodys(memory: UnownedMemory, word: int, outcome: str, again
 
 @pytest.mark.parametrize("memory", list(UnownedMemory))
 def test_a_call_that_may_use_anything_may_use_it(memory: UnownedMemory) -> None:
-    refusal = both(may_access=None, words=(LIVE, LIVE), unowned=memory)
+    refusal = both(may_access=None, words=(LIVE, LIVE), foreign=memory)
     assert isinstance(refusal, Refusal)
     assert (refusal.reason, refusal.launch) == ("foreign-address", "sum")
 
 
 def test_notes_count_what_points_at_scratch() -> None:
-    table = both(may_access=OPERAND, words=(LIVE, LIVE), unowned=UnownedMemory.BLOCK)
+    table = both(may_access=OPERAND, words=(LIVE, LIVE), foreign=UnownedMemory.BLOCK)
     assert isinstance(table, SlotTable)
     assert table.notes == ("1 word that nobody sets point at scratch memory (first: sum word 1 of aten.sum.default)",)
 
@@ -225,7 +225,7 @@ def written(base: int, gap: int, side: int, program: list[list[Rubbish]]) -> tup
             values.append(value)
             if memory is not None:
                 strange.append(UnownedAddress(position, memory, f"{value:#x}"))
-        facts = {"call": "aten.op.default", "may_access": frozenset(given_), "foreign": tuple(strange)}
+        facts = {"call": "aten.op.default", "may_access": frozenset(given_), "unowned": tuple(strange)}
         recorded.launch(*values, **facts)  # type: ignore[arg-type]
     return recorded.recording(out_of_range_pointers=True, alignment=512, scratch=SCRATCH), truth
 
