@@ -159,6 +159,25 @@ def test_strict_raises_each_time() -> None:
                 ours(inputs(), w)
 
 
+def test_a_call_that_raises_uncaptured_too_is_no_operators_fault() -> None:
+    def chosen(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x).index_select(0, index) * 2
+
+    for indices in ([0, 9], [0, 3, 3, 3]):
+        again()
+        ours = compiled(chosen)
+        with torch.no_grad():
+            for last in indices:
+                index = torch.tensor([0, last])
+                if last == 9:
+                    with pytest.raises((RuntimeError, IndexError)):
+                        ours(inputs(), index)
+                else:
+                    torch.testing.assert_close(ours(inputs(), index), chosen(inputs(), index))
+    assert list(only().uncaptured()) == []
+    assert states(only()) == ["replay"]
+
+
 def test_other_lines_are_another_program() -> None:
     run(one)
     run(lambda x, w: one(x, w) * 1.0)
