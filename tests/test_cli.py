@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pygraph import __version__
 from pygraph.cli import main
-from pygraph.ir.parser import parse
+from pygraph.ir import parse
 from pygraph.passes import default_registry
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import torch
 
 import pygraph
 from pygraph import compat, recompile
-from pygraph.ir.parser import parse
+from pygraph.ir import parse
 from pygraph.runtime.counters import RegionRecord
 from tests import failing
 from tests.failing import CALLS, check, compiled, double, inputs, one, only, states, two, weight

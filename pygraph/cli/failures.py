@@ -14,7 +14,7 @@ from typing import IO, Any
 import click
 
 from pygraph.errors import PassError, PygraphError, Span, VerifyError
-from pygraph.ir.lexical import name_text
+from pygraph.ir.text.words import name_text
 
 __all__ = ["Failure", "failing", "write_out"]
 

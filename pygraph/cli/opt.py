@@ -14,7 +14,7 @@ import click
 from pygraph.cli.failures import Failure, failing, write_out
 from pygraph.errors import OptionError
 from pygraph.ir import H200, HOST, Graph
-from pygraph.ir.parser import parse as parse_graph
+from pygraph.ir import parse as parse_graph
 from pygraph.ir.verify import verify as verify_graph
 from pygraph.passes import Pass, PassContext, PassManager, PipelineResult
 from pygraph.passes.manager import Check

@@ -11,8 +11,8 @@ from typing import Any
 import sympy
 import torch
 
-from pygraph.ir import dims
-from pygraph.ir.types import Dim, as_dim, symbol
+from pygraph.ir.dims import canonical
+from pygraph.ir.types import Dim, as_dim
 
 __all__ = ["SymbolReader"]
 
@@ -49,16 +49,8 @@ class SymbolReader:
 
     def translate(self, expr: sympy.Basic) -> sympy.Expr:
         """``expr`` of torch in the IR's own terms."""
-        if isinstance(expr, sympy.Symbol):
-            self._used[expr.name] = None
-            return symbol(expr.name)
-        if not expr.args:
-            return sympy.sympify(dims.canonical(expr))
-        args = [self.translate(arg) for arg in expr.args]
-        for operator in dims.OPERATORS.values():
-            if isinstance(expr, operator):
-                return operator(*args)
-        return dims.apply(type(expr).__name__, args)
+        self._used.update((str(found), None) for found in expr.free_symbols)
+        return sympy.sympify(canonical(expr))
 
     def _note(self, expr: sympy.Basic, shape_env: Any) -> None:
         # ShapeEnv.backed_var_to_val: checked on 2.11, 2.13.

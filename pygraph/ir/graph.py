@@ -1,6 +1,6 @@
 """The graph: an ordered DAG of kernel nodes. It owns every mutation and every name.
 
-Questions about a graph live in ``pygraph.passes.analysis``; text in ``printer`` and ``parser``; rules in ``verify``.
+Questions about a graph live in ``pygraph.passes.analysis``; text in ``pygraph.ir.text``; rules in ``verify``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pygraph.ir.annotations import Region
 from pygraph.ir.cost import UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.node import Arg, KernelNode, Location, Value, map_arg, values_in
+from pygraph.ir.text.print import print_graph
 from pygraph.ir.types import Type
 
 __all__ = ["Graph", "GraphError", "Stage"]
@@ -297,8 +298,6 @@ class Graph:
         return f"<Graph {self.name}: {len(self)} nodes, {self.stage.value}>"
 
     def __str__(self) -> str:
-        from pygraph.ir.printer import print_graph  # the printer imports this module
-
         return print_graph(self)
 
     # -- names and links -------------------------------------------------------------------------------------------

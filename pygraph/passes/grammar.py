@@ -13,7 +13,7 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from pygraph.errors import ParseError, Span
-from pygraph.ir.parser import span_of
+from pygraph.ir.text.parse import span_of
 
 __all__ = ["OptionSyntax", "PassSyntax", "ValueSyntax", "parse_syntax"]
 

@@ -1,6 +1,6 @@
 """Reproducers: one ``.pgir`` file with the graph and, in leading comments, all that is needed to run the pass again.
 
-Writing one never fails the run. Parsing the graph itself is ``pygraph.ir.parser``'s business.
+Writing one never fails the run. Parsing the graph itself is ``pygraph.ir.text.parse``'s business.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pygraph.ir import CAPTURABLE, DETAIL, REASON, Graph, KernelNode, Value, dependences
-from pygraph.ir.printer import type_text
+from pygraph.ir.text.print import type_text
 from pygraph.report.facts import clean, membership, planned
 from pygraph.report.model import GraphReport
 

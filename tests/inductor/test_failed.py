@@ -5,7 +5,7 @@ from __future__ import annotations
 from pygraph.inductor.decision import decide
 from pygraph.inductor.failed import Failed
 from pygraph.inductor.record import Made, ProgramRecord, Step
-from pygraph.ir.parser import parse
+from pygraph.ir import parse
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.verdict import FAILED

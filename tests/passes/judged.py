@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pygraph.ir import Device, Graph
-from pygraph.ir.parser import parse
+from pygraph.ir import Device, Graph, parse
 from pygraph.passes.judge import judge
 from pygraph.passes.verdict import Target, Verdict
 

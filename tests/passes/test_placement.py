@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, Device
-from pygraph.ir.parser import parse
+from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, Device, parse
 from pygraph.passes.base import PassContext, PassResult
 from pygraph.passes.legality import Legality
 from pygraph.passes.options import print_pass

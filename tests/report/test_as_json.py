@@ -10,7 +10,7 @@ import typing
 
 import pytest
 
-from pygraph.ir.parser import parse
+from pygraph.ir import parse
 from pygraph.report.as_json import SCHEMA_VERSION, ReportJson, json_text, to_json
 from tests.report.samples import DECISION, cut_graph, failed_report, full_report
 

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import sympy
 
 from pygraph.ir.annotations import Parameter, Region
 from pygraph.ir.cost import Cost
-from pygraph.ir.dim_text import dim_text
+from pygraph.ir.dims import dim_text
 from pygraph.ir.effects import Effects
-from pygraph.ir.graph import Graph
-from pygraph.ir.lexical import COST_FIELDS, name_text, quote, symbol_text, word_text
 from pygraph.ir.node import GraphRef, KernelNode, Token, Value
+from pygraph.ir.text.words import COST_FIELDS, name_text, quote, symbol_text, word_text
 from pygraph.ir.types import Device, DType, ScalarType, TensorType, Type
+
+if TYPE_CHECKING:
+    from pygraph.ir.graph import Graph  # which prints itself by this module
 
 __all__ = ["literal_text", "print_graph", "type_text", "value_text"]
 
