@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pygraph.regions import driver_for
 from pygraph.runtime.measure import CALLS, MARGIN, ROUNDS
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 
 __all__ = ["CALLERS", "PROGRAMS", "Program", "decide"]
 

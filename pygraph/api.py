@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from pygraph.report import collect
-from pygraph.report.as_json import to_json
+from pygraph.logs import working
+from pygraph.report import model as kept
+from pygraph.report.facts import to_json
 from pygraph.report.html import render_html
 from pygraph.report.model import GraphReport
-from pygraph.report.progress import working
 from pygraph.report.text import render_text
 from pygraph.runtime import counters as runtime_counters
 from pygraph.settings import Settings
@@ -52,18 +52,18 @@ def explain(
     raises.
     """
     settings = Settings.make(options)
-    known = {id(report) for report in collect.reports()}
+    known = {id(report) for report in kept.reports()}
     compiled = torch.compile(model, backend="pygraph", options=dict(options or {}))
     with torch.random.fork_rng(), working("explaining") as progress:
         for call in range(settings.capture_after + 1):
             progress(f"call {call + 1} of {settings.capture_after + 1}")
             compiled(*args, **kwargs)
-    return Explanation([report for report in collect.reports() if id(report) not in known])
+    return Explanation([report for report in kept.reports() if id(report) not in known])
 
 
 def reports() -> list[GraphReport]:
     """The reports of every graph compiled in this process, oldest first."""
-    return collect.reports()
+    return kept.reports()
 
 
 def counters() -> dict[str, int]:
@@ -73,5 +73,5 @@ def counters() -> dict[str, int]:
 
 def reset() -> None:
     """Forget reports and counts. Compiled programs go on; ``torch._dynamo.reset()`` frees those."""
-    collect.clear()
+    kept.clear()
     runtime_counters.reset()

@@ -24,9 +24,8 @@ from pygraph.inductor.record import program_record
 from pygraph.inductor.wrap import Boxed, boxed
 from pygraph.logs import configure
 from pygraph.regions import attach, prepare
-from pygraph.report.collect import give_up, open_report
-from pygraph.report.model import GraphReport
-from pygraph.runtime.refusal import Refusal
+from pygraph.report.model import GraphReport, open_report
+from pygraph.runtime.provenance import Refusal
 from pygraph.settings import Settings
 from pygraph.warm import Facts, Keeper, cached_under, entry_tag, forgetting, restoring
 
@@ -125,7 +124,7 @@ class _Compiler:
         except Exception as error:  # the program itself is Inductor's, and whole
             if self.settings.strict:
                 raise
-            give_up(report, error)
+            report.give_up(error)
             return boxed(program)
         report.times_ms["restore"] = (time.perf_counter() - start) * 1e3
         trace_report(report)

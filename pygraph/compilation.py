@@ -35,7 +35,6 @@ from pygraph.ir import Graph
 from pygraph.passes.manager import PassManager
 from pygraph.recompile import Compiled, Recompilation
 from pygraph.regions import attach
-from pygraph.report.collect import give_up
 from pygraph.report.model import GraphReport, PassReport, RegionReport
 from pygraph.settings import Settings
 from pygraph.warm import Facts, Keeper, RegionFacts, forgetting, mark_cached
@@ -68,7 +67,7 @@ class GraphCompiler:
         except Exception as error:  # whatever failed in here, the user's program must run
             if self.settings.strict:
                 raise
-            give_up(report, error)
+            report.give_up(error)
             original.restore()
             run = boxed(compat.compile_fx_inner(gm, example_inputs, **kwargs))
             write()

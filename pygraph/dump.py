@@ -1,6 +1,7 @@
 """Writes what was made of a graph into the dump directory: the annotated program and the reports.
 
-The passes' own dumps are written by the pass manager into the same folder, ``DUMP_DIR/<graph name>/``.
+The pass manager writes the IR before and after each pass into the same folder, ``DUMP_DIR/<graph>/``; where a process
+group is initialised, ``DUMP_DIR/rank<n>/<graph>/``.
 """
 
 from __future__ import annotations
@@ -8,30 +9,38 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import json
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import torch
 
 from pygraph import compat
 from pygraph.inductor.program import annotate
 from pygraph.inductor.record import Step
-from pygraph.report.collect import dumped
 from pygraph.report.model import GraphReport
 from pygraph.runtime.driver import Program
 
-__all__ = ["dump_launches", "dump_program", "graph_dir", "program_text", "trace_report"]
+__all__ = ["dump_launches", "dump_program", "graph_dir", "trace_report"]
 
 _log = logging.getLogger("pygraph")
+
+_dumped: deque[tuple[Path, GraphReport]] = deque(maxlen=256)
+"""What is written again at exit, when the reports know what was replayed."""
 
 
 def graph_dir(dump_dir: str | None, report: GraphReport) -> Path | None:
     """The folder of one graph's dumps, or None when nothing is dumped."""
-    return None if dump_dir is None else Path(dump_dir) / report.name
+    if dump_dir is None:
+        return None
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    rank = f"rank{torch.distributed.get_rank()}" if distributed else ""
+    return Path(dump_dir, rank, report.name)
 
 
 def dump_program(dump_dir: str | None, report: GraphReport) -> None:
-    """Write program and report now, and the report again at exit, when it knows what was replayed.
+    """Write program and report now, and the report again at exit.
 
     What cannot be rendered or written is warned of and changes nothing else.
     """
@@ -42,16 +51,17 @@ def dump_program(dump_dir: str | None, report: GraphReport) -> None:
     with _warned(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if report.source:
-            (folder / "program.py").write_text(program_text(report), encoding="utf-8")
+            (folder / "program.py").write_text(_program_text(report), encoding="utf-8")
         _write_report(folder, report)
-        report.dumped = folder
+        _dumped.append((folder, report))
 
 
 def trace_report(report: GraphReport) -> None:
     """Give the report and the IR to ``TORCH_TRACE``, where that is on: tlparse shows them beside Inductor's program."""
     if compat.absent(compat.trace_structured):
         return
-    for name, text in (("pygraph_report", _report_text), ("pygraph_ir", _graph_text)):
+    texts: dict[str, Callable[[GraphReport], str]] = {"pygraph_report": _report_text, "pygraph_ir": _graph_text}
+    for name, text in texts.items():
         with _warned("TORCH_TRACE"):
             compat.trace_structured(
                 "artifact",
@@ -82,12 +92,19 @@ def _report_text(report: GraphReport) -> str:
     return render_text([report.complete()], width=140, color=False)
 
 
+def _write_report(folder: Path, report: GraphReport) -> None:
+    from pygraph.report.facts import json_text
+
+    if folder.is_dir():
+        (folder / "report.txt").write_text(_report_text(report), encoding="utf-8")
+        (folder / "report.json").write_text(json_text([report]), encoding="utf-8")
+
+
 @atexit.register
 def _write_again() -> None:
-    for report in dumped():
-        if report.dumped is not None:
-            with _warned(report.dumped):
-                _write_report(report.dumped, report)
+    for folder, report in _dumped:
+        with _warned(folder):
+            _write_report(folder, report)
 
 
 @contextlib.contextmanager
@@ -99,16 +116,7 @@ def _warned(folder: object) -> Iterator[None]:
         _log.warning("cannot write dumps to %s: %s", folder, error)
 
 
-def _write_report(folder: Path, report: GraphReport) -> None:
-    from pygraph.report.as_json import to_json
-
-    if not folder.is_dir():
-        return
-    (folder / "report.txt").write_text(_report_text(report), encoding="utf-8")
-    (folder / "report.json").write_text(json.dumps(to_json([report]), indent=1), encoding="utf-8")
-
-
-def program_text(report: GraphReport) -> str:
+def _program_text(report: GraphReport) -> str:
     """Inductor's program, each region function under a comment on what it is and what becomes of it."""
     above = {}
     for region in report.regions:
@@ -118,15 +126,10 @@ def program_text(report: GraphReport) -> str:
             f"  operators: {', '.join(region.nodes)}",
             f"  launches:  {', '.join(region.kernels)}",
         ]
-    return annotate(report.source, above, _header(report))
-
-
-def _header(report: GraphReport) -> list[str]:
-    lines = [f"{report.name} on {report.device}; pipeline: {report.pipeline}"]
-    lines += [f"note: {note}" for note in report.notes]
-    outside = report.record.outside if report.record else ()
-    lines += [_outside_line(step, report) for step in outside]
-    return [*lines, ""]
+    header = [f"{report.name} on {report.device}; pipeline: {report.pipeline}"]
+    header += [f"note: {note}" for note in report.notes]
+    header += [_outside_line(step, report) for step in (report.record.outside if report.record else ())]
+    return annotate(report.source, above, [*header, ""])
 
 
 def _outside_line(step: Step, report: GraphReport) -> str:

@@ -1,17 +1,22 @@
-"""The ``pygraph`` logger: ``PYGRAPH_LOGS`` sets its level and gives it a handler on stderr.
+"""The ``pygraph`` logger, and the progress of long work.
 
-Everything in the package logs to it; an application that configures logging itself needs nothing of this.
+Everything in the package logs to ``pygraph``. ``PYGRAPH_LOGS`` sets its level and gives it a handler on stderr; an
+application that configures logging itself needs nothing of this.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from pygraph.errors import OptionError
 
-__all__ = ["VARIABLE", "configure"]
+__all__ = ["VARIABLE", "configure", "working"]
+
+_log = logging.getLogger("pygraph")
 
 VARIABLE = "PYGRAPH_LOGS"
 """The environment variable that sets the level."""
@@ -34,3 +39,30 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
         handler.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
+
+
+@contextmanager
+def working(title: str) -> Iterator[Callable[[str], None]]:
+    """Show that ``title`` is under way, for as long as the context lasts. Yields what tells the current step.
+
+    On a terminal a line moves on stderr; elsewhere, and where something else moves there, steps are logged at INFO.
+    """
+    if sys.stderr.isatty():
+        from rich.console import Console  # takes a while
+        from rich.errors import LiveError
+        from rich.live import Live
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        line = Spinner("dots", Text(title))
+        live = Live(line, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
+        try:
+            live.start()
+        except LiveError:
+            pass
+        else:
+            with live:
+                yield lambda text: line.update(text=Text(f"{title}: {text}"))
+            return
+    _log.info("%s", title)
+    yield lambda text: _log.info("%s: %s", title, text)

@@ -24,7 +24,7 @@ from pygraph.inductor.wrap import Boxed, RegionFunction, switch, wrap_regions
 from pygraph.passes.operators import is_custom
 from pygraph.regions import Wrapped
 from pygraph.report.model import GraphReport
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Refusal
 
 __all__ = ["LIMIT", "Compiled", "Recompilation"]
 

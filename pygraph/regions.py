@@ -18,9 +18,8 @@ from pygraph.errors import CaptureError
 from pygraph.inductor.wrap import Boxed, RegionFunction, bind, wrap_regions
 from pygraph.report.model import GraphReport
 from pygraph.runtime.driver import Driver
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.region import Region
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.region import Region, RegionOptions
 from pygraph.settings import Settings
 from pygraph.warm import Facts, RegionFacts
 

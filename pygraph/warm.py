@@ -30,8 +30,7 @@ import torch
 
 from pygraph import cache, compat
 from pygraph.report.model import GraphReport, RegionReport
-from pygraph.runtime.provenance import Origin
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Origin, Refusal
 from pygraph.settings import Settings
 from pygraph.version import PACKAGE, package_digest
 

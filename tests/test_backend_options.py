@@ -229,7 +229,6 @@ EXIT = """
 import sys
 from pathlib import Path
 import torch, pygraph
-from pygraph.report import collect
 
 folder = Path(sys.argv[1])
 ours = torch.compile(lambda x: torch.relu(x @ x) + 1, backend="pygraph", options={"dump_dir": str(folder)})
@@ -253,14 +252,27 @@ def test_reports_are_written_again_at_exit_with_a_warning_where_one_cannot_be(tm
     assert [region["record"]["replays"] for region in graph["regions"]] == [2]
 
 
-@pytest.mark.parametrize("name", ["pygraph.report.text.render_text", "pygraph.report.as_json.to_json"])
+def test_ranks_dump_to_folders_of_their_own(tmp_path: Path) -> None:
+    ours = compiled(Mlp().eval(), dump_dir=str(tmp_path))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with torch.no_grad():
+            ours(torch.randn(8, 16))
+    finally:
+        torch.distributed.destroy_process_group()
+    (rank,) = tmp_path.iterdir()
+    (folder,) = rank.iterdir()
+    assert rank.name == "rank0"
+    assert {"00-lifted.pgir", "program.py", "report.txt"} <= {path.name for path in folder.iterdir()}
+
+
 def test_what_cannot_be_dumped_changes_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> Any:
         raise ValueError("no such glyph")
 
-    monkeypatch.setattr(name, broken)
+    monkeypatch.setattr("pygraph.report.text.render_text", broken)
     model, x = Mlp().eval(), torch.randn(4, 16)
     ours = compiled(model, dump_dir=str(tmp_path))
     with torch.no_grad():

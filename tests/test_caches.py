@@ -53,7 +53,7 @@ for seed in range(4):
 import pygraph
 heavy = ("pygraph.compilation", "pygraph.frontend.fx", "pygraph.ir", "pygraph.passes", "pygraph.inductor.plan", "lark")
 imported = [name for name in heavy if name in sys.modules]
-from pygraph.report.as_json import to_json
+from pygraph.report.facts import to_json
 graphs = to_json(pygraph.reports())["graphs"]
 for graph in graphs:
     del graph["times_ms"]

@@ -42,7 +42,7 @@ with torch.no_grad():
 right = right and bool((total == calls).all())
 (report,) = pygraph.reports()
 (region,) = report.regions
-from pygraph.report.as_json import to_json
+from pygraph.report.facts import to_json
 from pygraph.report.text import render_text
 print(json.dumps({
     "right": right,

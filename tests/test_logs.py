@@ -1,14 +1,16 @@
-"""PYGRAPH_LOGS: level and handler of the package's logger."""
+"""PYGRAPH_LOGS: level and handler of the package's logger. Progress: a line on a terminal, records elsewhere."""
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 
 import pytest
 
 from pygraph.errors import OptionError
-from pygraph.logs import configure
+from pygraph.logs import configure, working
 
 
 @pytest.fixture
@@ -35,3 +37,41 @@ def test_a_level_is_set_with_one_handler(logger: logging.Logger) -> None:
 def test_another_level_is_refused() -> None:
     with pytest.raises(OptionError, match="PYGRAPH_LOGS must be one of debug, info, warning, error, not 'all'"):
         configure({"PYGRAPH_LOGS": "all"})
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+
+    def fail() -> None:
+        with working("long [bold]work[/]") as step:
+            step("call 1 of 3")
+            raise ValueError("broken")
+
+    with redirect_stderr(stream), pytest.raises(ValueError, match="broken"):
+        fail()
+    assert "long [bold]work[/]" in stream.getvalue()
+    assert stream.getvalue().endswith("\x1b[2K"), "the line is erased"
+
+
+def test_elsewhere_progress_is_logged(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pygraph")
+    with working("outer"), working("inner") as step:
+        step("one")
+    assert caplog.messages == ["outer", "inner", "inner: one"]
+    assert capsys.readouterr().err == ""
+
+
+def test_work_within_work_on_a_terminal_shows_the_outer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with redirect_stderr(stream), working("outer"), working("inner"):
+        pass
+    assert "outer" in stream.getvalue()

@@ -13,9 +13,8 @@ import torch
 
 from pygraph.calibration.timing import Sampler
 from pygraph.errors import CaptureError
-from pygraph.runtime.capturing import Captured, capture
+from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.driver import Driver, Executable
-from pygraph.runtime.options import RegionOptions
 
 __all__ = ["CHAINS", "CHECKED_CHAINS", "CHECKED_WIDES", "WIDES", "Program", "Target", "captured"]
 
@@ -79,7 +78,7 @@ def captured(target: Target, program: Program) -> Executable:
     for _ in range(2):
         program.fn(list(program.args))
     target.driver.synchronise(None)
-    made = capture(program.fn, target.driver, list(program.args), RegionOptions())
+    made = capture(program.fn, target.driver, list(program.args))
     if not isinstance(made, Captured):
         raise CaptureError(made.reason, made.detail)
     return made.executable

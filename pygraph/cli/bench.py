@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pygraph.cli.failures import Failure
-from pygraph.cli.script import ScriptCommand
+from pygraph.cli import Failure, ScriptCommand
+from pygraph.logs import working
 
 if TYPE_CHECKING:
     from pygraph.bench.output import Outputs
@@ -175,7 +175,6 @@ def _run(programs: Sequence[Program], skipped: dict[str, str], wanted: _Wanted, 
     from pygraph.bench.plan import Launcher
     from pygraph.bench.process import Home
     from pygraph.bench.registry import SUITE
-    from pygraph.report.progress import working
 
     device = _device(wanted)
     small = device == "cpu" if wanted.tiny is None else wanted.tiny

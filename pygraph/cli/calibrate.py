@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pygraph.cli.failures import Failure, failing, write_out
+from pygraph.cli import Failure, failing, write_out
+from pygraph.logs import working
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,7 +65,6 @@ def _measured(device: str | None) -> Calibration:
     import torch
 
     from pygraph.calibration.run import calibrate as measure
-    from pygraph.report.progress import working
 
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with working(f"calibrating {kind}") as step:

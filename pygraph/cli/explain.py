@@ -1,23 +1,20 @@
-"""``pygraph explain``: run a script and report what PyGraph captured of the graphs that it compiled.
-
-Running the script is ``script``'s business, the report that of ``pygraph.report``.
-"""
+"""``pygraph explain``: run a script and report what PyGraph captured of the graphs that it compiled."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pygraph.cli.failures import Failure, write_out
-from pygraph.cli.script import ScriptCommand, call_model, running, told
+from pygraph.cli import Failure, ScriptCommand, write_out
 
 if TYPE_CHECKING:
     from pygraph.report.model import GraphReport
@@ -35,11 +32,8 @@ _NO_TERMINAL_WIDTH = 100
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--html", metavar="FILE", help="Write a self-contained page with a picture of each graph.")
 @click.option("--json", metavar="FILE", help="Write the report as JSON.")
-@click.option("--dot", metavar="FILE", help="Write the graphs as Graphviz text.")
 @click.option("--strict", is_flag=True, help="Exit with status 3 when anything could not be captured.")
-def explain(
-    script: str, args: tuple[str, ...], html: str | None, json: str | None, dot: str | None, strict: bool
-) -> None:
+def explain(script: str, args: tuple[str, ...], html: str | None, json: str | None, strict: bool) -> None:
     """Run SCRIPT with ARGS and report what was captured, what was not, and why.
 
     The script may compile with torch.compile(…, backend="pygraph") itself. If it compiles nothing that way but leaves
@@ -51,9 +45,9 @@ def explain(
     'pygraph explain train.py -- --lr 3'. For FILE, '-' is stdout, which then holds nothing else: what the script prints
     goes to stderr.
     """
-    outputs = {name: path for name, path in (("html", html), ("json", json), ("dot", dot)) if path is not None}
+    outputs = {name: path for name, path in (("html", html), ("json", json)) if path is not None}
     _check_outputs(outputs)
-    with _stdout_kept("-" in outputs.values()):
+    with contextlib.redirect_stdout(sys.stderr) if "-" in outputs.values() else contextlib.nullcontext():
         reports = _run(script, args)
     _write(reports, outputs)
     if strict and any(_incomplete(report) for report in reports):
@@ -63,39 +57,30 @@ def explain(
 def _check_outputs(outputs: Mapping[str, str]) -> None:
     """A long run must not end in a file that cannot be written."""
     if list(outputs.values()).count("-") > 1:
-        raise click.UsageError("only one of --html, --json and --dot can go to stdout")
+        raise click.UsageError("only one of --html and --json can go to stdout")
     for path in outputs.values():
-        target = Path(path)
-        if path != "-" and (target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK)):
-            raise Failure(f"{path}: cannot be written: {_obstacle(target)}")
+        if path != "-":
+            try:
+                open(path, "a", encoding="utf-8").close()
+            except OSError as error:
+                raise Failure(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _obstacle(target: Path) -> str:
-    code = errno.EISDIR if target.is_dir() else errno.EACCES if target.parent.is_dir() else errno.ENOENT
-    return os.strerror(code)
-
-
-@contextlib.contextmanager
-def _stdout_kept(kept: bool) -> Iterator[None]:
-    with contextlib.redirect_stdout(sys.stderr) if kept else contextlib.nullcontext():
-        yield
+# -- running the script ------------------------------------------------------------------------------------------------
 
 
 def _run(script: str, args: Sequence[str]) -> list[GraphReport]:
     """The reports of the graphs that the script compiled, or that its model was compiled to."""
-    from pygraph.report import collect  # rendering needs more than 'opt' and 'passes' should load
-    from pygraph.report.progress import working
+    from pygraph.report.model import reports  # needs torch
 
-    before = {report.index for report in collect.reports()}
+    before = {report.index for report in reports()}
 
     def fresh() -> list[GraphReport]:
-        return [report for report in collect.reports() if report.index not in before]
+        return [report for report in reports() if report.index not in before]
 
-    with contextlib.ExitStack() as stack:
-        with working(f"running {script}", moving=False) as step, told(step, lambda: [r.name for r in fresh()]):
-            found = stack.enter_context(running(script, args))
+    with _running(script, args) as found:
         if not fresh():
-            call_model(script, found)
+            _call_model(script, found)
     if not fresh():
         raise Failure(
             f"{script}: the model was called, but Dynamo found nothing in it to compile: torch skips some modules, "
@@ -105,33 +90,73 @@ def _run(script: str, args: Sequence[str]) -> list[GraphReport]:
     return fresh()
 
 
+@contextlib.contextmanager
+def _running(path: str, args: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Run the script as ``python PATH ARGS`` would and yield its globals; it is ``__main__`` within the context.
+
+    Raises Failure when the script does not compile, raises, or exits with another status than 0.
+    """
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=path, __builtins__=__builtins__)
+    saved = sys.argv, sys.path[:], sys.modules["__main__"]
+    sys.argv, sys.path[:0], sys.modules["__main__"] = [path, *args], [str(Path(path).resolve().parent)], module
+    try:
+        with _shown_as_python_would(path):
+            exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
+        yield module.__dict__
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = saved
+
+
+def _call_model(path: str, found: Mapping[str, Any]) -> None:
+    """Explain the script's ``model`` on its ``inputs``. Raises Failure when there are none, or they fail."""
+    if "model" not in found or "inputs" not in found:
+        raise Failure(
+            f"{path}: PyGraph compiled nothing. Compile with torch.compile(…, backend='pygraph'), "
+            "or leave a 'model' and its 'inputs' at the top level of the script"
+        )
+    import pygraph
+
+    inputs = found["inputs"]
+    with _shown_as_python_would(path):
+        if isinstance(inputs, Mapping):
+            pygraph.explain(found["model"], **inputs)
+        else:
+            pygraph.explain(found["model"], *(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+
+
+@contextlib.contextmanager
+def _shown_as_python_would(path: str) -> Iterator[None]:
+    """Turn what the user's code raises into a Failure with its traceback, without the frames of this file."""
+    try:
+        yield
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise Failure(f"{path}: the script exited with status {error.code}") from error
+    except SyntaxError as error:
+        raise Failure("".join(traceback.format_exception_only(error)).rstrip()) from error
+    except Exception as error:  # the script is anybody's code: its traceback is what the user needs to see
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+            frames = frames.tb_next
+        raise Failure("".join(traceback.format_exception(type(error), error, frames)).rstrip()) from error
+
+
+# -- what came of it ---------------------------------------------------------------------------------------------------
+
+
 def _write(reports: Sequence[GraphReport], outputs: Mapping[str, str]) -> None:
-    from pygraph.report.progress import working
-
-    renderers = _renderers()
-    with working("writing the report") as step:
-        for name, path in outputs.items():
-            step(path)
-            write_out(path, renderers[name](reports))
-    if "-" not in outputs.values():
-        write_out("-", renderers["text"](reports))
-
-
-def _renderers() -> dict[str, Callable[[Sequence[GraphReport]], str]]:
-    from pygraph.report.as_json import json_text
-    from pygraph.report.dot import report_dot
+    from pygraph.report.facts import json_text
     from pygraph.report.html import render_html
     from pygraph.report.text import render_text
 
-    shown = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if shown else _NO_TERMINAL_WIDTH
-    color = shown and not os.environ.get("NO_COLOR")
-    return {
-        "html": render_html,
-        "json": json_text,
-        "dot": lambda reports: "\n".join(report_dot(report) for report in reports if report.graph is not None),
-        "text": lambda reports: render_text(reports, width, color),
-    }
+    renderers = {"html": render_html, "json": json_text}
+    for name, path in outputs.items():
+        write_out(path, renderers[name](reports))
+    if "-" not in outputs.values():
+        shown = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if shown else _NO_TERMINAL_WIDTH
+        write_out("-", render_text(reports, width, color=shown and not os.environ.get("NO_COLOR")))
 
 
 def _incomplete(report: GraphReport) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from pygraph.cli.failures import Failure, failing, write_out
+from pygraph.cli import Failure, failing, write_out
 from pygraph.errors import OptionError
 from pygraph.ir import H200, HOST, Graph
 from pygraph.ir import parse as parse_graph

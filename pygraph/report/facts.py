@@ -1,15 +1,44 @@
-"""What the renderers share: whose region a node is in, cost by region, and numbers and texts as people read them.
+"""What is computed from reports: regions of nodes, cost by region, sums over graphs, words for numbers, and JSON.
 
-Computed from a ``GraphReport`` alone; nothing here knows an output format.
+The JSON document is ``{schema, pygraph, summary, graphs}``. ``pygraph`` is the version that wrote it, ``summary`` a
+``Summary``. Every key is always there, null where unknown; units are in the names; shares are 0 to 1. A graph has:
+
+``index``, ``name``, ``kind``, ``device``
+    ``kind`` is forward, backward or inference.
+``function``, ``loc``, ``graph_break``
+    The function of the user's and the line at which the graph begins. ``graph_break`` is ``{loc, code, reason}`` of
+    the line at which Dynamo had to end the graph.
+``error``, ``notes``
+    Why plain Inductor runs the graph instead, and where the program differs from what was decided.
+``coverage``
+    ``{launches, selected_launches, replayed_launches, outside, share}`` of the emitted program, null without one.
+    ``outside`` names the launches outside of regions; ``share`` is that of selected launches.
+``operators``, ``pgir``
+    The number of operators, and the graph after the passes as IR text; null when the graph was not lifted.
+``pipeline``, ``passes``, ``times_ms``
+    The passes as ``PassReport`` each, and the time of each phase of the compilation.
+``regions``
+    ``{index, state, selected, why, module, planned, nodes, kernels, record}`` each; ``why`` explains the state, and
+    ``record`` is the runtime's ``RegionRecord``, null for a region that is not wrapped.
+``uncaptured``
+    The operators outside of all regions, as ``Uncaptured`` each.
+``cost_model``, ``cost``
+    A ``CostRow`` for each region, and one whose ``region`` is null for what is outside. Each sum is ``{known,
+    unknown}``: what is known of it, and how many summands are not.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
+from pygraph import __version__
 from pygraph.ir import DETAIL, H200, HOST, REGION, DeviceModel, Graph, KernelNode
 from pygraph.ir.cost import evaluate
 from pygraph.passes.analysis import node_time_us
@@ -19,30 +48,30 @@ from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 from pygraph.runtime.measure import REPLAY, UNCAPTURED, Decision
 
 __all__ = [
+    "SCHEMA_VERSION",
     "CostRow",
     "Quantity",
     "Repeated",
     "Summary",
     "advice",
-    "break_text",
-    "bytes_text",
     "clean",
     "cost_rows",
-    "count_text",
-    "decision_text",
     "device_model",
     "folded",
+    "json_text",
     "measured_text",
     "membership",
     "percent",
+    "planned",
     "plural",
-    "start_text",
-    "state_text",
     "summarize",
+    "to_json",
     "unselected",
-    "us_text",
     "why",
 ]
+
+SCHEMA_VERSION = 5
+"""Raised when a key of the JSON is renamed or removed, or its meaning changes."""
 
 _VALUE = re.compile(r'%("(?:[^"\\]|\\.)*"|[\w.]*\w)')
 
@@ -70,28 +99,6 @@ def planned(graph: Graph) -> dict[str, int]:
     return {name: region for name, region in found if region is not None}
 
 
-def decision_text(region: RegionReport) -> str:
-    """What was decided on ``region``: ``selected`` or ``not selected``; ``why`` says why."""
-    return "selected" if region.wrapped else "not selected"
-
-
-def state_text(region: RegionReport) -> str:
-    """The state of ``region`` in the words of the report."""
-    return "replayed" if region.state == "replay" else region.state
-
-
-def start_text(report: GraphReport) -> str:
-    """``forward at model.py:12``: the function and the first line of a graph, as far as they are known."""
-    start = report.origin.start
-    return report.origin.function + ("" if start is None else f" at {start}")
-
-
-def break_text(report: GraphReport) -> str:
-    """Where Dynamo broke the graph off and why; nothing where the function ends with the graph."""
-    line = report.origin.graph_break
-    return "" if line is None else f"{line}: {report.origin.reason}" + (f": {line.code}" if line.code else "")
-
-
 def unselected(report: GraphReport, region: RegionReport) -> bool:
     """Whether selection left ``region`` off, because a graph would not pay."""
     return bool(region.planned) and report.decision is not None and report.decision.selected.isdisjoint(region.planned)
@@ -101,8 +108,9 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     """What is to be said of ``region``: why it is in its state, what was measured, notes, refusals of variants."""
     if region.why:
         yield region.why
-    if unselected(report, region):
-        yield from _selection_details(report, region)
+    if unselected(report, region) and report.graph is not None:
+        held = (report.graph.regions[index] for index in region.planned if index in report.graph.regions)
+        yield from filter(None, (each.meta.get(DETAIL) for each in held))
     record = region.record
     if record is None:
         return
@@ -128,12 +136,6 @@ def measured_text(decisions: Sequence[Decision]) -> str:
     return f"measured: {choice}{why}{figures} ({source})"
 
 
-def _selection_details(report: GraphReport, region: RegionReport) -> Iterator[str]:
-    regions = report.graph.regions if report.graph is not None else {}
-    found = (regions[index].meta.get(DETAIL) for index in region.planned if index in regions)
-    yield from (detail for detail in found if detail)
-
-
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
@@ -144,23 +146,44 @@ class Quantity:
     known: float = 0.0
     unknown: int = 0
 
-    @property
-    def value(self) -> float | None:
-        """The sum, or None when a summand is unknown."""
-        return None if self.unknown else self.known
-
     def __add__(self, other: Quantity) -> Quantity:
         return Quantity(self.known + other.known, self.unknown + other.unknown)
 
     def share_of(self, total: Quantity) -> float | None:
         """The share of ``total``, or None when either is unknown or the total is zero."""
-        if self.unknown or total.unknown or not total.known:
-            return None
-        return self.known / total.known
+        return None if self.unknown or total.unknown or not total.known else self.known / total.known
+
+    def count_text(self) -> str:
+        """A number of operations: ``33.6 M``; ``≥ …`` when some summands are unknown, ``unknown`` when all are."""
+        return self._at_least(_scaled(self.known, 1000, ("", "k", "M", "G", "T", "P")))
+
+    def bytes_text(self) -> str:
+        """A number of bytes: ``1.50 MiB``, as ``count_text``."""
+        return self._at_least(_scaled(self.known, 1024, ("B", "KiB", "MiB", "GiB", "TiB")))
+
+    def us_text(self) -> str:
+        """A time given in µs, as ``count_text``."""
+        if not math.isfinite(self.known):
+            return "unknown"
+        return self._at_least(
+            f"{self.known:.1f} µs" if self.known < 100 else _scaled(self.known, 1000, ("µs", "ms", "s"))
+        )
+
+    def _at_least(self, text: str) -> str:
+        return text if not self.unknown else f"≥ {text}" if self.known else "unknown"
 
 
 def _quantity(value: float | None) -> Quantity:
     return Quantity(0.0, 1) if value is None else Quantity(value)
+
+
+def _scaled(value: float, step: float, units: Sequence[str]) -> str:
+    power = 0
+    while abs(value) >= step * 0.9995 and power < len(units) - 1:
+        value /= step
+        power += 1
+    digits = 0 if power == 0 or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:.{digits}f} {units[power]}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +194,9 @@ class CostRow:
     """
 
     region: int | None
-    nodes: int
+    operators: int
     flops: Quantity
-    nbytes: Quantity
+    bytes: Quantity
     time_us: Quantity
 
     @property
@@ -182,13 +205,8 @@ class CostRow:
         return "outside" if self.region is None else f"region {self.region}"
 
     def __add__(self, other: CostRow) -> CostRow:
-        return CostRow(
-            self.region,
-            self.nodes + other.nodes,
-            self.flops + other.flops,
-            self.nbytes + other.nbytes,
-            self.time_us + other.time_us,
-        )
+        sums = (self.flops + other.flops, self.bytes + other.bytes, self.time_us + other.time_us)
+        return CostRow(self.region, self.operators + other.operators, *sums)
 
 
 def device_model(report: GraphReport) -> DeviceModel:
@@ -202,21 +220,15 @@ def cost_rows(report: GraphReport) -> list[CostRow]:
     """One row per region, by index, then one for what is outside, if anything there costs; empty without a graph."""
     if report.graph is None:
         return []
+    judged = report.decision.nodes if report.decision is not None else {}
     inside, model, hints = membership(report), device_model(report), report.graph.hints
     rows: dict[int | None, CostRow] = {}
-    for node in _launching(report, report.graph):
-        region = inside.get(node.name)
-        row = _node_row(region, node, model, hints)
-        rows[region] = rows[region] + row if region in rows else row
-    return sorted(rows.values(), key=lambda row: (row.region is None, row.region or 0))
-
-
-def _launching(report: GraphReport, graph: Graph) -> Iterator[KernelNode]:
-    judged = report.decision.nodes if report.decision is not None else {}
-    for node in graph.nodes:
+    for node in report.graph.nodes:
         placed = judged.get(node.name)
         if placed is None or placed.reason != NO_LAUNCH:
-            yield node
+            row = _node_row(inside.get(node.name), node, model, hints)
+            rows[row.region] = rows[row.region] + row if row.region in rows else row
+    return sorted(rows.values(), key=lambda row: (row.region is None, row.region or 0))
 
 
 def _node_row(region: int | None, node: KernelNode, model: DeviceModel, hints: dict[str, int]) -> CostRow:
@@ -227,13 +239,17 @@ def _node_row(region: int | None, node: KernelNode, model: DeviceModel, hints: d
     return CostRow(region, 1, _quantity(evaluate(cost.flops, hints)), _quantity(moved), _quantity(time))
 
 
-# -- several graphs ----------------------------------------------------------------------------------------------------
+# -- several graphs and operators --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts over several graphs: ``programs`` that were emitted, their ``launches``, ``breaks`` of Dynamo's that ended
-    a graph, ``errors`` of graphs given up to plain Inductor."""
+    """Counts over several graphs.
+
+    ``programs`` were emitted, with ``launches``; ``errors`` counts graphs that were given up to plain Inductor,
+    ``breaks`` those that Dynamo had to end. ``coverage`` is the share of launches in selected regions, 1.0 when nothing
+    is launched; None without a program, and where plain Inductor runs a graph, whose launches nobody counts.
+    """
 
     graphs: int
     programs: int
@@ -246,32 +262,29 @@ class Summary:
     uncaptured: int
     breaks: int
     errors: int
-
-    @property
-    def coverage(self) -> float | None:
-        """Share of launches in selected regions; 1.0 when nothing is launched. None when it is unknown: without a
-        program, and where a graph was given up to plain Inductor, whose launches nobody counts."""
-        if self.errors or not self.programs:
-            return None
-        return self.selected_launches / self.launches if self.launches else 1.0
+    coverage: float | None
 
 
 def summarize(reports: Iterable[GraphReport]) -> Summary:
     """Add up ``reports``."""
     chosen = list(reports)
     records = [region.record for report in chosen for region in report.regions if region.record is not None]
+    programs = sum(report.emitted is not None for report in chosen)
+    errors = sum(report.error is not None for report in chosen)
+    launches, selected = sum(r.launches for r in chosen), sum(r.selected_launches for r in chosen)
     return Summary(
         graphs=len(chosen),
-        programs=sum(1 for report in chosen if report.emitted is not None),
-        launches=sum(report.launches for report in chosen),
-        selected_launches=sum(report.selected_launches for report in chosen),
+        programs=programs,
+        launches=launches,
+        selected_launches=selected,
         replayed_launches=sum(report.replayed_launches for report in chosen),
         regions=sum(len(report.regions) for report in chosen),
         replays=sum(record.replays for record in records),
         captures=sum(record.captures for record in records),
         uncaptured=sum(1 for report in chosen for _ in report.uncaptured()),
-        breaks=sum(1 for report in chosen if report.origin.graph_break is not None),
-        errors=sum(1 for report in chosen if report.error is not None),
+        breaks=sum(report.origin.graph_break is not None for report in chosen),
+        errors=errors,
+        coverage=None if errors or not programs else selected / launches if launches else 1.0,
     )
 
 
@@ -311,20 +324,14 @@ def folded(rows: Iterable[Uncaptured]) -> list[Repeated]:
     """``rows`` with repetitions folded, in order of first occurrence."""
     groups: dict[tuple[object, ...], list[Uncaptured]] = {}
     for row in rows:
-        groups.setdefault((row.op, row.reason, _nameless(row.detail), row.loc, row.code), []).append(row)
-    return [_repeated(group) for group in groups.values()]
+        groups.setdefault((row.op, row.reason, _VALUE.sub("%…", row.detail), row.loc, row.code), []).append(row)
+    return [
+        Repeated(group[0], len(group), key[2] if len({row.detail for row in group}) > 1 else group[0].detail)  # type: ignore[arg-type]
+        for key, group in groups.items()
+    ]
 
 
-def _nameless(detail: str) -> str:
-    return _VALUE.sub("%…", detail)
-
-
-def _repeated(group: list[Uncaptured]) -> Repeated:
-    details = {row.detail for row in group}
-    return Repeated(group[0], len(group), group[0].detail if len(details) == 1 else _nameless(group[0].detail))
-
-
-# -- numbers and texts -------------------------------------------------------------------------------------------------
+# -- words -------------------------------------------------------------------------------------------------------------
 
 
 def clean(text: str) -> str:
@@ -345,33 +352,73 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
-def _scaled(value: float, step: float, units: Sequence[str]) -> str:
-    power = 0
-    while abs(value) >= step * 0.9995 and power < len(units) - 1:
-        value /= step
-        power += 1
-    digits = 0 if power == 0 or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:.{digits}f} {units[power]}".rstrip()
+# -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def _with_unknown(quantity: Quantity, text: str) -> str:
-    if not quantity.unknown:
-        return text
-    return f"≥ {text}" if quantity.known else "unknown"
+def to_json(reports: Iterable[GraphReport]) -> dict[str, Any]:
+    """The report on all ``reports`` as plain JSON values; the module's docstring lists the keys.
+
+    Raises TypeError where a graph has an operand without text.
+    """
+    chosen = list(reports)
+    head = {"schema": SCHEMA_VERSION, "pygraph": __version__, "summary": _plain(summarize(chosen))}
+    return {**head, "graphs": [_graph(report) for report in chosen]}
 
 
-def count_text(quantity: Quantity) -> str:
-    """A number of operations: ``33.6 M``; ``≥ …`` when some summands are unknown, ``unknown`` when all are."""
-    return _with_unknown(quantity, _scaled(quantity.known, 1000, ("", "k", "M", "G", "T", "P")))
+def json_text(reports: Iterable[GraphReport]) -> str:
+    """``to_json`` as text, indented, ending in a newline."""
+    return json.dumps(to_json(reports), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def bytes_text(quantity: Quantity) -> str:
-    """A number of bytes: ``1.50 MiB``, as ``count_text``."""
-    return _with_unknown(quantity, _scaled(quantity.known, 1024, ("B", "KiB", "MiB", "GiB", "TiB")))
+def _graph(report: GraphReport) -> dict[str, Any]:
+    graph, origin = report.graph, report.origin
+    ended = origin.graph_break
+    return {
+        "index": report.index,
+        "name": report.name,
+        "kind": report.kind,
+        "device": report.device,
+        "function": origin.function or None,
+        "loc": None if origin.start is None else str(origin.start),
+        "graph_break": None if ended is None else {"loc": str(ended), "code": ended.code, "reason": origin.reason},
+        "error": report.error,
+        "notes": list(report.notes),
+        "coverage": _coverage(report),
+        "operators": None if graph is None else len(graph),
+        "pgir": None if graph is None else str(graph),
+        "pipeline": report.pipeline,
+        "passes": _plain(report.passes),
+        "times_ms": _plain(report.times_ms),
+        "regions": [_region(report, region) for region in report.regions],
+        "uncaptured": _plain(list(report.uncaptured())),
+        "cost_model": device_model(report).label,
+        "cost": _plain(cost_rows(report)),
+    }
 
 
-def us_text(quantity: Quantity) -> str:
-    """A time given in µs, as ``count_text``."""
-    known = quantity.known
-    shown = f"{known:.1f} µs" if known < 100 else _scaled(known, 1000, ("µs", "ms", "s"))
-    return _with_unknown(quantity, shown if math.isfinite(known) else "unknown")
+def _coverage(report: GraphReport) -> dict[str, Any] | None:
+    if report.emitted is None:
+        return None
+    names = ("launches", "selected_launches", "replayed_launches")
+    counts = {name: getattr(report, name) for name in names}
+    return {**counts, "outside": list(report.emitted.outside), "share": report.coverage}
+
+
+def _region(report: GraphReport, region: RegionReport) -> dict[str, Any]:
+    plain = _plain(region)
+    head = {"index": region.index, "state": region.state, "selected": plain.pop("wrapped")}
+    del plain["reason"]
+    return {**head, "why": list(why(report, region)), **plain}
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON has it: dataclasses become objects of their fields, in order."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,13 +1,16 @@
-"""What a report says of one compiled graph, as data. The backend fills it in; renderers read it.
+"""What a report says of one compiled graph, as data, and the reports of this process.
 
-A region's runtime record is live: the report shows what has happened up to the moment that it is read.
+The backend fills a report in; renderers read it. A region's runtime record is live: the report shows what has happened
+up to the moment that it is read.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pygraph.frontend.location import UNKNOWN, GraphOrigin
@@ -19,7 +22,15 @@ if TYPE_CHECKING:
     from pygraph.ir import DeviceModel, Graph
     from pygraph.runtime.counters import RegionRecord
 
-__all__ = ["GraphReport", "PassReport", "RegionReport", "Uncaptured"]
+__all__ = ["GraphReport", "PassReport", "RegionReport", "Uncaptured", "clear", "open_report", "reports"]
+
+_log = logging.getLogger("pygraph")
+
+_LIMIT = 256
+"""Reports kept; the oldest goes first, so that recompiling for ever does not grow them."""
+
+_reports: deque[GraphReport] = deque(maxlen=_LIMIT)
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +93,8 @@ class GraphReport:
     ``origin`` is the function that Dynamo took it from, with the graph break behind it, for the forward graph alone.
     ``graph`` is the IR after the passes, ``model`` what they costed it with. ``times_ms`` has lift, passes,
     write-back and inductor; of a program that AOTAutograd's cache restored, restore. ``notes`` says where the program
-    differs from the decision; ``error`` why PyGraph gave the graph up to plain Inductor, if it did. ``dumped`` is the
-    folder that it was written to. ``unread`` fills in the rest for a restored program when the report is read.
+    differs from the decision; ``error`` why PyGraph gave the graph up to plain Inductor, if it did. ``unread`` fills
+    in the rest for a restored program when the report is read.
     """
 
     index: int
@@ -102,7 +113,6 @@ class GraphReport:
     notes: list[str] = field(default_factory=list)
     error: str | None = None
     origin: GraphOrigin = UNKNOWN
-    dumped: Path | None = None
     unread: Callable[[GraphReport], None] | None = None
 
     def complete(self) -> GraphReport:
@@ -118,9 +128,11 @@ class GraphReport:
         return f"graph{self.index}_{self.kind}"
 
     def give_up(self, error: Exception) -> None:
-        """Plain Inductor compiles the graph, for ``error``: what is known of a program of PyGraph's no longer holds."""
+        """Note and log that plain Inductor compiles the graph, for ``error``: nothing known of a program holds."""
         self.error = f"{type(error).__name__}: {error}"
         self.record, self.emitted, self.source, self.regions = None, None, "", []
+        _log.warning("PyGraph left %s to plain Inductor: %s", self.name, self.error)
+        _log.debug("where it failed", exc_info=error)
 
     def uncaptured(self) -> Iterator[Uncaptured]:
         """Every operator outside of all regions, in program order, scalars and views of the host left out."""
@@ -157,3 +169,25 @@ class GraphReport:
             return 0.0
         total = self.launches
         return self.selected_launches / total if total else 1.0
+
+
+# -- the reports of this process ---------------------------------------------------------------------------------------
+
+
+def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:
+    """A new report for a graph that is about to be compiled. The break behind it counts for the forward graph alone."""
+    if kind == "backward":
+        origin = GraphOrigin(origin.function, origin.start)
+    report = GraphReport(index=next(_numbers), kind=kind, device="", origin=origin)
+    _reports.append(report)
+    return report
+
+
+def reports() -> list[GraphReport]:
+    """All reports that are kept, oldest first."""
+    return [report.complete() for report in sorted(_reports.copy(), key=lambda report: report.index)]
+
+
+def clear() -> None:
+    """Forget every report."""
+    _reports.clear()

@@ -1,36 +1,69 @@
-"""A scene as drawn: rectangles, texts and curves in pixels, ready for the template that writes the SVG.
+"""The picture of a graph: rectangles, texts and curves in pixels, ready for the template that writes the SVG.
 
-Which boxes there are is ``scene``'s business, where they go ``layout``'s.
+A layered drawing after Sugiyama: longest-path rows from top to bottom, an order within each row by the mean place of
+the neighbours, then x coordinates by isotonic regression. Edges run through a bend in each row that they pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from pygraph.report.layout import Layout, arrange
-from pygraph.report.scene import Box, Link, Scene
+import networkx as nx
 
-__all__ = ["Drawn", "Picture", "draw"]
+from pygraph.ir import Graph, KernelNode, Value, dependences
+from pygraph.ir.text.print import type_text
+from pygraph.report.facts import clean, membership, plural
+from pygraph.report.model import GraphReport, Uncaptured
 
-_HEIGHT = 24.0
-_TALL = 38.0
-_ROW_GAP = 26.0
-_MARGIN = 12.0
-_CHAR = 6.7
-_NOTE_CHAR = 5.6
-_PAD = 18.0
+__all__ = ["MAX_BOXES", "Box", "Picture", "draw"]
+
+MAX_BOXES = 2500
+"""Above this many operators each region is one box."""
+
+_WEIGHTS = ("parameter", "buffer", "constant")
+_WORDS = 26
+_LOW, _TALL = 24.0, 38.0
+_GAP, _ROW_GAP, _MARGIN, _PAD = 14.0, 26.0, 12.0, 18.0
+_CHAR, _NOTE_CHAR = 6.7, 5.6
+_BEND = 4.0
+_LONGEST = 12
+"""An edge that passes more rows is led along a side of the picture."""
+_SWEEPS, _SETTLE = 8, 24
+
+Key = str | int | tuple[str, str]
+"""What a box stands for: an operator by name, a whole region by index, an input."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """One rectangle: its box, its left upper corner and its size."""
+@dataclass(slots=True)
+class Box:
+    """One box: ``kind`` is region, outside, host or input; ``title`` is shown on hover, ``note`` is a second line.
 
-    box: Box
-    x: float
-    y: float
-    width: float
-    height: float
+    ``names`` are the operators that it stands for, ``region`` the region that colours it, ``free`` whether it is known
+    to launch nothing (a view, say). ``x`` and ``y`` are its left upper corner.
+    """
+
+    kind: str
+    label: str
+    title: str
+    note: str = ""
+    region: int | None = None
+    names: tuple[str, ...] = ()
+    free: bool = False
+    x: float = 0.0
+    y: float = 0.0
+
+    @property
+    def width(self) -> float:
+        """Room for both texts."""
+        return round(max(len(self.label) * _CHAR, len(self.note) * _NOTE_CHAR, 10.0) + _PAD, 1)
+
+    @property
+    def height(self) -> float:
+        """Room for one line or two."""
+        return _TALL if self.note else _LOW
 
     @property
     def middle(self) -> float:
@@ -42,78 +75,228 @@ class Drawn:
 class Picture:
     """A whole picture. ``flow``, ``order``, ``far`` are path data: data edges, effect edges, edges over many rows."""
 
-    drawn: tuple[Drawn, ...]
-    flow: str
-    order: str
-    far: str
-    width: int
-    height: int
-    note: str
+    boxes: tuple[Box, ...] = ()
+    flow: str = ""
+    order: str = ""
+    far: str = ""
+    width: int = 0
+    height: int = 0
+    note: str = ""
 
 
-def draw(scene: Scene) -> Picture:
-    """Lay out ``scene``. The picture of an empty scene has no size."""
-    if not scene.boxes:
-        return Picture((), "", "", "", 0, 0, scene.note)
-    widths = [_width(box) for box in scene.boxes]
-    layout = arrange(widths, [(link.source, link.target) for link in scene.links])
-    rows = _rows(scene.boxes, layout)
-    drawn = tuple(_rectangle(box, layout, rows, i, widths[i]) for i, box in enumerate(scene.boxes))
-    paths: dict[str, list[str]] = {"flow": [], "order": [], "far": []}
-    for link, bends in zip(scene.links, layout.bends, strict=True):
-        over = layout.layer[link.target] - layout.layer[link.source] - 1
-        if over > len(bends):
-            paths["far"].append(_detour(drawn[link.source], drawn[link.target], layout.width))
+def draw(report: GraphReport, limit: int = MAX_BOXES) -> Picture:
+    """The picture of ``report``'s graph, of at most ``limit`` operators or regions; without any box, if it has none."""
+    if report.graph is None or not len(report.graph):
+        return Picture()
+    quotient, boxes = _scene(report, report.graph, limit)
+    order = _in_order(quotient)
+    shown = {key: i for i, key in enumerate(order[:limit] if len(report.graph) > limit else order)}
+    note = "Parameters, buffers and constants are not drawn."
+    if len(report.graph) > limit:
+        left = f" {len(order) - len(shown)} boxes are left out." if len(order) > len(shown) else ""
+        note = f"The graph has {len(report.graph)} operators: each region is one box.{left}"
+    edges = [(shown[a], shown[b], quotient.edges[a, b]["kind"]) for a, b in quotient.edges if a in shown and b in shown]
+    forward = [edge for edge in edges if edge[0] < edge[1]]
+    return _lay_out([boxes[key] for key in shown], forward, note)
+
+
+# -- what is drawn -----------------------------------------------------------------------------------------------------
+
+
+def _scene(report: GraphReport, graph: Graph, limit: int) -> tuple[nx.DiGraph[Key], dict[Key, Box]]:
+    """The boxes by what they stand for, and the edges between them, of a ``kind``: flow or order."""
+    inside, outside = membership(report), {row.node: row for row in report.uncaptured()}
+    whole = len(graph) > limit
+    inputs = [] if whole else [value for value in graph.inputs if value.users and value.role not in _WEIGHTS]
+    boxes: dict[Key, Box] = {("input", value.name): _input(value) for value in inputs}
+    groups: dict[Key, list[KernelNode]] = defaultdict(list)
+    for node in graph.nodes:
+        groups[inside.get(node.name, node.name) if whole else node.name].append(node)
+    for key, nodes in groups.items():
+        if isinstance(key, int):
+            size = plural(len(nodes), "operator")
+            names = tuple(node.name for node in nodes)
+            boxes[key] = Box("region", f"region {key}", f"region {key}: {size}", size, key, names)
         else:
-            paths["order" if link.order else "flow"].append(_curve(drawn, rows, layout, link, bends))
-    width, height = round(layout.width + 2 * _MARGIN), round(sum(rows[-1]) + _MARGIN)
-    flow, order, far = (" ".join(paths[kind]) for kind in ("flow", "order", "far"))
-    return Picture(drawn, flow, order, far, width, height, scene.note)
+            boxes[key] = _operator(nodes[0], inside.get(nodes[0].name), outside.get(nodes[0].name))
+    quotient: nx.DiGraph[Key] = nx.DiGraph()
+    quotient.add_nodes_from(boxes)
+    quotient.add_edges_from((("input", v.name), node.name, {"kind": "flow"}) for v in inputs for node in v.users)
+    key_of = {node: key for key, nodes in groups.items() for node in nodes}
+    for a, b in dependences(graph):
+        before, after = key_of[a], key_of[b]
+        if before != after:
+            data = any(value.producer is a for value in b.inputs)
+            known = quotient.edges[before, after]["kind"] if quotient.has_edge(before, after) else None
+            quotient.add_edge(before, after, kind="flow" if data else known or "order")
+    return quotient, boxes
 
 
-def _width(box: Box) -> float:
-    return max(len(box.label) * _CHAR, len(box.note) * _NOTE_CHAR, 10.0) + _PAD
+def _input(value: Value) -> Box:
+    return Box("input", _short(value.name), f"%{value.name} : {type_text(value.type)}\n{value.role}")
 
 
-def _rows(boxes: Sequence[Box], layout: Layout) -> list[tuple[float, float]]:
-    """Top and height of each row."""
-    heights = [_HEIGHT] * layout.rows
-    for box, row in zip(boxes, layout.layer, strict=True):
-        heights[row] = max(heights[row], _TALL if box.note else _HEIGHT)
-    rows, y = [], _MARGIN
+def _operator(node: KernelNode, region: int | None, outside: Uncaptured | None) -> Box:
+    kind = "region" if region is not None else "outside" if outside else "host"
+    label = node.op.removeprefix("aten.").removesuffix(".default").removesuffix(".Tensor")
+    title = "\n".join(_title(node, region, outside))
+    note = _short(outside.reason) if outside else ""
+    return Box(kind, _short(label), title, note, region, (node.name,), node.cost.launches == 0)
+
+
+def _title(node: KernelNode, region: int | None, outside: Uncaptured | None) -> Iterator[str]:
+    yield node.op
+    types = ", ".join(type_text(out.type) for out in node.outputs)
+    yield f"%{node.name}" + (f" : {types}" if types else "")
+    if region is not None:
+        yield f"region {region}"
+    if outside is not None:
+        yield "not captured: " + ": ".join(filter(None, (outside.reason, outside.detail)))
+    if node.loc is not None:
+        yield f"{node.loc}  {clean(node.loc.code)}".rstrip()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _WORDS else f"{text[: _WORDS - 1]}…"
+
+
+def _in_order(quotient: nx.DiGraph[Key]) -> list[Key]:
+    """A topological order; program order when regions that depend on each other leave none."""
+    place = {key: i for i, key in enumerate(quotient.nodes)}
+    if nx.is_directed_acyclic_graph(quotient):
+        return list(nx.lexicographical_topological_sort(quotient, key=place.__getitem__))
+    return list(place)
+
+
+# -- where it goes -----------------------------------------------------------------------------------------------------
+
+
+def _lay_out(boxes: list[Box], edges: Sequence[tuple[int, int, str]], note: str) -> Picture:
+    widths = [box.width for box in boxes]
+    x, row, bends = _arrange(widths, [(a, b) for a, b, _ in edges])
+    left = min(middle - width / 2 for middle, width in zip(x, widths, strict=True)) - _MARGIN
+    x = [round(middle - left, 1) for middle in x]
+    room = max(middle + width / 2 for middle, width in zip(x, widths, strict=True)) + _MARGIN
+    heights = [_LOW] * (max(row) + 1)
+    for box, at in zip(boxes, row, strict=False):
+        heights[at] = max(heights[at], box.height)
+    tops = [_MARGIN]
     for height in heights:
-        rows.append((y, height))
-        y += height + _ROW_GAP
-    return rows
+        tops.append(tops[-1] + height + _ROW_GAP)
+    for box, middle, at in zip(boxes, x, row, strict=False):
+        box.x = round(middle - box.width / 2, 1)
+        box.y = round(tops[at] + (heights[at] - box.height) / 2, 1)
+    paths: dict[str, list[str]] = defaultdict(list)
+    for (a, b, kind), places in zip(edges, bends, strict=True):
+        if row[b] - row[a] - 1 > len(places):
+            paths["far"].append(_detour(boxes[a], boxes[b], room))
+        else:
+            steps = [(x[place], tops[row[place]], tops[row[place]] + heights[row[place]]) for place in places]
+            paths[kind].append(_curve(boxes[a], boxes[b], steps))
+    flow, order, far = (" ".join(paths[kind]) for kind in ("flow", "order", "far"))
+    return Picture(tuple(boxes), flow, order, far, round(room), round(tops[-1] - _ROW_GAP + _MARGIN), note)
 
 
-def _rectangle(box: Box, layout: Layout, rows: Sequence[tuple[float, float]], i: int, width: float) -> Drawn:
-    top, room = rows[layout.layer[i]]
-    height = _TALL if box.note else _HEIGHT
-    left = layout.x[i] - width / 2 + _MARGIN
-    return Drawn(box, round(left, 1), round(top + (room - height) / 2, 1), round(width, 1), height)
+def _arrange(widths: list[float], edges: Sequence[tuple[int, int]]) -> tuple[list[float], list[int], list[list[int]]]:
+    """The middle x and the row of each box and bend, and the bends of each edge.
+
+    Bends come behind the boxes in both lists, and in ``widths``. Each edge leads from a lower index to a higher one.
+    """
+    row = _rows(len(widths), edges)
+    above: dict[int, list[int]] = defaultdict(list)
+    below: dict[int, list[int]] = defaultdict(list)
+    bends = []
+    for a, b in edges:
+        between = range(row[a] + 1, row[b])
+        passed = [] if len(between) > _LONGEST else list(range(len(row), len(row) + len(between)))
+        bends.append(passed)
+        if len(passed) == len(between):
+            row += between
+            widths += [_BEND] * len(between)
+            for upper, lower in pairwise([a, *passed, b]):
+                below[upper].append(lower)
+                above[lower].append(upper)
+    rows: list[list[int]] = [[] for _ in range(max(row) + 1)]
+    for place, at in enumerate(row):
+        rows[at].append(place)
+    x = [0.0] * len(row)
+    for members in rows:
+        _number(members, x)
+    for sweep in range(_SWEEPS):
+        near = below if sweep % 2 else above
+        for members in reversed(rows) if sweep % 2 else rows:
+            wish = {place: _mean([x[other] for other in near[place]], x[place]) for place in members}
+            members.sort(key=wish.__getitem__)
+            _number(members, x)
+    for members in rows:
+        _spread(members, [0.0] * len(members), widths, x)
+    for sweep in range(_SETTLE):
+        near, other = (below, above) if sweep % 2 else (above, below)
+        for members in reversed(rows) if sweep % 2 else rows:
+            pulls = [[x[to] for to in (*near[place], *near[place], *other[place])] for place in members]
+            _spread(members, [_mean(pull, x[at]) for pull, at in zip(pulls, members, strict=True)], widths, x)
+    return x, row, bends
 
 
-def _curve(
-    drawn: Sequence[Drawn], rows: Sequence[tuple[float, float]], layout: Layout, link: Link, bends: Iterable[float]
-) -> str:
-    """Path data from the foot of one box to the head of another, straight down through each bend's row."""
-    source, target = drawn[link.source], drawn[link.target]
+def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """Longest-path rows, then each box as near to its users as that shortens edges."""
+    before: dict[int, list[int]] = defaultdict(list)
+    after: dict[int, list[int]] = defaultdict(list)
+    for a, b in edges:
+        before[b].append(a)
+        after[a].append(b)
+    row = [0] * count
+    for box in range(count):
+        row[box] = max((row[a] + 1 for a in before[box]), default=0)
+    for box in reversed(range(count)):
+        if after[box] and len(after[box]) >= len(before[box]):
+            row[box] = min(row[b] for b in after[box]) - 1
+    return row
+
+
+def _number(members: Sequence[int], x: list[float]) -> None:
+    for i, place in enumerate(members):
+        x[place] = i - (len(members) - 1) / 2
+
+
+def _mean(values: Sequence[float], default: float) -> float:
+    return sum(values) / len(values) if values else default
+
+
+def _spread(members: Sequence[int], wishes: Sequence[float], widths: Sequence[float], x: list[float]) -> None:
+    """Set the x of one row as near to ``wishes`` as order and widths allow (pool adjacent violators)."""
+    offsets = [0.0]
+    for one, other in pairwise(members):
+        offsets.append(offsets[-1] + (widths[one] + widths[other]) / 2 + _GAP)
+    pools: list[tuple[float, int]] = []
+    for wish, offset in zip(wishes, offsets, strict=False):
+        total, count = wish - offset, 1
+        while pools and pools[-1][0] / pools[-1][1] > total / count:
+            last, size = pools.pop()
+            total, count = total + last, count + size
+        pools.append((total, count))
+    free = [total / count for total, count in pools for _ in range(count)]
+    for place, value, offset in zip(members, free, offsets, strict=False):
+        x[place] = value + offset
+
+
+# -- curves ------------------------------------------------------------------------------------------------------------
+
+
+def _curve(source: Box, target: Box, steps: Sequence[tuple[float, float, float]]) -> str:
+    """Path data from the foot of one box to the head of another, straight down at each step: its x, top and bottom."""
     x, y = source.middle, source.y + source.height
     parts = [f"M{x:g} {y:g}"]
-    for row, bend in enumerate(bends, layout.layer[link.source] + 1):
-        top, height = rows[row]
-        parts.append(_step(x, y, round(bend + _MARGIN, 1), top))
-        x, y = round(bend + _MARGIN, 1), top + height
-        parts.append(f"V{y:g}")
-    parts.append(_step(x, y, target.middle, target.y))
-    return "".join(parts)
+    for to_x, top, bottom in steps:
+        parts.append(f"{_step(x, y, to_x, top)}V{bottom:g}")
+        x, y = to_x, bottom
+    return "".join([*parts, _step(x, y, target.middle, target.y)])
 
 
-def _detour(source: Drawn, target: Drawn, width: float) -> str:
+def _detour(source: Box, target: Box, width: float) -> str:
     """Path data that leads along the nearer side of the picture, past everything in between."""
-    side = _MARGIN / 2 if source.middle + target.middle < width else width + 1.5 * _MARGIN
     x, y, to_x, to_y = source.middle, source.y + source.height, target.middle, target.y
+    side = _MARGIN / 2 if x + to_x < width else width - _MARGIN / 2
     out = f"M{x:g} {y:g}C{x:g} {y + 40:g} {side:g} {y:g} {side:g} {y + 60:g}"
     return f"{out}V{to_y - 60:g}C{side:g} {to_y:g} {to_x:g} {to_y - 40:g} {to_x:g} {to_y:g}"
 

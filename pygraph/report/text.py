@@ -1,16 +1,18 @@
-"""The report as terminal text, laid out with rich: coverage, passes, regions, what was not captured and why, cost.
+"""What a report shows, section by section, and that as terminal text laid out with rich.
 
-The data is ``model``; sums and units are ``facts``. Everything a user wrote is cleaned, never read as markup.
+``head`` and ``sections`` are also what the page of ``html`` shows. Everything a user wrote is cleaned, never read as
+markup.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -21,25 +23,18 @@ from pygraph.report.facts import (
     Repeated,
     Summary,
     advice,
-    break_text,
-    bytes_text,
     clean,
     cost_rows,
-    count_text,
-    decision_text,
     device_model,
     folded,
     percent,
     plural,
-    start_text,
-    state_text,
     summarize,
-    us_text,
     why,
 )
-from pygraph.report.model import GraphReport, PassReport, RegionReport
+from pygraph.report.model import GraphReport, RegionReport
 
-__all__ = ["MIN_WIDTH", "NOTHING", "render_text"]
+__all__ = ["MIN_WIDTH", "NOTHING", "Cell", "Section", "badges", "head", "render_text", "sections"]
 
 MIN_WIDTH = 60
 """Narrower than this, tables cannot be read; render_text does not go below it."""
@@ -48,9 +43,147 @@ NOTHING = "PyGraph compiled no graph: there was none, or it had been compiled be
 
 _ROWS = 40
 _NOTES = 12
-_OPERATOR = 26
+_NAME = 26
 _BAR = 16
-_STATES = {"replay": "green", "warm": "yellow", "cold": "cyan", "uncaptured": "red"}
+_STYLES = {"replay": "green", "warm": "yellow", "cold": "cyan", "uncaptured": "red", "reason": "red", "dim": "dim"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a table: ``style`` is a region's state, ``reason`` or ``dim``; ``title`` is shown on hover.
+
+    ``node`` is the operator that it names, ``region`` the region whose colour it has.
+    """
+
+    text: str
+    style: str = ""
+    title: str = ""
+    node: str | None = None
+    region: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table under a title, with ``notes`` below it.
+
+    A column has a head and a kind: ``name``, ``number`` or ``words``.
+    """
+
+    title: str
+    columns: tuple[tuple[str, str], ...] = ()
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+# -- what is shown of a graph ------------------------------------------------------------------------------------------
+
+
+def badges(report: GraphReport) -> list[str]:
+    """The function and line of a graph as far as they are known, its kind and its device."""
+    start = report.origin.start
+    function = report.origin.function + ("" if start is None else f" at {start}")
+    return [clean(part) for part in (function, report.kind, report.device) if part]
+
+
+def head(report: GraphReport) -> Iterator[tuple[str, str]]:
+    """What is said of a graph in a line each: its name, and the text."""
+    yield "coverage", _coverage(report)
+    if report.graph is None:
+        yield "operators", "unknown: the graph was not lifted"
+    else:
+        yield "operators", f"{len(report.graph)}, of which {sum(1 for _ in report.uncaptured())} not captured"
+    line = report.origin.graph_break
+    if line is not None:
+        yield "graph break", f"{line}: {report.origin.reason}" + (f": {line.code}" if line.code else "")
+    if report.pipeline:
+        yield "pipeline", report.pipeline
+    if report.times_ms:
+        yield "times", ", ".join(f"{name} {ms:.1f} ms" for name, ms in report.times_ms.items())
+
+
+def _coverage(report: GraphReport) -> str:
+    if report.error is not None:
+        return "none: plain Inductor runs this graph"
+    if report.emitted is None:
+        return "unknown: no program was emitted"
+    launches = f"{report.selected_launches} of {plural(report.launches, 'launch', 'launches')}"
+    outside = f"{report.replayed_launches} replayed, {len(report.emitted.outside)} outside"
+    return f"{percent(report.coverage)}: {launches} selected, {outside}"
+
+
+def sections(report: GraphReport) -> Iterator[Section]:
+    """The tables on a graph; those without anything to say are left out."""
+    rows = folded(report.uncaptured())
+    if rows:
+        columns = _columns(operator="name", reason="name", detail="words", user_line="words")
+        told = (f"{code}: {text}" for code, text in advice(report.uncaptured()).items())
+        yield Section("Not captured", columns, tuple(map(_uncaptured, rows)), tuple(told))
+    if report.regions:
+        counts = dict.fromkeys(("kernels", "replays", "captures", "slots", "workspace"), "number")
+        columns = _columns(region="name", state="name", **counts, decision="words")
+        said = (f"region {region.index}: {text}" for region in report.regions for text in why(report, region))
+        yield Section("Regions", columns, tuple(map(_region, report.regions)), tuple(said))
+    costs = cost_rows(report)
+    if costs:
+        names = ("operators", "flops", "share", "moved", "share", "time", "share")
+        columns = (("where", "name"), *((name, "number") for name in names))
+        title = f"Cost (before fusion; time modelled on {device_model(report).label})"
+        yield Section(title, columns, tuple(_costs(costs)))
+    if report.passes:
+        columns = _columns(**{"pass": "name"}, ms="number", changed="name", notes="words")
+        facts = ((p.text, f"{p.ms:.2f}", "yes" if p.modified else "no", "\n".join(p.notes)) for p in report.passes)
+        yield Section("Passes", columns, tuple(tuple(map(Cell, row)) for row in facts))
+    if report.notes:
+        yield Section("Notes", notes=tuple(report.notes))
+
+
+def _columns(**kinds: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name.replace("_", " "), kind) for name, kind in kinds.items())
+
+
+def _uncaptured(row: Repeated) -> tuple[Cell, ...]:
+    one = row.first
+    where = one.loc.removeprefix(os.path.join(os.getcwd(), "")) if one.loc else "unknown line"
+    line = f"{where}\n{clean(one.code)}" if one.code else where
+    return Cell(row.op, node=one.node), Cell(one.reason, "reason"), Cell(row.detail), Cell(line)
+
+
+def _region(region: RegionReport) -> tuple[Cell, ...]:
+    record = region.record
+    counts = [Cell("–", "dim")] * 4
+    if record is not None:
+        numbers = [Cell(str(count)) for count in (record.replays, record.captures, record.slots)]
+        counts = [*numbers, Cell(Quantity(record.workspace_bytes).bytes_text())]
+    return (
+        Cell(str(region.index), region=region.index),
+        Cell("replayed" if region.state == "replay" else region.state, region.state),
+        Cell(str(len(region.kernels)), title="\n".join(region.kernels)),
+        *counts,
+        Cell("selected" if region.wrapped else "not selected"),
+    )
+
+
+def _costs(rows: Sequence[CostRow]) -> Iterator[tuple[Cell, ...]]:
+    total = rows[0]
+    for row in rows[1:]:
+        total = total + row
+    for row in rows:
+        yield _cost(row, total, Cell(row.label, region=row.region))
+    if len(rows) > 1:
+        yield _cost(total, total, Cell("total", "dim"))
+
+
+def _cost(row: CostRow, total: CostRow, label: Cell) -> tuple[Cell, ...]:
+    sums = (
+        (row.flops.count_text(), row.flops.share_of(total.flops)),
+        (row.bytes.bytes_text(), row.bytes.share_of(total.bytes)),
+        (row.time_us.us_text(), row.time_us.share_of(total.time_us)),
+    )
+    texts = (text for sum_text, share in sums for text in (sum_text, "–" if share is None else percent(share)))
+    return (label, Cell(str(row.operators), label.style), *(Cell(text, label.style) for text in texts))
+
+
+# -- as text -----------------------------------------------------------------------------------------------------------
 
 
 def render_text(reports: Sequence[GraphReport], width: int = 100, color: bool = False) -> str:
@@ -80,207 +213,73 @@ def render_text(reports: Sequence[GraphReport], width: int = 100, color: bool = 
 def _document(reports: Sequence[GraphReport]) -> Iterator[RenderableType]:
     if not reports:
         yield NOTHING
-        return
     for report in reports:
-        yield from _graph(report)
+        yield Text.assemble((report.name, "bold"), (f"  {', '.join(badges(report))}", "dim"))
+        if report.error is not None:
+            yield _indented(Text(f"error: {clean(report.error)}", style="bold red"))
+        yield _indented(_head(report))
+        for section in sections(report):
+            yield ""
+            yield _indented(Group(Text(section.title, style="bold"), *_section(section)))
         yield ""
     if len(reports) > 1:
-        yield _heading(plural(len(reports), "graph"), "")
-        yield _summary(summarize(reports))
-
-
-def _graph(report: GraphReport) -> Iterator[RenderableType]:
-    aside = ", ".join(part for part in (start_text(report), report.kind, report.device) if part)
-    yield _heading(report.name, aside)
-    if report.error is not None:
-        yield _indented(Text(f"error: {clean(report.error)}", style="bold red"))
-    yield _indented(_facts(report))
-    if report.passes:
-        yield from _section("Passes", _passes(report.passes))
-    if report.regions:
-        yield from _section("Regions", _regions(report))
-        said = [f"region {region.index}: {text}" for region in report.regions for text in why(report, region)]
-        yield _indented(_bullets(said))
-    rows = folded(report.uncaptured())
-    if rows:
-        yield from _section("Not captured", _uncaptured(rows))
-        yield _indented(_bullets([f"{code}: {text}" for code, text in advice(report.uncaptured()).items()]))
-    costs = cost_rows(report)
-    if costs:
-        yield from _section(f"Cost (before fusion; time modelled on {device_model(report).label})", _costs(costs))
-    if report.notes:
-        yield from _section("Notes", _bullets(report.notes))
-
-
-def _heading(title: str, aside: str) -> Text:
-    return Text.assemble((clean(title), "bold"), (f"  {clean(aside)}" if aside else "", "dim"))
-
-
-def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
-    yield ""
-    yield _indented(Text(title, style="bold"))
-    yield _indented(body)
+        yield Text(plural(len(reports), "graph"), style="bold")
+        yield _indented(Text("\n".join(_summary(summarize(reports)))))
 
 
 def _indented(body: RenderableType) -> Padding:
     return Padding(body, (0, 0, 0, 2))
 
 
-# -- the head of a graph -----------------------------------------------------------------------------------------------
-
-
-def _facts(report: GraphReport) -> Table:
+def _head(report: GraphReport) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("coverage", _coverage(report))
-    table.add_row("operators", _operators(report))
-    if report.origin.graph_break is not None:
-        table.add_row("graph break", Text(clean(break_text(report))))
-    if report.pipeline:
-        table.add_row("pipeline", Text(clean(report.pipeline)))
-    if report.times_ms:
-        times = (f"{clean(name)} {ms:.1f} ms" for name, ms in report.times_ms.items())
-        table.add_row("times", Text(", ".join(times)))
+    for name, text in head(report):
+        shown = Text(clean(text))
+        if name == "coverage" and report.error is None and report.emitted is not None:
+            full = int(_BAR * report.coverage)  # rounded down: only a whole looks whole
+            shown = Text.assemble(("█" * full, "green"), ("░" * (_BAR - full), "dim"), f" {text}")
+        table.add_row(name, shown)
     return table
 
 
-def _coverage(report: GraphReport) -> Text:
-    if report.error is not None:
-        return Text("none: plain Inductor runs this graph", style="bold red")
-    if report.emitted is None:
-        return Text("unknown: no program was emitted")
-    full = int(_BAR * report.coverage)  # rounded down: only a whole looks whole
-    words = (
-        f" {percent(report.coverage)}: {report.selected_launches} of {plural(report.launches, 'launch', 'launches')} "
-        f"selected, {report.replayed_launches} replayed, {len(report.emitted.outside)} outside"
-    )
-    return Text.assemble(("█" * full, "green"), ("░" * (_BAR - full), "dim"), words)
+def _section(section: Section) -> Iterator[RenderableType]:
+    if section.rows:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
+        for i, (name, kind) in enumerate(section.columns):
+            longest = max(len(row[i].text) for row in section.rows)
+            least = {"name": min(_NAME, longest) if i == 0 else None, "words": 8}.get(kind)
+            table.add_column(name, justify="right" if kind == "number" else "left", overflow="fold", min_width=least)
+        for row in section.rows[:_ROWS]:
+            table.add_row(*map(_text, row))
+        if len(section.rows) > _ROWS:
+            table.add_row(Text(f"… and {len(section.rows) - _ROWS} more", style="dim"))
+        yield table
+    if section.notes:
+        left = len(section.notes) - _NOTES
+        bullets = Table.grid(padding=(0, 1, 0, 0))
+        bullets.add_column(no_wrap=True)
+        bullets.add_column(overflow="fold")
+        for note in [*section.notes[:_NOTES], *([f"… and {left} more"] if left > 0 else [])]:
+            bullets.add_row("•", Text(clean(note)))
+        yield bullets
 
 
-def _operators(report: GraphReport) -> Text:
-    if report.graph is None:
-        return Text("unknown: the graph was not lifted")
-    outside = sum(1 for _ in report.uncaptured())
-    return Text(f"{len(report.graph)}, of which {outside} not captured")
+def _text(cell: Cell) -> Text:
+    return Text("\n".join(map(clean, cell.text.split("\n"))), style=_STYLES.get(cell.style, ""))
 
 
-def _summary(summary: Summary) -> Padding:
-    launches = plural(summary.launches, "launch", "launches")
-    regions = plural(summary.regions, "region")
-    lines = []
+def _summary(summary: Summary) -> Iterator[str]:
     if summary.errors:
-        lines.append(f"plain Inductor runs {summary.errors} of {plural(summary.graphs, 'graph')}")
+        yield f"plain Inductor runs {summary.errors} of {plural(summary.graphs, 'graph')}"
     if summary.programs:
         share = percent(summary.coverage) if summary.coverage is not None else str(summary.selected_launches)
-        lines.append(f"{share} of {launches} selected, in {regions}; {summary.replayed_launches} replayed")
+        regions = f"in {plural(summary.regions, 'region')}; {summary.replayed_launches} replayed"
+        yield f"{share} of {plural(summary.launches, 'launch', 'launches')} selected, {regions}"
     else:
-        lines.append("coverage unknown: no program was emitted")
-    lines.append(
+        yield "coverage unknown: no program was emitted"
+    yield (
         f"{plural(summary.captures, 'capture')}, {plural(summary.replays, 'replay')}, "
         f"{plural(summary.uncaptured, 'operator')} not captured, {plural(summary.breaks, 'graph break')}"
     )
-    return _indented(Text("\n".join(lines)))
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
-def _table(*left: str, right: Sequence[str] = (), last: Sequence[str] = ()) -> Table:
-    """A table without frame: columns aligned left, then right, then the wordy ones that take what width is left."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="dim")
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right", overflow="fold")
-    for name in last:
-        table.add_column(name, overflow="fold", min_width=8)
-    return table
-
-
-def _passes(passes: Iterable[PassReport]) -> Table:
-    table = _table("pass", right=("ms",), last=("changed", "notes"))
-    for item in passes:
-        notes = "\n".join(clean(note) for note in item.notes)
-        table.add_row(Text(clean(item.text)), f"{item.ms:.2f}", "yes" if item.modified else "no", Text(notes))
-    return table
-
-
-def _regions(report: GraphReport) -> Table:
-    names = ("kernels", "replays", "captures", "slots", "workspace")
-    table = _table("#", "state", right=names, last=("decision",))
-    for region in report.regions:
-        table.add_row(*_region_row(region))
-    return table
-
-
-def _region_row(region: RegionReport) -> Iterator[Text]:
-    record = region.record
-    yield Text(str(region.index))
-    yield Text(state_text(region), style=_STATES.get(region.state, ""))
-    yield Text(str(len(region.kernels)))
-    if record is None:
-        yield from [Text("–", style="dim")] * 4
-    else:
-        yield from (Text(str(count)) for count in (record.replays, record.captures, record.slots))
-        yield Text(bytes_text(Quantity(record.workspace_bytes)))
-    yield Text(decision_text(region))
-
-
-def _uncaptured(rows: Sequence[Repeated]) -> Table:
-    table = _table("operator", "reason", last=("detail", "user line"))
-    table.columns[0].min_width = min(_OPERATOR, max(len(row.op) for row in rows))
-    for row in rows[:_ROWS]:
-        one = row.first
-        where = Text(clean(_nearby(one.loc) if one.loc else "unknown line"), style="dim")
-        if one.code:
-            where.append(f"\n{clean(one.code)}", style="not dim")
-        table.add_row(Text(clean(row.op)), Text(clean(one.reason), style="red"), Text(clean(row.detail)), where)
-    left = sum(row.count for row in rows[_ROWS:])
-    if left:
-        table.add_row(Text(f"… and {left} more", style="dim"))
-    return table
-
-
-def _nearby(loc: str) -> str:
-    """``loc`` relative to the working directory, when it is in there."""
-    return loc.removeprefix(os.path.join(os.getcwd(), ""))
-
-
-def _costs(rows: Sequence[CostRow]) -> Table:
-    total = rows[0]
-    for row in rows[1:]:
-        total = total + row
-    table = _table("where", right=("operators", "flops", "share", "moved", "share", "time", "share"))
-    for row in rows:
-        table.add_row(*_cost_row(row, total, row.label))
-    if len(rows) > 1:
-        table.add_row(*_cost_row(total, total, "total"), style="dim")
-    return table
-
-
-def _cost_row(row: CostRow, total: CostRow, label: str) -> Iterator[str]:
-    yield label
-    yield str(row.nodes)
-    yield count_text(row.flops)
-    yield _share(row.flops, total.flops)
-    yield bytes_text(row.nbytes)
-    yield _share(row.nbytes, total.nbytes)
-    yield us_text(row.time_us)
-    yield _share(row.time_us, total.time_us)
-
-
-def _share(part: Quantity, total: Quantity) -> str:
-    share = part.share_of(total)
-    return percent(share) if share is not None else "–"
-
-
-def _bullets(notes: Sequence[str]) -> Table:
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for note in notes[:_NOTES]:
-        table.add_row("•", Text(clean(note)))
-    if len(notes) > _NOTES:
-        table.add_row("•", f"… and {len(notes) - _NOTES} more")
-    return table

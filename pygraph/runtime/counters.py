@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, overload
 
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.variants import State
 
 if TYPE_CHECKING:
     from pygraph.runtime.measure import Decision
@@ -76,7 +77,7 @@ class RegionRecord:
     """
 
     name: str
-    state: str = "cold"
+    state: State = State.COLD
     reason: str | None = None
     keys: int = 0
     captures: int = 0

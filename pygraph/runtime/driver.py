@@ -31,6 +31,11 @@ class Slot:
     index: int
     offset: int
 
+    @property
+    def key(self) -> tuple[AllocationKind, int]:
+        """The name of the allocation."""
+        return (self.kind, self.index)
+
 
 @dataclass(frozen=True, slots=True)
 class Inert:

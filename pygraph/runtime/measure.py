@@ -31,10 +31,9 @@ import torch
 import torch.distributed
 
 from pygraph.cache import read_json, usable, warn_once, write_atomically
-from pygraph.runtime.digest import bits
 from pygraph.runtime.driver import Driver
-from pygraph.runtime.keys import signature
-from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.tensors import bits
+from pygraph.runtime.variants import signature
 from pygraph.version import __version__
 
 __all__ = [
@@ -44,7 +43,7 @@ __all__ = [
     "Decisions",
     "Entry",
     "Measurement",
-    "disturb_all",
+    "invalidate_all",
     "several_ranks",
 ]
 
@@ -92,7 +91,7 @@ class Decision:
 class _Block:
     """A row of calls of one ``candidate``, all on one thread. ``clean``: nothing else happened meanwhile."""
 
-    __slots__ = ("_disturbances", "_thread", "calls", "candidate", "clean", "start")
+    __slots__ = ("_invalidations", "_thread", "calls", "candidate", "clean", "start")
 
     def __init__(self, candidate: str) -> None:
         self.candidate = candidate
@@ -100,12 +99,12 @@ class _Block:
         self.clean = True
         self.start = 0.0
         self._thread = get_ident()
-        self._disturbances = _disturbances
+        self._invalidations = _invalidations
 
     @property
     def counts(self) -> bool:
         """Whether it may still count, asked by the thread that calls."""
-        return self.clean and self._thread == get_ident() and self._disturbances == _disturbances
+        return self.clean and self._thread == get_ident() and self._invalidations == _invalidations
 
 
 class Measurement:
@@ -168,7 +167,7 @@ class Measurement:
         self._times[block.candidate].append(seconds)
         return self._judge()
 
-    def disturb(self) -> None:
+    def invalidate(self) -> None:
         """A call did not run as it should, or something else took time: the block that is under way does not count."""
         block = self._block
         if block is not None:
@@ -180,7 +179,7 @@ class Measurement:
             self._entry.write(decision)
         if decision.choice == REPLAY and self._tried:
             self._driver.trim(self._device)
-        disturb_all()
+        invalidate_all()
 
     def _begin(self) -> _Block | None:
         """A new block, if it is this measurement's turn."""
@@ -234,13 +233,13 @@ def _nobody() -> Measurement | None:
 _holder: Callable[[], Measurement | None] = _nobody
 """The measurement that has its turn, unless nothing uses it any more."""
 
-_disturbances = 0
+_invalidations = 0
 
 
-def disturb_all() -> None:
+def invalidate_all() -> None:
     """Something took time that no call takes again, such as a capture: no block that is under way counts."""
-    global _disturbances
-    _disturbances += 1
+    global _invalidations
+    _invalidations += 1
 
 
 def _device(args: Sequence[Any]) -> torch.device | None:
@@ -256,7 +255,7 @@ def several_ranks() -> bool:
 
 # -- decisions on disk -------------------------------------------------------------------------------------------------
 
-_SCHEMA = 2
+_SCHEMA = 3
 """Raised when a field or the procedure changes: files of another version are not read."""
 _FILES = 4096
 """Files that are kept: of more, those that were not used for longest go."""
@@ -267,18 +266,16 @@ _unwritable: set[Path] = set()
 class Decisions:
     """What earlier processes decided on the calls of one region: a small JSON file for each variant, in ``folder``."""
 
-    def __init__(self, fn: Function, driver: Driver, options: RegionOptions, folder: Path) -> None:
+    def __init__(self, fn: Function, driver: Driver, folder: Path) -> None:
         self._fn, self._driver, self._folder, self._content = fn, driver, folder, ""
-        chosen = f"alignment={options.alignment} reuse_workspace={options.reuse_workspace}"
-        self._fixed = {"options": chosen, **_versions()}
 
     @classmethod
-    def of(cls, fn: Function, driver: Driver, options: RegionOptions) -> Decisions | None:
-        """Those on ``fn``; None if nothing is measured, or nothing kept."""
-        if not options.measure or options.verify_always or options.cache_dir is None:
+    def of(cls, fn: Function, driver: Driver, cache_dir: str | None) -> Decisions | None:
+        """Those on ``fn``; None if nothing is kept."""
+        if cache_dir is None:
             return None
         try:
-            return cls(fn, driver, options, usable(options.cache_dir) / "decisions")
+            return cls(fn, driver, usable(cache_dir) / "decisions")
         except OSError:  # there is no temporary folder either
             return None
 
@@ -288,7 +285,7 @@ class Decisions:
         if not self._content:
             return None
         machine = self._driver.identity(_device(args))
-        key = {**self._fixed, "content": self._content, "call": _call_digest(args), "device": machine}
+        key = {**_versions(), "content": self._content, "call": _call_digest(args), "device": machine}
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
         return Entry(self._folder / f"{name}.json", key)
 

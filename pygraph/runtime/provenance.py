@@ -1,7 +1,9 @@
-"""Where in a region's function, and in the user's program, the thread that captures it is right now.
+"""Why a region is not replayed, and where in the user's program the reason lies.
 
-A region says which operators the lines of its function run; drivers ask while they capture, and tell of Python bodies
-that they run. Nothing is kept after it.
+A region says which operators each line of its function runs. While a driver captures, it asks ``here`` for the current
+line's operators, names a call that fails with ``blame``, and counts Python bodies with ``ran``. What comes of a failed
+capture is a Refusal: data with a reason code, never an exception. The codes are those of CaptureError, which drivers
+raise, and those that discovery and comparison add.
 """
 
 from __future__ import annotations
@@ -15,7 +17,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["UNKNOWN", "Failure", "Origin", "blame", "blamed", "forgive", "here", "merged", "ran", "tracing"]
+import torch
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.recording import Launch
+
+__all__ = [
+    "UNKNOWN",
+    "Failure",
+    "Origin",
+    "Refusal",
+    "blame",
+    "blamed",
+    "here",
+    "is_out_of_memory",
+    "merged",
+    "ran",
+    "reset_blame",
+    "tracing",
+]
 
 _SHOWN = 3
 """Lines of the user's that one launch is said to come from; more are counted."""
@@ -84,7 +104,7 @@ def here() -> Origin:
 
 
 def blame(name: str, origin: Origin | None = None) -> None:
-    """Note that the capture under way fails in the call ``name``: the first one to be blamed since ``forgive``."""
+    """Note that the capture under way fails in the call ``name``: the first one to be blamed since ``reset_blame``."""
     trace: _Trace | None = getattr(_local, "trace", None)
     if trace is not None and trace.failure is None:
         trace.failure = Failure(name, here() if origin is None else origin)
@@ -97,7 +117,7 @@ def ran(name: str) -> None:
         trace.ran[name] += 1
 
 
-def forgive() -> None:
+def reset_blame() -> None:
     """Forget who was blamed: another capture begins."""
     trace: _Trace | None = getattr(_local, "trace", None)
     if trace is not None:
@@ -124,3 +144,52 @@ def merged(origins: list[Origin]) -> Origin:
     nodes = dict.fromkeys(name for origin in origins for name in origin.nodes)
     locs = dict.fromkeys(loc for origin in origins for loc in origin.locs)
     return Origin(tuple(nodes), tuple(locs))
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+"""What errors say that torch has no class of its own for: of the CUDA runtime, of the CPU's allocator, of libraries."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` means that memory was short, which may pass."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A ``reason`` code, what was met (``detail``), and where: the launch's name and the user's line, if known.
+
+    ``nodes`` are the operators of the compiled graph that it may have come from, by name.
+    """
+
+    reason: str
+    detail: str = ""
+    launch: str | None = None
+    loc: str | None = None
+    nodes: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, launch: Launch, reason: str, detail: str) -> Refusal:
+        """A refusal caused by ``launch``."""
+        return cls(reason, detail, launch.name, launch.loc, launch.nodes)
+
+    @classmethod
+    def of(cls, error: BaseException, failure: Failure | None = None) -> Refusal:
+        """What a failed capture said, and the call that it failed in; only text is kept, so that no traceback keeps a
+        tensor alive. No call is to blame for memory that is short (``out-of-memory``)."""
+        reason, detail = "capture-raised", f"{type(error).__name__}: {error}"
+        if is_out_of_memory(error):
+            return cls("out-of-memory", detail.split("\n")[0])
+        if isinstance(error, CaptureError):
+            reason, detail = error.reason, error.detail
+        if failure is None:
+            return cls(reason, detail)
+        return cls(reason, detail, failure.name, failure.origin.loc, failure.origin.nodes)
+
+    def __str__(self) -> str:
+        where = f" [{self.launch}{f' at {self.loc}' if self.loc else ''}]" if self.launch else ""
+        return f"{self.reason}: {self.detail}{where}" if self.detail else f"{self.reason}{where}"

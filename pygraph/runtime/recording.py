@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 __all__ = [
+    "COLLECTIVES",
     "Access",
     "Allocation",
     "AllocationKind",
@@ -25,6 +26,12 @@ __all__ = [
 
 WORD = 8
 """Bytes in a parameter word: an address is always one aligned word."""
+
+COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+"""Namespaces of operators that talk to other processes. A driver refuses them before they run."""
+
+_COLLECTIVE_KERNELS = ("ncclDevKernel", "ncclKernel", "nvshmem")
+"""Parts of the names of kernels that do, which libraries may launch without any operator."""
 
 
 class AllocationKind(Enum):
@@ -138,6 +145,21 @@ class Launch:
     """Known to come out otherwise each time, with the same operands."""
     foreign: tuple[Foreign, ...] = ()
     """Words that read as addresses of memory that is nobody's: the driver looked each of them up."""
+
+    @property
+    def collective(self) -> bool:
+        """Whether it talks to other processes."""
+        return self.name.partition(".")[0] in COLLECTIVES or any(part in self.name for part in _COLLECTIVE_KERNELS)
+
+    def may_read(self, word: int) -> bool:
+        """Whether it may read the memory that word ``word`` points into."""
+        return self.accesses is None or any(a.reads and a.word == word for a in self.accesses)
+
+    def may_write(self, word: int, owner: tuple[AllocationKind, int]) -> bool:
+        """Whether it may write the memory that word ``word`` points into, which belongs to ``owner``."""
+        if self.accesses is None:
+            return owner not in self.read_only
+        return any(a.writes and a.word == word for a in self.accesses)
 
     def foreign_at(self, word: int) -> Foreign | None:
         """What is known of word ``word`` as an address of nobody's memory."""

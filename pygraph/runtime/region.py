@@ -1,26 +1,32 @@
-"""The life of one region: cold, warm, captured and compared, measured, then replayed, or left uncaptured with a reason.
+"""The life of one region: warm, captured and compared, timed, then replayed, or left uncaptured with a reason.
 
-A Region stands in for a compiled region's function. How captures are made, compared, told apart and measured lives in
-``capturing``, ``comparison``, ``keys`` and ``measure``; the states of one variant are listed at ``keys.Variant``.
+A Region stands in for a compiled region's function. Most calls end in ``try_replay``: the variant that was used last is
+replayed if it fits. All others are told apart in ``_choose``, by the State of their variant:
+
+    TIMED, REPLAY   it fits: replayed; or uncaptured, where a timed block says so
+    SKIPPED         uncaptured: it was measured to be faster
+    UNCAPTURED      uncaptured: a capture failed
+    COLD, WARM      uncaptured, and counted; the n-th call captures, and compares with a run that answers it
+
+One thread captures at a time, and nobody waits for it: the others run uncaptured meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from threading import get_ident
 from time import perf_counter
 from typing import Any
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
-from pygraph.errors import ReplayError
+from pygraph.errors import OptionError, ReplayError
 from pygraph.runtime import counters
-from pygraph.runtime.capturing import Captured, capture
-from pygraph.runtime.comparison import Scope, Verdict, compare, verify
+from pygraph.runtime.compare import Scope, Verdict, compare, verify
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.critical import capturing, capturing_turn, critical
+from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.driver import Driver, Executable, Keepers, Program
-from pygraph.runtime.keys import ScalarKey, Variant, VariantTable, signature
 from pygraph.runtime.measure import (
     REPLAY,
     UNCAPTURED,
@@ -28,15 +34,17 @@ from pygraph.runtime.measure import (
     Decisions,
     Entry,
     Measurement,
-    disturb_all,
+    invalidate_all,
     several_ranks,
 )
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.provenance import Origin, blamed, tracing
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Origin, Refusal, blamed, tracing
 from pygraph.runtime.slots import SlotTable
+from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
 
-__all__ = ["Region"]
+__all__ = ["Region", "RegionOptions"]
+
+_MAX_REFUSALS = 2
+"""Captures that fail before a region without any executable is left off (one, where no scalar tells calls apart)."""
 
 _ONE_CALLS_FAULT = (
     "argument-misaligned",
@@ -54,12 +62,35 @@ _REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
 """Refusals that say something about every capture of the region: none is used any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class RegionOptions:
+    """How a region lives.
+
+    ``capture_after``: the occurrence of a key and variant at which it is captured (at least 2: once uncaptured).
+    ``max_captures``: executables that one region holds; the least recently used goes. ``verify_always``: compare every
+    replay with an uncaptured run. ``measure``: let real calls decide whether a replay pays, unless every replay is
+    compared. ``cache_dir``: the folder in which decisions are kept for other processes; None: nowhere. Raises
+    OptionError when a value is out of range.
+    """
+
+    capture_after: int = 2
+    max_captures: int = 64
+    verify_always: bool = False
+    measure: bool = False
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("capture_after", 2), ("max_captures", 1)):
+            if getattr(self, name) < minimum:
+                raise OptionError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
+
+
 class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
     ``fn`` is the uncaptured function, ``label`` what profilers call a replay of it (``name``, unless it is given),
-    ``written_hint`` positions of arguments known to be mutated, ``held`` those of
-    arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments that may.
+    ``held`` positions of arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments
+    that may.
     ``on_capture`` is told each program that was captured, compared and will be replayed, ``on_refusal`` why a capture
     failed that leaves the region without any, if that names operators which are at fault; neither may raise.
     ``origins`` says what the lines of ``fn`` run. ``clock`` gives the seconds that measured selection goes by. Nothing
@@ -75,7 +106,6 @@ class Region:
         name: str,
         label: str = "",
         options: RegionOptions | None = None,
-        written_hint: Iterable[int] = (),
         held: Iterable[int] = (),
         lent: Iterable[int] = (),
         on_capture: Callable[[Program], None] | None = None,
@@ -90,15 +120,13 @@ class Region:
         self._fn = fn
         self._driver = driver
         self._options = options or RegionOptions()
-        self._hint = frozenset(written_hint)
         self._keepers = Keepers(frozenset(held), frozenset(lent))
         self._on_capture, self._on_refusal = on_capture, on_refusal
         self._origins: Mapping[int, Origin] = origins or {}
-        self._variants = VariantTable(
-            self._options.max_captures, self._options.max_tracked, self._options.capture_after - 1
-        )
+        self._variants = VariantTable(self._options.max_captures, self._options.capture_after - 1)
         self._clock = clock
-        self._decisions = Decisions.of(fn, driver, self._options)
+        measured = self._options.measure and not self._options.verify_always
+        self._decisions = Decisions.of(fn, driver, self._options.cache_dir) if measured else None
         self._consume: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
         self._measured: Variant | None = None
@@ -106,7 +134,7 @@ class Region:
         self._key: ScalarKey | None = None
         self._slots: SlotTable | None = None
         self._sensitive: frozenset[int] = frozenset()
-        self._off = False
+        self._closed = False
         self._failures = 0
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -147,24 +175,37 @@ class Region:
         self._retire(Refusal("closed"))
 
     def _choose(self, args: list[Any]) -> Sequence[Any]:
-        """Replay another variant than the last one, or run uncaptured, or capture."""
+        """A call that was not replayed at once: by the state of its variant."""
         if capturing:  # somebody's capture takes part of the time
-            self._disturb()
-        if self._off or get_ident() in capturing or functorch_level() is not None:
+            self._invalidate()
+        if self._closed or get_ident() in capturing or functorch_level() is not None:
             return self._uncaptured(args)
         if self._key is None:
             self._key = ScalarKey(args)
         key = self._key.of(args)
-        if dispatch_mode_depth():  # a mode has to see each operator, as AOTAutograd's does in the very first call
-            return self._miss(key, args, watched=True)
-        variants = self._variants.under(key)
-        for variant in variants:
-            outputs = self._use(variant, args, alone=len(variants) == 1)
-            if outputs is not None:
-                return outputs
-        if any(variant.skipped for variant in variants):  # by the scalars alone: a look at each tensor takes time
+        watched = dispatch_mode_depth() > 0  # a mode has to see each operator, as AOTAutograd's does in the first call
+        if not watched:
+            variants = self._variants.under(key)
+            for variant in variants:
+                outputs = self._use(variant, args, alone=len(variants) == 1)
+                if outputs is not None:
+                    return outputs
+            if any(variant.state is State.SKIPPED for variant in variants):  # a look at each tensor takes time
+                return self._uncaptured(args)
+        facts = signature(args, self._sensitive)
+        if isinstance(facts, Refusal):
+            if facts.reason not in self.record.refusals:
+                self._note(facts)
             return self._uncaptured(args)
-        return self._miss(key, args)
+        variant = self._variants.find(key, facts)
+        self.record.keys = self._variants.keys
+        if variant.due and not watched:
+            with capturing_turn() as mine:
+                if mine and variant.due:
+                    return self._due(variant, args)
+        outputs = self._uncaptured(args)
+        variant.ran += 1
+        return outputs
 
     def _use(self, variant: Variant, args: list[Any], *, alone: bool = True) -> Sequence[Any] | None:
         """Replay ``variant``, or run it uncaptured where measured selection says so; None, with nothing done, if it is
@@ -181,7 +222,11 @@ class Region:
             raise
 
     def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
-        outputs = self._verified(variant, executable, args)
+        if self._options.verify_always:
+            scope = self._scope(variant, variant.program)
+            outputs = verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
+        else:
+            outputs = _consuming(executable)(args)
         if outputs is None:
             return None
         args.clear()
@@ -189,12 +234,6 @@ class Region:
         self._count_replay()
         counters.REPLAYS.hit()
         return outputs
-
-    def _verified(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
-        if not self._options.verify_always:
-            return _consuming(executable)(args)
-        scope = self._scope(variant, variant.program)
-        return verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
 
     def _unverified(self, why: str) -> None:
         """Count a call that was to be compared, and was not."""
@@ -204,9 +243,9 @@ class Region:
         """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""
         self._variants.used(variant)
         if variant is not self._measured:
-            self._disturb()
+            self._invalidate()
         measured = variant.measurement is not None
-        usable = variant.executable is executable and not self._off
+        usable = variant.executable is executable and not self._closed
         plain = self._key is not None and self._key.plain and not self._options.verify_always
         self._measured = variant if measured and usable else None
         self._consume = _consuming(executable) if usable and plain and not measured else None
@@ -261,27 +300,7 @@ class Region:
         if executable is not None:
             executable.close()
         if not self._variants.captured:
-            self.record.state = "uncaptured"
-
-    def _miss(self, key: Hashable, args: list[Any], *, watched: bool = False) -> Sequence[Any]:
-        """No capture fits: count the call, and capture if the variant ran often enough and nobody else captures.
-
-        A call that is ``watched`` by a dispatch mode counts, but is never captured.
-        """
-        facts = signature(args, self._sensitive)
-        if isinstance(facts, Refusal):
-            if facts.reason not in self.record.refusals:
-                self._note(facts)
-            return self._uncaptured(args)
-        variant = self._variants.find(key, facts)
-        self.record.keys = self._variants.keys
-        if variant.due and not watched:
-            with capturing_turn() as mine:
-                if mine and variant.due:
-                    return self._due(variant, args)
-        outputs = self._uncaptured(args)
-        variant.ran += 1
-        return outputs
+            self.record.state = State.UNCAPTURED
 
     def _due(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
@@ -291,9 +310,9 @@ class Region:
                 entry = self._decisions.entry(args) if measures and self._decisions is not None else None
                 if entry is not None:
                     self._recall(variant, entry)
-                return self._uncaptured(args) if variant.skipped else self._capture(variant, args, entry)
+                return self._uncaptured(args) if variant.state is State.SKIPPED else self._capture(variant, args, entry)
         finally:
-            disturb_all()
+            invalidate_all()
 
     def _recall(self, variant: Variant, entry: Entry) -> None:
         """Use what an earlier process decided on ``variant``, if one did."""
@@ -306,24 +325,24 @@ class Region:
         if decision.choice == UNCAPTURED:
             self._skip(variant)
 
-    def _disturb(self) -> None:
+    def _invalidate(self) -> None:
         """A call came in between: the block that is being timed of the variant that was used last does not count."""
         last = self._measured
         measurement = None if last is None else last.measurement
         if measurement is not None:
-            measurement.disturb()
+            measurement.invalidate()
 
     def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
         """Run uncaptured a call that measured selection has not asked for."""
-        self._disturb()
+        self._invalidate()
         return self._run(args)
 
     def _run(self, args: list[Any]) -> Sequence[Any]:
         outputs = self._fn(args)
         self._count_uncaptured()
         counters.UNCAPTURED.hit()
-        if self.record.state == "cold":
-            self.record.state = "warm"
+        if self.record.state is State.COLD:
+            self.record.state = State.WARM
         return outputs
 
     def _capture(self, variant: Variant, args: list[Any], entry: Entry | None) -> Sequence[Any]:
@@ -334,7 +353,7 @@ class Region:
             self._tell(made)
             return self._uncaptured(args)
         try:
-            variant.written = made.written | self._hint
+            variant.written = made.written
             sensitive = made.program.recording.offset_sensitive
             self._sensitive |= sensitive
             measured = self._measures() and not variant.decided
@@ -356,7 +375,7 @@ class Region:
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
         with tracing(self._fn, self._origins) as bodies:
             try:
-                return capture(self._fn, self._driver, args, self._options, self._slots, self._keepers, self._label)
+                return capture(self._fn, self._driver, args, self._slots, self._keepers, self._label)
             except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                 return Refusal.of(error, blamed(error))
             finally:
@@ -364,7 +383,7 @@ class Region:
 
     def _settle(self, variant: Variant, made: Captured, verdict: Verdict) -> None:
         """Use the executable from now on, or close it."""
-        if verdict.refusal is not None or self._off:
+        if verdict.refusal is not None or self._closed:
             made.executable.close()
             refusal = verdict.refusal or Refusal("closed")
             self._refuse(variant, refusal)
@@ -383,9 +402,7 @@ class Region:
             self._on_capture(made.program)
 
     def _scope(self, variant: Variant, program: Program | None) -> Scope:
-        chosen = self._options.comparison_budget
-        budget = self._driver.spare_bytes() if chosen is None else chosen
-        return Scope(variant.written, self._sensitive, budget, variant.spread, program)
+        return Scope(variant.written, self._sensitive, self._driver.spare_bytes(), variant.spread, program)
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""
@@ -393,13 +410,13 @@ class Region:
         if refusal.reason in _ONE_CALLS_FAULT:
             variant.postpone()
         else:
-            variant.refusal = refusal
+            variant.refused = True
             self._failures += 1
         if refusal.reason in _REGIONS_FAULT:
             self._retire(refusal)
         elif not self._variants.captured:
-            self.record.state, self.record.reason = "uncaptured", str(refusal)
-            if self._failures >= (self._options.max_refusals if variant.key else 1):
+            self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
+            if self._failures >= (_MAX_REFUSALS if variant.key else 1):
                 self._retire(refusal)
 
     def _tell(self, refusal: Refusal) -> None:
@@ -413,17 +430,17 @@ class Region:
     def _raised(self, args: list[Any], error: BaseException) -> None:
         """A call raised: ``args`` is emptied as ever, and a replay that broke its contract is the region's last."""
         args.clear()
-        self._disturb()
+        self._invalidate()
         if isinstance(error, ReplayError):
             refusal = Refusal("replay-failed", str(error))
             self._note(refusal)
             self._retire(refusal)
 
     def _retire(self, refusal: Refusal) -> None:
-        self._off = True
+        self._closed = True
         self._consume = self._measured = None
         self._slots = None
-        self.record.state, self.record.reason = "uncaptured", str(refusal)
+        self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
         for executable in self._variants.clear():
             executable.close()
 
@@ -437,13 +454,12 @@ class Region:
         """Put a successful capture into the record."""
         counters.add("captures")
         record, program = self.record, made.program
-        record.state, record.reason, record.captures = "replay", None, record.captures + 1
+        record.state, record.reason, record.captures = State.REPLAY, None, record.captures + 1
         record.slots, record.launches = len(program.slots), len(program.recording.launches)
         record.workspace_bytes = program.layout.nbytes
         notes = list(made.table.notes)
         if verdict.spread is not None:
-            how = "call by call" if verdict.near else "within a tolerance"
-            notes.append(f"non-deterministic: compared {how}")
+            notes.append("non-deterministic: compared within a tolerance")
         record.notes.extend(note for note in notes if note not in record.notes)
 
 

@@ -12,8 +12,8 @@ from itertools import zip_longest
 
 from pygraph.runtime.addresses import AddressMap, moving
 from pygraph.runtime.driver import Inert, Slot
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, ForeignMemory, Launch, LaunchKind, Output, Recording
-from pygraph.runtime.refusal import Refusal
 
 __all__ = ["SlotTable", "discover", "resolve"]
 

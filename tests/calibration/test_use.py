@@ -86,7 +86,7 @@ def test_a_changed_model_decides_anew_where_the_program_is_cached(
 
 @pytest.mark.usefixtures("fresh")
 def test_the_report_says_which_model_it_was() -> None:
-    from pygraph.report.as_json import json_text
+    from pygraph.report.facts import json_text
     from pygraph.report.text import render_text
 
     before = render_text([compiled(products)], 160)

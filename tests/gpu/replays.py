@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.capturing import Captured, capture
+from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.driver import Driver
-from pygraph.runtime.options import RegionOptions
 from tests.runtime.regions import copy_arguments, same_bits
 
 __all__ = ["Function", "assert_replays", "captured", "fresh_arguments", "replay_and_compare"]
@@ -17,11 +16,11 @@ __all__ = ["Function", "assert_replays", "captured", "fresh_arguments", "replay_
 Function = Callable[[list[Any]], Sequence[Any]]
 
 
-def captured(driver: Driver, fn: Function, args: Sequence[Any], **options: Any) -> Captured:
+def captured(driver: Driver, fn: Function, args: Sequence[Any]) -> Captured:
     """An executable for ``fn`` on ``args``, by the same road that a region takes."""
     fn(list(copy_arguments(args)))
     torch.cuda.synchronize()
-    made = capture(fn, driver, list(args), RegionOptions(**options))
+    made = capture(fn, driver, list(args))
     assert isinstance(made, Captured), made
     return made
 
@@ -52,12 +51,10 @@ def replay_and_compare(driver: Driver, fn: Function, made: Captured, args: Seque
     return outputs
 
 
-def assert_replays(
-    driver: Driver, fn: Function, args: Sequence[Any], *, keep_values: bool = False, **options: Any
-) -> Captured:
+def assert_replays(driver: Driver, fn: Function, args: Sequence[Any], *, keep_values: bool = False) -> Captured:
     """Capture, then replay three times with every address moved: earlier arguments and outputs stay alive, and
     memory of odd sizes is held in between, so that nothing returns to where it was."""
-    made = captured(driver, fn, args, **options)
+    made = captured(driver, fn, args)
     held: list[Any] = []
     for seed in range(3):
         again = copy_arguments(args) if keep_values else fresh_arguments(args, seed)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.runtime.capturing import Captured
+from pygraph.runtime.discover import Captured
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.recording import LaunchKind
 from tests.gpu.replays import Function, assert_replays, captured

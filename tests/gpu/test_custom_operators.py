@@ -149,7 +149,7 @@ def test_what_atomic_sums_do_not_decide_is_held_to_its_bits(driver: Driver) -> N
     region = region_of(sums, driver, on_capture=programs.append)
     for _ in range(2):
         region(_args())
-    from pygraph.runtime.effects import unrepeatable
+    from pygraph.runtime.nondeterminism import unrepeatable
 
     (program,) = programs
     decided = unrepeatable(program.recording, program.slots)

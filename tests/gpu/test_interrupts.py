@@ -12,8 +12,7 @@ import torch
 from pygraph.compat import dispatch_mode_depth
 from pygraph.runtime.critical import capturing
 from pygraph.runtime.driver import Driver
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 from tests.gpu.replays import assert_replays
 from tests.runtime.regions import copy_arguments, same_bits
 from tests.runtime.test_interrupts import LATER, Lines

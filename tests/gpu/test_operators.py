@@ -158,9 +158,3 @@ def region(function: Callable[..., Any]) -> Callable[[list[Any]], tuple[Any, ...
 def test_replay_equals_uncaptured(driver: Driver, name: str) -> None:
     function, make = CASES[name]
     assert_replays(driver, region(function), make())
-
-
-@pytest.mark.parametrize("name", ["chain", "linear_gelu", "attention", "convolution"])
-def test_without_reuse_of_the_workspace(driver: Driver, name: str) -> None:
-    function, make = CASES[name]
-    assert_replays(driver, region(function), make(), reuse_workspace=False)

@@ -11,8 +11,7 @@ import torch
 from pygraph.runtime.cuda import build as cuda_build
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.host import build as host_build
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 
 WARM = 2
 

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from pygraph.compat import storage_from_address
-from pygraph.runtime.capturing import capture
 from pygraph.runtime.cuda.addresses import SCRATCH
+from pygraph.runtime.discover import capture
 from pygraph.runtime.driver import Driver, Inert, Program
 from pygraph.runtime.layout import plan
-from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import AllocationKind
-from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.slots import SlotTable, discover
 from tests.gpu.replays import assert_replays
 
@@ -61,7 +60,7 @@ def dirty(tensor: torch.Tensor) -> None:
 def refused(driver: Driver, region: Region, args: list[Any]) -> Refusal:
     region(list(args))
     torch.cuda.synchronize()
-    found = capture(region, driver, args, RegionOptions())
+    found = capture(region, driver, args)
     assert isinstance(found, Refusal), f"captured, with slots {found.table.slots} and inert words {found.table.inert}"
     return found
 

@@ -14,12 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pygraph.runtime.digest import extent, span
-from pygraph.runtime.host import HostDriver
-from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.outcome import observe
-from pygraph.runtime.region import Region
+
+from pygraph.runtime.host import HostDriver
+from pygraph.runtime.region import Region, RegionOptions
+from pygraph.runtime.tensors import extent, span
 from tests.runtime.programs import PROGRAMS, region_calls
 from tests.runtime.regions import RegionCall
 

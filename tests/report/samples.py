@@ -26,7 +26,7 @@ from pygraph.ir import (
 from pygraph.report.model import GraphReport, PassReport, RegionReport
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.measure import Decision
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Refusal
 
 CPU = Device("cpu")
 MATRIX = TensorType(DType.F32, (8, 8), CPU)

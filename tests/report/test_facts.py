@@ -1,82 +1,72 @@
-"""Sums, shares, units and membership that all renderers build on."""
+"""Sums, shares, units and membership that all renderers build on, and the JSON document."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 
 import pytest
 
 from pygraph.inductor.decision import decide
-from pygraph.ir import DETAIL, H200, HOST, SELECTED
+from pygraph.ir import DETAIL, H200, HOST, SELECTED, parse
 from pygraph.passes.reasons import REASONS
+from pygraph.report import facts
 from pygraph.report.facts import (
+    SCHEMA_VERSION,
     Quantity,
     advice,
-    bytes_text,
     clean,
     cost_rows,
-    count_text,
     device_model,
     folded,
+    json_text,
     measured_text,
     membership,
     percent,
-    plural,
     summarize,
     unselected,
-    us_text,
     why,
 )
 from pygraph.report.model import RegionReport, Uncaptured
 from pygraph.runtime.counters import RegionRecord
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Refusal
 from tests.report.samples import DECISION, cut_graph, failed_report, full_report
 
 
 @pytest.mark.parametrize(
-    ("share", "text"),
-    [(None, "unknown"), (0.0, "0 %"), (1.0, "100 %"), (0.857, "85.7 %"), (0.99999, "99.9 %"), (0.00001, "0.1 %")],
+    ("text", "wanted"),
+    [
+        (percent(None), "unknown"),
+        (percent(0.0), "0 %"),
+        (percent(1.0), "100 %"),
+        (percent(0.857), "85.7 %"),
+        (percent(0.99999), "99.9 %"),
+        (percent(0.00001), "0.1 %"),
+        (Quantity(0).count_text(), "0"),
+        (Quantity(999).count_text(), "999"),
+        (Quantity(999_999).count_text(), "1.00 M"),
+        (Quantity(5e18).count_text(), "5000 P"),
+        (Quantity(1536).bytes_text(), "1.50 KiB"),
+        (Quantity(12.34).us_text(), "12.3 µs"),
+        (Quantity(2500).us_text(), "2.50 ms"),
+        (Quantity(0, 2).count_text(), "unknown"),
+        (Quantity(2000, 1).count_text(), "≥ 2.00 k"),
+        (clean(" a\n\tb\x1b[31m\u202e "), "a  b�[31m�"),
+    ],
 )
-def test_only_a_whole_is_a_hundred_percent(share: float | None, text: str) -> None:
-    assert percent(share) == text
-
-
-@pytest.mark.parametrize(
-    ("known", "text"),
-    [(0, "0"), (999, "999"), (1000, "1.00 k"), (999_999, "1.00 M"), (33.6e6, "33.6 M"), (5e18, "5000 P")],
-)
-def test_counts_have_si_prefixes(known: float, text: str) -> None:
-    assert count_text(Quantity(known)) == text
-
-
-def test_bytes_and_times_have_units() -> None:
-    assert bytes_text(Quantity(1536)) == "1.50 KiB"
-    assert us_text(Quantity(12.34)) == "12.3 µs"
-    assert us_text(Quantity(2500)) == "2.50 ms"
-
-
-def test_what_is_unknown_is_said_to_be() -> None:
-    assert count_text(Quantity(0, 2)) == "unknown"
-    assert count_text(Quantity(2000, 1)) == "≥ 2.00 k"
-    assert Quantity(2000, 1).value is None
-    assert Quantity(1).share_of(Quantity(2, 1)) is None
-    assert Quantity(1).share_of(Quantity(4)) == 0.25
-
-
-def test_plural_and_clean() -> None:
-    assert (plural(1, "launch", "launches"), plural(2, "launch", "launches")) == ("1 launch", "2 launches")
-    assert clean(" a\n\tb\x1b[31m\u202e ") == "a  b�[31m�"
+def test_numbers_have_units_and_only_a_whole_is_a_hundred_percent(text: str, wanted: str) -> None:
+    assert text == wanted
 
 
 def test_costs_are_summed_by_region_and_unknown_stays_unknown() -> None:
     rows = {row.label: row for row in cost_rows(full_report())}
     assert list(rows) == ["region 0", "region 1", "outside"]
-    assert rows["region 0"].flops == Quantity(1088)
-    assert rows["region 0"].nbytes == Quantity(1280)
-    assert rows["outside"].nodes == 1, "the scalar launches nothing and is not counted"
+    assert (rows["region 0"].flops, rows["region 0"].bytes) == (Quantity(1088), Quantity(1280))
+    assert rows["outside"].operators == 1, "the scalar launches nothing and is not counted"
     unknown = {row.label: row for row in cost_rows(full_report(known=False))}
     assert unknown["region 0"].flops == Quantity(1024, 1)
-    assert unknown["region 1"].flops.value == 64
+    assert unknown["region 0"].flops.share_of(rows["region 0"].flops) is None
 
 
 def test_membership_is_that_of_the_emitted_program_then_of_the_plan() -> None:
@@ -99,7 +89,6 @@ def test_the_device_chooses_the_model() -> None:
 def test_a_summary_adds_graphs_up() -> None:
     summary = summarize([full_report(), failed_report()])
     assert (summary.graphs, summary.programs, summary.errors, summary.regions) == (2, 1, 1, 2)
-    assert summarize([failed_report()]).coverage is None
     assert (summary.launches, summary.selected_launches, summary.replayed_launches) == (4, 3, 2)
     assert (summary.replays, summary.captures, summary.uncaptured, summary.breaks) == (1234, 2, 1, 1)
     assert summary.coverage is None, "nobody knows what plain Inductor launches"
@@ -120,32 +109,23 @@ def test_advice_is_given_once_for_each_known_reason() -> None:
     assert list(found) == ["host-read"]
     for part in (REASONS["host-read"].explanation, REASONS["host-read"].advice):
         assert part[1:] in found["host-read"]
-    assert found["host-read"].endswith(".")
 
 
 def test_a_region_says_why_once() -> None:
     record = RegionRecord("r", "uncaptured", "host-read: x.item()", decisions=[DECISION])
+    record.python_runs = Counter({"lib.b.default": 1})
     record.refusals = {"host-read": Refusal("host-read", "x.item()"), "opaque": Refusal("opaque", "y")}
-    region = RegionReport(0, (0,), (), (), True, "", record)
-    assert list(why(full_report(), region)) == [
+    assert list(why(full_report(), RegionReport(0, (0,), (), (), True, "", record))) == [
         "host-read: x.item()",
         measured_text([DECISION]),
+        "lib.b.default is written in Python: its body ran 1 time to be captured and compared",
         "opaque: y",
     ]
 
 
-def test_runs_of_python_bodies_are_said() -> None:
-    record = RegionRecord("r", "replay", captures=1, python_runs=Counter({"lib.b.default": 1, "lib.a.default": 5}))
-    assert list(why(full_report(), RegionReport(0, (0,), (), (), True, "", record))) == [
-        "lib.a.default is written in Python: its body ran 5 times to be captured and compared",
-        "lib.b.default is written in Python: its body ran 1 time to be captured and compared",
-    ]
-
-
 def test_a_region_that_is_faster_uncaptured_is_not_replayed() -> None:
-    record = RegionRecord("r", "uncaptured", captures=1, decisions=[DECISION])
     report = full_report()
-    report.regions[0].record = record
+    report.regions[0].record = RegionRecord("r", "uncaptured", captures=1, decisions=[DECISION])
     assert (report.regions[0].state, report.replayed_launches) == ("uncaptured", 0)
     assert list(why(report, report.regions[0])) == [measured_text([DECISION])]
 
@@ -162,7 +142,57 @@ def test_a_region_that_selection_left_off_says_what_selection_said() -> None:
     assert not unselected(report, report.regions[1])
 
 
-def test_the_sample_is_a_valid_graph() -> None:
-    from pygraph.ir.verify import verify
+# -- JSON --------------------------------------------------------------------------------------------------------------
 
-    verify(cut_graph())
+
+def test_the_document_says_what_the_report_says() -> None:
+    report = full_report()
+    assert report.regions[0].record is not None
+    report.regions[0].record.decisions = [DECISION]
+    document = json.loads(json_text([report, failed_report()]))
+    assert (document["schema"], document["summary"]["launches"]) == (SCHEMA_VERSION, 4)
+    graph, failed = document["graphs"]
+    assert graph["coverage"] == {
+        "launches": 4,
+        "selected_launches": 3,
+        "replayed_launches": 2,
+        "outside": ["item"],
+        "share": 0.75,
+    }
+    replayed, refused = graph["regions"]
+    assert [(region["state"], region["selected"]) for region in (replayed, refused)] == [
+        ("replay", True),
+        ("uncaptured", True),
+    ]
+    assert (replayed["record"]["workspace_bytes"], replayed["record"]["replays"]) == (4096, 1234)
+    assert replayed["record"]["python_runs"] == {"lib.op.default": 2}
+    assert replayed["record"]["decisions"][0]["uncaptured_us"] == DECISION.uncaptured_us
+    assert refused["record"]["refusals"]["host-read"]["loc"] == "model.py:14"
+    assert refused["why"][0] == "address-escapes: a word is nobody's"
+    assert [(row["node"], row["reason"], row["loc"]) for row in graph["uncaptured"]] == [
+        ("item", "host-read", "model.py:12")
+    ]
+    assert graph["cost"][0]["flops"] == {"known": 1088.0, "unknown": 0}
+    assert graph["passes"][0] == {
+        "text": "legality",
+        "ms": 1.25,
+        "modified": True,
+        "notes": ["1 node is not capturable"],
+    }
+    assert graph["graph_break"]["reason"] == "Unsupported Tensor.item() call"
+    assert parse(graph["pgir"]) == cut_graph()
+    assert failed["error"] == "LiftError: <unknown> operand & more"
+    assert (failed["coverage"], failed["pgir"]) == (None, None)
+
+
+def test_every_key_is_there_and_documented() -> None:
+    documented = set(re.findall(r"``(\w+)``", facts.__doc__ or ""))
+    for report in (full_report(known=False), failed_report()):
+        (graph,) = json.loads(json_text([report]))["graphs"]
+        assert set(graph) <= documented
+        assert set(graph) == set(json.loads(json_text([full_report()]))["graphs"][0])
+
+
+def test_the_same_report_gives_the_same_text_without_addresses() -> None:
+    assert json_text([full_report()]) == json_text([full_report()])
+    assert not re.search(r"0x[0-9a-f]{6,}", json_text([full_report()]))

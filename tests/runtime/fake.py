@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.digest import bits, extent
 from pygraph.runtime.driver import Program, Transient
-from pygraph.runtime.options import RegionOptions
 from pygraph.runtime.provenance import ran
 from pygraph.runtime.recording import Access, PythonCall, Recording
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
+from pygraph.runtime.tensors import bits, extent
 from tests.runtime.captures import Capture
 
 __all__ = ["FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "make", "noisy", "watched_region"]
@@ -90,6 +89,7 @@ class FakeDriver:
         self.machine = "fake"
         self.nondeterministic = False
         self.random = True
+        self.spare = 1 << 30
         self.python: tuple[PythonCall, ...] = ()
 
     def identity(self, device: torch.device | None) -> str:
@@ -137,7 +137,7 @@ class FakeDriver:
         return before
 
     def spare_bytes(self) -> int:
-        return 1 << 30
+        return self.spare
 
     def synchronise(self, device: torch.device | None) -> bool:
         assert device is None

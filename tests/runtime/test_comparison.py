@@ -12,9 +12,8 @@ import torch
 
 from pygraph.errors import ReplayError
 from pygraph.runtime.driver import Transient
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
-from pygraph.runtime.tolerance import RUNS
+from pygraph.runtime.nondeterminism import RUNS
+from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.fake import FakeDriver, watched_region
 
 Function = Callable[[list[Any]], Sequence[Any]]
@@ -122,10 +121,6 @@ def _raises(args: list[Any]) -> Sequence[Any]:
     raise RuntimeError("launch failed")
 
 
-def _fewer(args: list[Any]) -> Sequence[Any]:
-    return list(mixed(args))[:-1]
-
-
 def _other_stride(args: list[Any]) -> Sequence[Any]:
     outputs = list(mixed(args))
     outputs[0] = torch.stack((outputs[0], outputs[0]), 1)[:, 0]
@@ -150,12 +145,6 @@ def _view_for_the_argument(args: list[Any]) -> Sequence[Any]:
     return outputs
 
 
-def _other_dtype(args: list[Any]) -> Sequence[Any]:
-    outputs = list(mixed(args))
-    outputs[0] = outputs[0].to(torch.float64)
-    return outputs
-
-
 def _other_scalar(args: list[Any]) -> Sequence[Any]:
     outputs = list(mixed(args))
     outputs[4] = True
@@ -176,12 +165,10 @@ def _overruns(args: list[Any]) -> Sequence[Any]:
         (_wrong_mutation, "output 2 has other values"),
         (_no_mutation, "output 2"),
         (_writes_what_it_reads, "an argument is written though no launch says so"),
-        (_fewer, "5 outputs instead of 6"),
         (_other_stride, "output 0 is"),
         (_unshared, "output 1 is"),
         (_copy_for_a_view, "output 2 is"),
         (_view_for_the_argument, "output 3 is"),
-        (_other_dtype, "output 0 is"),
         (_other_scalar, "output 4 is"),
         (_overruns, "bytes beside an argument were written"),
     ],
@@ -210,32 +197,7 @@ def test_a_replay_that_draws_otherwise_is_refused_this_time() -> None:
 def test_a_replay_that_raises_is_refused() -> None:
     case = Case(_raises)
     case.call()
-    assert case.reason == "replay-raised: RuntimeError: launch failed"
-
-
-def test_a_replay_that_declines_is_refused() -> None:
-    case = Case(None)
-    case.driver.declines = lambda args: True
-    case.call()
-    assert case.reason is not None
-    assert case.reason.startswith("replay-declined")
-
-
-def test_a_nan_equals_itself() -> None:
-    def nan(args: list[Any]) -> Sequence[Any]:
-        return [args[0] / 0 * 0, args[1]]
-
-    region = Region(nan, FakeDriver(), name="toy")
-    for _ in range(3):
-        region([torch.ones(2), torch.ones(2)])
-    assert region.record.replays == 1
-
-
-def test_unknown_accesses_may_write_every_argument() -> None:
-    case = Case(None, written=None)
-    for _ in range(3):
-        case.call()
-    assert case.region.record.replays == 2
+    assert str(case.reason).startswith("replay-raised: RuntimeError: launch failed; ")
 
 
 def test_a_write_that_no_launch_admits_is_refused() -> None:
@@ -286,16 +248,6 @@ def test_random_state_is_that_of_the_answer_when_each_run_draws_another_number()
     assert torch.equal(torch.get_rng_state(), answer)
 
 
-def test_a_hint_makes_such_a_write_known() -> None:
-    driver = FakeDriver(None, written=())
-    region = Region(mixed, driver, name="toy", written_hint=[1])
-    state = torch.zeros(4)
-    for _ in range(3):
-        region([torch.ones(4), state, 3])
-    assert region.record.replays == 1
-    assert state.tolist() == [7.0] * 4
-
-
 def test_over_budget_only_written_arguments_are_copied() -> None:
     addresses: list[tuple[int, int]] = []
 
@@ -305,7 +257,9 @@ def test_over_budget_only_written_arguments_are_copied() -> None:
         return [args[0].sum()]
 
     big, small = torch.ones(1000), torch.zeros(4)
-    region = Region(look, FakeDriver(written=(1,)), name="toy", options=RegionOptions(comparison_budget=100))
+    driver = FakeDriver(written=(1,))
+    driver.spare = 100
+    region = Region(look, driver, name="toy")
     for _ in range(2):
         region([big, small])
     replayed, real = addresses[1:]
@@ -315,7 +269,8 @@ def test_over_budget_only_written_arguments_are_copied() -> None:
 
 
 def test_over_budget_even_so_is_refused() -> None:
-    case = Case(None, comparison_budget=31)
+    case = Case(None)
+    case.driver.spare = 31
     case.call()
     assert case.reason is not None
     assert case.reason.startswith("comparison-budget")
@@ -327,9 +282,9 @@ def test_damage_to_an_argument_read_in_place_is_said() -> None:
         args[0][5] = 0
         return [args[0].sum()]
 
-    region = Region(
-        lambda args: [args[0].sum()], FakeDriver(kernel), name="toy", options=RegionOptions(comparison_budget=100)
-    )
+    driver = FakeDriver(kernel)
+    driver.spare = 100
+    region = Region(lambda args: [args[0].sum()], driver, name="toy")
     region([torch.ones(1000)])
     with pytest.raises(ReplayError, match="only reads"):
         region([torch.ones(1000)])
@@ -399,5 +354,15 @@ def test_nothing_of_a_comparison_outlives_its_memory() -> None:
             region([torch.ones(64), torch.zeros(4)])
         assert bool(region.record.captures) == (kernel is look), region.record
     assert driver.given_back == 2
-    replays_and_runs = (1 + RUNS[0] + 1) + (1 + RUNS[0] + 1 + RUNS[1])
+    replays_and_runs = (1 + RUNS[0] + 1) + (1 + RUNS[0] + 1 + RUNS[1] + 1)
     assert len(alive) == replays_and_runs * 4, "two regions, the second of which is wrong; two arguments, two outputs"
+
+
+def test_a_nan_equals_itself() -> None:
+    def nan(args: list[Any]) -> Sequence[Any]:
+        return [args[0] / 0 * 0, args[1]]
+
+    region = Region(nan, FakeDriver(), name="toy")
+    for _ in range(3):
+        region([torch.ones(2), torch.ones(2)])
+    assert region.record.replays == 1

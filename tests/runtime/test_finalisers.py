@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from pygraph.compat import dispatch_mode_depth
-from pygraph.report import collect
+from pygraph.report import model as reporting
 from pygraph.report.model import GraphReport
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 
 EVERYWHERE = """
 import faulthandler, gc, sys
@@ -25,13 +24,13 @@ import torch
 import pygraph.runtime
 from pygraph.runtime import counters
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.region import RegionOptions
 from pygraph.runtime.region import Region
 
 faulthandler.dump_traceback_later(200, exit=True)  # a deadlock fails
 torch.set_grad_enabled(False)
 ROOT = str(Path(pygraph.runtime.__file__).parent)
-driver, options = HostDriver(), RegionOptions(measure=False, max_captures=2, max_tracked=2)
+driver, options = HostDriver(), RegionOptions(measure=False, max_captures=2)
 
 
 def fn(args):
@@ -42,6 +41,7 @@ def fn(args):
 
 def region(due=()):
     made = Region(fn, driver, name="finalised", options=options)
+    made._variants._max_tracked = 2
     for size in due:
         made([torch.ones(size)])
     return made
@@ -152,12 +152,12 @@ def test_a_finaliser_may_compile_while_a_report_is_made(monkeypatch: pytest.Monk
     def report(**fields: Any) -> GraphReport:
         if not nested:
             nested.append(GraphReport(**{**fields, "index": -1}))
-            nested.append(collect.open_report("from a finaliser"))
+            nested.append(reporting.open_report("from a finaliser"))
         return GraphReport(**fields)
 
-    monkeypatch.setattr(collect, "GraphReport", report)
-    thread = threading.Thread(target=collect.open_report, args=("outer",), daemon=True)
+    monkeypatch.setattr(reporting, "GraphReport", report)
+    thread = threading.Thread(target=reporting.open_report, args=("outer",), daemon=True)
     thread.start()
     thread.join(60)
     assert not thread.is_alive(), "the report that is made is waited for"
-    assert [report.kind for report in collect.reports()[-2:]] == ["outer", "from a finaliser"]
+    assert [report.kind for report in reporting.reports()[-2:]] == ["outer", "from a finaliser"]

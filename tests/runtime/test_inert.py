@@ -11,14 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.capturing import capture
 from pygraph.runtime.cuda.nodes import KernelNode
 from pygraph.runtime.cuda.parts import with_scratch
+from pygraph.runtime.discover import capture
 from pygraph.runtime.driver import Inert, Program, Slot
 from pygraph.runtime.layout import plan
-from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Foreign, ForeignMemory, Recording
-from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.slots import SlotTable, discover, resolve
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver, double
@@ -167,7 +166,7 @@ def test_of_three_captures_two_have_to_agree() -> None:
     """The first and the third do, the second allocated something else."""
     driver = FakeDriver()
     driver.edits = [lambda made: None, _resize, lambda made: None]
-    made = capture(double, driver, [torch.ones(4)], RegionOptions())
+    made = capture(double, driver, [torch.ones(4)])
     assert not isinstance(made, Refusal)
     assert driver.captures == 3
 
@@ -176,7 +175,7 @@ def test_of_three_captures_two_have_to_agree_on_the_order() -> None:
     """Streams come from a pool of 32: one that a call makes is now and then the same as another that it uses."""
     driver = FakeDriver()
     driver.edits = [lambda made: None, _fork, lambda made: None]
-    made = capture(double, driver, [torch.ones(4)], RegionOptions())
+    made = capture(double, driver, [torch.ones(4)])
     assert not isinstance(made, Refusal)
     assert driver.captures == 3
     assert made.program.recording.phases == ()

@@ -22,8 +22,7 @@ import pygraph.runtime
 from pygraph.compat import dispatch_mode_depth, dispatch_mode_flags
 from pygraph.runtime.critical import capturing
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
 
 WATCHED = (str(Path(pygraph.runtime.__file__).parent), _python_dispatch.__file__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Barrier, Thread
@@ -19,11 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import ReplayError
-from pygraph.report.facts import measured_text
 from pygraph.runtime.counters import counters, reset
 from pygraph.runtime.measure import Decision
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.fake import FakeDriver
 
 BLOCK = 9
@@ -154,15 +151,6 @@ def test_two_slow_blocks_do_not_decide(blocks: tuple[int, int]) -> None:
     assert (decision.choice, decision.uncaptured_us) == ("uncaptured", pytest.approx(FAST))
 
 
-@pytest.mark.parametrize(("cost", "blocks"), [(2 * FAST, 2), (1.4 * FAST, 3)])
-def test_what_is_slower_runs_in_few_blocks(cost: float, blocks: int) -> None:
-    world.host["uncaptured"] = cost
-    region, _ = make()
-    assert timed(region).count("uncaptured") == blocks * BLOCK
-    expected = Decision("replay", pytest.approx(FAST), pytest.approx(cost), 2 * blocks * BLOCK)
-    assert region.record.decisions == [expected]
-
-
 @pytest.mark.parametrize("slow", ["replay", "uncaptured"])
 def test_the_time_of_the_device_counts(slow: str) -> None:
     """The host is far ahead, and hardly busy."""
@@ -174,16 +162,6 @@ def test_the_time_of_the_device_counts(slow: str) -> None:
     assert decision.choice == ("replay" if slow == "uncaptured" else "uncaptured")
     times = (decision.replay_us, decision.uncaptured_us)
     assert times == pytest.approx(tuple(world.device[name] for name in ("replay", "uncaptured")), rel=0.01)
-
-
-def test_the_callers_time_counts_in_both() -> None:
-    region, _ = make()
-    call(region, 2)
-    for _ in range(LOST):
-        call(region)
-        world.now += 20.0
-    (decision,) = region.record.decisions
-    assert (decision.replay_us, decision.uncaptured_us) == pytest.approx((FAST + 20, SLOW + 20))
 
 
 def test_each_variant_is_measured_once() -> None:
@@ -223,32 +201,6 @@ def test_nothing_is_measured_unless_asked_for_or_where_every_replay_is_compared(
 
 
 # -- hot paths ---------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_left_around_a_replay_that_was_decided_for() -> None:
-    region, driver = make()
-    call(region, 2 + LOST - 1)
-    assert region._consume is None
-    call(region)
-    assert region._consume == driver.executables[0].replay
-    assert region._measured is None
-    drained, driver.drains = [], lambda: bool(drained.append(1))
-    call(region, 50)
-    assert not drained
-
-
-def test_a_decision_for_uncaptured_looks_at_nothing_but_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
-    world.host = {"replay": SLOW, "uncaptured": FAST}
-    region, _ = make()
-    call(region, 2 + ALL)
-
-    def signature(*args: Any) -> Any:
-        raise AssertionError("looked at the arguments")
-
-    monkeypatch.setattr("pygraph.runtime.region.signature", signature)
-    monkeypatch.setattr("pygraph.runtime.measure.signature", signature)
-    call(region, 20)
-    assert not region.expects_replay()
 
 
 @pytest.mark.parametrize("prepares", [False, True])
@@ -452,14 +404,6 @@ def test_a_region_that_is_closed_while_it_is_measured_runs_uncaptured() -> None:
     assert (region.record.decisions, driver.executables[0].closed) == ([], True)
 
 
-def test_a_wait_may_end_the_region() -> None:
-    """No lock is held while the device is waited for."""
-    region, driver = make()
-    driver.drains = lambda: region.close() is None
-    call(region, ALL)
-    assert region.record.state == "uncaptured"
-
-
 def test_an_error_of_the_device_reaches_the_caller() -> None:
     region, driver = make()
     call(region, 2)
@@ -471,30 +415,6 @@ def test_an_error_of_the_device_reaches_the_caller() -> None:
     with pytest.raises(ReplayError, match="the device is gone"):
         call(region)
     assert region.record.state == "uncaptured"
-
-
-def test_a_region_that_is_dropped_while_it_is_measured_is_gone_at_once() -> None:
-    region, driver = make()
-    call(region, 5)
-    executable = weakref.ref(driver.executables.pop())
-    driver.programs.clear()
-    del region
-    assert executable() is None
-
-
-def test_captures_that_displace_each_other_are_measured_once_they_stay() -> None:
-    region, driver = make(max_captures=1)
-    for _ in range(6):
-        call(region, 5, 2)
-        call(region, 5, 3)
-    call(region, 400, 2)
-    assert [each.choice for each in region.record.decisions] == ["replay"]
-    assert [each.closed for each in driver.executables].count(False) == 1
-    captures = region.record.captures
-    call(region, 400, 3)
-    call(region, 400, 2)
-    assert region.record.captures == captures + 2
-    assert len(region.record.decisions) == 2, "the first one is known"
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
@@ -574,16 +494,6 @@ def test_what_was_decided_uncaptured_is_not_captured(tmp_path: Path) -> None:
     assert decision.path == str(files(tmp_path)[0])
 
 
-def test_nothing_is_kept_of_a_disturbed_measurement_or_without_a_folder(tmp_path: Path) -> None:
-    region, _ = make(cache_dir=str(tmp_path))
-    for _ in range(100):
-        call(region, 1, 2)
-        call(region, 1, 3)
-    assert region.record.decisions
-    timed(make()[0])
-    assert files(tmp_path) == []
-
-
 def _module(folder: Path, name: str, text: str) -> Any:
     """The function ``run`` of a module with this source."""
     path = folder / f"{name}.py"
@@ -603,7 +513,7 @@ def run(args):
 """
 
 
-@pytest.mark.parametrize("what", ["nothing", "comment", "source", "machine", "size", "scalar", "options", "name"])
+@pytest.mark.parametrize("what", ["nothing", "comment", "source", "machine", "size", "scalar", "name"])
 def test_a_decision_is_used_for_the_same_program_calls_and_machine_alone(tmp_path: Path, what: str) -> None:
     folder = str(tmp_path / "cache")
     text = SOURCE.format(comment="kernel 7 in /tmp/x", body="pass")
@@ -616,23 +526,12 @@ def test_a_decision_is_used_for_the_same_program_calls_and_machine_alone(tmp_pat
         text += "first = run\ndef other(args):\n    return first(args)\nrun = other\n"
     driver = FakeDriver(replayed, written=[1])
     driver.machine = "another" if what == "machine" else "fake"
-    options = {"alignment": 32} if what == "options" else {}
-    region, _ = make(_module(tmp_path, "two", text), driver, cache_dir=folder, **options)
+    region, _ = make(_module(tmp_path, "two", text), driver, cache_dir=folder)
     rest = (1,) if what == "scalar" else ()
     call(region, 2 + LOST, 3 if what == "size" else 2, *rest)
     (decision,) = region.record.decisions
     assert (decision.path is not None) == (what in ("nothing", "comment"))
     assert len(files(tmp_path)) == (1 if decision.path else 2)
-
-
-def test_nothing_is_kept_of_what_no_file_tells(tmp_path: Path) -> None:
-    def closure(args: list[Any]) -> Sequence[Any]:
-        return uncaptured(args) if tmp_path else []
-
-    region, _ = make(closure, cache_dir=str(tmp_path))
-    timed(region)
-    assert region.record.decisions
-    assert files(tmp_path) == []
 
 
 def _edited(**fields: Any) -> Callable[[Path], None]:
@@ -673,54 +572,4 @@ def test_a_damaged_file_is_ignored_and_replaced(
     assert third.record.decisions[0].path == str(path)
 
 
-def test_a_folder_that_cannot_be_written_costs_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pygraph.cache._temporary", {})
-    (tmp_path / "file").write_text("")
-    with caplog.at_level(logging.WARNING, "pygraph"):
-        for size in (2, 3):
-            region, _ = make(cache_dir=str(tmp_path / "file"))
-            call(region, 2 + LOST, size)
-            assert [each.choice for each in region.record.decisions] == ["replay"]
-    assert ["is kept for this process only" in record.getMessage() for record in caplog.records] == [True]
-
-
-def test_of_too_many_files_those_that_were_not_used_for_longest_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pygraph.runtime.measure._FILES", 8)
-    region, _ = make(cache_dir=str(tmp_path))
-    for size in range(2, 11):
-        call(region, 2 + LOST, size)
-    assert len(region.record.decisions) == 9
-    assert len(files(tmp_path)) == 7
-
-
 # -- what is told ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("decisions", "told"),
-    [
-        (
-            [Decision("replay", 50.0, 65.04, 36)],
-            "measured: replay; µs per call of the program: replay 50.0, uncaptured 65.0 (36 calls)",
-        ),
-        (
-            [Decision("uncaptured", 65.0, 50.0, 90, path="/cache/1f.json")],
-            "measured: uncaptured; µs per call of the program: replay 65.0, uncaptured 50.0 (read from /cache/1f.json)",
-        ),
-        (
-            [Decision("replay", None, None, 30, disturbed=True)],
-            "measured: replay, its calls were never undisturbed for long enough (30 calls)",
-        ),
-        (
-            [Decision("replay", 1.0, 2.0, 18), Decision("uncaptured", 2.0, 1.0, 90)],
-            "measured: 1 replay, 1 uncaptured; last uncaptured; "
-            "µs per call of the program: replay 2.0, uncaptured 1.0 (90 calls)",
-        ),
-    ],
-)
-def test_a_region_says_in_one_line_what_was_decided(decisions: list[Decision], told: str) -> None:
-    assert measured_text(decisions) == told

@@ -1,14 +1,33 @@
-"""Which operators and kernels are known to come out otherwise each time."""
+"""What may differ from run to run, and by how much."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
+from pygraph.runtime.nondeterminism import (
+    BLOCK,
+    FACTOR,
+    RUNS,
+    SHORT,
+    TERMS,
+    Distance,
+    Spread,
+    Unlike,
+    allowance,
+    beyond,
+    distance,
+    nondeterministic_kernels,
+    nondeterministic_operator,
+    shares,
+    widened,
+)
 from tests.runtime.regions import compile_regions
 
 aten = torch.ops.aten
@@ -98,3 +117,153 @@ def test_launches_of_operators_say_so(op: Any) -> None:
     dim = [0] if op is aten.amax.default else 0
     recording = HostDriver().capture(lambda args: [op(args[0], dim)], [torch.randn(4)])
     assert [launch.nondeterministic for launch in recording.launches] == [op is aten.cumsum.default]
+
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def between(reference: torch.Tensor, other: torch.Tensor) -> Distance:
+    found = distance(reference, other)
+    assert isinstance(found, Distance), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "expected"),
+    [
+        ([1.0, -100.0], [1.5, -100.0], (0.5, 100.0)),
+        ([1.0, 1.0], [1.0, 1.0], (0.0, 1.0)),
+        ([math.nan, math.inf, 1.0], [math.nan, math.inf, 3.0], (2.0, 1.0)),
+        ([math.inf, 1.0], [-math.inf, 1.0], "has a NaN or an infinity at another place"),
+        ([math.inf, 1.0], [math.nan, 1.0], "has a NaN or an infinity at another place"),
+        ([math.nan, 1.0], [1.0, 1.0], "has a NaN or an infinity at another place"),
+        ([math.nan], [math.nan], (0.0, 0.0)),
+        ([-0.0], [0.0], (0.0, 0.0)),
+        ([1.0], [1.0, 1.0], "has another shape or dtype"),
+    ],
+)
+def test_distance(reference: list[float], other: list[float], expected: tuple[float, float] | str) -> None:
+    found = distance(torch.tensor(reference), torch.tensor(other))
+    if isinstance(found, Distance):
+        assert (found.apart.tolist(), found.magnitude.tolist()) == tuple([each] for each in expected)
+    else:
+        assert found == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 4), st.integers(1, 150), st.data())
+def test_each_element_is_in_one_block_of_its_row(rows: int, columns: int, data: st.DataObject) -> None:
+    reference = torch.zeros(rows, columns)
+    at = data.draw(st.integers(0, rows * columns - 1))
+    other = reference.clone()
+    other.view(-1)[at] = 7
+    found = between(reference, other)
+    (block,) = found.apart.nonzero().flatten().tolist()
+    assert found.apart[block] == 7
+    assert found.start(block) <= at < found.start(block) + BLOCK
+    if columns >= SHORT:
+        assert found.start(block) // columns == at // columns
+        assert len(found.apart) == rows * math.ceil(columns / BLOCK)
+
+
+def test_distance_reads_elements_in_order_whatever_the_strides_and_goes_past_one_chunk() -> None:
+    matrix = torch.arange(6.0).view(2, 3)
+    assert between(matrix, matrix.t().contiguous().t()).largest == 0
+    long = torch.zeros((1 << 22) + 3)
+    other = long.clone()
+    other[-1] = 7
+    found = between(long, other)
+    assert (found.largest, found.start(int(found.apart.argmax()))) == (7, 1 << 22)
+    tall, twin = torch.zeros((1 << 21) + 1, 20), torch.zeros((1 << 21) + 1, 20)
+    twin[-1, 3] = 7
+    found = between(tall, twin)
+    assert (found.largest, found.start(int(found.apart.argmax()))) == (7, (1 << 21) * 20)
+
+
+def test_a_spread_is_the_largest_difference_of_each_block() -> None:
+    reference = [torch.tensor([4.0] * BLOCK + [2.0]), torch.tensor([5])]
+    spread: Spread = (None, None)
+    for value, expected in ((2.0, None), (3.0, [0, 1]), (2.5, [0, 1]), (0.0, [0, 2])):
+        other = [torch.tensor([4.0] * BLOCK + [value]), torch.tensor([5])]
+        wider = widened(spread, reference, other, [value == 2.0, True])
+        assert not isinstance(wider, Unlike)
+        spread = wider
+        assert spread[1] is None
+        assert (spread[0].apart.tolist() if isinstance(spread[0], Distance) else spread[0]) == expected
+    assert shares(spread) == (0.5, None)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.floats(1e-3, 1e3),
+    st.floats(0, 0.5),
+    st.floats(0, 3),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.integers(0, 2 * BLOCK - 1),
+)
+def test_the_bound(scale: float, part: float, times: float, dtype: torch.dtype, at: int) -> None:
+    """Two blocks, the first of a thousandth of the magnitude of the second: each has a bound of its own."""
+    reference = torch.linspace(-1, 1, 2 * BLOCK, dtype=dtype).abs() * scale
+    reference[:BLOCK] /= 1000
+    row = reference[:BLOCK] if at < BLOCK else reference[BLOCK:]
+    noisy = reference.clone()
+    noisy[at] += part * float(row.max())
+    spread = widened((None,), [reference], [noisy], [False])
+    assert not isinstance(spread, Unlike)
+    bound = FACTOR * abs(float(noisy[at]) - float(reference[at])) + TERMS * torch.finfo(dtype).eps * float(row.max())
+    other = reference.clone()
+    other[at] += times * bound
+    off = abs(float(other[at].double() - reference[at].double()))
+    found = beyond(spread, [reference], [other], [False])
+    assert (found is None) == (off <= bound)
+    if found is not None:
+        assert found.how.startswith(
+            f"is off by {off:.2e} within 32 elements from {at // BLOCK * BLOCK} on, allowed are "
+        )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "part"),
+    [
+        (torch.float64, 64 * 2.0**-52),
+        (torch.complex64, 64 * 2.0**-23),
+        (torch.float16, 2.0**-5),
+        (torch.bfloat16, 2.0**-5),
+        (torch.float8_e4m3fn, 2.0**-3),
+        (torch.float8_e5m2, 2.0**-2),
+    ],
+)
+def test_what_is_allowed_in_any_case_is_a_small_part_in_coarse_types_too(dtype: torch.dtype, part: float) -> None:
+    assert allowance(dtype) == part
+
+
+# -- right replays are not refused -------------------------------------------------------------------------------------
+
+
+def _summed(terms: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Sums over the last dimension, in their own dtype, in an order that is drawn anew for each row."""
+    order = torch.rand(terms.shape[0], 1, terms.shape[-1], generator=generator).argsort(-1)
+    total = torch.zeros(terms.shape[:2], dtype=terms.dtype)
+    for term in terms.gather(-1, order.expand(terms.shape)).unbind(-1):
+        total += term
+    return total
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "terms"), [((300, 64), 3), ((100, 64), 40), ((3000, 8), 12), ((1, 5000), 4)])
+def test_a_sum_in_another_order_is_not_refused(dtype: torch.dtype, shape: tuple[int, int], terms: int) -> None:
+    generator = torch.Generator().manual_seed(terms)
+    scales = torch.exp(2 * torch.randn(shape[0], 1, 1, generator=generator))
+    values = (torch.randn(*shape, terms, generator=generator) * scales).to(dtype)
+    for _ in range(5):
+        reference = _summed(values, generator)
+        spread: Spread = (0.0,)
+        for _ in range(RUNS[0]):
+            wider = widened(spread, [reference], [_summed(values, generator)], [False])
+            assert not isinstance(wider, Unlike)
+            spread = wider
+        assert beyond(spread, [reference], [_summed(values, generator)], [False]) is None
+        wrong = _summed(values, generator)
+        smallest = int(wrong.abs().amax(1).argmin())
+        wrong[smallest] = -wrong[smallest]
+        assert beyond(spread, [reference], [wrong], [False]) is not None, "the smallest row has another sign"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.runtime import counters
-from tests.runtime.fake import FakeDriver, accumulate, make, noisy
+from pygraph.runtime.variants import MAX_TRACKED
+from tests.runtime.fake import FakeDriver, make
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +35,6 @@ def test_cold_then_warm_then_captured_then_replayed() -> None:
     assert counters.counters() == {"captures": 1, "replays": 3, "uncaptured": 2}
 
 
-def test_the_record_says_what_was_captured() -> None:
-    region, _ = make()
-    for _ in range(2):
-        region([torch.ones(4)])
-    record = region.record
-    assert (record.name, record.keys, record.launches, record.slots, record.workspace_bytes) == ("toy", 1, 1, 2, 64)
-    assert record.reason is None
-    assert record.refusals == {}
-
-
 def test_captured_at_the_nth_occurrence() -> None:
     region, driver = make(capture_after=4)
     captures = []
@@ -52,14 +42,6 @@ def test_captured_at_the_nth_occurrence() -> None:
         region([torch.ones(4)])
         captures.append(driver.captures)
     assert captures == [0, 0, 0, 2, 2]
-
-
-def test_a_call_that_raised_does_not_count_as_warm() -> None:
-    region, driver = make()
-    with pytest.raises(TypeError):
-        region([torch.ones(4), None])
-    region([torch.ones(4), 1])
-    assert driver.captures == 0
 
 
 def test_scalars_are_keys_and_strides_are_variants() -> None:
@@ -102,13 +84,12 @@ def test_slots_are_reused_across_sizes() -> None:
 
 
 def test_floats_that_change_on_each_call_cost_bounded_memory() -> None:
-    region, driver = make(max_tracked=10)
-    for call in range(200):
+    region, driver = make()
+    for call in range(MAX_TRACKED + 50):
         region([torch.ones(2), call / 7])
     assert driver.captures == 0
-    assert len(region._variants) == 10
-    assert len(region._variants._by_key) == 10
-    assert region.record.keys == 200
+    assert len(region._variants) == MAX_TRACKED
+    assert region.record.keys == MAX_TRACKED + 50
 
 
 def test_the_least_recently_used_capture_goes() -> None:
@@ -129,14 +110,6 @@ def test_the_least_recently_used_capture_goes() -> None:
     call(2)
     assert region.record.captures == 4
     assert [e.closed for e in driver.executables] == [True, True, False, False]
-
-
-def test_one_more_variant_than_there_is_room_for_does_not_capture_each_time() -> None:
-    region, _ = make(max_captures=2)
-    for _ in range(40):
-        for n in (1, 2, 3):
-            assert torch.equal(region([torch.ones(n), n])[0], torch.full((n,), 2.0 + n))
-    assert region.record.captures <= 20
 
 
 def test_an_executable_that_declines_runs_uncaptured() -> None:
@@ -216,39 +189,6 @@ def test_under_a_function_transform_nothing_is_captured_or_replayed() -> None:
     for _ in range(3):
         region([torch.ones(2)])
     assert torch.equal(torch.vmap(lambda x: region([x])[0])(xs), xs * 2)
-
-
-@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-def test_grad_modes_do_not_matter(context: Any) -> None:
-    region, _ = make(accumulate, FakeDriver(written=[1]))
-    with context():
-        total = torch.zeros(2)
-        for call in range(5):
-            outputs = region([torch.ones(2), total])
-            assert outputs[1] is total
-            assert total.tolist() == [call + 1.0] * 2
-    assert (region.record.captures, region.record.replays) == (1, 3)
-
-
-def test_random_state_advances_once_a_call() -> None:
-    region, _ = make(noisy)
-    torch.manual_seed(7)
-    expected = [noisy([torch.zeros(4)])[0] for _ in range(6)]
-    torch.manual_seed(7)
-    for each in expected:
-        assert torch.equal(region([torch.zeros(4)])[0], each)
-    assert region.record.replays == 4
-
-
-def test_nothing_of_a_call_is_kept() -> None:
-    region, _ = make(accumulate, FakeDriver(written=[1]))
-    for _ in range(4):
-        tensors = [torch.ones(4), torch.zeros(4)]
-        known = [weakref.ref(tensor) for tensor in tensors]
-        outputs = list(region(tensors))
-        known += [weakref.ref(out) for out in outputs]
-        del outputs, tensors
-        assert [ref() for ref in known] == [None] * 4
 
 
 def test_close_frees_everything_and_leaves_the_region_usable() -> None:

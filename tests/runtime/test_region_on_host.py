@@ -13,8 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.programs import region_calls
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
 
@@ -51,22 +50,13 @@ def compile_regions_of(function: Any, *args: Any) -> list[RegionCall]:
     return compiled.regions
 
 
-def test_storage_offsets_that_change_are_no_variants() -> None:
-    ((call, *_),) = region_calls("mlp")
-    region = region_of(call)
-    for offset in (0, 0, 4, 8, 1, 3):
-        args = [torch.randn(offset + arg.numel())[offset:].view(arg.shape) for arg in call.args]
-        check(region, call, args)
-    assert (region.record.captures, region.record.replays) == (1, 4)
-
-
 def test_a_float_that_changes_on_each_call_is_never_captured() -> None:
     _, (call, *_) = region_calls("read-back")
     position = next(i for i, arg in enumerate(call.args) if type(arg) is float)
-    region = region_of(call, max_tracked=8)
+    region = region_of(call)
     for step in range(50):
         args = call.fresh(step)
-        args[position] = step / 7
+        args[position] = 1 + step / 7
         check(region, call, args)
     assert (region.record.captures, region.record.keys) == (0, 50)
     for _ in range(3):
@@ -167,29 +157,6 @@ def test_inference_mode_gives_inference_tensors() -> None:
                 outputs = list(region(call.fresh(seed)))
                 assert [out.is_inference() for out in outputs] == [inference] * len(outputs)
     assert region.record.replays == 10
-
-
-def test_many_threads_share_a_region() -> None:
-    ((call,),) = region_calls("reused")
-    region = region_of(call)
-    expected = [call.run(call.fresh(seed)) for seed in range(8)]
-    wrong: list[int] = []
-
-    def work() -> None:
-        for seed in range(8):
-            for _ in range(10):
-                if not same_bits(list(region(call.fresh(seed))), expected[seed]):
-                    wrong.append(seed)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert region.record.captures == 1
-    assert region.record.replays + region.record.uncaptured == 320
-    assert region.record.replays > 0
 
 
 def test_closing_while_other_threads_replay() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.runtime.driver import Slot
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, LaunchKind, Output, OutputKind
-from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.slots import SlotTable, discover, resolve
 from tests.runtime.captures import Capture
 

@@ -10,9 +10,8 @@ import torch
 
 from pygraph.errors import ReplayError
 from pygraph.runtime import counters
-from pygraph.runtime.options import RegionOptions
-from pygraph.runtime.region import Region
-from tests.runtime.fake import FakeDriver, watched_region
+from pygraph.runtime.region import Region, RegionOptions
+from tests.runtime.fake import FakeDriver
 from tests.runtime.test_comparison import Case, wrong_byte
 from tests.runtime.test_unsteady import noise
 
@@ -49,7 +48,7 @@ def test_verify_always_lets_the_functions_own_error_through() -> None:
 def test_verify_always_without_room_runs_uncaptured() -> None:
     case = Case(None, verify_always=True)
     case.call()
-    case.region._options = RegionOptions(verify_always=True, comparison_budget=0)
+    case.driver.spare = 0
     case.call()
     assert case.region.record.replays == 0
     assert "exceed 0 bytes" in str(case.region.record.refusals["unverified"])
@@ -71,7 +70,7 @@ def test_verify_always_counts_the_calls_that_it_could_not_verify(monkeypatch: py
     assert "unverified" not in region.record.refusals
     failing.extend([0, 1] if when == "uncaptured" else [])
     if when == "compared":
-        monkeypatch.setattr("pygraph.runtime.compared_runs.difference", fn_that_raises)
+        monkeypatch.setattr("pygraph.runtime.compare.difference", fn_that_raises)
     assert region([torch.ones(2)])[0].tolist() == [2, 2]
     assert counters.counters()["refused.unverified"] == 1
     assert "MemoryError" in str(region.record.refusals["unverified"])
@@ -80,16 +79,6 @@ def test_verify_always_counts_the_calls_that_it_could_not_verify(monkeypatch: py
 
 def fn_that_raises(*_: Any, **__: Any) -> Any:
     raise MemoryError("short")
-
-
-def test_verify_always_answers_from_memory_that_is_kept() -> None:
-    region, driver, within = watched_region(RegionOptions(verify_always=True))
-    for _ in range(2):
-        region([torch.ones(4), torch.zeros(4)])
-    within.clear()
-    region([torch.ones(4), torch.zeros(4)])
-    assert within == [True, False], "uncaptured on copies, then the replay"
-    assert driver.given_back == 2
 
 
 def noisy_region() -> tuple[Region, FakeDriver]:

@@ -30,14 +30,11 @@ from pygraph.runtime.cuda.observation import Observer, Span, calls_operators, ob
 from pygraph.runtime.cuda.outputs import describe_outputs
 from pygraph.runtime.cuda.phases import phases_of
 from pygraph.runtime.cuda.stand_ins import StandIns
-from pygraph.runtime.digest import extent
-from pygraph.runtime.provenance import forgive, merged
-from pygraph.runtime.rebinding import module_constants
+from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Recording
-from pygraph.runtime.refusal import is_out_of_memory
-from pygraph.runtime.returned import repeated
+from pygraph.runtime.tensors import extent, module_constants, repeated
 
-__all__ = ["CudaCapture", "Machine"]
+__all__ = ["CudaCapture", "Machine", "payload_of"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -58,6 +55,14 @@ class CudaCapture:
     kept: tuple[object, ...]
     lease: _Lease
     spans: tuple[Span, ...] = ()
+
+
+def payload_of(recording: Recording) -> CudaCapture:
+    """The payload of a CUDA recording. Raises CaptureError (``foreign-recording``) for any other."""
+    payload = recording.payload
+    if not isinstance(payload, CudaCapture):
+        raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
+    return payload
 
 
 class _Lease:
@@ -174,7 +179,7 @@ class _Attempt:
             current.wait_stream(machine.stream)
 
     def _run(self, graph: torch.cuda.CUDAGraph) -> list[Any]:
-        forgive()
+        reset_blame()
         failure: CaptureError
         try:
             with _recording(graph, self._memory):

@@ -13,18 +13,14 @@ from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.bindings import call
-from pygraph.runtime.cuda.capture import Machine
+from pygraph.runtime.cuda.capture import Machine, payload_of
 from pygraph.runtime.cuda.instantiate import make_region
 from pygraph.runtime.cuda.stand_ins import check_arguments
-from pygraph.runtime.cuda.stepping import CudaStepper, payload_of, trace
 from pygraph.runtime.driver import Executable, Program, Transient
 from pygraph.runtime.identity import cpu_model, kernel_driver
 from pygraph.runtime.recording import Recording
-from pygraph.runtime.stepping import Stepper, Watcher
 
 __all__ = ["CudaDriver", "CudaExecutable"]
-
-Function = Callable[[list[Any]], Sequence[Any]]
 
 
 class CudaExecutable:
@@ -79,16 +75,6 @@ class CudaDriver:
         payload = payload_of(program.recording)
         region = make_region(self._machine(payload.device), program, payload)
         return CudaExecutable(region, payload.kept)
-
-    def stepper(self, program: Program, fn: Function, args: Sequence[Any]) -> Stepper:
-        """Captures the region once more for that."""
-        machine = self._machine(payload_of(program.recording).device)
-        with torch.cuda.device(machine.device):
-            return CudaStepper(machine, program, machine.capture(fn, args))
-
-    def trace(self, program: Program, fn: Function, args: list[Any], watcher: Watcher) -> Sequence[Any]:
-        """Run ``fn`` uncaptured, with its operators and Triton kernels observed."""
-        return trace(program, fn, args, watcher)
 
     def generator(self, program: Program) -> torch.Generator | None:
         """The default generator of the region's device, if its capture advanced that. Operators that draw from the

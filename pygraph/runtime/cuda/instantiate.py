@@ -16,8 +16,8 @@ from pygraph.runtime.cuda.capture import CudaCapture, Machine
 from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode
 from pygraph.runtime.cuda.parts import Part, anchor_copies, split, with_scratch
 from pygraph.runtime.cuda.segments import Segments, cut
+from pygraph.runtime.discover import written_arguments
 from pygraph.runtime.driver import Program, Slot
-from pygraph.runtime.effects import written_arguments
 from pygraph.runtime.recording import WORD, AllocationKind
 
 __all__ = ["byte_of", "make_region"]

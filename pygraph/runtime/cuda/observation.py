@@ -18,11 +18,10 @@ import torch
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.stack import wipe_stack
-from pygraph.runtime.effects import COLLECTIVES
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
 from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here, ran
-from pygraph.runtime.rebinding import rebound
-from pygraph.runtime.recording import PythonCall
+from pygraph.runtime.recording import COLLECTIVES, PythonCall
+from pygraph.runtime.tensors import rebound
 
 __all__ = ["Observer", "Span", "calls_operators", "observing", "tensors_in"]
 

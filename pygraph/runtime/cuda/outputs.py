@@ -9,8 +9,8 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
-from pygraph.runtime.digest import extent
 from pygraph.runtime.recording import Allocation, AllocationKind, Output, OutputKind
+from pygraph.runtime.tensors import extent
 
 __all__ = ["Described", "describe_outputs"]
 

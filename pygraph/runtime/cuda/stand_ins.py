@@ -10,8 +10,8 @@ import torch
 from pygraph.compat import storage_from_address
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena
-from pygraph.runtime.digest import extent
 from pygraph.runtime.recording import Allocation, AllocationKind
+from pygraph.runtime.tensors import extent
 
 __all__ = ["StandIns", "check_arguments"]
 

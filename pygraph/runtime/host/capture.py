@@ -16,11 +16,9 @@ from pygraph.runtime.host.arena import Arena
 from pygraph.runtime.host.interception import rebind, recording
 from pygraph.runtime.host.launches import HostCapture
 from pygraph.runtime.host.recorder import Recorder
-from pygraph.runtime.provenance import forgive
-from pygraph.runtime.rebinding import module_constants
+from pygraph.runtime.provenance import is_out_of_memory, reset_blame
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
-from pygraph.runtime.refusal import is_out_of_memory
-from pygraph.runtime.returned import repeated
+from pygraph.runtime.tensors import module_constants, repeated
 
 __all__ = ["capture_region"]
 
@@ -58,7 +56,7 @@ def _argument(recorder: Recorder, index: int, value: Any) -> Any:
 
 
 def _run(recorder: Recorder, fn: types.FunctionType, arguments: Sequence[Any]) -> Sequence[Any]:
-    forgive()
+    reset_blame()
     try:
         with torch.inference_mode(False), torch.no_grad(), rebind(recorder, fn) as run, recording(recorder):
             returned = run(list(arguments))

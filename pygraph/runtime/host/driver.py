@@ -15,14 +15,10 @@ from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.instantiate import make_graph
 from pygraph.runtime.host.launches import HostCapture
-from pygraph.runtime.host.stepping import HostStepper, trace
 from pygraph.runtime.identity import cpu_model
 from pygraph.runtime.recording import Recording
-from pygraph.runtime.stepping import Stepper, Watcher
 
 __all__ = ["HostDriver", "HostExecutable"]
-
-Function = Callable[[list[Any]], Sequence[Any]]
 
 
 class HostExecutable:
@@ -69,14 +65,6 @@ class HostDriver:
         if not isinstance(payload, HostCapture):
             raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
         return HostExecutable(make_graph(self._native, program, payload), (*payload.constants, *payload.libraries))
-
-    def stepper(self, program: Program, fn: Function, args: Sequence[Any]) -> Stepper:  # noqa: ARG002
-        """Each launch of ``program`` by itself, on what the recording holds."""
-        return HostStepper(self._native, program)
-
-    def trace(self, program: Program, fn: Function, args: list[Any], watcher: Watcher) -> Sequence[Any]:
-        """Run ``fn`` uncaptured, with its kernels and operators observed."""
-        return trace(program, fn, args, watcher)
 
     def generator(self, program: Program) -> torch.Generator | None:
         """The default CPU generator, if a launch draws."""

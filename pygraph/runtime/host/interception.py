@@ -15,7 +15,7 @@ from pygraph.runtime.host.kernels import Kernel, find_kernel, is_native_function
 from pygraph.runtime.host.operators import is_built_in, record_operator
 from pygraph.runtime.host.recorder import Recorder
 from pygraph.runtime.provenance import blame
-from pygraph.runtime.rebinding import rebound
+from pygraph.runtime.tensors import rebound
 
 __all__ = ["decomposed", "rebind", "recording"]
 

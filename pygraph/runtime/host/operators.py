@@ -20,12 +20,11 @@ from pygraph.compat import (
     OpOverload,
 )
 from pygraph.errors import CaptureError
-from pygraph.runtime.effects import COLLECTIVES
 from pygraph.runtime.host.launches import OperatorLaunch
 from pygraph.runtime.host.recorder import Recorder, Use
 from pygraph.runtime.host.signature import describe, leaves
 from pygraph.runtime.nondeterminism import nondeterministic_operator
-from pygraph.runtime.recording import AllocationKind
+from pygraph.runtime.recording import COLLECTIVES, AllocationKind
 
 __all__ = ["fresh_results", "is_built_in", "operand_uses", "record_operator"]
 

@@ -6,8 +6,8 @@ import pytest
 
 from pygraph.runtime.cuda.accesses import with_accesses
 from pygraph.runtime.cuda.observation import Span
+from pygraph.runtime.discover import written_arguments
 from pygraph.runtime.driver import Slot
-from pygraph.runtime.effects import written_arguments
 from pygraph.runtime.recording import AllocationKind, LaunchKind
 from tests.runtime.captures import Capture
 

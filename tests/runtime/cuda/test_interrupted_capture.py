@@ -11,8 +11,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.capture import _Attempt
-from pygraph.runtime.provenance import Failure, Origin, blame, blamed, tracing
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.provenance import Failure, Origin, Refusal, blame, blamed, tracing
 
 ENDED = ["memory.end", "capture_end"]
 

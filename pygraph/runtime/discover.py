@@ -1,6 +1,7 @@
-"""From a function and its arguments to an executable: two captures (or one), slots, layout, program.
+"""From a function and its arguments to an executable: capture twice, find the words that moved, lay out memory.
 
-Nothing executes here and no state is kept; what a region does with the result is ``region``'s subject.
+A second capture runs on other stand-ins. The words that moved along are addresses (``slots``); everything else has to
+be equal. Slots that are known from another size need one capture only. Nothing executes here.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.digest import extent
-from pygraph.runtime.driver import Driver, Executable, Keepers, Program
-from pygraph.runtime.effects import collective, outside, written_arguments
+from pygraph.runtime.driver import Driver, Executable, Keepers, Program, Slot
 from pygraph.runtime.layout import plan
-from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
-from pygraph.runtime.refusal import Refusal
 from pygraph.runtime.slots import SlotTable, discover, resolve
+from pygraph.runtime.tensors import extent
 
-__all__ = ["Captured", "capture"]
+__all__ = ["ALIGNMENT", "Captured", "capture", "outside", "written_arguments"]
 
+ALIGNMENT = 16
+"""Bytes that the address of a tensor argument stays congruent by: kernels load vectors of 16 bytes."""
 
 _SPORADIC = (
     "half-address",
@@ -53,7 +54,6 @@ def capture(
     fn: Callable[[list[Any]], Sequence[Any]],
     driver: Driver,
     args: Sequence[Any],
-    options: RegionOptions,
     table: SlotTable | None = None,
     keepers: Keepers | None = None,
     name: str = "",
@@ -64,9 +64,9 @@ def capture(
     Raises what the driver raises: CaptureError, or anything that ``fn`` does on stand-ins.
     """
     first = driver.capture(fn, list(args))
-    alone = collective(first)
-    if alone is not None:
-        return alone
+    alone = next((launch for launch in first.launches if launch.collective), None)
+    if alone is not None:  # it can be neither captured again nor compared: it would run more often here than elsewhere
+        return Refusal.at(alone, "collective", "a replay cannot be compared where other processes take part")
     real = _real_memory(args)
     found: SlotTable | Refusal | None = None if table is None else resolve(first, table, real)
     if found is None:
@@ -76,7 +76,7 @@ def capture(
     doubt = outside(first, found.slots)
     if doubt is not None:
         return doubt
-    program = _program(first, found, args, options, keepers or Keepers(), name)
+    program = _program(first, found, args, keepers or Keepers(), name)
     return Captured(driver.instantiate(program), program, found, written_arguments(first, found.slots))
 
 
@@ -104,16 +104,14 @@ def _captured_twice(
     return first, doubt or Refusal("unstable-launches")
 
 
-def _program(
-    recording: Recording, table: SlotTable, args: Sequence[Any], options: RegionOptions, keepers: Keepers, name: str
-) -> Program:
+def _program(recording: Recording, table: SlotTable, args: Sequence[Any], keepers: Keepers, name: str) -> Program:
     """The recorded order, with intermediates placed and every tensor argument held to the same alignment."""
     return Program(
         recording=recording,
         slots=table.slots,
-        layout=plan(recording, table.slots, reuse=options.reuse_workspace, alignment=recording.alignment),
+        layout=plan(recording, table.slots, alignment=recording.alignment),
         order=tuple(range(len(recording.launches))),
-        alignment={i: options.alignment for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)},
+        alignment={i: ALIGNMENT for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)},
         inert=table.inert,
         keepers=keepers,
         name=name,
@@ -127,3 +125,27 @@ def _real_memory(args: Sequence[Any]) -> list[Allocation]:
         for i, arg in enumerate(args)
         if isinstance(arg, torch.Tensor) and extent(arg)
     ]
+
+
+def written_arguments(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
+    """Positions of the arguments that a launch may write: exact where accesses are known, else all that it is given
+    and that is not known to be read only."""
+    inputs = [slot for slot in slots if slot.kind is AllocationKind.INPUT]
+    return frozenset(slot.index for slot in inputs if recording.launches[slot.launch].may_write(slot.word, slot.key))
+
+
+def outside(recording: Recording, slots: Sequence[Slot]) -> Refusal | None:
+    """The first known access that leaves its allocation (``outside-allocation``), or None."""
+    sizes = {a.key: a.nbytes for a in recording.allocations}
+    places = {(slot.launch, slot.word): slot for slot in slots}
+    for launch in recording.launches:
+        for access in launch.accesses or ():
+            slot = places.get((launch.index, access.word))
+            if slot is None or not access.nbytes:
+                continue
+            start = slot.offset + access.start
+            if start < 0 or start + access.nbytes > sizes[slot.key]:
+                reach = f"word {access.word} reaches bytes {start} to {start + access.nbytes}"
+                where = f"{reach} of {slot.kind.value} {slot.index}"
+                return Refusal.at(launch, "outside-allocation", where)
+    return None

@@ -1,20 +1,93 @@
-"""Counts, options, refusals and effects."""
+"""Keys, signatures, the table of variants; counts, options, and what accesses tell."""
 
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pygraph.errors import CaptureError, OptionError
+from pygraph.errors import OptionError
 from pygraph.runtime import counters
 from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.discover import outside, written_arguments
 from pygraph.runtime.driver import Slot
-from pygraph.runtime.effects import outside, unrepeatable, written_arguments
-from pygraph.runtime.options import RegionOptions
+from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
-from pygraph.runtime.refusal import Refusal
+from pygraph.runtime.region import RegionOptions
+from pygraph.runtime.variants import Variant, VariantTable, signature
 from tests.runtime.captures import Capture, reads, writes
+
+
+def test_signatures_hold_the_facts_of_tensors() -> None:
+    base = torch.zeros(64)
+    same = [base[:4], base[16:20], torch.nn.Parameter(torch.zeros(4))]
+    assert len({signature([t], ()) for t in same}) == 1
+    others = [base[:5], base[:8:2], base[:4].double(), base[:4].view(2, 2), None, 3]
+    assert len({signature([t], ()) for t in [same[0], *others]}) == 7
+    assert len({signature([t], (0,)) for t in same[:2]}) == 2
+    assert signature([base[1:5]], ()) == signature([base[:4]], ())
+
+
+class _Executable:
+    def __init__(self, name: int) -> None:
+        self.name = name
+
+    def replay(self, args: list[Any]) -> list[Any] | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def _consistent(table: VariantTable) -> None:
+    listed = [variant for variants in table._by_key.values() for variant in variants.values()]
+    assert len(listed) == len(set(map(id, listed))) == len(table)
+    assert all(table._by_key.values())
+    assert {id(v) for v in listed} == {id(v) for v in [*table._captured.values(), *table._tracked.values()]}
+    assert all(v.executable is not None for v in table._captured.values())
+    assert all(v.executable is None for v in table._tracked.values())
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.sampled_from(["find", "install", "used"]), st.integers(0, 3), st.integers(0, 2))))
+def test_the_table_stays_bounded_and_keeps_the_most_recent(steps: list[tuple[str, int, int]]) -> None:
+    table = VariantTable(max_captures=2, wanted=1, max_tracked=3)
+    recent: list[Variant] = []
+    for number, (what, key, facts) in enumerate(steps):
+        variant = table.find(key, facts)
+        assert variant in table.under(key)
+        if what == "install" and variant.executable is None:
+            evicted = table.install(variant, _Executable(number))
+            recent.append(variant)
+            assert len(evicted) == max(0, len(recent) - 2)
+            for gone in recent[:-2]:
+                assert (gone.executable, gone.ran, gone.wanted >= 2) == (None, 0, True)
+            recent = recent[-2:]
+        elif what == "used" and variant.executable is not None:
+            table.used(variant)
+            recent.remove(variant)
+            recent.append(variant)
+        assert [v.executable is not None for v in recent] == [True] * len(recent)
+        assert table.captured == bool(recent)
+        assert len(table) <= 2 + 3
+        _consistent(table)
+    assert len(table.clear()) == len(recent)
+    assert len(table) == 0
+
+
+def test_a_variant_that_was_forgotten_can_still_be_installed() -> None:
+    table = VariantTable(max_captures=2, wanted=1, max_tracked=1)
+    variant = table.find(1, 1)
+    table.find(2, 2)
+    assert table.under(1) == ()
+    assert table.install(variant, _Executable(0)) == []
+    assert table.under(1) == (variant,)
+    _consistent(table)
+
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
 KEYS = [(INPUT, 0), (INPUT, 0), (POOL, 0), (POOL, 1)]
@@ -43,29 +116,10 @@ def test_counts_from_many_threads_add_up() -> None:
     assert record.replays == 2000
 
 
-def test_records_are_plain_data() -> None:
-    record = RegionRecord("toy", replays=7)
-    assert record.replays == 7
-    record.tally("replays").hit()
-    record.uncaptured = 3
-    assert (record.replays, record.uncaptured) == (8, 3)
-    assert "replays=8, uncaptured=3" in repr(record)
-    assert RegionRecord("toy") == RegionRecord("toy") != record
-
-
-@pytest.mark.parametrize(
-    "values", [{"capture_after": 1}, {"max_captures": 0}, {"alignment": 24}, {"comparison_budget": -1}]
-)
+@pytest.mark.parametrize("values", [{"capture_after": 1}, {"max_captures": 0}])
 def test_options_out_of_range(values: dict[str, int]) -> None:
     with pytest.raises(OptionError, match=next(iter(values))):
         RegionOptions(**values)  # type: ignore[arg-type]
-
-
-def test_refusals_keep_text_only() -> None:
-    assert str(Refusal.of(CaptureError("host-read", "item"))) == "host-read: item"
-    assert Refusal.of(ValueError("x")) == Refusal("capture-raised", "ValueError: x")
-    assert str(Refusal("a", "b", "mm", "m.py:3")) == "a: b [mm at m.py:3]"
-    assert str(Refusal("a")) == "a"
 
 
 def test_written_arguments_are_exact_where_accesses_are_known() -> None:

@@ -1,6 +1,7 @@
-"""By what captures are told apart: Python scalars (the key), then sizes, strides, dtypes and devices (the variant).
+"""The variants of a region: by what calls are told apart, the states of a variant, and the table of all of them.
 
-Holds the bounded table of variants with their least-recently-used order; decides nothing about capture itself.
+Calls differ by Python scalars (the key), then by sizes, strides, dtypes and devices (the signature). The table is
+bounded: captures that were not used for longest go first.
 """
 
 from __future__ import annotations
@@ -8,19 +9,23 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph.runtime.digest import bits
 from pygraph.runtime.driver import Executable, Program
-from pygraph.runtime.refusal import Refusal
-from pygraph.runtime.tolerance import Spread
+from pygraph.runtime.nondeterminism import Spread
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.tensors import bits
 
 if TYPE_CHECKING:
     from pygraph.runtime.measure import Measurement
 
-__all__ = ["ScalarKey", "Variant", "VariantTable", "signature"]
+__all__ = ["MAX_TRACKED", "ScalarKey", "State", "Variant", "VariantTable", "signature"]
+
+MAX_TRACKED = 256
+"""Variants of one region whose occurrences are remembered while they are not captured."""
 
 _SCALARS = (int, float, bool)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -63,16 +68,35 @@ def signature(args: Sequence[Any], sensitive: Collection[int]) -> Hashable | Ref
     return tuple(facts)
 
 
+class State(str, Enum):
+    """What becomes of the calls of one variant. A region is in the state of its variants: REPLAY if any is captured.
+
+    COLD ▸ WARM ▸ TIMED ▸ REPLAY, or SKIPPED, or UNCAPTURED. A capture that was evicted, or that failed for a reason
+    which may pass, goes back to WARM. While a variant is captured and compared it still is WARM, so that an exception
+    at any line leaves nothing to undo.
+    """
+
+    COLD = "cold"
+    """Never ran."""
+    WARM = "warm"
+    """Ran uncaptured; it is captured once it ran often enough."""
+    TIMED = "timed"
+    """Captured. Its calls are timed, some of them replayed and some uncaptured, until one of the two has won."""
+    REPLAY = "replay"
+    """Captured. Its calls are replayed."""
+    SKIPPED = "skipped"
+    """Not captured, or no longer: uncaptured was measured to be faster."""
+    UNCAPTURED = "uncaptured"
+    """Not captured, since a capture failed."""
+
+    __str__ = str.__str__
+
+
 class Variant:
-    """One combination of key and signature, in one of five states:
+    """One combination of key and signature: its ``state``, and what a call of it needs.
 
-    counted    ``ran`` uncaptured fewer than ``wanted`` times; it is due to be captured then
-    refused    not captured, for the reason in ``refusal``
-    measured   captured, with an ``executable``; its ``measurement`` says which calls are replayed
-    replayed   captured, with an ``executable``
-    skipped    not captured, or no longer: uncaptured was measured to be faster
-
-    ``decided``: it was measured, and is not again. ``program`` is kept where every replay is compared.
+    ``ran`` counts uncaptured runs, ``wanted`` how many of them make it due to be captured. ``decided``: it was measured
+    and will not be again. ``program`` is kept where every replay is compared.
     """
 
     __slots__ = (
@@ -82,7 +106,7 @@ class Variant:
         "measurement",
         "program",
         "ran",
-        "refusal",
+        "refused",
         "signature",
         "skipped",
         "spread",
@@ -91,17 +115,25 @@ class Variant:
     )
 
     def __init__(self, key: Hashable, facts: Hashable, wanted: int) -> None:
-        self.key = key
-        self.signature = facts
-        self.wanted = wanted
-        self.ran = 0
+        self.key, self.signature = key, facts
+        self.ran, self.wanted = 0, wanted
         self.executable: Executable | None = None
+        self.measurement: Measurement | None = None
         self.program: Program | None = None
-        self.refusal: Refusal | None = None
         self.spread: Spread | None = None
         self.written: frozenset[int] = frozenset()
-        self.measurement: Measurement | None = None
-        self.decided = self.skipped = False
+        self.decided = self.skipped = self.refused = False
+
+    @property
+    def state(self) -> State:
+        """Its state, by what it has."""
+        if self.executable is not None:
+            return State.REPLAY if self.measurement is None else State.TIMED
+        if self.skipped:
+            return State.SKIPPED
+        if self.refused:
+            return State.UNCAPTURED
+        return State.WARM if self.ran else State.COLD
 
     @property
     def name(self) -> Hashable:
@@ -111,8 +143,7 @@ class Variant:
     @property
     def due(self) -> bool:
         """Whether it should be captured now."""
-        captured = self.executable is not None or self.refusal is not None or self.skipped
-        return not captured and self.ran >= self.wanted
+        return self.ran >= self.wanted and self.state is State.WARM
 
     def postpone(self) -> None:
         """Start anew, and run twice as often until the next capture: what goes wrong each time costs ever less.
@@ -131,9 +162,8 @@ class VariantTable:
     changed since the last one.
     """
 
-    def __init__(self, max_captures: int, max_tracked: int, wanted: int) -> None:
-        self._max_captures = max_captures
-        self._max_tracked = max_tracked
+    def __init__(self, max_captures: int, wanted: int, max_tracked: int = MAX_TRACKED) -> None:
+        self._max_captures, self._max_tracked = max_captures, max_tracked
         self._wanted = wanted
         self.keys = 0
         self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}
@@ -144,9 +174,9 @@ class VariantTable:
         return len(self._captured) + len(self._tracked)
 
     @property
-    def captured(self) -> int:
-        """Variants that have an executable."""
-        return len(self._captured)
+    def captured(self) -> bool:
+        """Whether any variant has an executable."""
+        return bool(self._captured)
 
     def under(self, key: Hashable) -> tuple[Variant, ...]:
         """All variants of a key, known from earlier calls."""

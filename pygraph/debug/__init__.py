@@ -1,0 +1,1 @@
+"""Tools that explain what went wrong. Nothing here runs while programs are right."""

@@ -1,0 +1,126 @@
+"""Names the launch that makes a replay differ from the uncaptured program, after a comparison failed.
+
+The region is captured once more, and nothing is run. Two things that a replay relies on are then checked:
+
+- Words. The new capture lies at addresses that neither the program nor its slots have seen. A slot must name the
+  allocation and offset that the new capture has in its place, and no other word may move. A stale address, a word that
+  is not patched, and a number that changes from capture to capture (state that a Python function keeps) all show here.
+- Memory. Two intermediates that are needed at the same time must not share bytes of the workspace.
+
+The first launch that fails a check is named, with the user's line. If none does, the addresses of the replay are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pygraph.runtime.driver import Driver, Program, Slot
+from pygraph.runtime.layout import lifetimes
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.recording import AllocationKind, Launch, Recording
+from pygraph.runtime.slots import SlotTable, discover
+
+__all__ = ["Finding", "diagnose"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a diagnosis says, and the ``launch`` to blame if there is one. ``right``: all addresses are right."""
+
+    text: str
+    launch: Launch | None = None
+    right: bool = False
+
+    def added_to(self, refusal: Refusal) -> Refusal:
+        """``refusal`` with what was found."""
+        detail = f"{refusal.detail}; {self.text}"
+        if self.launch is None:
+            return Refusal(refusal.reason, detail)
+        return Refusal.at(self.launch, refusal.reason, detail)
+
+
+def diagnose(
+    fn: Callable[[list[Any]], Sequence[Any]], driver: Driver, program: Program, args: Sequence[Any]
+) -> Finding:
+    """Find the first launch of ``program``, captured from ``fn`` on arguments like ``args``, that is wrong.
+
+    Captures, and runs nothing. Never raises an Exception: it must not hide what was found wrong before.
+    """
+    try:
+        again = driver.capture(fn, list(args))
+        found = [*_shared_bytes(program), *_wrong_words(program, again)]
+        certain = [finding for finding in found if not finding.right]
+        return min(certain or found, key=_position, default=_NOTHING)
+    except Exception as error:  # noqa: BLE001 - a faulty region may raise anything when it is captured once more
+        said = (str(error).splitlines() or [""])[0]
+        return Finding(f"which launch differs could not be found out: {type(error).__name__}: {said}")
+
+
+_NOTHING = Finding("another capture explains every word of every launch as before: no address is to blame", right=True)
+
+
+def _position(finding: Finding) -> int:
+    """Findings about the whole region come first."""
+    return -1 if finding.launch is None else finding.launch.index
+
+
+def _wrong_words(program: Program, again: Recording) -> Iterator[Finding]:
+    """Slots that another capture contradicts, and words that move although they are none."""
+    table = discover(program.recording, again)
+    if isinstance(table, Refusal):
+        launch = next((each for each in program.recording.launches if each.name == table.launch), None)
+        yield Finding(f"captured once more, the region is refused ({table})", launch)
+        return
+    yield from _wrong_slots(program, table)
+    for index, word in table.padding:
+        launch = program.recording.launches[index]
+        said = f"{_named(program, launch)}: word {word} is another number in each capture"
+        yield Finding(f"{said}, perhaps of a state that is kept outside of the arguments", launch, right=True)
+
+
+def _wrong_slots(program: Program, table: SlotTable) -> Iterator[Finding]:
+    ours = {(slot.launch, slot.word): slot for slot in program.slots}
+    theirs = {(slot.launch, slot.word): slot for slot in table.slots}
+    for place in sorted(ours.keys() | theirs.keys()):
+        have, want = ours.get(place), theirs.get(place)
+        if have != want:
+            launch = program.recording.launches[place[0]]
+            said = f"word {place[1]} is {_place(want)}, and a replay puts {_place(have)} there"
+            yield Finding(f"{_named(program, launch)}: {said}", launch)
+
+
+def _shared_bytes(program: Program) -> Iterator[Finding]:
+    """Intermediates that share bytes of the workspace while both are needed. A slot that names another allocation than
+    its word pointed into says nothing of how long either is needed."""
+    layout, recording = program.layout, program.recording
+    allocations = {each.key: each for each in recording.allocations}
+    sound = [
+        slot
+        for slot in program.slots
+        if allocations[slot.kind, slot.index].address + slot.offset == recording.launches[slot.launch].words[slot.word]
+    ]
+    lives = [life for life in lifetimes(recording, sound, layout.fresh) if life.nbytes]
+    lives.sort(key=lambda life: (life.first, life.index))
+    for position, late in enumerate(lives):
+        for early in lives[:position]:
+            a, b = layout.offsets[early.index], layout.offsets[late.index]
+            if early.meets(late) and a < b + late.nbytes and b < a + early.nbytes:
+                launch = recording.launches[late.first]
+                said = f"begins to use allocation {late.index} in bytes of the workspace that allocation {early.index}"
+                yield Finding(f"{_named(program, launch)} {said} needs until launch {early.last}", launch)
+
+
+def _place(slot: Slot | None) -> str:
+    """What a word holds, by its slot."""
+    if slot is None:
+        return "no address of the region's"
+    owner = "argument" if slot.kind is AllocationKind.INPUT else "allocation"
+    return f"an address in {owner} {slot.index}, at byte {slot.offset}"
+
+
+def _named(program: Program, launch: Launch) -> str:
+    where = f" at {launch.loc}" if launch.loc else ""
+    call = f" of {launch.call}" if launch.call not in (None, launch.name) else ""
+    return f"launch {launch.index} of {len(program.recording.launches)} ({launch.name}{call}{where})"

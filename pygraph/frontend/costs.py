@@ -1,0 +1,313 @@
+"""What a node costs, symbolic in its sizes: an operator's flops, the bytes it moves, and one launch if it computes.
+
+Flops of products, convolutions and attention are those of ``torch.utils.flop_counter``, called with the IR's shapes; a
+formula that a user registers there (``register_flop_formula``) gives a custom operator its cost. Everything else takes
+one operation an element. Bytes are the operands read and the results written; indexing touches only what it picks.
+An operator that none of this knows costs UNKNOWN, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from pygraph import compat
+from pygraph.frontend.call import tags_of
+from pygraph.frontend.names import FrontendError, is_symbolic, resolve_op
+from pygraph.frontend.views import VIEWS
+from pygraph.ir import (
+    CONSTANT,
+    FREE,
+    UNKNOWN,
+    Arg,
+    Cost,
+    Dim,
+    Graph,
+    GraphRef,
+    KernelNode,
+    TensorType,
+    Value,
+    base_name,
+)
+from pygraph.ir.cost import total
+from pygraph.ir.types import as_dim
+
+__all__ = ["COSTS", "CostFormula", "cost_of", "register_cost"]
+
+CostFormula: TypeAlias = Callable[[KernelNode], Cost]
+
+COSTS: dict[str, CostFormula] = {}
+"""Whole costs by operator, named without overload; ``register_cost`` adds to it."""
+
+
+def register_cost(*ops: str) -> Callable[[CostFormula], CostFormula]:
+    """Register a function of a node as the whole cost of ``ops``, named without overload (``mylib.gather``)."""
+
+    def register(formula: CostFormula) -> CostFormula:
+        COSTS.update(dict.fromkeys(ops, formula))
+        return formula
+
+    return register
+
+
+def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
+    """The cost of ``node``; that of a call of a subgraph is the sum of the subgraph's nodes, looked up in ``graph``."""
+    base = base_name(node.op)
+    name = base.rstrip("_")  # an operator in place costs what the other one does
+    formula = COSTS.get(base) or COSTS.get(name)
+    if formula is not None:
+        return formula(node)
+    if is_symbolic(node.op) or base in VIEWS or base in _FREE or base == CONSTANT:
+        return FREE
+    if base in _RUNS_SUBGRAPH and graph is not None:
+        return _of_subgraph(node, graph)
+    if name in _MOVES:
+        return _plain(node, 0)
+    if name in _FILLS:
+        return Cost(_elements(node.outputs or node.inputs), 0, _written_bytes(node), 1, 0)
+    if name in _REDUCTIONS:
+        return _plain(node, _elements(node.inputs[:1]))
+    if name in _ELEMENTWISE or name.startswith("aten._foreach_") or _is_pointwise(node.op):
+        return _plain(node, _elements(node.outputs or _operands_written(node)))
+    counting = _formula(node.op)
+    if counting is None:
+        return UNKNOWN
+    results = node.outputs[0] if len(node.outputs) == 1 else node.outputs
+    return _plain(node, _counted(counting, node.args, node.attrs, results))
+
+
+def _plain(node: KernelNode, flops: Dim | None) -> Cost:
+    """One launch that reads each operand and writes each result once. How long the host waits for it, nobody knows."""
+    return Cost(flops, _read_bytes(node), _written_bytes(node), 1, None if node.effects.sync else 0)
+
+
+def _of_subgraph(node: KernelNode, graph: Graph) -> Cost:
+    called = [graph.subgraphs[arg.name] for arg in node.args if isinstance(arg, GraphRef)]
+    return total(inner.cost for sub in called for inner in sub.nodes)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# -- operators by the shape of their cost ----------------------------------------------------------------------------
+
+_FREE = _names(
+    """
+    aten.empty aten.empty_like aten.empty_strided aten.empty_permuted aten.new_empty aten.new_empty_strided
+    prims.empty prims.empty_permuted prims.empty_strided aten._assert_tensor_metadata aten._assert_scalar
+    aten.sym_constrain_range aten.sym_constrain_range_for_size
+    """
+)
+"""Allocates, or checks on the host: nothing runs on the device."""
+
+_MOVES = _names(
+    """
+    aten._local_scalar_dense aten._to_copy aten.as_strided_scatter aten.cat aten.clone aten.constant_pad_nd
+    aten.copy aten.diagonal_scatter aten.flip aten.item aten.lift_fresh_copy aten.pixel_shuffle aten.pixel_unshuffle
+    aten.reflection_pad2d aten.repeat aten.replication_pad2d aten.roll aten.select_scatter aten.slice_scatter
+    aten.stack aten.tril aten.triu prims.as_strided_scatter prims.cat prims.clone prims.copy_to prims.device_put
+    prims.inductor_lookup_seed prims.rev
+    """
+)
+"""Elements are put elsewhere, unchanged or converted."""
+
+_FILLS = _names(
+    """
+    aten.arange aten.bernoulli aten.exponential aten.eye aten.fill aten.full aten.full_like aten.linspace
+    aten.new_full aten.new_ones aten.new_zeros aten.normal aten.normal_functional aten.ones aten.ones_like aten.rand
+    aten.rand_like aten.randint aten.randint_like aten.randn aten.randn_like aten.randperm aten.scalar_tensor
+    aten.uniform aten.zero aten.zeros aten.zeros_like prims.full prims.full_like prims.inductor_seed
+    prims.inductor_seeds prims.iota prims.normal prims.scalar_tensor
+    """
+)
+"""Constants and random numbers are written, whatever tensor lends its shape."""
+
+_REDUCTIONS = _names(
+    """
+    aten._adaptive_avg_pool2d aten._adaptive_avg_pool3d aten._batch_norm_no_update aten._batch_norm_with_update
+    aten._batch_norm_with_update_functional aten._cdist_forward aten._fused_rms_norm aten._fused_rms_norm_backward
+    aten._log_softmax aten._log_softmax_backward_data aten._native_batch_norm_legit
+    aten._native_batch_norm_legit_functional aten._native_batch_norm_legit_no_training aten._safe_softmax
+    aten._softmax aten._softmax_backward_data aten.adaptive_max_pool2d aten.adaptive_max_pool3d aten.all aten.amax
+    aten.amin aten.aminmax aten.any aten.argmax aten.argmin aten.argsort aten.avg_pool1d aten.avg_pool2d
+    aten.avg_pool3d aten.batch_norm_backward aten.count_nonzero aten.cummax aten.cummin aten.cumprod aten.cumsum
+    aten.kthvalue aten.linalg_vector_norm aten.logcumsumexp aten.logsumexp aten.masked_select aten.max
+    aten.max_pool1d aten.max_pool1d_with_indices aten.max_pool2d aten.max_pool2d_with_indices aten.max_pool3d
+    aten.max_pool3d_with_indices aten.mean aten.median aten.min aten.mode aten.msort aten.nansum
+    aten.native_batch_norm aten.native_batch_norm_backward aten.native_group_norm aten.native_group_norm_backward
+    aten.native_layer_norm aten.native_layer_norm_backward aten.nll_loss2d_forward aten.nll_loss_forward
+    aten.nonzero aten.norm aten.prod aten.sort aten.std aten.std_mean aten.sum aten.topk aten.var aten.var_mean
+    prims._low_memory_max_pool_with_offsets prims.amax prims.amin prims.prod prims.sum prims.var
+    """
+)
+"""One operation for each element of the first operand: reductions, scans, sorts, normalisations, pooling."""
+
+_ELEMENTWISE = _names(
+    """
+    aten._adaptive_avg_pool2d_backward aten._adaptive_avg_pool3d_backward aten._assert_async
+    aten.adaptive_max_pool2d_backward aten.adaptive_max_pool3d_backward aten.avg_pool2d_backward
+    aten.avg_pool3d_backward aten.gelu_backward aten.hardswish aten.masked_fill
+    aten.max_pool2d_with_indices_backward aten.max_pool3d_with_indices_backward aten.native_dropout
+    aten.upsample_bilinear2d aten.upsample_linear1d aten.upsample_nearest1d aten.upsample_nearest2d
+    aten.upsample_nearest3d aten.where prims._low_memory_max_pool_offsets_to_indices prims.inductor_randint
+    prims.inductor_random prims.where
+    """
+)
+"""One operation for each element of the results, beside the operators that are tagged pointwise."""
+
+_RUNS_SUBGRAPH = ("hop.invoke_subgraph", "hop.tag_activation_checkpoint")
+
+
+@cache
+def _is_pointwise(op: str) -> bool:
+    try:
+        return "pointwise" in tags_of(resolve_op(op))
+    except FrontendError:
+        return False
+
+
+# -- products: the formulas of torch.utils.flop_counter ----------------------------------------------------------------
+
+_COUNTED_AS = {
+    "aten._int_mm": "aten.mm",
+    "aten._scaled_dot_product_flash_attention_for_cpu": "aten._scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": "aten._scaled_dot_product_flash_attention_backward",
+    "aten._scaled_dot_product_fused_attention_overrideable": "aten._scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_fused_attention_overrideable_backward": (
+        "aten._scaled_dot_product_flash_attention_backward"
+    ),
+}
+"""Operators that torch counts nothing for, with one whose operands lie alike."""
+
+
+class _Shape(tuple[Dim, ...]):
+    """A shape in place of a tensor: formulas take it as it is, those that are registered raw ask for its ``shape``."""
+
+    __slots__ = ()
+
+    @property
+    def shape(self) -> _Shape:
+        return self
+
+
+def _formula(op: str) -> Callable[..., Any] | None:
+    """Torch's formula for ``op``, or for the operator that it does in place."""
+    base = base_name(op)
+    for name in (base, base.rstrip("_")):
+        try:
+            found = resolve_op(_COUNTED_AS.get(name, name))
+        except FrontendError:
+            continue
+        if isinstance(found, compat.OpOverloadPacket) and found in flop_registry:
+            formula: Callable[..., Any] = flop_registry[found]
+            return formula
+    return None
+
+
+def _counted(formula: Callable[..., Any], args: Iterable[Arg], attrs: Mapping[str, Arg], results: Arg) -> Dim | None:
+    shapes = {name: _shapes(arg) for name, arg in attrs.items()}
+    try:
+        flops = formula(*map(_shapes, args), **shapes, out_val=_shapes(results))
+    except Exception:  # noqa: BLE001 - a formula is anybody's code, and may ask for more than shapes
+        return None
+    return as_dim(flops) if isinstance(flops, (int, sympy.Expr)) else None
+
+
+def _shapes(arg: Arg) -> Any:
+    if isinstance(arg, tuple):
+        return tuple([_shapes(item) for item in arg])
+    return _Shape(arg.type.shape) if isinstance(arg, Value) and isinstance(arg.type, TensorType) else arg
+
+
+@register_cost("aten.convolution_backward")
+def _convolution_backward(node: KernelNode) -> Cost:
+    """convolution_backward(grad, input, weight, …, transposed [7], …, mask [10]): each gradient takes what the forward
+    pass does. Torch's own formula counts the gradient of a grouped weight once for each group."""
+    grad, image, weight, *others = node.args
+    mask = others[7] if len(others) > 7 else None
+    forward = (image, weight, *others[:5])
+    once = _counted(flop_registry[torch.ops.aten.convolution], forward, {}, grad)
+    gradients = sum(wanted is True for wanted in mask[:2]) if isinstance(mask, tuple) else None
+    return _plain(node, None if once is None or gradients is None else as_dim(once * gradients))
+
+
+# -- indexing ----------------------------------------------------------------------------------------------------------
+
+
+@register_cost(
+    *("aten._unsafe_index", "aten._unsafe_masked_index", "aten.embedding", "aten.gather", "aten.index"),
+    *("aten.index_select", "aten.take"),
+)
+def _gather(node: KernelNode) -> Cost:
+    """Reads its indices, and of the table as many bytes as it returns."""
+    written = _written_bytes(node)
+    return Cost(0, as_dim(_bytes_of(node.inputs[1:]) + written), written, 1, 0)
+
+
+@register_cost(
+    *("aten._unsafe_index_put", "aten._unsafe_masked_index_put_accumulate", "aten.index_add", "aten.index_copy"),
+    *("aten.index_fill", "aten.index_put", "aten.scatter", "aten.scatter_add", "aten.scatter_reduce"),
+)
+def _scatter(node: KernelNode) -> Cost:
+    """Writes the places that it picks; out of place, the target is copied by a launch of its own before."""
+    if not isinstance(node.inputs[0].type, TensorType):
+        return UNKNOWN
+    target, *others = _tensors(node.inputs)
+    picked = next((type for type in reversed(others) if type.dtype is target.dtype and type.shape), None)
+    count = (picked or next(iter(others), target)).numel
+    touched, copied = count * target.dtype.itemsize, 0 if node.effects.writes else target.nbytes
+    read = as_dim(copied + _bytes_of(node.inputs[1:]))
+    return Cost(count, read, as_dim(copied + touched), 1 if node.effects.writes else 2, 0)
+
+
+@register_cost("aten.embedding_dense_backward")
+def _embedding_backward(node: KernelNode) -> Cost:
+    """Clears the gradient of the table, then adds each row's to it."""
+    return Cost(_elements(node.inputs[:1]), _read_bytes(node), _written_bytes(node), 2, 0)
+
+
+# -- bytes and elements ------------------------------------------------------------------------------------------------
+
+
+def _tensors(values: Iterable[Value]) -> list[TensorType]:
+    return [value.type for value in dict.fromkeys(values) if isinstance(value.type, TensorType)]
+
+
+def _elements(values: Iterable[Value]) -> Dim:
+    return as_dim(sum((type.numel for type in _tensors(values)), 0))
+
+
+def _bytes_of(values: Iterable[Value]) -> Dim:
+    return as_dim(sum((_held_bytes(type) for type in _tensors(values)), 0))
+
+
+@lru_cache(maxsize=16384)
+def _held_bytes(type: TensorType) -> Dim:
+    """Bytes of memory behind the elements: an expanded dimension, of stride 0, holds one element's worth."""
+    if type.stride is None:
+        return type.nbytes
+    sizes = (size for size, step in zip(type.shape, type.stride, strict=True) if step != 0)
+    return replace(type, shape=tuple(sizes), stride=None).nbytes
+
+
+def _read_bytes(node: KernelNode) -> Dim:
+    """Bytes of the distinct tensors that the node reads."""
+    positions = node.effects.reads
+    return _bytes_of(node.inputs if positions is None else (node.inputs[p] for p in positions))
+
+
+def _written_bytes(node: KernelNode) -> Dim:
+    """Bytes of the fresh results and of the operands that the node writes."""
+    in_place = {output for output, _ in node.effects.aliases}
+    return _bytes_of((*(v for v in node.outputs if v.index not in in_place), *_operands_written(node)))
+
+
+def _operands_written(node: KernelNode) -> tuple[Value, ...]:
+    return tuple(node.inputs[position] for position in node.effects.writes)

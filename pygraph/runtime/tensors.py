@@ -1,0 +1,239 @@
+"""What the arguments of a call are: their bytes, fingerprints of those, and copies of them at other addresses.
+
+Bits count, not values: a NaN equals itself, and ``-0.0`` is not ``0.0``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import struct
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph.errors import CaptureError
+
+__all__ = [
+    "Block",
+    "Snapshot",
+    "bits",
+    "blocks",
+    "digest",
+    "extent",
+    "module_constants",
+    "rebound",
+    "repeated",
+    "same_bytes",
+    "span",
+    "take",
+    "words_digest",
+]
+
+_CHUNK = 1 << 20
+_MULTIPLIERS = ((0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9), (0x14D049BB133111EB, 0x2545F4914F6CDD1D))
+
+
+def span(tensor: torch.Tensor, *, whole: bool = False) -> torch.Tensor:
+    """The bytes from the first to the last element of ``tensor`` (or of its whole storage), as a flat uint8 view."""
+    storage = tensor.untyped_storage()
+    size = tensor.element_size()
+    start, length = tensor.storage_offset() * size, extent(tensor)
+    if whole and length:
+        start, length = 0, storage.nbytes()
+    view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return view.set_(storage, start, (length,), (1,)) if length else view
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first to one past the last element; 0 when there is none."""
+    if not tensor.numel():
+        return 0
+    reach = sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return (reach + 1) * tensor.element_size()
+
+
+def digest(tensor: torch.Tensor) -> bytes:
+    """A fingerprint of the elements' bits in logical order, whatever the strides."""
+    flat = tensor.detach().contiguous()
+    nbytes = flat.numel() * flat.element_size()
+    if not nbytes:
+        return b""
+    if flat.device.type == "cpu":
+        memory = (ctypes.c_char * nbytes).from_address(flat.data_ptr())
+        return hashlib.sha256(memory).digest()
+    return words_digest(span(flat))
+
+
+def words_digest(data: torch.Tensor) -> bytes:
+    """The same for flat uint8 ``data``, computed on its device: two sums of mixed words, modulo 2**64."""
+    tail = data.numel() % 8
+    if tail:
+        data = torch.cat((data, data.new_zeros(8 - tail)))
+    words = data.clone().view(torch.int64) if data.storage_offset() % 8 else data.view(torch.int64)
+    sums = [torch.zeros((), dtype=torch.int64, device=data.device) for _ in _MULTIPLIERS]
+    for start in range(0, words.numel(), _CHUNK):
+        chunk = words[start : start + _CHUNK]
+        index = torch.arange(start + 1, start + 1 + chunk.numel(), device=chunk.device)
+        for lane, (first, second) in enumerate(_MULTIPLIERS):
+            mixed = (chunk ^ (index * first)) * second
+            mixed = (mixed ^ ((mixed >> 32) & 0xFFFFFFFF)) * first
+            sums[lane] += mixed.sum()
+    return struct.pack("<2q", *torch.stack(sums).tolist())
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of the same layout hold the same bytes from their first to their last element."""
+    left, right = span(a), span(b)
+    whole = left.numel() // 8 * 8
+    starts = (left.data_ptr(), right.data_ptr(), int(left.storage_offset()), int(right.storage_offset()))
+    if not whole or any(start % 8 for start in starts):
+        return torch.equal(left, right)
+    same = torch.equal(left[:whole].view(torch.int64), right[:whole].view(torch.int64))  # 8 times as fast
+    return same and torch.equal(left[whole:], right[whole:])
+
+
+def bits(value: object) -> tuple[str, object]:
+    """A Python value as something that is equal only to the same type and the same bits."""
+    if isinstance(value, float):
+        return ("float", struct.pack("<d", value))
+    return (type(value).__name__, value)
+
+
+# -- copies ---------------------------------------------------------------------------------------------------------
+
+_LINE = 64
+_GUARD = 0xA5
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Arguments (by position) that reach into the same bytes ``low`` to ``high`` of one device's memory.
+
+    Those in ``whole`` are there with all of their storage: their storage offset was baked into the capture.
+    """
+
+    device: torch.device
+    low: int
+    high: int
+    members: tuple[int, ...]
+    whole: frozenset[int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a copy takes, without guards."""
+        return self.high - self.low
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """``args`` with some blocks replaced by copies, and the guard bytes around those."""
+
+    args: list[Any]
+    guards: tuple[torch.Tensor, ...]
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody wrote beside a copy."""
+        return all(bool((guard == _GUARD).all()) for guard in self.guards)
+
+
+def blocks(args: Sequence[Any], sensitive: Collection[int] = ()) -> tuple[Block, ...]:
+    """The bytes that tensor arguments reach into, merged where they overlap. Empty tensors are in no block."""
+    found: list[Block] = []
+    for position, arg in enumerate(args):
+        if isinstance(arg, torch.Tensor) and extent(arg):
+            whole = position in sensitive
+            low = arg.untyped_storage().data_ptr() if whole else arg.data_ptr()
+            high = low + (arg.untyped_storage().nbytes() if whole else extent(arg))
+            found.append(Block(arg.device, low, high, (position,), frozenset({position} if whole else ())))
+    found.sort(key=lambda block: (str(block.device), block.low, block.members))
+    merged: list[Block] = []
+    for block in found:
+        last = merged[-1] if merged else None
+        if last is None or last.device != block.device or block.low >= last.high:
+            merged.append(block)
+            continue
+        high, members = max(last.high, block.high), tuple(sorted(last.members + block.members))
+        merged[-1] = Block(block.device, last.low, high, members, last.whole | block.whole)
+    return tuple(merged)
+
+
+def take(args: Sequence[Any], chosen: Iterable[Block]) -> Snapshot:
+    """Copy the ``chosen`` blocks of ``args``. Raises CaptureError ``argument-misaligned`` where an element's own size
+    does not divide its address, and what an allocation raises."""
+    copied: dict[int, Any] = {}
+    guards: list[torch.Tensor] = []
+    for block in chosen:
+        buffer, start = _reserve(block, guards)
+        for position in block.members:
+            arg = args[position]
+            if id(arg) not in copied:
+                copied[id(arg)] = _place(arg, block, buffer, start, position in block.whole)
+    return Snapshot([copied.get(id(arg), arg) for arg in args], tuple(guards))
+
+
+def _reserve(block: Block, guards: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+    """Memory for a block, congruent to it modulo a cache line, and the byte at which the block begins."""
+    start = block.low % _LINE + (0 if block.whole else _LINE)
+    buffer = torch.empty(start + block.nbytes + _LINE, dtype=torch.uint8, device=block.device)
+    for guard in (buffer[:start], buffer[start + block.nbytes :]):
+        guards.append(guard.fill_(_GUARD))
+    return buffer, start
+
+
+def _place(arg: torch.Tensor, block: Block, buffer: torch.Tensor, start: int, whole: bool) -> torch.Tensor:
+    """A tensor like ``arg`` in ``buffer``, filled with what ``arg`` (or its whole storage) holds."""
+    source = span(arg, whole=whole)
+    origin = arg.untyped_storage().data_ptr() if whole else arg.data_ptr()
+    begin = start + origin - block.low
+    buffer[begin : begin + source.numel()].copy_(source)
+    offset, rest = divmod(start + arg.data_ptr() - block.low, arg.element_size())
+    if rest:
+        raise CaptureError("argument-misaligned", f"an address of {arg.dtype} is no multiple of its element's size")
+    view = torch.empty(0, dtype=arg.dtype, device=arg.device)
+    return view.set_(buffer.untyped_storage(), offset, arg.size(), arg.stride())
+
+
+# -- what a region's function refers to and returns -------------------------------------------------------------------
+
+
+def repeated(returned: Sequence[Any]) -> dict[int, int]:
+    """Position of each tensor returned before ▸ where it was returned first."""
+    first: dict[int, int] = {}
+    positions = [(i, first.setdefault(id(v), i)) for i, v in enumerate(returned) if isinstance(v, torch.Tensor)]
+    return {i: earlier for i, earlier in positions if i != earlier}
+
+
+@contextlib.contextmanager
+def rebound(fn: types.FunctionType, substitute: Callable[[str, Any], Any]) -> Iterator[Callable[[list[Any]], Any]]:
+    """``fn`` in which each global is what ``substitute`` returns for its name and value, until the block is left.
+
+    Functions that share its globals, as those of one compiled module do, are rebound like it. They and their globals
+    refer to each other. Leaving breaks that cycle: what ``substitute`` refers to, such as gigabytes of copies, would
+    otherwise stay until Python collects garbage.
+    """
+    copied: dict[str, Any] = {}
+    try:
+        for name, value in fn.__globals__.items():
+            own = isinstance(value, types.FunctionType) and value.__globals__ is fn.__globals__
+            copied[name] = _over(value, copied) if own else substitute(name, value)
+        yield _over(fn, copied)
+    finally:
+        copied.clear()
+
+
+def module_constants(fn: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """The tensors among the globals of ``fn``, by name; none for a callable without globals."""
+    return {name: value for name, value in getattr(fn, "__globals__", {}).items() if isinstance(value, torch.Tensor)}
+
+
+def _over(fn: types.FunctionType, module: dict[str, Any]) -> types.FunctionType:
+    """``fn`` with ``module`` for its globals."""
+    copy = types.FunctionType(fn.__code__, module, fn.__name__, fn.__defaults__, fn.__closure__)
+    copy.__kwdefaults__ = fn.__kwdefaults__
+    return copy
