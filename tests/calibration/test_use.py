@@ -14,7 +14,7 @@ from pygraph.calibration.store import identity_of, save
 from pygraph.inductor.plan import model_for
 from pygraph.ir import HOST, Peak
 from pygraph.passes import PassContext
-from pygraph.passes.reproducer import read_header, write_reproducer
+from pygraph.passes.manager import read_header, write_reproducer
 from tests.calibration.samples import MODEL, calibration
 from tests.passes.build import build
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from pygraph.passes import Registry, default_registry
-from pygraph.passes.options import parse_pipeline
+from pygraph.passes import parse as parse_pipeline
 from tests.docs.blocks import DOCS, blocks, run_block
 
 PAGE = DOCS / "writing_passes.md"
@@ -40,6 +40,6 @@ def test_the_entry_point_finds_the_pass(page_module: ModuleType) -> None:
     assert header == '[project.entry-points."pygraph.passes"]'
     name, _, value = (part.strip().strip('"') for part in assignment.partition("="))
     registry = Registry([EntryPoint(name, value, "pygraph.passes")])
-    (item,) = parse_pipeline("keep-out{functions=[debug]}", registry.lookup)
+    (item,) = parse_pipeline("keep-out{functions=[debug]}", registry=registry)
     assert type(item) is page_module.KeepOut
     assert {info.name: info.error for info in registry.describe()}["keep-out"] is None

@@ -7,10 +7,10 @@ import pytest
 from pygraph.errors import OptionError
 from pygraph.ir import CAPTURABLE, DETAIL, REASON, Device, Graph, Stage
 from pygraph.ir.verify import verify
+from pygraph.passes import parse as parse_pipeline
+from pygraph.passes import print_pass
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
-from pygraph.passes.options import print_pass
-from pygraph.passes.registry import parse as parse_pipeline
 from pygraph.passes.verdict import Target, Verdict, annotate, target_of
 from tests.passes.judged import GPU, graph_of, subgraph
 

@@ -59,7 +59,7 @@ def test_every_check_gives_the_same_graph() -> None:
     [
         ("partitioning{", ParseError, "the text ends"),
         ("partitoning", OptionError, "did you mean 'partitioning'"),
-        ([3], OptionError, "passes and text, not of int"),
+        ([3], OptionError, "functions and text, not of int"),
         ([Idle(size={1})], OptionError, "a set has no text"),  # type: ignore[arg-type]
     ],
 )

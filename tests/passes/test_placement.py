@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, Device, parse
+from pygraph.passes import parse as parse_pipeline
+from pygraph.passes import print_pass
 from pygraph.passes.base import PassContext, PassResult
 from pygraph.passes.legality import Legality
-from pygraph.passes.options import print_pass
 from pygraph.passes.placement import Placement
 from pygraph.passes.placement_rules import is_exact
-from pygraph.passes.registry import parse as parse_pipeline
 from tests.passes.placed import CONTEXT, COPY, CPU, GPU, INPUTS, place, shown
 
 # -- factories ---------------------------------------------------------------------------------------------------------

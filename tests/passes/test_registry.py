@@ -13,7 +13,7 @@ import pytest
 from pygraph.errors import OptionError
 from pygraph.ir import Graph, Stage
 from pygraph.passes.base import Pass, PassContext, PassResult
-from pygraph.passes.registry import BUILT_IN, GROUP, Registry, default_registry
+from pygraph.passes.pipeline import BUILT_IN, GROUP, Registry, default_registry
 
 
 @dataclass(frozen=True)

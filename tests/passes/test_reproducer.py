@@ -10,7 +10,7 @@ from pygraph.errors import PassError
 from pygraph.ir import H200
 from pygraph.ir import parse as parse_graph
 from pygraph.passes import PassContext, PassManager
-from pygraph.passes.reproducer import read_header
+from pygraph.passes.manager import read_header
 from tests.passes.sample_passes import Breaking, Raising, failure, run, sample
 
 
