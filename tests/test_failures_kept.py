@@ -252,7 +252,7 @@ def test_dumps_show_what_was_tried_and_parse(tmp_path: Path) -> None:
     graph = parse(text)
     assert str(graph) == text.rstrip("\n") or str(parse(str(graph))) == str(graph)
     assert "partition_1" in (folder / "program.py").read_text()
-    launches = (folder / "region0.launches.pgir").read_text()
+    launches = (folder / "region0.launches.txt").read_text()
     assert Path(failing.__file__).name in launches, "a launch names the user's line"
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import ClassVar, TypeAlias
 
+from pygraph.errors import OptionError
 from pygraph.ir import HOST, DeviceModel, Graph, Stage
 
 __all__ = ["Pass", "PassContext", "PassFunction", "PassResult", "as_pass"]
@@ -65,7 +66,10 @@ PassFunction: TypeAlias = Callable[[Graph, PassContext], "PassResult | bool"]
 
 @cache
 def as_pass(function: PassFunction, *, requires: Stage = Stage.LIFTED, ensures: Stage | None = None) -> type[Pass]:
-    """The pass class, without options, that runs ``function``; ``keep_out`` becomes the pass ``keep-out``."""
+    """The pass class, without options, that runs ``function``; ``keep_out`` becomes the pass ``keep-out``.
+
+    Raises OptionError for a function without a name.
+    """
 
     def run(self: Pass, graph: Graph, ctx: PassContext) -> PassResult:  # noqa: ARG001
         result = function(graph, ctx)
@@ -73,6 +77,8 @@ def as_pass(function: PassFunction, *, requires: Stage = Stage.LIFTED, ensures: 
 
     qualname = getattr(function, "__qualname__", type(function).__name__)
     name = qualname.rpartition(".")[2]
+    if not name.isidentifier():
+        raise OptionError(f"a pass needs a name, which {function!r} does not have")
     members = {"name": name.replace("_", "-"), "requires": requires, "ensures": ensures, "run": run}
     about = {"__doc__": function.__doc__, "__module__": function.__module__, "__qualname__": qualname}
     return dataclass(frozen=True)(type(name, (Pass,), members | about))

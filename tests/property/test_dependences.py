@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pygraph.ir import Effects, Graph, KernelNode, Value, dependences, parse, verify
 from pygraph.ir.interp import interpret
 from pygraph.ir.order import memory_roots
-from tests.strategies import operator_graphs
+from pygraph.testing.strategies import operator_graphs
 
 graphs = operator_graphs()
 

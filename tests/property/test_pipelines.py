@@ -11,7 +11,7 @@ from pygraph.passes import DEFAULT_PIPELINE, Pass, PassContext, PassManager
 from pygraph.passes.legality import Legality
 from pygraph.passes.partitioning import Partitioning
 from pygraph.passes.selection import Selection
-from tests.strategies import operator_graphs
+from pygraph.testing.strategies import operator_graphs
 
 CONTEXTS = st.sampled_from([PassContext("cpu", HOST), PassContext("cuda", H200)])
 FORBIDDEN = ["aten.relu", "aten.add", "aten.view", "aten.split", "aten.relu_", "aten.var_mean"]

@@ -10,7 +10,8 @@ from pygraph.errors import ParseError
 from pygraph.ir import Graph, canonical, parse
 from pygraph.ir.dims import dim_text
 from pygraph.ir.types import Dim
-from tests.strategies import dims, operator_graphs, text_graphs
+from pygraph.testing.strategies import operator_graphs
+from tests.strategies import dims, text_graphs
 
 SEED = """graph @main {kind = inference, stage = partitioned, hints = {s0 = 8}} (
   %x : f32[s0, 16]@cpu {role = input},
