@@ -12,13 +12,17 @@ CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py te
 	tests/runtime/test_region.py tests/runtime/test_region_on_host.py tests/runtime/cuda/test_build.py \
 	tests/property/test_placement.py tests/property/test_replay.py
 
-.PHONY: demo test test-fast test-sweep test-versions $(TORCH) test-gpu bench bench-gpu lint types imports check clean
+.PHONY: docs demo test test-fast test-all test-versions $(TORCH) test-gpu bench bench-gpu lint types imports check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+docs: $(READY)  ## the site of docs/, README and the API, in site/; broken links are errors
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
 
 demo: $(READY)  ## explain and run a small BERT through the whole road
 	$(BIN)/python examples/demo.py
@@ -29,8 +33,8 @@ test: $(READY) lint types imports  ## everything that CI runs
 test-fast: $(READY)  ## the tests without real models
 	$(BIN)/python -m pytest -m 'not gpu and not models and not sweep' -q
 
-test-sweep: $(READY)  ## every workload of the benchmark's suite, small, compiled and against eager
-	$(BIN)/python -m pytest -m 'sweep and not gpu'
+test-all: test  ## and what takes long: every workload of the suite, more real models, errors at every line of a capture
+	$(BIN)/python -m pytest -m 'sweep and not gpu' -n 2 --dist loadfile
 
 test-versions: $(TORCH)  ## the contract tests on each release of torch in TORCH
 
@@ -48,14 +52,14 @@ test-gpu: $(READY)  ## the driver contract, programs and a wide sweep of models,
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt timm torchvision
 	$(BIN)/python -m pytest -m gpu
 
-bench: $(READY)  ## the host driver and the compiler, as ratios within one run
-	$(BIN)/python benchmarks/host_replay.py
+bench: $(READY)  ## the suite in small, and the compiler, as ratios within one run
+	$(BIN)/python -m benchmarks --sides default,pygraph --out bench-results
 	$(BIN)/python benchmarks/compile_time.py
 	$(BIN)/python benchmarks/warm_start.py
 
 bench-gpu: $(READY)  ## the suite, side by side with eager, Inductor's modes and CUDA graphs by hand, on a CUDA device
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt timm torchvision
-	$(BIN)/pygraph bench --ablations --out bench-results
+	$(BIN)/python -m benchmarks --out bench-results
 	$(BIN)/python benchmarks/capture_cost.py --out bench-results/capture-cost.json
 	$(BIN)/python benchmarks/warm_start.py --device cuda --out bench-results/warm-start.json
 	$(BIN)/python benchmarks/selection.py --out bench-results/selection.json
@@ -73,4 +77,4 @@ imports: $(READY)
 check: lint types imports
 
 clean:
-	rm -rf $(VENV) $(VERSIONS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERSIONS) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 import pygraph
+from pygraph.backend import driver_for
 from pygraph.backend import pygraph as backend
-from pygraph.regions import driver_for
 from pygraph.runtime import region as region_module
 
 __all__ = ["PROGRAMS", "SIZES", "Meter", "cost_of"]

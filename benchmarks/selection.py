@@ -21,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pygraph.regions import driver_for
+from pygraph.backend import driver_for
 from pygraph.runtime.measure import CALLS, MARGIN, ROUNDS
 from pygraph.runtime.region import Region, RegionOptions
 

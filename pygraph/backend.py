@@ -1,38 +1,57 @@
-"""The ``torch.compile`` entry: takes what Dynamo and AOTAutograd hand over through lifting, passes, Inductor, regions.
+"""The ``torch.compile`` entry, and the path of a compilation from top to bottom.
 
-Everything that can fail in PyGraph itself is caught here once: the user's program then gets plain Inductor.
+    torch.compile ─ Dynamo ─ pygraph() ─ AOTAutograd ─┬─ _Compiler: lift ─ passes ─ Inductor ─┬─ attach ─ report
+                                                      └─ _Compiler.restore: from caches ──────┘
+
+AOTAutograd asks once for each graph that it makes: inference, or forward and backward. All that can fail in PyGraph is
+caught here once, and the user's program then gets plain Inductor. What only a cold compilation needs is imported in it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
+import logging
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from pygraph import compat
-from pygraph.dump import trace_report
+from pygraph.dump import dump_launches, dump_program, graph_dir, trace_report
 from pygraph.errors import CaptureError, OptionError
-from pygraph.frontend.location import GraphOrigin, origin_of
+from pygraph.frontend.location import GraphOrigin, module_of, origin_of
+from pygraph.inductor.capture_failures import CaptureFailures, program_rows
+from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
 from pygraph.inductor.record import program_record
-from pygraph.inductor.wrap import Boxed, boxed
 from pygraph.logs import configure
-from pygraph.regions import attach, prepare
-from pygraph.report.model import GraphReport, open_report
+from pygraph.report.model import GraphReport, PassReport, RegionReport, open_report
+from pygraph.runtime.driver import Driver
 from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.region import Region, RegionOptions
 from pygraph.settings import Settings
-from pygraph.warm import Facts, Keeper, cached_under, entry_tag, forgetting, restoring
+from pygraph.warm import Facts, Keeper, RegionFacts, cached_under, entry_tag, mark_cached, restoring
 
 if TYPE_CHECKING:
-    from pygraph.compilation import GraphCompiler
+    from pygraph.inductor.decision import Decision
+    from pygraph.inductor.emitted import EmittedProgram
+    from pygraph.inductor.record import ProgramRecord
+    from pygraph.ir import Graph
 
-__all__ = ["pygraph"]
+__all__ = ["attach", "driver_for", "prepare", "pygraph"]
+
+_log = logging.getLogger("pygraph")
+
+Boxed = Callable[[list[Any]], Any]
+"""A compiled program, or one region of it: takes its arguments in a list, which it clears."""
+
+
+# -- torch.compile -----------------------------------------------------------------------------------------------------
 
 
 def pygraph(
@@ -56,15 +75,18 @@ def pygraph(
     unusable = compat.missing_text(compat.UNUSABLE)
     if unusable and settings.strict:
         raise CaptureError("strict", unusable)
-    prepare({value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}, settings)
+    devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
+    prepare(devices, settings)
     settings.check_passes()  # a pipeline that does not parse is the caller's mistake, not a failure in here
-    tag = None if unusable else entry_tag(gm, settings)
+    rows = program_rows(gm)
+    failures = CaptureFailures(rows, devices, settings)
+    tag = None if unusable else entry_tag([*rows, failures.digest()], settings)
     keeper = None if tag is None else Keeper(tag)
-    inner: Any = _Compiler(settings, origin_of(gm), compat.compiler_config.cache_key_tag, keeper, unusable)
-    with cached_under(tag), restoring(keeper, inner.restore), following():
+    compiler = _Compiler(settings, origin_of(gm), compat.compiler_config.cache_key_tag, keeper, failures, unusable)
+    with cached_under(tag), restoring(keeper, compiler.restore), following():
         return cast(
             "Callable[..., Any]",
-            compat.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches),
+            compat.compile_fx(gm, example_inputs, inner_compile=cast("Any", compiler), config_patches=patches),
         )
 
 
@@ -87,48 +109,119 @@ def _inductor_patches(mode: str | None, settings: Settings) -> dict[str, Any]:
 class _Compiler:
     """Inductor's ``inner_compile`` for one Dynamo graph, and what restores a program of it that AOTAutograd kept.
 
-    ``unusable`` says why this torch cannot be worked with, if so.
+    ``unusable`` says why this torch cannot be worked with, if so. ``forward`` is the forward graph, once it is lifted.
     """
 
     settings: Settings
     origin: GraphOrigin
     user_tag: str
     keeper: Keeper | None
+    failures: CaptureFailures
     unusable: str
+    forward: Graph | None = field(default=None, init=False)
 
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    # -- a cold compilation --------------------------------------------------------------------------------------------
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Boxed:
         report = open_report(_kind(kwargs), self.origin)
         if self.unusable:
             report.error = self.unusable
-            return compat.compile_fx_inner(gm, example_inputs, **kwargs)
-        return self._cold.compile(gm, example_inputs, kwargs, report)
+            return cast("Boxed", compat.compile_fx_inner(gm, example_inputs, **kwargs))
+        with _timed(report, "copy"):
+            original = {path: copy.deepcopy(module.graph) for path, module in _modules(gm)}
+        try:
+            run = self._compile(gm, example_inputs, kwargs, report)
+        except Exception as error:  # whatever failed in here, the user's program must run
+            if self.settings.strict:
+                raise
+            report.give_up(error)
+            _restore_graphs(gm, original)
+            run = _boxed(compat.compile_fx_inner(gm, example_inputs, **kwargs))
+        dump_program(self.settings.dump_dir, report)
+        return run
 
-    @cached_property
-    def _cold(self) -> GraphCompiler:
-        from pygraph.compilation import GraphCompiler  # a program that is restored does without the compiler
+    def _compile(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any], report: GraphReport
+    ) -> Boxed:
+        from pygraph.frontend import lift
+        from pygraph.inductor.attention import define_seeds, inputs_in_use, unwrap_idle
+        from pygraph.inductor.compile import compile_under, pass_context, program_key
+        from pygraph.inductor.decision import decide
+        from pygraph.inductor.write_back import fingerprint, write_back
+        from pygraph.passes.manager import PassManager
 
-        return GraphCompiler(self.settings, self.user_tag, self.keeper)
+        with _timed(report, "lift"):
+            report.notes += unwrap_idle(gm) + define_seeds(gm)
+            graph = lift(gm, kind=report.kind, static_inputs=self._static_inputs(gm, kwargs))
+            report.notes += self.failures.mark(graph, report.kind)
+            lifted = fingerprint(graph)
+        with _timed(report, "passes"):
+            manager = PassManager(self.settings.pipeline, dump_dir=graph_dir(self.settings.dump_dir, report))
+            context = pass_context(graph)
+            ran = manager.run(graph, context)
+            decision = decide(graph, context.device, manager.text)
+        if report.kind == "forward":
+            self.forward = graph
+        report.device, report.pipeline = decision.device, decision.pipeline
+        report.graph, report.model, report.decision = graph, context.model, decision
+        report.passes = tuple(PassReport(p.text, p.time_ms, p.modified, p.notes) for p in ran.passes)
+        if self.settings.strict:
+            _raise_if_uncaptured(report)
+        with _timed(report, "write_back"):
+            report.notes += write_back(gm, graph, lifted)
+            modules = {node.name: module_of(node.meta) for node in gm.graph.nodes}
+        with _timed(report, "inductor"):
+            tag = f"{self.user_tag}|pygraph {program_key(decision, manager.passes)}"
+            inputs = inputs_in_use(gm, example_inputs)
+            program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag)
+        facts = _facts(program, graph, decision, report, tag, modules)
+        kept = self.keeper is not None and self.keeper.keep(program, facts, report)
+        run = attach(program, facts, report, self.settings, self._on_failure(report))
+        if kept:
+            mark_cached(run, program)
+        return run
 
-    def restore(self, program: Any, facts: Facts, told: bytes, path: Path) -> Boxed:
-        """What AOTAutograd's cache had kept: ``program`` gets its regions back, and the report says the same of it.
+    def _static_inputs(self, gm: torch.fx.GraphModule, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+        from pygraph.frontend import backward_static_inputs
 
-        What fails for an operator in a capture cannot be cut, as the graph is gone: a later process compiles it again.
-        """
-        start = time.perf_counter()
+        if not kwargs.get("is_backward"):
+            return tuple(kwargs.get("static_input_idxs") or ())
+        return backward_static_inputs(gm, self.forward) if self.forward is not None else ()
+
+    # -- a warm one ----------------------------------------------------------------------------------------------------
+
+    def restore(self, program: Any, facts: Facts, told: bytes) -> Boxed:
+        """What AOTAutograd's cache had kept: ``program`` gets its regions back, and the report says the same of it."""
         report = open_report(facts.kind, self.origin)
         try:
-            facts.fill(report, told)
-            report.record, report.source = program_record(program), program.source_code
-            heard = forgetting(path, functools.partial(_not_cut, report))
-            run = boxed(attach(program, facts, report, self.settings, heard)[0])
+            with _timed(report, "restore"):
+                facts.fill(report, told)
+                report.record, report.source = program_record(program), program.source_code
+                run = attach(program, facts, report, self.settings, self._on_failure(report))
         except Exception as error:  # the program itself is Inductor's, and whole
             if self.settings.strict:
                 raise
             report.give_up(error)
-            return boxed(program)
-        report.times_ms["restore"] = (time.perf_counter() - start) * 1e3
+            return _boxed(program)
         trace_report(report)
         return run
+
+    # -- a capture that fails ------------------------------------------------------------------------------------------
+
+    def _on_failure(self, report: GraphReport) -> Callable[[Refusal], None] | None:
+        """What takes refusals that name operators: the next compilation of the program leaves those outside."""
+        return None if self.settings.strict else functools.partial(_remember, self.failures, report)
+
+
+def _remember(failures: CaptureFailures, report: GraphReport, refusal: Refusal) -> None:
+    complete = report.complete()
+    if complete.decision is None or complete.record is None:
+        return
+    for name in failures.add(report.kind, refusal, complete.decision, complete.record):
+        placed = complete.decision.nodes[name]
+        note = f"cut when it is compiled next: {placed.op} at {placed.loc or 'unknown line'}: {refusal.reason}"
+        report.notes.append(note)
+        _log.info("%s: %s", report.name, note)
 
 
 def _kind(kwargs: Mapping[str, Any]) -> str:
@@ -137,5 +230,229 @@ def _kind(kwargs: Mapping[str, Any]) -> str:
     return "inference" if kwargs.get("is_inference") else "forward"
 
 
-def _not_cut(report: GraphReport, refusal: Refusal) -> None:
-    report.notes.append(f"not cut where a capture failed ({refusal.reason}): the next process compiles the graph again")
+@contextlib.contextmanager
+def _timed(report: GraphReport, name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    report.times_ms[name] = (time.perf_counter() - start) * 1e3
+
+
+def _modules(gm: torch.fx.GraphModule) -> list[tuple[str, torch.fx.GraphModule]]:
+    return [(path, m) for path, m in gm.named_modules() if isinstance(m, torch.fx.GraphModule)]
+
+
+def _restore_graphs(gm: torch.fx.GraphModule, original: Mapping[str, torch.fx.Graph]) -> None:
+    """Give a module and its subgraphs their graphs back, which Inductor rewrites, and take back what AOTAutograd was
+    told of a program's strides: Inductor accepts no second report."""
+    for path, module in _modules(gm):
+        if path in original:
+            module.graph = original[path]
+    context = compat.TracingContext.try_get()
+    if context is not None and context.output_strides is not None:
+        context.output_strides.clear()
+
+
+def _raise_if_uncaptured(report: GraphReport) -> None:
+    left = [u for u in report.uncaptured() if u.reason != "max-regions"]
+    if left:
+        rows = "\n".join(f"  {u.op} at {u.loc or 'unknown line'}: {u.reason}: {u.detail}" for u in left)
+        raise CaptureError("strict", f"{len(left)} operators cannot be captured\n{rows}")
+
+
+# -- what is known of a program before it runs -------------------------------------------------------------------------
+
+
+def _facts(
+    program: Any, graph: Graph, decision: Decision, report: GraphReport, tag: str, modules: Mapping[str, str]
+) -> Facts:
+    """What is known of ``program`` before it runs, in ``report`` too. ``modules``: the user's module of each node."""
+    from pygraph.frontend import held_inputs, lent_inputs
+    from pygraph.inductor.compile import compare
+    from pygraph.inductor.emitted import read_program
+    from pygraph.inductor.line_map import line_origins
+
+    record = program_record(program)
+    if record is None:
+        report.notes.append("Inductor did not partition this program: nothing is captured")
+        return Facts(tag, report.kind, report.device, ())
+    notes, forbidden = compare(decision, record)
+    report.notes += notes
+    report.record, report.source = record, program.source_code
+    report.emitted = emitted = read_program(program.source_code)
+    report.regions = _region_reports(decision, record, emitted, forbidden, modules)
+    lines = line_origins(program.source_code, emitted.regions, record.regions, decision)
+    held, lent = held_inputs(graph), lent_inputs(graph)
+    regions = tuple(
+        RegionFacts(one, origins, _positions(function.arguments, held), _positions(function.arguments, lent))
+        for one, function, origins in zip(report.regions, emitted.regions, lines, strict=True)
+    )
+    text = entry_text(program.source_code) if len(regions) == 1 and regions[0].report.wrapped else None
+    return Facts(tag, report.kind, report.device, regions, text)
+
+
+def _positions(arguments: Sequence[str], names: frozenset[str]) -> tuple[int, ...]:
+    """Where ``names`` are among the arguments of a region."""
+    return tuple(position for position, name in enumerate(arguments) if name in names)
+
+
+def _region_reports(
+    decision: Decision,
+    record: ProgramRecord,
+    emitted: EmittedProgram,
+    forbidden: Collection[int],
+    modules: Mapping[str, str],
+) -> list[RegionReport]:
+    found = []
+    for region, steps in zip(emitted.regions, record.regions, strict=True):
+        nodes = tuple(dict.fromkeys(name for step in steps for name in step.origins))
+        regions = (decision.nodes[name].region for name in nodes if name in decision.nodes)
+        planned = tuple(sorted({index for index in regions if index is not None}))
+        reason = ""
+        if region.index in forbidden:
+            reason = "holds an operator judged not capturable"
+        elif not region.kernels:
+            reason = "launches nothing"
+        elif planned and not decision.selected.intersection(planned):
+            reason = "not selected by the model"
+        paths = [modules[name].replace(".", os.sep) for name in nodes if modules.get(name)]
+        module = os.path.commonpath(paths).replace(os.sep, ".") if paths else ""
+        found.append(RegionReport(region.index, planned, nodes, region.kernels, not reason, reason, module=module))
+    return found
+
+
+# -- regions in the place of partition functions -----------------------------------------------------------------------
+
+
+def attach(
+    program: Any,
+    facts: Facts,
+    report: GraphReport,
+    settings: Settings,
+    on_failure: Callable[[Refusal], None] | None,
+) -> Boxed:
+    """Put regions in the place of the functions of Inductor's ``program``. Returns what a call enters by: the replay of
+    the only region, where the program does nothing else.
+
+    ``on_failure`` is called with why a capture failed, where the operators that are at fault are known.
+    """
+    driver = _driver(facts, report, settings)
+    if driver is None:
+        return _boxed(program)
+    folder = graph_dir(settings.dump_dir, report)
+    dump = None if folder is None else functools.partial(dump_launches, folder)
+    made: list[tuple[Region, Boxed]] = []
+
+    def wrapper(known: RegionFacts) -> Callable[[Boxed], Boxed]:
+        return lambda function: wrap(function, known) if known.report.wrapped else function
+
+    def wrap(function: Boxed, known: RegionFacts) -> Boxed:
+        region, name = known.report, f"{report.name}.region{known.report.index}"
+        first = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
+        one = Region(
+            function,
+            driver,
+            name=name,
+            label=f"{name} {region.module}".rstrip(),
+            options=_options(settings),
+            held=known.held,
+            lent=known.lent,
+            on_capture=dump and functools.partial(dump, region.index),
+            origins={first + line: origin for line, origin in known.origins.items()},
+            on_refusal=on_failure,
+        )
+        region.record = one.record
+        made.append((one, function))
+        return functools.partial(_call_strictly, one) if settings.strict else one
+
+    program.recursively_apply_fns([wrapper(known) for known in facts.regions])
+    if facts.entry is None or len(made) != 1:
+        return _boxed(program)
+    ((region, function),) = made
+    return _boxed(bind(facts.entry, getattr(function, "__globals__", {}), region, program), fresh=True)
+
+
+def _boxed(program: Boxed, *, fresh: bool = False) -> Boxed:
+    """A plain function around ``program``, unless it is one of our own (``fresh``).
+
+    Inductor's own object carries cache keys that would poison later plain compilations: it is not handed out.
+    """
+
+    def run(args: list[Any]) -> Any:
+        return program(args)
+
+    chosen = program if fresh else run
+    chosen._boxed_call = True  # type: ignore[attr-defined]
+    return chosen
+
+
+def _call_strictly(region: Region, args: list[Any]) -> Sequence[Any]:
+    """Raise once it turns out that a region cannot be captured: not where it merely is faster uncaptured."""
+    outputs = region(args)
+    record = region.record
+    if record.state == "uncaptured" and record.reason:
+        raise CaptureError("strict", f"{record.name} cannot be captured: {record.reason}")
+    return outputs
+
+
+def _options(settings: Settings) -> RegionOptions:
+    return RegionOptions(
+        capture_after=settings.capture_after,
+        max_captures=settings.max_captures,
+        verify_always=settings.verify == "always",
+        measure=settings.measure,
+        cache_dir=settings.cache_dir,
+    )
+
+
+# -- drivers -----------------------------------------------------------------------------------------------------------
+
+
+def prepare(device_types: Collection[str], settings: Settings) -> None:
+    """Begin to build the native half of the driver that a graph on these devices needs, in the background."""
+    if "cuda" in device_types:
+        from pygraph.runtime.cuda import build as cuda
+
+        cuda.load.start(settings.cache_dir)
+    elif "cpu" in device_types:
+        from pygraph.runtime.host import build as host
+
+        host.load.start(settings.cache_dir)
+
+
+def _driver(facts: Facts, report: GraphReport, settings: Settings) -> Driver | None:
+    """The driver for what is to be captured; None, with the reason at each region, when nothing can be."""
+    wanted = [known.report for known in facts.regions if known.report.wrapped]
+    if not wanted:
+        return None
+    prepare((torch.device(report.device).type,), settings)
+    why = f"no driver captures on {report.device}"
+    try:
+        driver = driver_for(report.device)
+    except CaptureError as error:
+        if settings.strict:
+            raise
+        _warn_once(f"nothing is captured on {report.device}: {error}")
+        driver, why = None, str(error)
+    if driver is None:
+        for region in wanted:
+            region.wrapped, region.reason = False, why
+    return driver
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning("pygraph: %s", text)
+
+
+@functools.cache
+def driver_for(device: str) -> Driver | None:
+    """The driver that captures on a kind of device, or None when there is none. Raises CaptureError when it cannot."""
+    if device.partition(":")[0] == "cuda" and torch.cuda.is_available():
+        from pygraph.runtime.cuda import CudaDriver
+
+        return CudaDriver()
+    if device != "cpu":
+        return None
+    from pygraph.runtime.host import HostDriver
+
+    return HostDriver()

@@ -156,15 +156,10 @@ for _name in ("_codegen", "graph_partition", "process_grouped_nodes", "should_pa
     _find(f"torch._inductor.scheduler.Scheduler.{_name}")
 
 # -- AOTAutograd and Dynamo ----------------------------------------------------------------------------------------
-CompileContext = _find("torch._guards.CompileContext")
 TracingContext = _find("torch._guards.TracingContext")
-compile_context = _find("torch._guards.compile_context")
-compile_lock = _find("torch._dynamo.convert_frame.compile_lock")
 detect_fake_mode = _find("torch._guards.detect_fake_mode")
 functorch_config = _find("torch._functorch.config", cost=_RAISES)
-tracing = _find("torch._guards.tracing")
 set_grad_enabled = _find("torch._C._set_grad_enabled")
-without_autocast = _find("torch._C._DisableAutocast")
 
 # -- caches ----------------------------------------------------------------------------------------------------------
 _COLD = "AOTAutograd's cache is off: warm starts take longer"
@@ -250,22 +245,19 @@ if torch.backends.cuda.is_built():
 
 # -- calibration and benchmarks ------------------------------------------------------------------------------------
 _CALIBRATE = "`pygraph calibrate` does not work"
-_BENCH = "`pygraph bench` does not work"
 AsyncCompile = _find("torch._inductor.async_compile.AsyncCompile", cost=_CALIBRATE)
 make_fx = _find("torch.fx.experimental.proxy_tensor.make_fx", cost=_CALIBRATE)
-compile_callbacks = _find("torch._dynamo.callback.callback_handler", cost=_BENCH)
 
 
 class InductorTiming(NamedTuple):
-    """Where Inductor times kernels: ``autotuner.benchmark_all_configs`` times all configurations of one, everything
-    on a GPU goes through ``benchmarker.benchmark_gpu``, and ``padding`` decides which matrix products to pad.
+    """Where Inductor times kernels: ``autotuner.benchmark_all_configs`` times all configurations of one, and
+    ``padding`` decides which matrix products to pad.
 
     What ``kernel.inductor_meta_common`` returns goes into the source of a kernel, and says which caches it uses.
     """
 
     kernel: Any
     autotuner: Any
-    benchmarker: Any
     padding: Any
 
 
@@ -273,10 +265,9 @@ def inductor_timing() -> InductorTiming:
     """The places above; imported when asked for, since they take a while and only a benchmark wants them."""
     from torch._inductor.codegen.triton import TritonKernel
     from torch._inductor.fx_passes import pad_mm
-    from torch._inductor.runtime.benchmarking import benchmarker
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    return InductorTiming(TritonKernel, CachingAutotuner, benchmarker, pad_mm)
+    return InductorTiming(TritonKernel, CachingAutotuner, pad_mm)
 
 
 # -- traces: structured artifacts for tlparse ----------------------------------------------------------------------

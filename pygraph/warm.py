@@ -8,8 +8,8 @@ file beside Inductor's caches, and put back when AOTAutograd loads the program:
     warm:  Dynamo ─ key ─ load program and facts ─ wrap regions                 (no facts: a miss)
 
 The key holds all else that passes and report depend on. So a program is never shared with plain Inductor, with other
-options, another source of this package, or other source lines. A program whose capture failed for an operator is not
-restored again: its graph is compiled anew, so that the operator can be cut.
+options, another source of this package, or other source lines. What captures failed for is part of it too: after a
+failure the graph is compiled anew, and cut.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ import logging
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pygraph import cache, compat
 from pygraph.report.model import GraphReport, RegionReport
-from pygraph.runtime.provenance import Origin, Refusal
+from pygraph.runtime.provenance import Origin
 from pygraph.settings import Settings
 from pygraph.version import PACKAGE, package_digest
 
-__all__ = ["Facts", "Keeper", "RegionFacts", "cached_under", "entry_tag", "forgetting", "mark_cached", "restoring"]
+__all__ = ["Facts", "Keeper", "RegionFacts", "cached_under", "entry_tag", "mark_cached", "restoring"]
 
 _log = logging.getLogger("pygraph")
 
@@ -53,13 +51,13 @@ class RegionFacts:
 @dataclass(frozen=True)
 class Facts:
     """What it takes to give a program of Inductor's its regions. ``tag`` is the cache key tag under which its kernels
-    were made, ``shortcut`` the text of the function that it is entered by, if it has one."""
+    were made, ``entry`` the text of the function that it is entered by, if it has one."""
 
     tag: str
     kind: str
     device: str
     regions: tuple[RegionFacts, ...]
-    shortcut: str | None = None
+    entry: str | None = None
 
     def fill(self, report: GraphReport, told: bytes) -> None:
         """Have ``report`` say of the restored program what the report of its compilation said, most of it when read."""
@@ -89,13 +87,12 @@ def _tell(told: bytes, report: GraphReport) -> None:
 # -- keys ----------------------------------------------------------------------------------------------------------
 
 
-def entry_tag(gm: torch.fx.GraphModule, settings: Settings) -> str | None:
-    """The cache key tag for AOTAutograd's entry of ``gm``; None where the cache is to stay off.
+def entry_tag(rows: Iterable[str], settings: Settings) -> str | None:
+    """The cache key tag for AOTAutograd's entry of a graph; None where the cache is to stay off.
 
     It holds what programs, regions and reports depend on besides what torch hashes: this package, the pipeline, the
-    calibrated models, tags of operators that are not torch's own, and the user's lines. The cache is off where passes
-    are someone else's (their helpers are not known), where each step is dumped, and where torch is asked for entries of
-    another form.
+    calibrated models, and ``rows``, which tell the user's program. The cache is off where passes are someone else's
+    (their helpers are not known), where each step is dumped, and where torch is asked for entries of another form.
     """
     config, dynamo = compat.functorch_config, compat.dynamo_config
     if not compat.WARM_STARTS or settings.dump_dir is not None:
@@ -109,11 +106,8 @@ def entry_tag(gm: torch.fx.GraphModule, settings: Settings) -> str | None:
     if passes is None:
         return None
     sources = (package_digest(PACKAGE), package_digest(PACKAGE / "report"))
-    rows = [*sources, passes, str(settings.strict), _calibrations(), os.getcwd()]
-    for module in gm.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            rows += [f"{_origin(node.meta)}{_operator(node.target)}" for node in module.graph.nodes]
-    digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()
+    parts = (*sources, passes, str(settings.strict), _calibrations(), os.getcwd(), *rows)
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return f"{compat.compiler_config.cache_key_tag}|pygraph {digest}"
 
 
@@ -126,21 +120,6 @@ def _passes(settings: Settings) -> str | None:
     manager = PassManager(settings.passes)
     ours = all(type(one).__module__.startswith("pygraph.") for one in manager.passes)
     return manager.text if ours else None
-
-
-def _origin(meta: Mapping[str, Any]) -> str:
-    """The user's lines and modules of a node."""
-    modules = [path for path, _ in (meta.get("nn_module_stack") or {}).values()]
-    return f"{meta.get('stack_trace')} {modules}"
-
-
-def _operator(target: object) -> str:
-    """What the schema and the tags of an operator say, of those that do not come with torch."""
-    if isinstance(target, compat.OpOverloadPacket):
-        return "".join(_operator(getattr(target, name)) for name in target.overloads())
-    if not isinstance(target, compat.OpOverload) or target.namespace in ("aten", "prims"):
-        return ""
-    return f" {target._schema} {sorted(map(str, target.tags))}"
 
 
 def _calibrations() -> str:
@@ -175,45 +154,30 @@ class Keeper:
         digest = hashlib.sha256(f"{self.tag}\n{key}\n{guards}".encode()).hexdigest()
         return Path(compat.inductor_cache_dir()) / "pygraph" / digest[:2] / digest[2:]
 
-    def keep(self, program: Any, facts: Facts, report: GraphReport) -> Path | None:
-        """Keep ``facts`` of ``program`` and what ``report`` says. The file; None if there is none, as for what Inductor
-        does not keep either."""
+    def keep(self, program: Any, facts: Facts, report: GraphReport) -> bool:
+        """Keep ``facts`` of ``program`` and what ``report`` says. Whether that is done: not for what Inductor does not
+        keep either."""
         key = getattr(program, "_fx_graph_cache_key", None)
         if key is None:
-            return None
-        path = self.path(key, program.guards_expr)
+            return False
         try:
-            cache.write_atomically(path, pickle.dumps((facts, _told(report))))
+            cache.write_atomically(self.path(key, program.guards_expr), pickle.dumps((facts, _told(report))))
         except (OSError, pickle.PicklingError, TypeError, AttributeError) as error:
             _log.debug("nothing is kept for a warm start: %s", error)
-            return None
-        return path
+            return False
+        return True
 
-    def load(self, key: str, guards: str | None) -> tuple[Facts, bytes, Path] | None:
-        """What was kept of a program, and where; None where nothing is there or it cannot be read."""
+    def load(self, key: str, guards: str | None) -> tuple[Facts, bytes] | None:
+        """What was kept of a program; None where nothing is there or it cannot be read."""
         path = self.path(key, guards)
         try:
             facts, told = pickle.loads(path.read_bytes())
-            return facts, told, path
+            return facts, told
         except FileNotFoundError:
             return None
         except Exception as error:  # noqa: BLE001 - damaged pickles raise anything
             cache.warn_once(path, f"{type(error).__name__}: {error}")
             return None
-
-
-def forgetting(path: Path | None, heard: Callable[[Refusal], None] | None = None) -> Callable[[Refusal], None]:
-    """Takes refusals that name operators: what is kept at ``path`` goes, so that no later process restores the program;
-    then ``heard`` is told."""
-
-    def listen(refusal: Refusal) -> None:
-        if path is not None:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-        if heard is not None:
-            heard(refusal)
-
-    return listen
 
 
 def mark_cached(run: Any, program: Any) -> None:
@@ -224,7 +188,7 @@ def mark_cached(run: Any, program: Any) -> None:
 
 # -- AOTAutograd loads a program -----------------------------------------------------------------------------------
 
-Restore = Callable[[Any, Facts, bytes, Path], Any]
+Restore = Callable[[Any, Facts, bytes], Any]
 """Makes of Inductor's program, as loaded, and of what ``Keeper.load`` found, what is called instead."""
 
 _active = threading.local()

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -65,19 +64,3 @@ def fresh() -> Iterator[None]:
     yield
     torch._dynamo.reset()
     pygraph.reset()
-
-
-@pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the graphs that are compiled again, in order."""
-    from pygraph import recompile
-
-    seen: list[str] = []
-    attempt = recompile.Recompilation._attempt
-
-    def noted(self: Any, *args: Any) -> Any:
-        seen.append(self._report.name)
-        return attempt(self, *args)
-
-    monkeypatch.setattr(recompile.Recompilation, "_attempt", noted)
-    return seen

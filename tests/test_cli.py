@@ -447,7 +447,7 @@ def test_what_plain_inductor_runs_is_not_covered(script: Callable[[str], str], m
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no native half")
 
-    monkeypatch.setattr("pygraph.regions.driver_for", broken)
+    monkeypatch.setattr("pygraph.backend.driver_for", broken)
     result = run("explain", script(SMALL + "inputs = torch.ones(2, 4)\n"))
     assert "error: RuntimeError: no native half" in result.stdout
     assert "coverage none: plain Inductor runs this graph" in " ".join(result.stdout.split())

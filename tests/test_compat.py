@@ -81,7 +81,7 @@ def test_without_a_symbol_that_can_be_spared_graphs_are_replayed_and_one_warning
 
 
 @pytest.mark.parametrize(
-    "symbol", ["torch._inductor.scheduler.Scheduler.process_grouped_nodes", "torch._guards.compile_context"]
+    "symbol", ["torch._inductor.scheduler.Scheduler.process_grouped_nodes", "torch._guards.TracingContext"]
 )
 def test_without_a_symbol_that_is_needed_programs_run_and_one_warning_says_that_nothing_is_captured(
     symbol: str,

@@ -41,11 +41,14 @@ def run_ranks(size: int, tmp_path: Path, device: str, backend: str) -> list[list
 
 
 def check(ranks: list[list[dict[str, Any]]], reason: str) -> None:
-    """Every call of every rank has the sum over all ranks, and what is around the operator is replayed."""
+    """Every call of every rank has the sum over all ranks, and what is around the operator is replayed, at the latest
+    when a program is compiled for the second time."""
     for rank in ranks:
-        for program in rank:
+        for number, program in enumerate(rank):
             sums = [2.0 * sum(call + other + 1 for other in range(len(ranks))) for call in range(CALLS)]
             assert program["found"] == sums
+            if number % 2 == 0:
+                continue
             assert set(program["states"]) == {"replay"}, program
             assert program["replays"] > 0
             assert [why for _, why in program["left"]] == [reason], program
@@ -53,5 +56,5 @@ def check(ranks: list[list[dict[str, Any]]], reason: str) -> None:
 
 def test_ranks_that_capture_at_different_calls_agree(tmp_path: Path) -> None:
     ranks = run_ranks(2, tmp_path, "cpu", "gloo")
-    assert [len(rank) for rank in ranks] == [2, 2]
+    assert [len(rank) for rank in ranks] == [4, 4]
     check(ranks, "opaque-operator")

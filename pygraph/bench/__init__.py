@@ -1,1 +1,18 @@
-"""``pygraph bench``: sides of the same program next to each other, timed in turns, with results compared first."""
+"""``pygraph bench``: one program compiled in several ways (*sides*), timed side by side, results compared first.
+
+Two compilers in one process disturb each other: memory pools, captured graphs and streams of one slow the other down.
+Two processes run one after the other measure clocks and neighbours. So each side has a process of its own, all of them
+are alive at the same time, and only one runs:
+
+    coordinator ──┬── eager    ▇ · · ▇ · ·        ▇ a block of calls, drained at both ends
+    (measure)     ├── default  · ▇ · · · ▇        · waits on a pipe
+                  └── pygraph  · · ▇ · ▇ ·
+                               round 1 round 2    the order is drawn anew in each round
+
+A ratio is the median of the ratios within rounds, so that what drifts changes both times. A side whose results are not
+those of eager is not timed.
+
+``measure`` runs the sides, ``process`` and ``worker`` are the two ends of a pipe, ``script`` holds a user's script at
+its compiled calls, ``kernels`` has all sides configure a kernel alike, ``results`` and ``render`` make the document,
+the page and the pictures. The benchmark suite (``benchmarks/``) is measured by the same code.
+"""

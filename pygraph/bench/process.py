@@ -1,7 +1,9 @@
-"""The coordinator's end of one process: start it, tell it what to do, wait for its answers, end it in any case.
+"""The coordinator's end of a side's process: start it, tell it what to do, wait for its answers, end it in any case.
 
-What processes are started when lives in ``compile_phase`` and ``timing``. What is run is given as a command line, so
-that nothing here needs a GPU.
+A command is a line of JSON on the process's stdin, an answer a line on its stdout::
+
+    → {"do": "block", "calls": 40, "lead": 3}
+    ← {"row": {"wall_us": 128.7, "host_us": 31.0}}            or {"row": {}, "failure": "memory", "error": "…"}
 """
 
 from __future__ import annotations
@@ -12,90 +14,74 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from pygraph.bench.protocol import Answer, Phase, Spec
-
-__all__ = ["Command", "Home", "Process", "command_of"]
-
-Command: TypeAlias = Callable[[Spec], Sequence[str]]
-"""The command line of a side's process."""
+__all__ = ["Answer", "Process", "Spec", "gist"]
 
 _TOLD = 1500
 """Characters of what a process that died had printed."""
-_PARTING = 10.0
-"""Seconds that a process may take to end once it has closed its pipe."""
-_FAILED = 2.0
-"""Seconds that it may take to end once it has answered that it failed."""
+_PATIENCE = 2.0
+"""Seconds that a process may take to end by itself once it has failed or closed its pipe."""
 _KILLED = 30.0
-"""Seconds that are waited for one that was killed, since what it has on a GPU takes a while to be taken down."""
-_GONE = 1.0
-"""Seconds that are waited for it when there is no time left: it is nobody's business any more."""
+"""Seconds to wait for one that was killed: what it has on a GPU takes a while to be taken down."""
 
 
-def command_of(spec: Spec) -> list[str]:
-    """The command line of a side's process, as it is but for tests."""
-    return [sys.executable, "-m", "pygraph.bench.worker", spec.text()]
+@dataclass(frozen=True)
+class Spec:
+    """What a process runs. ``runner`` (``module:function``) runs ``program`` with ``args`` as ``side`` on ``device``.
 
-
-class Home:
-    """Where a program's sides keep their caches, logs and results, under one folder.
-
-    Each side has a cache of its own for what Inductor compiles. Triton's, which goes by content, is shared by the
-    sides of a program, unless each is to compile from nothing (``cold``).
+    ``result`` is the file for results that are compared. ``check``: the process only computes them, and Inductor draws
+    random numbers as eager does.
     """
 
-    def __init__(self, folder: Path, *, cold: bool = False) -> None:
-        self.folder, self.cold = folder, cold
+    runner: str
+    program: str
+    args: tuple[str, ...]
+    side: str
+    device: str
+    result: str
+    check: bool = False
 
-    def of(self, program: str, side: str) -> Path:
-        """The folder of one side, made if need be."""
-        path = self.folder / program / side
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+    def text(self) -> str:
+        """As JSON, for a command line."""
+        return json.dumps(asdict(self))
 
-    def result(self, program: str, side: str, phase: Phase) -> Path:
-        """The file for what a side computed."""
-        return self.of(program, side) / f"{phase}.pt"
+    @staticmethod
+    def read(text: str) -> Spec:
+        """The inverse of ``text``."""
+        spec = Spec(**json.loads(text))
+        return replace(spec, args=tuple(spec.args))
 
-    def choices(self, program: str) -> Path:
-        """The file of what was decided by timing kernels, for all sides of a program."""
-        return (self.folder / program / "choices.json").absolute()
 
-    @property
-    def gpu_lock(self) -> Path:
-        """The file that is locked by whoever times kernels."""
-        return (self.folder / "gpu.lock").absolute()
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of a command: ``row`` with what was found, or ``failure`` and, in words, ``error``.
 
-    def environ(self, program: str, side: str, phase: Phase) -> dict[str, str]:
-        """The environment of a process: caches apart; and nothing measured on a GPU that others load meanwhile."""
-        own = self.of(program, side)
-        triton = own / "triton" if self.cold else own.parent / "triton"
-        more = {} if phase == "time" else {"PYGRAPH_MEASURE": "0"}
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(own / "compiled"), "TRITON_CACHE_DIR": str(triton)}
-        return {**os.environ, **caches, **more}
+    A failure is ``failed`` (it raised), ``inapplicable`` (the side cannot run this program), ``memory``, ``ended`` (a
+    script came to its end), ``died`` or ``late`` (no answer in time).
+    """
+
+    row: dict[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+    error: str = ""
 
 
 class Process:
-    """A process, in a session of its own so that its helpers end with it."""
+    """A process in a session of its own, so that its helpers end with it."""
 
-    def __init__(self, command: Sequence[str], environ: dict[str, str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self._log = log
         self._first: Answer | None = None
         self._answers: queue.Queue[Answer | None] = queue.Queue()
+        pipe = subprocess.PIPE
         with open(log, "wb") as err:
             self._process = subprocess.Popen(
-                list(command),
-                env=environ,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=err,
-                start_new_session=True,
+                list(command), env=dict(environ), stdin=pipe, stdout=pipe, stderr=err, start_new_session=True
             )
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -112,13 +98,12 @@ class Process:
         try:
             found = self._answers.get(timeout=_left(until, threading.TIMEOUT_MAX))
         except queue.Empty:
-            found = Answer({}, "late", "it was not done in time")
+            self.kill()
+            return Answer(failure="late", error="it was not done in time")
         if found is None:
-            found = Answer({}, "died", self._last_words(until))
-        if found.failure == "late":
-            self.kill()  # one of several, perhaps, and the time is up: nobody waits for it here
-        elif found.failure is not None:
-            self.end(until, _FAILED)
+            found = Answer(failure="died", error=self._last_words(until))
+        if found.failure is not None:
+            self.end(until, _PATIENCE)
         return found
 
     def ready(self, until: float) -> Answer:
@@ -133,34 +118,32 @@ class Process:
         return self.answer(until)
 
     def end(self, until: float, patience: float = 0.0) -> None:
-        """End it and whatever it started; within ``patience`` seconds it may do so itself. Errors are no concern.
-
-        After ``until``, a time of ``time.monotonic``, it is killed without patience, and hardly waited for.
-        """
+        """End it and whatever it started; within ``patience`` seconds, and before ``until``, it may do so itself."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
         self._wait(_left(until, patience))
         self.kill()
-        self._wait(max(_left(until, _KILLED), _GONE))
-
-    def _wait(self, seconds: float) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
+        self._wait(max(_left(until, _KILLED), 1.0))
 
     def kill(self) -> None:
         """Kill it and whatever it started, without waiting until they are gone."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
     def _listen(self) -> None:
         stream = self._process.stdout
         for line in stream if stream is not None else ():
-            self._answers.put(_read(line))
+            message = json.loads(line)
+            self._answers.put(Answer(message["row"], message["failure"], message["error"]))
         self._answers.put(None)
 
     def _last_words(self, until: float) -> str:
-        self.end(until, _PARTING)  # it may hang, with its pipe closed
+        self.end(until, _PATIENCE)  # it may hang with its pipe closed
         code = self._process.poll()
         told = self._log.read_text(errors="replace").strip()[-_TOLD:]
         why = "closed its pipe" if code is None else f"ended with {f'signal {-code}' if code < 0 else f'status {code}'}"
@@ -172,9 +155,10 @@ def _left(until: float, most: float) -> float:
     return min(max(until - time.monotonic(), 0.0), most)
 
 
-def _read(line: bytes) -> Answer:
-    try:
-        message = json.loads(line)
-        return Answer(message["row"], message.get("failure"), message.get("error", ""))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return Answer({}, "failed", f"it answered what cannot be read: {line[:200]!r}")
+def gist(error: str) -> str:
+    """The line of ``error`` that says most: an exception's first; the last of a traceback or of a process's output."""
+    lines = error.strip().splitlines()
+    if not lines:
+        return ""
+    told = lines[0].startswith(("Traceback", "it ended with ", "it closed its pipe"))
+    return lines[-1] if told else lines[0]

@@ -1,7 +1,7 @@
 """A user's script as a side: torch.compile compiles in the side's way, and the process waits where blocks end.
 
 A call that counts is one of an outermost compiled callable, from its entry to the next one's entry: all that the
-script does in between is timed with it. Which calls are timed is ``serving``'s business.
+script does in between is timed with it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from unittest import mock
 import torch
 from torch import nn
 
-from pygraph.bench.protocol import Channel, Spec
-from pygraph.bench.serving import Serving
+from pygraph.bench.process import Spec
 from pygraph.bench.sides import compile_as
+from pygraph.bench.worker import Serving
 
 __all__ = ["Gate", "run_script"]
 
@@ -29,22 +29,26 @@ _OWN = ("backend", "mode", "options")
 """Arguments of torch.compile that belong to the side."""
 
 
-def run_script(spec: Spec, channel: Channel, serving: Serving) -> None:
-    """Run the script as ``python SCRIPT ARGS`` would, until the coordinator has seen enough or the script ends."""
-    gate = Gate(spec.side, serving)
-    sys.argv = [spec.program, *spec.args]
-    sys.path.insert(0, str(Path(spec.program).resolve().parent))
-    status: object = None
-    with mock.patch.object(torch, "compile", gate.compile):
-        try:
-            runpy.run_path(spec.program, run_name="__main__")
-        except SystemExit as error:
-            status = error.code
-    serving.save()
-    if status not in (None, 0):
-        raise RuntimeError(f"the script exited with status {status}")
-    told = f"the script ended after {serving.made} calls of what it compiled"
-    channel.fail("ended", told, {"calls": serving.made, **serving.facts()})
+def run_script(spec: Spec, serving: Serving) -> Callable[[], None]:
+    """What runs the script as ``python SCRIPT ARGS`` would, until the coordinator has seen enough or it ends."""
+
+    def run() -> None:
+        gate = Gate(spec.side, serving)
+        sys.argv = [spec.program, *spec.args]
+        sys.path.insert(0, str(Path(spec.program).resolve().parent))
+        status: object = None
+        with mock.patch.object(torch, "compile", gate.compile):
+            try:
+                runpy.run_path(spec.program, run_name="__main__")
+            except SystemExit as error:
+                status = error.code
+        serving.save()
+        if status not in (None, 0):
+            raise RuntimeError(f"the script exited with status {status}")
+        told = f"the script ended after {serving.made} calls of what it compiled"
+        serving.answer({"calls": serving.made}, "ended", told)
+
+    return run
 
 
 class Gate:

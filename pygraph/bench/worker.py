@@ -1,13 +1,14 @@
-"""The process of one side: ``python -m pygraph.bench.worker SPEC``, with commands on stdin and answers on stdout.
+"""The process of one side: ``python -m pygraph.bench.worker SPEC``, commands on stdin, answers on stdout.
 
-It imports what it will need, opens the GPU, and says that it is ready; until it is told to compile, it does nothing
-there. What the program prints goes to stderr.
+It imports what it needs, opens the GPU, and says that it is ready; until it is told to compile, it does nothing there.
+What the program prints goes to stderr. The program asks ``Serving.calls`` before each call, which is where it waits.
 """
 
 from __future__ import annotations
 
-import contextlib
+import gc
 import importlib
+import json
 import os
 import random
 import signal
@@ -15,29 +16,192 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
-from pygraph.bench.protocol import Channel, Failure, Spec
+import torch
 
-if TYPE_CHECKING:
-    from pygraph.bench.choices import QuietGpu
-    from pygraph.bench.choosing import Chooser
-    from pygraph.bench.serving import Serving
-    from pygraph.bench.workload import Workload
+import pygraph
+import pygraph.backend  # on every side alike
+from pygraph.bench.compare import Kept
+from pygraph.bench.process import Spec
+from pygraph.bench.sides import OURS
+from pygraph.report.facts import summarize
+from pygraph.settings import Settings
 
-__all__ = ["main", "open_channel", "serve"]
+__all__ = ["Inapplicable", "Serving", "serve"]
 
 _PARENT_SECONDS = 0.5
 """Between two looks whether the coordinator is still there: a thread that sleeps disturbs nothing."""
+_SETTLING_SECONDS, _BETWEEN_LOOKS = 5.0, 50
+"""How long warming up goes on for measured selection that has not decided, and calls between two looks at it."""
+_MEMORY_CALLS = 3
+"""Calls over which the peak of memory is taken."""
+
+Steps = Generator[bool, None, dict[str, Any]]
+
+
+class Inapplicable(Exception):
+    """A side cannot run this program at all; the message says why."""
+
+
+class Serving:
+    """Answers commands read from ``commands`` on ``answers``. The program advances ``calls`` before each of its calls.
+
+    ``calls`` yields whether the result of the call is to be kept (``keep``), waits in ``next`` while other sides run,
+    and ends when the process is to end. Set ``began`` to the time at which the first call began. Results go to the
+    file ``result``. Warming up goes on, for a time, while ``settling`` returns True.
+    """
+
+    def __init__(
+        self,
+        commands: IO[str],
+        answers: IO[str],
+        device: str,
+        result: str = "",
+        settling: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.made = 0
+        self.began = 0.0
+        self._commands, self._answers = commands, answers
+        self._kept, self._result, self._settling = Kept(), result, settling
+        self._gpu = device == "cuda"
+        self.calls: Iterator[bool] = self._serve()
+
+    def keep(self, result: Any) -> None:
+        """Keep the result of the call that was made last."""
+        self._kept.add(self.made, result)
+
+    def save(self) -> None:
+        """Write the results that were kept."""
+        if self._result:
+            self._kept.save(Path(self._result))
+
+    def answer(self, row: dict[str, Any], failure: str | None = None, error: str = "") -> None:
+        """Answer the last command; with a ``failure``, nothing more will be done."""
+        message = {"row": row, "failure": failure, "error": error}
+        self._answers.write(json.dumps(message) + "\n")
+        self._answers.flush()
+
+    def _serve(self) -> Iterator[bool]:
+        served: dict[str, Callable[..., Steps]]
+        served = {"compile": self._compile, "warm": self._warm, "block": self._block}
+        while line := self._commands.readline():
+            command = json.loads(line)
+            does = command.pop("do")
+            if does == "finish":
+                self.answer(what_was_captured())
+                return
+            self.answer((yield from served[does](**command)))
+
+    def _call(self, keep: bool = False) -> Iterator[bool]:
+        self.made += 1
+        yield keep
+
+    def _compile(self) -> Steps:
+        """The first call, in s until it is done."""
+        self.began = time.perf_counter()
+        yield from self._call(True)
+        self._drain()
+        return {"compile_s": round(time.perf_counter() - self.began, 3)}
+
+    def _warm(self, calls: int, seconds: float) -> Steps:
+        """``calls`` in all, and more until ``seconds`` have passed and measured selection has ended; then memory."""
+        self._tidy()
+        while self.made < calls:
+            yield from self._call(self._kept.has_room() or self.made + 1 == calls)
+        self._drain()
+        self.save()
+        yield from self._until(time.perf_counter() + seconds)
+        capturing = torch.cuda.max_memory_allocated() if self._gpu else 0
+        self._tidy()
+        start = time.perf_counter()
+        for _ in range(_MEMORY_CALLS):
+            yield from self._call()
+        self._drain()
+        found = {"call_us": (time.perf_counter() - start) / _MEMORY_CALLS * 1e6, "calls": self.made}
+        if self._gpu:
+            found["capturing_peak_bytes"] = capturing
+            found["peak_bytes"] = torch.cuda.max_memory_allocated()
+            found["reserved_bytes"] = torch.cuda.memory_reserved()
+        return found
+
+    def _until(self, end: float) -> Iterator[bool]:
+        """Not drained in between, since a measurement that is under way would see it."""
+        while time.perf_counter() < end:
+            yield from self._call()
+        while self._settling() and time.perf_counter() < end + _SETTLING_SECONDS:
+            for _ in range(_BETWEEN_LOOKS):
+                yield from self._call()
+
+    def _block(self, calls: int, lead: int) -> Steps:
+        """``lead`` calls that do not count, then ``calls``, drained at both ends: µs per call.
+
+        ``host``: until the calls had returned. ``wall``: until the device had done them.
+        """
+        for _ in range(lead):
+            yield from self._call()
+        self._drain()
+        start = time.perf_counter()
+        for _ in range(calls):
+            yield False
+        issued = time.perf_counter()
+        self._drain()
+        done = time.perf_counter()
+        self.made += calls
+        return {"host_us": (issued - start) / calls * 1e6, "wall_us": (done - start) / calls * 1e6}
+
+    def _drain(self) -> None:
+        if self._gpu:
+            torch.cuda.synchronize()
+
+    def _tidy(self) -> None:
+        """What compiling and capturing left behind is nobody's, and takes no part in a peak."""
+        gc.collect()
+        self._drain()
+        if self._gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+# -- what PyGraph did --------------------------------------------------------------------------------------------------
+
+
+def _settling() -> bool:
+    """Whether a captured region has not decided yet what becomes of its captures."""
+    records = [region.record for report in pygraph.reports() for region in report.regions if region.record is not None]
+    return any(record.captures > len(record.decisions) for record in records)
+
+
+def what_was_captured() -> dict[str, Any]:
+    """Coverage, regions and what was measured of them; empty where PyGraph compiled nothing."""
+    reports = pygraph.reports()
+    if not reports:
+        return {}
+    summary = summarize(reports)
+    regions = []
+    for region in (region for report in reports for region in report.regions):
+        decisions = [] if region.record is None else [asdict(decision) for decision in region.record.decisions]
+        regions.append({"state": region.state, "why": region.why, "decisions": decisions})
+    coverage = {"share": summary.coverage, "captures": summary.captures, "replays": summary.replays}
+    return {"coverage": coverage, "regions": regions}
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
     """Serve until told to finish; whatever the program raises is answered, and ends the process with status 1."""
     spec = Spec.read(sys.argv[1])
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    status = serve(spec, open_channel())
+    commands = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull, "rb") as nothing:  # the program reads and prints elsewhere
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    status = serve(spec, commands, answers)
     sys.stderr.flush()
     os._exit(status)  # a script's threads and handlers are no part of what is measured
 
@@ -51,114 +215,34 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def open_channel() -> Channel:
-    """The pipes that the process was started with, out of the way of what the program reads and prints."""
-    commands = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-    return Channel(commands, answers)
-
-
-def serve(spec: Spec, channel: Channel) -> int:
+def serve(spec: Spec, commands: IO[str], answers: IO[str]) -> int:
     """Run the side of ``spec``; returns the exit status."""
+    measured = spec.side == OURS and not spec.check and Settings.make({}).measure
+    serving = Serving(commands, answers, spec.device, spec.result, _settling if measured else lambda: False)
     try:
-        run = _prepared(spec, channel)
-        channel.answer({"ready": True})
+        module, _, function = spec.runner.partition(":")
+        run = getattr(importlib.import_module(module), function)(spec, serving)
+        if spec.check:
+            from pygraph.compat import inductor_config
+
+            inductor_config.fallback_random = True
+        if spec.device == "cuda":
+            torch.zeros(1, device="cuda")
+        serving.answer({"ready": True})
+        if next(serving.calls, None) is None:  # nobody wants it any more
+            return 0
+        random.seed(0)
+        torch.manual_seed(0)
         run()
     except Exception as error:  # noqa: BLE001 - a side runs anybody's program: whatever it raises is the answer
         traceback.print_exc()
-        channel.fail(_kind(error), "".join(traceback.format_exception_only(error)).strip())
+        told = "".join(traceback.format_exception_only(error)).strip()
+        serving.answer({}, _kind(error), told)
         return 1
     return 0
 
 
-def _prepared(spec: Spec, channel: Channel) -> Callable[[], None]:
-    """What is to be done, with everything imported that it needs."""
-    import torch
-
-    from pygraph.backend import pygraph as _backend  # noqa: F401 - imported on every side alike
-    from pygraph.bench.choices import Choices, QuietGpu
-    from pygraph.bench.choosing import Chooser
-    from pygraph.compat import inductor_config
-
-    if spec.phase == "check":
-        inductor_config.fallback_random = True
-    quiet = QuietGpu(Path(spec.gpu_lock))
-    chooser = Chooser(Choices(Path(spec.choices)), quiet, fresh=spec.fresh)
-    serving = _serving(spec, channel, chooser, quiet)
-    program = _script(spec, channel, serving) if spec.script else _workload(spec, serving)
-    if spec.device == "cuda":
-        torch.zeros(1, device="cuda")
-
-    def run() -> None:
-        if next(serving.calls, None) is None:  # nobody wants it any more
-            return
-        random.seed(0)
-        torch.manual_seed(0)
-        with chooser.installed():
-            program()
-
-    return run
-
-
-def _serving(spec: Spec, channel: Channel, chooser: Chooser, quiet: QuietGpu) -> Serving:
-    """Where nothing is timed but kernels, calls give way to whoever times them."""
-    from pygraph.bench.serving import Serving
-    from pygraph.bench.sides import measures
-    from pygraph.bench.watching import settling
-
-    return Serving(
-        channel,
-        spec.device,
-        Path(spec.result) if spec.result else None,
-        settling if spec.phase == "time" and measures(spec.side) else None,
-        quiet.held if spec.device == "cuda" and spec.phase != "time" else contextlib.nullcontext,
-        lambda: {"chosen": chooser.used()},
-    )
-
-
-def _script(spec: Spec, channel: Channel, serving: Serving) -> Callable[[], None]:
-    from pygraph.bench.script import run_script
-
-    return lambda: run_script(spec, channel, serving)
-
-
-def _workload(spec: Spec, serving: Serving) -> Callable[[], None]:
-    from pygraph.bench.registry import workloads
-
-    workload = workloads(spec.suite)[spec.program]
-    for module in workload.imports:
-        importlib.import_module(module)
-    return lambda: _run(spec, workload, serving)
-
-
-def _run(spec: Spec, workload: Workload, serving: Serving) -> None:
-    """Call the step as often as the coordinator wants. Results are dropped before the next call."""
-    from pygraph.bench.sides import cloning, compile_as, step_as
-
-    build = workload.tiny if spec.tiny else workload.build
-    keeps = cloning if workload.feeds_back and spec.side == "reduce-overhead" else _same
-    step = step_as(spec.side, build(lambda target: keeps(compile_as(spec.side, target)), spec.device))
-    serving.began = time.perf_counter()
-    serving.keep(step())
-    for keep in serving.calls:
-        if keep:
-            serving.keep(step())
-        else:
-            step()
-
-
-def _same(target: Any) -> Any:
-    return target
-
-
-def _kind(error: BaseException) -> Failure:
-    import torch
-
-    from pygraph.bench.graphed import Inapplicable
-
+def _kind(error: BaseException) -> str:
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, Inapplicable):

@@ -16,7 +16,7 @@ from torch.fx import Node as FxNode
 
 from pygraph.compat import detect_fake_mode
 from pygraph.frontend import op_name
-from pygraph.inductor.fake import refresh_values
+from pygraph.inductor.write_back import refresh_values
 
 __all__ = ["define_seeds", "inputs_in_use", "unwrap_idle"]
 

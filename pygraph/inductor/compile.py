@@ -1,7 +1,4 @@
-"""Has Inductor compile a whole graph under a decision, and holds what came out against it.
-
-Wrapping regions for replay is ``wrap``'s; deciding is the passes'.
-"""
+"""Has Inductor compile a whole graph under a decision, and holds what came out against it."""
 
 from __future__ import annotations
 
@@ -9,58 +6,87 @@ import functools
 import hashlib
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pygraph import compat, version
+from pygraph.calibration.store import stored_model
+from pygraph.frontend import lift
 from pygraph.inductor.decision import Decision
+from pygraph.inductor.partition_hooks import PartitionHooks
 from pygraph.inductor.record import ProgramRecord
-from pygraph.inductor.steering import Steering
-from pygraph.ir import CONSTANT
-from pygraph.passes.base import Pass
+from pygraph.ir import CAPTURABLE, CONSTANT, H200, HOST, REASON, DeviceModel, Graph, TensorType
+from pygraph.passes.base import Pass, PassContext
+from pygraph.passes.legality import Legality
+from pygraph.passes.verdict import captured_device
 
-__all__ = ["compare", "compile_steered", "program_key"]
+__all__ = ["MODELS", "compare", "compile_under", "model_for", "pass_context", "program_key"]
 
-Judge = Callable[[Any], Mapping[str, str | None]]
+MODELS: dict[str, DeviceModel] = {"cpu": HOST, "cuda": H200}
+"""The built-in device models, by the kind of device whose work is captured: used where none was calibrated."""
 
 
-def compile_steered(
+def pass_context(graph: Graph) -> PassContext:
+    """What passes are told of ``graph``: the device whose work is captured, and its model."""
+    device = captured_device(graph)
+    places = (value.type.device for value in graph.values() if isinstance(value.type, TensorType))
+    index = next((place.index for place in places if place.kind == device and place.index is not None), None)
+    return PassContext(device, model_for(device, index))
+
+
+def model_for(device: str, index: int | None = None) -> DeviceModel:
+    """The device model that a graph is costed with: calibrated on this machine, or else built in."""
+    model = stored_model(device, index) or MODELS[device]
+    return model if torch.get_float32_matmul_precision() == "highest" else model.with_tf32()
+
+
+def compile_under(
+    decision: Decision,
+    passes: Sequence[Pass],
     gm: torch.fx.GraphModule,
     inputs: Sequence[Any],
     kwargs: Mapping[str, Any],
-    decision: Decision,
-    judge: Judge,
     tag: str,
 ) -> Any:
-    """Inductor's compiled graph for ``gm``, cut where ``decision`` says.
+    """Inductor's compiled graph for ``gm``, cut where ``decision`` says; legality of ``passes`` judges what Inductor's
+    own passes make.
 
     Inductor's configuration stays the user's but for the partition itself. Its cache key gets ``tag``: the user's with
     ``program_key``; plain compilations of the same graph have another key.
     """
-    steering = Steering(decision, judge)
+    legality = next((item for item in passes if isinstance(item, Legality)), Legality())
+    hooks = PartitionHooks(decision, functools.partial(_judge, legality, decision.device))
     with (
-        steering.active(),
+        hooks.active(),
         compat.compiler_config.patch(cache_key_tag=tag),
         compat.inductor_config.patch(graph_partition=True),
     ):
         return compat.compile_fx_inner(gm, inputs, **kwargs)
 
 
-def program_key(decision: Decision, passes: Sequence[Pass], failed: str = "") -> str:
+def _judge(legality: Legality, device: str, fx_graph: Any) -> Mapping[str, str | None]:
+    """The reason of each node of an FX graph by name, None where it is capturable."""
+    gm = fx_graph.owning_module or torch.fx.GraphModule(torch.nn.Module(), fx_graph)
+    graph = lift(gm, kind="inference")
+    legality.run(graph, PassContext(device, MODELS[device]))
+    return {n.name: None if n.meta.get(CAPTURABLE) else n.meta.get(REASON) or "unknown-node" for n in graph.nodes}
+
+
+def program_key(decision: Decision, passes: Sequence[Pass]) -> str:
     """A hash of all that shapes a program besides its graph and Inductor's configuration, which Inductor hashes.
 
-    That is the decision with its pipeline, what captures failed for (a digest), the source of this package and of
-    passes from elsewhere, the version of torch, and the device.
+    That is the decision with its pipeline, the source of this package and of passes from elsewhere, the version of
+    torch, and the device.
     """
     sources = (
         version.package_digest(version.PACKAGE),
         *(_source(cls) for item in passes for cls in type(item).__mro__),
     )
     device = torch.cuda.get_device_name() if decision.device == "cuda" else decision.device
-    parts = (version.__version__, torch.__version__, device, decision.digest(), failed, *sources)
+    parts = (version.__version__, torch.__version__, device, decision.digest(), *sources)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Made", "ProgramRecord", "RecordedMaps", "Step", "program_record"]
+__all__ = ["PatternNode", "ProgramRecord", "RecordedMaps", "Step", "program_record"]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PatternNode:
     """An FX node that Inductor's own passes made, so that no decision names it: its operator, and the nodes of the
     decision that it was made from. Without any, nobody knows. ``reason`` says why it has to be outside, if it has."""
 
@@ -34,7 +34,7 @@ class Step:
     origins: tuple[str, ...]
     launches: bool
     reason: str | None
-    made: tuple[Made, ...] = ()
+    made: tuple[PatternNode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,6 @@ class RecordedMaps(list[object]):
 
 
 def program_record(compiled: Any) -> ProgramRecord | None:
-    """What steering noted while ``compiled`` was made, also when it came from a cache; None when it was not cut."""
+    """What was noted while ``compiled`` was made, also when it came from a cache; None when it was not cut."""
     maps = getattr(compiled, "partition_maps", None)  # a graph without operators becomes a plain function
     return getattr(maps, "record", None)

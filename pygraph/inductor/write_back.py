@@ -6,19 +6,19 @@ Nodes are matched by name. A graph that no pass changed is left exactly as it is
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 
+from pygraph import compat
 from pygraph.frontend import resolve_op, result_paths, to_fx_arg
-from pygraph.inductor.constants import moved_constant
-from pygraph.inductor.fake import refresh_values
 from pygraph.inductor.upload import make_compilable
 from pygraph.ir import Arg, Graph, KernelNode, Value
 
-__all__ = ["Fingerprint", "fingerprint", "write_back"]
+__all__ = ["Fingerprint", "fingerprint", "moved_constant", "refresh_values", "write_back"]
 
 _MOVE = torch.ops.prims.device_put.default
 _LIFT = torch.ops.aten.lift_fresh_copy.default
@@ -173,3 +173,55 @@ class _Writer:
             self.items[node, index] = item
             self.changed.append(item)
         return self.items[node, index]
+
+
+# -- constants and fake results ----------------------------------------------------------------------------------------
+
+
+def moved_constant(gm: torch.fx.GraphModule, constant: FxNode, device: torch.device) -> FxNode:
+    """A node for what ``constant`` (a ``get_attr``) holds, as a constant of ``gm`` on ``device``.
+
+    It stands behind ``constant``, and is made once for each device.
+    """
+    name = f"{constant.target}_on_{device.type}_{device.index or 0}".replace(".", "_")
+    nodes: list[FxNode] = list(gm.graph.nodes)
+    for node in nodes:
+        if node.op == "get_attr" and node.target == name:
+            return node
+    value: torch.Tensor = getattr(gm, str(constant.target))
+    mode = compat.detect_fake_mode([node.meta.get("val") for node in nodes])
+    with compat.without_dispatch_modes():  # AOTAutograd compiles under its fake mode, and this has to be real memory
+        moved = value.detach().to(device)
+    gm.register_buffer(name, moved)
+    with gm.graph.inserting_after(constant):
+        made: FxNode = gm.graph.create_node("get_attr", name)
+    made.meta["val"] = mode.from_tensor(getattr(gm, name)) if mode is not None else getattr(gm, name)
+    return made
+
+
+def refresh_values(graph: FxGraph, changed: Sequence[FxNode]) -> None:
+    """Recompute ``meta["val"]`` of the ``changed`` nodes and of all that follows from them."""
+    if not changed:
+        return
+    mode = compat.detect_fake_mode([node.meta.get("val") for node in graph.nodes])
+    stale = set(changed)
+    for node in graph.nodes:
+        if node.op != "call_function" or not (node in stale or stale.intersection(node.all_input_nodes)):
+            continue
+        before = node.meta.get("val")
+        node.meta["val"] = _evaluate(node, mode)
+        if node in stale or not _alike(before, node.meta["val"]):
+            stale.add(node)
+
+
+def _evaluate(node: FxNode, mode: Any) -> Any:
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
+    with mode:
+        return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is callable
+
+
+def _alike(before: Any, after: Any) -> bool:
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+        return type(before) is type(after) and not isinstance(before, (torch.Tensor, tuple, list))
+    same = (before.dtype, before.device, before.shape) == (after.dtype, after.device, after.shape)
+    return same and before.stride() == after.stride()

@@ -64,6 +64,12 @@ _HOST_READS_OF_DEVICE = _entries(
     Entry("host-read", "checks its operands on the host", accelerator=True),
 )
 
+_HOST_GROUPS = _entries(
+    # mixtures of experts: a product for each group of rows, whose ends lie on the device
+    ("transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback_backward"),
+    Entry("host-read", "reads on the host where groups end"),
+)
+
 _HOST_ASSERTS = _entries(
     (
         "aten._assert_scalar",  # FORBIDDEN_CUDAGRAPH_OPS
@@ -165,6 +171,7 @@ _HOST_CODE = _entries(
 _UNSAFE: dict[str, Entry] = {
     **_HOST_READS,
     **_HOST_READS_OF_DEVICE,
+    **_HOST_GROUPS,
     **_HOST_ASSERTS,
     **_DYNAMIC,
     **_UNSAFE_ON_DEVICE,

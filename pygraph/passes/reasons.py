@@ -22,7 +22,7 @@ class Reason:
 _TABLE = (
     Reason(
         "failed-capture",
-        "its region was captured with it, which failed there: the region was cut at the node, and compiled again",
+        "an earlier capture of its region failed at the node, which was remembered for this compilation",
         "see what was met; tag an operator of yours cudagraph_unsafe to have it cut at once",
     ),
     Reason(

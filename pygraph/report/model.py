@@ -17,7 +17,7 @@ from pygraph.frontend.location import UNKNOWN, GraphOrigin
 
 if TYPE_CHECKING:
     from pygraph.inductor.decision import Decision
-    from pygraph.inductor.program import EmittedProgram
+    from pygraph.inductor.emitted import EmittedProgram
     from pygraph.inductor.record import ProgramRecord
     from pygraph.ir import DeviceModel, Graph
     from pygraph.runtime.counters import RegionRecord

@@ -189,7 +189,7 @@ def _verify(trial: _Trial, name: str, transient: Transient, unverified: Callable
     if expected is None:
         unverified("another thread drew from the generator of the uncaptured run")
         return None
-    outputs = trial.executable.replay(trial.args)
+    outputs = trial.executable.replay(list(trial.args))
     if outputs is None:
         return None
     try:
@@ -362,7 +362,7 @@ class _Trial:
     def _replay(self, args: list[Any]) -> Sequence[Any] | None:
         """A replay; while one raises, and from then on, ``replaying`` says so."""
         self.replaying = True
-        outputs = self.executable.replay(args)
+        outputs = self.executable.replay(list(args))
         self.replaying = False
         return outputs
 

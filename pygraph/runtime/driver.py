@@ -92,19 +92,16 @@ class Program:
 
 
 class Executable(Protocol):
-    """A captured region, ready to be replayed any number of times.
-
-    It may also have ``consume(args)``: a replay that lets go of each argument as soon as it is dead and leaves ``args``
-    empty, or returns None with ``args`` as it was.
-    """
+    """A captured region, ready to be replayed any number of times."""
 
     def replay(self, args: list[Any]) -> list[Any] | None:
         """Run the region on ``args`` and return fresh outputs, or None when ``args`` are not what was captured.
 
-        None is returned before anything was written: the caller then runs the region uncaptured. ``args`` is left
-        as it is. Scalars match by type and by bits (``-0.0`` is not ``0.0``, ``True`` is not ``1``); an argument that
-        is neither a plain tensor nor what was captured does not match. Raises ReplayError, or what a kernel raised,
-        when a launch failed.
+        The list is emptied, and each argument let go of as soon as it is dead: a caller who needs the arguments
+        afterwards passes a copy of the list. None is returned before anything was written, with ``args`` as it was: the
+        caller then runs the region uncaptured. Scalars match by type and by bits (``-0.0`` is not ``0.0``, ``True`` is
+        not ``1``); an argument that is neither a plain tensor nor what was captured does not match. Raises ReplayError,
+        or what a kernel raised, when a launch failed.
         """
         ...
 

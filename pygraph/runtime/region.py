@@ -127,7 +127,7 @@ class Region:
         self._clock = clock
         measured = self._options.measure and not self._options.verify_always
         self._decisions = Decisions.of(fn, driver, self._options.cache_dir) if measured else None
-        self._consume: Callable[[list[Any]], Sequence[Any] | None] | None = None
+        self._replay_last: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
         self._measured: Variant | None = None
         """What was used last instead, if it is being measured."""
@@ -145,27 +145,26 @@ class Region:
         """Whether a call that comes now is replayed, if it fits."""
         if dispatch_mode_depth():
             return False
-        return self._consume is not None or self._measured_replay() is not None
+        return self._replay_last is not None or self._measured_replay() is not None
 
     def try_replay(self, args: list[Any]) -> Sequence[Any] | None:
         """Replay the capture that was used last; None, with nothing done and ``args`` as it was, if that does not fit.
 
         Raises what a call raises.
         """
-        consume = self._consume
+        replay = self._replay_last
         if capturing or dispatch_mode_depth() or functorch_level() is not None:
             return None
-        if consume is None:
+        if replay is None:
             variant = self._measured_replay()
             return None if variant is None else self._use(variant, args)
         try:
-            outputs = consume(args)
+            outputs = replay(args)
         except BaseException as error:
             self._raised(args, error)
             raise
         if outputs is None:
             return None
-        args.clear()
         self._count_replay()
         counters.REPLAYS.hit()
         return outputs
@@ -226,10 +225,10 @@ class Region:
             scope = self._scope(variant, variant.program)
             outputs = verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
         else:
-            outputs = _consuming(executable)(args)
+            outputs = executable.replay(args)
         if outputs is None:
             return None
-        args.clear()
+        args.clear()  # a replay that was verified leaves them
         self._prefer(variant, executable)
         self._count_replay()
         counters.REPLAYS.hit()
@@ -248,7 +247,7 @@ class Region:
         usable = variant.executable is executable and not self._closed
         plain = self._key is not None and self._key.plain and not self._options.verify_always
         self._measured = variant if measured and usable else None
-        self._consume = _consuming(executable) if usable and plain and not measured else None
+        self._replay_last = executable.replay if usable and plain and not measured else None
 
     def _measures(self) -> bool:
         """Whether a variant that is captured now is measured. Of several processes, each would decide by itself."""
@@ -296,7 +295,7 @@ class Region:
     def _skip(self, variant: Variant) -> None:
         """Leave a variant uncaptured for good, since that is faster."""
         executable = self._variants.skip(variant)
-        self._consume = self._measured = None
+        self._replay_last = self._measured = None
         if executable is not None:
             executable.close()
         if not self._variants.captured:
@@ -394,7 +393,7 @@ class Region:
         variant.program = made.program if self._options.verify_always else None
         self._describe(made, verdict)
         for executable in self._variants.install(variant, made.executable):
-            self._consume = self._measured = None
+            self._replay_last = self._measured = None
             executable.close()
         self._slots = made.table
         self._prefer(variant, made.executable)
@@ -438,7 +437,7 @@ class Region:
 
     def _retire(self, refusal: Refusal) -> None:
         self._closed = True
-        self._consume = self._measured = None
+        self._replay_last = self._measured = None
         self._slots = None
         self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
         for executable in self._variants.clear():
@@ -461,8 +460,3 @@ class Region:
         if verdict.spread is not None:
             notes.append("non-deterministic: compared within a tolerance")
         record.notes.extend(note for note in notes if note not in record.notes)
-
-
-def _consuming(executable: Executable) -> Callable[[list[Any]], list[Any] | None]:
-    """How ``executable`` replays arguments that nobody needs afterwards."""
-    return getattr(executable, "consume", None) or executable.replay

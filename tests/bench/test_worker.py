@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from pygraph.bench.protocol import Spec
+from pygraph.bench.process import Spec
 
 COORDINATOR = """
 import json, subprocess, sys, time
@@ -37,8 +37,7 @@ time.sleep(600)
 def test_it_ends_with_its_coordinator_and_takes_its_helpers_along(tmp_path: Path) -> None:
     script = tmp_path / "busy.py"
     script.write_text(SCRIPT)
-    files = {name: str(tmp_path / name) for name in ("choices", "gpu_lock")}
-    spec = Spec(program=str(script), side="eager", phase="time", device="cpu", result="", script=True, **files)
+    spec = Spec("pygraph.bench.script:run_script", str(script), (), "eager", "cpu", result="")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     coordinator = subprocess.Popen(
         [sys.executable, "-c", COORDINATOR, spec.text()], stdout=subprocess.PIPE, cwd=tmp_path, env=environ

@@ -11,7 +11,7 @@ import torch
 
 import pygraph
 from pygraph.calibration.store import identity_of, save
-from pygraph.inductor.plan import model_for
+from pygraph.inductor.compile import model_for
 from pygraph.ir import HOST, Peak
 from pygraph.passes import PassContext
 from pygraph.passes.manager import read_header, write_reproducer

@@ -42,7 +42,7 @@ def replay_and_compare(driver: Driver, fn: Function, made: Captured, args: Seque
     expected = list(fn(list(theirs)))
     after = torch.cuda.get_rng_state()
     torch.cuda.set_rng_state(start)
-    outputs = made.executable.replay(ours)
+    outputs = made.executable.replay(list(ours))
     assert outputs is not None, "the replay turned its arguments away"
     torch.cuda.synchronize()
     assert same_bits(outputs, expected)

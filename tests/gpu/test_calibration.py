@@ -12,7 +12,7 @@ from pygraph.calibration.records import DEVICE, HOST_CALL, PANELS, Calibration, 
 from pygraph.calibration.run import calibrate
 from pygraph.calibration.store import save, stored_model
 from pygraph.calibration.validation import workloads
-from pygraph.inductor.plan import MODELS, model_for
+from pygraph.inductor.compile import MODELS, model_for
 from pygraph.runtime.cuda import CudaDriver
 
 MOST_SECONDS = 30.0

@@ -1,5 +1,5 @@
 """Operators that cannot be captured, found only when it is tried: the call is answered, the stream stays usable, the
-operator and the user's line are named, and the next call cuts there. On a device."""
+operator and the user's line are named, and the next compilation cuts there. On a device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pygraph.runtime.region import Region
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
-CALLS = 7
-"""Enough to run uncaptured, fail to be captured, be compiled again, and then run, be captured and be replayed."""
+CALLS = 4
+"""Enough to run uncaptured, be captured or fail to be, and be replayed."""
 
 HERE = Path(__file__)
 
@@ -117,6 +117,12 @@ def check(ours: Callable[..., Any], seed: int, w: torch.Tensor, rows: int = 32) 
     torch.testing.assert_close(ours(x, w), reference(x, w), msg=lambda text: f"call {seed}: {text}")
 
 
+def again() -> None:
+    """What is compiled next is compiled anew."""
+    torch._dynamo.reset()
+    pygraph.reset()
+
+
 def states(report: GraphReport) -> list[tuple[str, str]]:
     """State and reason of each region, for messages."""
     return [(region.state, region.why) for region in report.regions]
@@ -151,10 +157,12 @@ def test_the_call_is_answered_and_operator_and_line_are_named(name: str) -> None
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
-def test_the_next_try_is_cut_there_and_replays(name: str) -> None:
-    ours, w = torch.compile(program(OPERATORS[name]), backend="pygraph"), weight()
-    for seed in range(CALLS):
-        check(ours, seed, w)
+def test_the_next_compilation_is_cut_there_and_replays(name: str) -> None:
+    for _ in range(2):
+        again()
+        ours, w = torch.compile(program(OPERATORS[name]), backend="pygraph"), weight()
+        for seed in range(CALLS):
+            check(ours, seed, w)
     report = pygraph.reports()[0]
     assert [state for state, _ in states(report)] == ["replay", "replay"], f"{states(report)}; {report.notes}"
     left = [(u.op, u.reason) for u in report.uncaptured()]
@@ -164,15 +172,17 @@ def test_the_next_try_is_cut_there_and_replays(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["synchronise", "broken_unseen", "item"])
 def test_training_is_cut_in_both_directions(name: str) -> None:
-    ours = torch.compile(program(OPERATORS[name]), backend="pygraph")
-    w, plain = weight().requires_grad_(), weight().requires_grad_()
-    with torch.enable_grad():
-        for seed in range(CALLS + 2):
-            x = inputs(seed)
-            w.grad = plain.grad = None
-            ours(x, w).square().mean().backward()
-            reference(x, plain).square().mean().backward()
-            torch.testing.assert_close(w.grad, plain.grad, msg=lambda text, seed=seed: f"call {seed}: {text}")
+    for _ in range(2):
+        again()
+        ours = torch.compile(program(OPERATORS[name]), backend="pygraph")
+        w, plain = weight().requires_grad_(), weight().requires_grad_()
+        with torch.enable_grad():
+            for seed in range(CALLS):
+                x = inputs(seed)
+                w.grad = plain.grad = None
+                ours(x, w).square().mean().backward()
+                reference(x, plain).square().mean().backward()
+                torch.testing.assert_close(w.grad, plain.grad, msg=lambda text, seed=seed: f"call {seed}: {text}")
     forward, backward = pygraph.reports()[:2]
     for report in (forward, backward):
         assert {state for state, _ in states(report)} == {"replay"}, f"{report.name}: {states(report)}; {report.notes}"
@@ -180,9 +190,11 @@ def test_training_is_cut_in_both_directions(name: str) -> None:
 
 
 def test_dynamic_sizes_are_cut_too() -> None:
-    ours, w = torch.compile(program(OPERATORS["synchronise"]), backend="pygraph", dynamic=True), weight()
-    for seed, rows in enumerate((32, 32, 32, 32, 48, 48, 48)):
-        check(ours, seed, w, rows)
+    for _ in range(2):
+        again()
+        ours, w = torch.compile(program(OPERATORS["synchronise"]), backend="pygraph", dynamic=True), weight()
+        for seed, rows in enumerate((32, 32, 32, 48, 48, 48)):
+            check(ours, seed, w, rows)
     report = pygraph.reports()[0]
     assert [state for state, _ in states(report)] == ["replay", "replay"], f"{states(report)}; {report.notes}"
 

@@ -94,7 +94,7 @@ def test_what_was_not_captured_is_turned_away(driver: Driver) -> None:
         [None, 3],
         [torch.nn.Parameter(x), 3.5],
     ):
-        assert made.executable.replay(args) is None
+        assert made.executable.replay(list(args)) is None
     assert made.executable.replay([torch.nn.Parameter(x), 3]) is not None
 
 

@@ -151,7 +151,7 @@ def test_an_unset_entry_of_a_list_may_point_at_scratch(driver: Driver) -> None:
     executable = driver.instantiate(marked)
     for _ in range(3):
         args = [rand(100), rand(7, 3)]
-        outputs = executable.replay(args)
+        outputs = executable.replay(list(args))
         assert outputs is not None
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(outputs, foreach(args), strict=True))
 

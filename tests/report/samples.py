@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pygraph.frontend.location import GraphOrigin
 from pygraph.inductor.decision import decide
-from pygraph.inductor.program import EmittedProgram, EmittedRegion
+from pygraph.inductor.emitted import EmittedProgram, EmittedRegion
 from pygraph.ir import (
     CAPTURABLE,
     DETAIL,

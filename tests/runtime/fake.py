@@ -56,7 +56,9 @@ class FakeExecutable:
             if self.driver.declines(args):
                 return None
             self.replays += 1
-            return list((self.driver.kernel or self.fn)(list(args)))
+            outputs = list((self.driver.kernel or self.fn)(list(args)))
+            args.clear()
+            return outputs
         finally:
             self._busy.release()
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pygraph.runtime.cuda.executable import with_scratch
 from pygraph.runtime.cuda.nodes import KernelNode
-from pygraph.runtime.cuda.parts import with_scratch
 from pygraph.runtime.discover import capture
 from pygraph.runtime.driver import Inert, Program, Slot
 from pygraph.runtime.layout import plan

@@ -474,7 +474,7 @@ def test_a_decision_to_replay_is_not_measured_again(tmp_path: Path) -> None:
     (path,) = files(tmp_path)
     region, driver = make(cache_dir=str(tmp_path))
     assert timed(region) == ["replay"] * ALL
-    assert region._consume == driver.executables[0].replay
+    assert region._replay_last == driver.executables[0].replay
     (decision,) = region.record.decisions
     assert decision == Decision("replay", pytest.approx(FAST), pytest.approx(SLOW), LOST, path=str(path))
     assert counters()["recalled"] == 1

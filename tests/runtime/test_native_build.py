@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import cache, regions
+from pygraph import backend, cache
 from pygraph.errors import CaptureError
 from pygraph.runtime import native_build
 from pygraph.runtime.host import build as host_build
@@ -279,8 +279,8 @@ def test_without_a_native_half_regions_stay_uncaptured_and_the_compiler_runs_onc
     (tmp_path / "tiny.cpp").touch()
     broken = NativeLibrary("tiny", "tiny", tmp_path, ("tiny.cpp",), ("c10",))
     monkeypatch.setattr(host_build, "load", Loader(lambda: broken))
-    regions.driver_for.cache_clear()
-    regions._warn_once.cache_clear()
+    backend.driver_for.cache_clear()
+    backend._warn_once.cache_clear()
     monkeypatch.setattr(native_build, "_compiler", lambda: [str(tmp_path / "cxx")])
     monkeypatch.delenv("CXX")  # Inductor's own
     try:
@@ -289,7 +289,7 @@ def test_without_a_native_half_regions_stay_uncaptured_and_the_compiler_runs_onc
             x = torch.randn(size, size)
             assert torch.equal(function(x), torch.relu(x @ x) + 1)
     finally:
-        regions.driver_for.cache_clear()
+        backend.driver_for.cache_clear()
     assert calls.read_text().split() == ["call"]
     for report in pygraph.reports():
         assert not report.error

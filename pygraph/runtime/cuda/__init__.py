@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from pygraph.runtime.cuda import build
-from pygraph.runtime.cuda.driver import CudaDriver, CudaExecutable
+from pygraph.runtime.cuda.driver import CudaDriver
 
-__all__ = ["CudaDriver", "CudaExecutable", "build"]
+__all__ = ["CudaDriver", "build"]

@@ -1,4 +1,5 @@
-"""Address space for captures: reserved ranges of device addresses with one physical page mapped over and over.
+"""Address space for captures: reserved ranges of device addresses with one physical page mapped over and over; and
+whose the addresses of a capture are.
 
 Nothing executes while capturing, so that an address only has to look real. Ranges stay mapped for the process and
 are leased to one capture at a time; what lies where in a lease is the capture's business. Scratch memory is such a
@@ -8,13 +9,21 @@ range that nobody leases.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 from types import ModuleType
+from typing import Any
 
+import torch
+
+from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.bindings import call, succeeded
+from pygraph.runtime.recording import Allocation, AllocationKind, Foreign, ForeignMemory, Launch
 
-__all__ = ["ALIGNMENT", "GUARD", "Arena", "Arenas"]
+__all__ = ["ALIGNMENT", "GUARD", "Arena", "Arenas", "with_foreign"]
 
 ALIGNMENT = 512
 """Bytes that every allocation's address is a multiple of, as the ordinary CUDA allocator's are."""
@@ -37,6 +46,9 @@ _FIRST, _STEP, _LAST = 0x3A51 << 32, (1 << 38) + (1 << 26), 0x54 << 40
 then two neighbouring numbers of 32 bits (a count and the number 4, say) read as an address. Here the upper one would
 have to lie between 14929 and 21504 and, in a range of 128 GiB, be no multiple of 64. From one range to the next, both
 halves of an address move: half an earlier address beside a number never moves as far as an allocation does."""
+
+_LOWEST, _HIGHEST = 1 << 32, 1 << 57
+"""Where addresses can lie; other words are numbers for sure."""
 
 _numbers = itertools.count()
 
@@ -223,3 +235,96 @@ class Arenas:
         A garbage collection may call this at any time, also from within ``lease``.
         """
         self._returned.append((arena, idle))
+
+
+# -- addresses of nobody's ----------------------------------------------------------------------------------------
+# A replay would go on using such memory after its owner gave it up.
+
+
+def with_foreign(
+    driver: ModuleType,
+    launches: Sequence[Launch],
+    allocations: Sequence[Allocation],
+    own: Callable[[int], bool],
+    stand_in: Callable[[int], bool],
+) -> tuple[Launch, ...]:
+    """``launches``, each with its words that are addresses which the CUDA driver knows and none of ``allocations``
+    covers.
+
+    ``own`` tells the addresses that lie between those: they move, so that a second capture explains them or does not.
+    ``stand_in`` tells those of any capture. What lies in memory that torch holds and nobody uses was left behind by
+    earlier calls, and is no address of anything.
+    """
+    search = _Search(driver, AddressMap(allocations), allocations, own, stand_in)
+    return tuple(replace(launch, foreign=tuple(search.words(launch))) for launch in launches)
+
+
+class _Search:
+    """Looks words up; what a word is, is the same wherever it stands."""
+
+    def __init__(
+        self,
+        driver: ModuleType,
+        moving: AddressMap,
+        allocations: Sequence[Allocation],
+        own: Callable[[int], bool],
+        stand_in: Callable[[int], bool],
+    ) -> None:
+        self._driver, self._moving, self._own, self._stand_in = driver, moving, own, stand_in
+        self._ends = {a.address + a.nbytes for a in allocations}
+        self._constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
+        self._known: dict[int, tuple[ForeignMemory, str] | None] = {}
+
+    def words(self, launch: Launch) -> Iterator[Foreign]:
+        for position, word in enumerate(launch.words):
+            if not _LOWEST <= word < _HIGHEST:
+                continue
+            if word not in self._known:
+                self._known[word] = self._look_up(word)
+            found = self._known[word]
+            if found is not None:
+                yield Foreign(position, *found)
+
+    def _look_up(self, word: int) -> tuple[ForeignMemory, str] | None:
+        if word in self._ends or self._moving.inside(word) is not None or self._own(word):
+            return None
+        if any(constant.covers(word) for constant in self._constants):
+            return None
+        kind = self._ask("MEMORY_TYPE", word)
+        if kind is None:
+            return None
+        if self._stand_in(word):
+            return ForeignMemory.STAND_IN, f"{word:#x}, in address space of another capture"
+        place = bisect_right(self._blocks, word, key=lambda block: block[0]) - 1
+        start, nbytes, used = self._blocks[place] if place >= 0 else (0, 0, False)
+        held = word < start + nbytes
+        if held and not used:
+            return None
+        memory = "host memory" if kind == int(self._driver.CUmemorytype.CU_MEMORYTYPE_HOST) else "device memory"
+        detail = f"{word:#x}, in {memory} of nobody's{self._range(word)}"
+        if not held:
+            return ForeignMemory.OTHER, f"{detail}, which torch does not hold"
+        where = f"torch uses {nbytes} bytes from {start:#x} there"
+        return ForeignMemory.BLOCK if word == start else ForeignMemory.WITHIN, f"{detail}: {where}"
+
+    @cached_property
+    def _blocks(self) -> list[tuple[int, int, bool]]:
+        """The pieces of all memory that torch holds now, by address: where, how many bytes, whether they are used."""
+        found: list[tuple[int, int, bool]] = []
+        for segment in torch.cuda.memory_snapshot():
+            start = int(segment["address"])
+            for block in segment["blocks"]:
+                found.append((start, int(block["size"]), block["state"] != "inactive"))
+                start += int(block["size"])
+        return sorted(found)
+
+    def _range(self, word: int) -> str:
+        """The piece of memory that an address lies in, as far as the CUDA driver tells it."""
+        start, nbytes = self._ask("RANGE_START_ADDR", word), self._ask("RANGE_SIZE", word)
+        return "" if start is None or nbytes is None else f" ({nbytes} bytes from {start:#x})"
+
+    def _ask(self, attribute: str, word: int) -> int | None:
+        """What the CUDA driver says of an address; None when it is no address."""
+        kind = getattr(self._driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{attribute}")
+        result: Any = self._driver.cuPointerGetAttribute(kind, word)
+        return int(result[1]) if succeeded(result) else None

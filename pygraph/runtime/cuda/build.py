@@ -23,7 +23,6 @@ _SOURCES = (
     "allocator.h",
     "driver_api.h",
     "nodes.h",
-    "plan.h",
     "random_order.h",
     "region.h",
     "transient.h",

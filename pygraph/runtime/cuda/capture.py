@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -20,41 +20,38 @@ from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.critical import only_capture
-from pygraph.runtime.cuda.accesses import with_accesses
-from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas
+from pygraph.runtime.cuda.addresses import ALIGNMENT, Arenas, with_foreign
 from pygraph.runtime.cuda.bindings import call
-from pygraph.runtime.cuda.foreign import with_foreign
-from pygraph.runtime.cuda.memory import SessionMemory
-from pygraph.runtime.cuda.nodes import GraphNode, handles, kinds_of, read_nodes
-from pygraph.runtime.cuda.observation import Observer, Span, calls_operators, observing
-from pygraph.runtime.cuda.outputs import describe_outputs
+from pygraph.runtime.cuda.memory import SessionMemory, stand_ins
+from pygraph.runtime.cuda.nodes import Node, handles, read_nodes
+from pygraph.runtime.cuda.observe import Observer, calls_operators, observing, with_calls
 from pygraph.runtime.cuda.phases import phases_of
-from pygraph.runtime.cuda.stand_ins import StandIns
 from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
-from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Recording
+from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Output, OutputKind, Recording
 from pygraph.runtime.tensors import extent, module_constants, repeated
 
-__all__ = ["CudaCapture", "Machine", "payload_of"]
+__all__ = ["CudaCapture", "DeviceCapture", "payload_of"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
+
+_SCALARS = (bool, int, float)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass
 class CudaCapture:
     """The payload of a CUDA Recording. ``nodes`` match its launches; ``arguments`` are the stand-ins, or the Python
     values themselves. ``same`` maps the position of an output to that of an earlier one which is the same object.
-    ``kept`` is whatever the nodes' code and constants need, ``spans`` the calls that the nodes
-    came from. ``graph`` is None once an executable has it."""
+    ``kept`` is whatever the nodes' code and constants need. ``graph`` is None once an executable has it."""
 
     graph: torch.cuda.CUDAGraph | None
-    nodes: tuple[GraphNode, ...]
+    nodes: tuple[Node, ...]
     arguments: tuple[Any, ...]
     same: dict[int, int]
     device: int
     random: bool
     kept: tuple[object, ...]
-    lease: _Lease
-    spans: tuple[Span, ...] = ()
+    lease: ArenaLease
 
 
 def payload_of(recording: Recording) -> CudaCapture:
@@ -65,38 +62,36 @@ def payload_of(recording: Recording) -> CudaCapture:
     return payload
 
 
-class _Lease:
+class ArenaLease:
     """Holds an arena for as long as anything points into it."""
 
-    def __init__(self, arenas: Arenas, arena: Arena) -> None:
-        self.arena = arena
-        self.memory: SessionMemory | None = None
+    def __init__(self, arenas: Arenas) -> None:
+        self.arena = arenas.lease()
+        self.idle: Callable[[], bool] = lambda: True
+        """Whether nobody holds memory in it."""
         self._arenas = arenas
 
     def __del__(self) -> None:
-        if not hasattr(self, "_arenas"):  # an exception may have come before
-            return
-        memory = self.memory
-        self._arenas.give_back(self.arena, lambda: memory is None or memory.alive() == 0)
+        if hasattr(self, "_arenas"):  # an exception may have come before
+            self._arenas.give_back(self.arena, self.idle)
 
 
-class Machine:
+class DeviceCapture:
     """What captures on one device share: address space, and the stream that they are made on."""
 
-    def __init__(self, driver: ModuleType, native: ModuleType, device: int) -> None:
-        self.driver, self.native, self.device = driver, native, device
-        self.stream = _own_stream(driver, device)
-        self.arenas = Arenas(driver, device)
+    def __init__(self, driver: ModuleType, native: ModuleType, index: int) -> None:
+        self.driver, self.native, self.index = driver, native, index
+        self.stream = _own_stream(driver, index)
+        self.arenas = Arenas(driver, index)
 
     def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
         """Record ``fn``. Whatever is raised, nothing of the capture is left. Raises CaptureError; memory that is short
         raises what it raises."""
-        with only_capture(), torch.cuda.device(self.device):
-            torch.cuda.set_device(self.device)
+        with only_capture(), torch.cuda.device(self.index):
+            torch.cuda.set_device(self.index)
             if torch.cuda.is_current_stream_capturing():
                 raise CaptureError("outer-capture", "the caller's own stream is being captured")
-            lease = _Lease(self.arenas, self.arenas.lease())
-            return _Attempt(self, fn, args, lease).record()
+            return _Attempt(self, fn, args, ArenaLease(self.arenas)).record()
 
     def intact(self) -> bool:
         """Whether the stream is being captured, and nothing has broken the capture."""
@@ -112,14 +107,10 @@ class Machine:
         Raises CaptureError (``generator-busy``) while another turn goes on that may run Python code: to wait for that
         may be to wait for ever.
         """
-        with self.native.RandomTurn(self.device, stream.cuda_stream) as mine:
+        with self.native.RandomTurn(self.index, stream.cuda_stream) as mine:
             if not mine:
                 raise CaptureError("generator-busy", "another capture or replay fills the generator's memory")
             yield
-
-    def memory(self, arena: Arena) -> SessionMemory:
-        """Where a capture allocates from."""
-        return SessionMemory(self.native, arena, self.device, self.stream.cuda_stream)
 
 
 def _own_stream(driver: ModuleType, device: int) -> torch.cuda.Stream:
@@ -134,12 +125,13 @@ def _own_stream(driver: ModuleType, device: int) -> torch.cuda.Stream:
 class _Attempt:
     """The state of one capture."""
 
-    def __init__(self, machine: Machine, fn: Function, args: Sequence[Any], lease: _Lease) -> None:
-        self._machine, self._fn, self._lease = machine, fn, lease
+    def __init__(self, device: DeviceCapture, fn: Function, args: Sequence[Any], lease: ArenaLease) -> None:
+        self._device, self._fn, self._lease = device, fn, lease
         self._constants = {n: t for n, t in module_constants(fn).items() if t.device.type == "cuda"}
-        self._stand_ins = StandIns(lease.arena, machine.device, args)
-        self._memory = lease.memory = machine.memory(lease.arena)
-        self._observer = Observer(self._memory.nodes, machine.intact)
+        self._arguments, self._inputs = stand_ins(lease.arena, device.index, args)
+        self._memory = SessionMemory(device.native, lease.arena, device.index, device.stream.cuda_stream)
+        lease.idle = self._memory.idle
+        self._observer = Observer(self._memory.nodes, device.intact)
         self._random: tuple[int, ...] = ()
 
     def record(self) -> Recording:
@@ -167,16 +159,16 @@ class _Attempt:
     @contextlib.contextmanager
     def _on_side_stream(self) -> Iterator[None]:
         """Captures refill the generator's memory, so that replays before and after have to be waited for."""
-        machine = self._machine
-        current = torch.cuda.current_stream(machine.device)
-        machine.stream.wait_stream(current)
+        device = self._device
+        current = torch.cuda.current_stream(device.index)
+        device.stream.wait_stream(current)
         try:
-            with machine.random_turn(machine.stream):
-                torch.cuda.set_stream(machine.stream)
+            with device.random_turn(device.stream):
+                torch.cuda.set_stream(device.stream)
                 yield
         finally:
             torch.cuda.set_stream(current)
-            current.wait_stream(machine.stream)
+            current.wait_stream(device.stream)
 
     def _run(self, graph: torch.cuda.CUDAGraph) -> list[Any]:
         reset_blame()
@@ -195,9 +187,9 @@ class _Attempt:
         raise failure  # out here, it keeps no frames with stand-ins alive
 
     def _call(self) -> list[Any]:
-        self._random = self._memory.random_memory()
+        self._random = tuple(self._device.native.random_memory(self._device.index))
         with observing(self._observer, self._fn) as run:
-            return _listed(run(list(self._stand_ins.arguments)))
+            return _listed(run(list(self._arguments)))
 
     def _failed(self, error: Exception) -> CaptureError:
         where = f"{self._observer.failed}: " if self._observer.failed else ""
@@ -207,35 +199,35 @@ class _Attempt:
     # -- reading what was captured ----------------------------------------------------------------------------------
 
     def _read(self, graph: torch.cuda.CUDAGraph, returned: Sequence[Any]) -> Recording:
-        machine, stand_ins = self._machine, self._stand_ins
-        found = handles(machine.driver, graph.raw_cuda_graph())
-        nodes, launches = read_nodes(machine.driver, found, kinds_of(machine.driver, found))
+        device = self._device
+        found = handles(device.driver, graph.raw_cuda_graph())
+        nodes, launches = read_nodes(device.driver, found)
         phases = phases_of(graph.raw_cuda_graph(), found)
-        own = [*stand_ins.allocations, *self._memory.allocations()]
-        described = describe_outputs(returned, stand_ins.arguments, self._constants, own)
+        own = [*self._inputs, *self._memory.allocations()]
+        described = _Outputs(self._arguments, self._constants, own)
+        outputs = tuple(described.output(value) for value in returned)
         everything = (*own, *described.empty, *self._fixed())
-        explained = with_accesses(launches, self._observer.spans, everything, self._random)
-        known = with_foreign(machine.driver, explained, everything, self._lease.arena.covers, machine.arenas.covers)
+        explained = with_calls(launches, self._observer.spans, everything, self._random)
+        known = with_foreign(device.driver, explained, everything, self._lease.arena.covers, device.arenas.covers)
         payload = CudaCapture(
             graph,
             tuple(nodes),
-            stand_ins.arguments,
+            self._arguments,
             repeated(returned),
-            machine.device,
+            device.index,
             self._draws(graph, known),
             (self._fn, *self._constants.values()),
             self._lease,
-            tuple(self._observer.spans),
         )
         sensitive = frozenset(described.sensitive | self._sensitive(own))
-        outputs, scratch = tuple(described.outputs), machine.arenas.scratch(machine.stream.cuda_stream)
+        scratch = device.arenas.scratch(device.stream.cuda_stream)
         facts = (known, everything, outputs, payload, sensitive, ALIGNMENT)
         python = tuple(self._observer.python)
         return Recording(*facts, out_of_range_pointers=True, scratch=scratch, phases=phases, python=python)
 
     def _draws(self, graph: torch.cuda.CUDAGraph, launches: Sequence[Launch]) -> bool:
         """Whether a launch draws, or the capture advanced the generator."""
-        return any(launch.random for launch in launches) or bool(self._machine.native.advances(graph))
+        return any(launch.random for launch in launches) or bool(self._device.native.advances(graph))
 
     def _fixed(self) -> list[Allocation]:
         """Memory that never moves: constants of the module, then the generator's seed and offset."""
@@ -251,13 +243,13 @@ class _Attempt:
 
     def _refuse_survivors(self) -> None:
         """Memory of the capture that somebody goes on holding would later be taken for real memory."""
-        if self._memory.alive():
+        if not self._memory.idle():
             gc.collect()
-        sizes = self._memory.survivors()
-        if sizes:
-            self._blame_for(self._memory.births())
-            named = ", ".join(f"{nbytes} bytes" for nbytes in sizes[:3]) + (", …" if len(sizes) > 3 else "")
-            raise CaptureError("survivor", f"{len(sizes)} allocations of the region outlive its capture: {named}")
+        survivors = self._memory.survivors()
+        if survivors:
+            self._blame_for([born for _, born in survivors])
+            sizes = ", ".join(f"{nbytes} bytes" for nbytes, _ in survivors[:3]) + (", …" if len(survivors) > 3 else "")
+            raise CaptureError("survivor", f"{len(survivors)} allocations of the region outlive its capture: {sizes}")
 
     def _blame_for(self, births: Sequence[int]) -> None:
         """Blame every call that may have made an allocation when the graph had so many nodes."""
@@ -303,3 +295,66 @@ def _end(graph: torch.cuda.CUDAGraph, memory: SessionMemory) -> None:
                 repair.capture_begin(capture_error_mode="thread_local")
                 repair.capture_end()
                 raise
+
+
+# -- what a region returned ---------------------------------------------------------------------------------------
+
+
+class _Outputs:
+    """Describes what a region returned for its stand-in ``arguments``. ``empty`` are allocations made up for outputs
+    without memory; ``sensitive`` are arguments of which a view is returned that depends on their storage offset."""
+
+    def __init__(
+        self, arguments: Sequence[Any], constants: Mapping[str, torch.Tensor], allocations: Sequence[Allocation]
+    ) -> None:
+        self._arguments, self._constants = arguments, tuple(constants.values())
+        self._addresses = AddressMap(allocations)
+        self._pool = sum(a.kind is AllocationKind.POOL for a in allocations)
+        self.empty: list[Allocation] = []
+        self.sensitive: set[int] = set()
+
+    def output(self, value: Any) -> Output:
+        """One value that was returned. Raises CaptureError (``unsupported-output``)."""
+        if value is None or type(value) in _SCALARS:
+            return Output(OutputKind.SCALAR, value=value)
+        if type(value) not in _TENSORS or value.device.type != "cuda" or value.layout is not torch.strided:
+            raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
+        if value.is_conj() or value.is_neg():
+            raise CaptureError("unsupported-output", "a lazily conjugated or negated tensor")
+        for index, argument in enumerate(self._arguments):
+            if value is argument:
+                return Output(OutputKind.ARGUMENT, argument=index)
+        if any(value is constant for constant in self._constants):
+            return Output(OutputKind.CONSTANT_TENSOR, value=value)
+        return self._memory(value)
+
+    def _memory(self, value: torch.Tensor) -> Output:
+        """An output that shows memory: of the region, or of an argument."""
+        place: dict[str, Any] = {"size": tuple(value.size()), "stride": tuple(value.stride()), "dtype": value.dtype}
+        base = value.untyped_storage().data_ptr()
+        if not base:
+            made = Allocation(AllocationKind.POOL, self._pool + len(self.empty), 0, 0)
+            self.empty.append(made)
+            return Output(OutputKind.FRESH, allocation=made.index, offset=int(value.storage_offset()), **place)
+        address = base + int(value.storage_offset()) * value.element_size()
+        owner = self._addresses.inside(address) or self._addresses.inside(base) or self._empty_argument(base)
+        if owner is None:
+            raise CaptureError("unsupported-output", "a view of a constant, or memory of nobody's")
+        distance = address - owner.address
+        inside = distance >= 0 and distance + extent(value) <= owner.nbytes
+        if distance % value.element_size() or (value.numel() and not inside):
+            raise CaptureError("unsupported-output", "a tensor that reaches beyond its allocation")
+        offset = distance // value.element_size()
+        if owner.kind is AllocationKind.POOL:
+            return Output(OutputKind.FRESH, allocation=owner.index, offset=offset, **place)
+        if self._arguments[owner.index].element_size() != value.element_size():
+            self.sensitive.add(owner.index)
+        return Output(OutputKind.VIEW, argument=owner.index, offset=offset, **place)
+
+    def _empty_argument(self, base: int) -> Allocation | None:
+        """The argument without elements whose storage begins at ``base``."""
+        for argument in self._arguments:
+            if isinstance(argument, torch.Tensor) and argument.untyped_storage().data_ptr() == base:
+                start = base + int(argument.storage_offset()) * argument.element_size()
+                return self._addresses.empty(start) or self._addresses.inside(start)
+        return None

@@ -13,39 +13,14 @@ from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.bindings import call
-from pygraph.runtime.cuda.capture import Machine, payload_of
-from pygraph.runtime.cuda.instantiate import make_region
-from pygraph.runtime.cuda.stand_ins import check_arguments
+from pygraph.runtime.cuda.capture import DeviceCapture, payload_of
+from pygraph.runtime.cuda.executable import make_executable
+from pygraph.runtime.cuda.memory import check_arguments
 from pygraph.runtime.driver import Executable, Program, Transient
 from pygraph.runtime.identity import cpu_model, kernel_driver
 from pygraph.runtime.recording import Recording
 
-__all__ = ["CudaDriver", "CudaExecutable"]
-
-
-class CudaExecutable:
-    """A region ready for replay. ``replay`` is the native region's own method: there is no Python on the way.
-
-    A replay that finds another one of the same executable under way (of another thread, or around it) returns None.
-    ``consume`` is a replay that lets go of each argument once it is dead, and leaves ``args`` empty; where it returns
-    None, ``args`` is as it was.
-    """
-
-    __slots__ = ("__weakref__", "_kept", "_region", "consume", "replay")
-
-    consume: Callable[[list[Any]], list[Any] | None]
-    replay: Callable[[list[Any]], list[Any] | None]
-
-    def __init__(self, region: Any, kept: Sequence[object]) -> None:
-        self._region = region
-        self._kept = tuple(kept)
-        self.consume = region.consume
-        self.replay = region.replay
-
-    def close(self) -> None:
-        """Give back everything that the executable holds; replaying afterwards returns None."""
-        self._region.close()
-        self._kept = ()
+__all__ = ["CudaDriver"]
 
 
 class CudaDriver:
@@ -57,7 +32,7 @@ class CudaDriver:
             raise CaptureError("no-device", "torch sees no CUDA device")
         self._driver: ModuleType = bindings.load()
         self._native: ModuleType = build.load()
-        self._machines: dict[int, Machine] = {}
+        self._devices: dict[int, DeviceCapture] = {}
 
     def identity(self, device: torch.device | None) -> str:
         """The GPU (or the part of it that is visible), driver and allocator, and the host's processor."""
@@ -68,13 +43,12 @@ class CudaDriver:
 
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
         """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back."""
-        return self._machine(check_arguments(args)).capture(fn, args)
+        return self._device(check_arguments(args)).capture(fn, args)
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay, once for each recording. The executable outlives the recording."""
         payload = payload_of(program.recording)
-        region = make_region(self._machine(payload.device), program, payload)
-        return CudaExecutable(region, payload.kept)
+        return make_executable(self._device(payload.device), program, payload)
 
     def generator(self, program: Program) -> torch.Generator | None:
         """The default generator of the region's device, if its capture advanced that. Operators that draw from the
@@ -131,9 +105,9 @@ class CudaDriver:
         except RuntimeError:  # the allocator in use (asynchronous, or pluggable) has no private pools
             return None
 
-    def _machine(self, device: int) -> Machine:
-        known = self._machines.get(device)  # of two that are made at once, one is used by everybody
-        return known or self._machines.setdefault(device, Machine(self._driver, self._native, device))
+    def _device(self, device: int) -> DeviceCapture:
+        known = self._devices.get(device)  # of two that are made at once, one is used by everybody
+        return known or self._devices.setdefault(device, DeviceCapture(self._driver, self._native, device))
 
 
 def _give_back(pool: Any, device: int) -> None:

@@ -47,7 +47,7 @@ void bind(py::module_& m) {
   bind_output_kinds(m);
   py::class_<CudaRegion> region(m, "CudaRegion");
   def_method<CudaRegion, &CudaRegion::replay>(region, "replay");
-  def_method<CudaRegion, &CudaRegion::consume>(region, "consume");
+  bind_nodes(region);
   region.def(py::init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>())
       .def("add_tensor_argument", &CudaRegion::add_tensor_argument)
       .def("add_value_argument", &CudaRegion::add_value_argument)
@@ -57,12 +57,8 @@ void bind(py::module_& m) {
       .def("add_fresh", &CudaRegion::add_fresh)
       .def("add_block", &CudaRegion::add_block)
       .def("add_dead", &CudaRegion::add_dead)
-      .def("add_kernel", &CudaRegion::add_kernel)
-      .def("add_copy", &CudaRegion::add_copy)
-      .def("add_fill", &CudaRegion::add_fill)
       .def("add_patch", &CudaRegion::add_patch)
       .def("add_output", &CudaRegion::add_output)
-      .def("patched", &CudaRegion::patched)
       .def("close", &CudaRegion::close);
 }
 

@@ -1,7 +1,10 @@
-// The nodes of an instantiated graph whose parameters are patched: each holds what it was last set to.
+// The kinds of nodes that are patched: one struct each, which mirrors a class of nodes.py. A node of an instantiated graph
+// holds the parameters that it was last set to.
 #pragma once
 
 #include "driver_api.h"
+
+#include <torch/csrc/utils/pybind.h>
 
 #include <cstring>
 #include <memory>
@@ -10,6 +13,8 @@
 #include <vector>
 
 namespace pygraph {
+
+namespace py = pybind11;
 
 struct Node {
   CUgraphNode handle;
@@ -90,6 +95,21 @@ struct FillNode final : Node {
   }
   CUresult set() const override { return DriverApi::get().set_fill(handle, &params); }
 };
+
+// How Python adds a node of each kind to a region: `handle`, its own facts, and the segment that it is in.
+template <typename Region>
+void bind_nodes(py::class_<Region>& region) {
+  using Layout = std::vector<std::pair<size_t, size_t>>;
+  region.def("add_kernel", [](Region& r, uintptr_t handle, const py::bytes& blob, const Layout& layout, size_t segment) {
+    return r.add(std::make_unique<KernelNode>(handle, std::string(blob), layout), segment);
+  });
+  region.def("add_copy", [](Region& r, uintptr_t handle, size_t segment) {
+    return r.add(std::make_unique<CopyNode>(handle), segment);
+  });
+  region.def("add_fill", [](Region& r, uintptr_t handle, size_t segment) {
+    return r.add(std::make_unique<FillNode>(handle), segment);
+  });
+}
 
 // A place that an address was baked into: `delta` bytes behind where its source begins.
 struct Patch {

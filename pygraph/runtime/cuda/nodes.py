@@ -1,32 +1,28 @@
-"""The nodes of a captured CUDA graph as launches: parameter words that may be addresses, and all that must not change.
+"""The kinds of nodes of a captured CUDA graph: one class each, mirrored by one struct of ``nodes.h`` that patches it.
 
-A node's parameters belong to the node and die with its next update, so that everything is copied at once. Which
-words are addresses is found elsewhere, by comparing two captures.
+A class reads a node as a launch: its parameter words, which may be addresses, the memory that these use, and all that
+must not change. It makes the node ready to be patched, and names the struct that does it::
+
+    cuGraphKernelNodeGetParams ─ KernelNode.read ─ Launch(words, uses) ─ slots ─ KernelNode.add ─ struct KernelNode
+
+Which words are addresses is found elsewhere, by comparing two captures. A node's parameters belong to the node and die
+with its next update, so that everything is copied at once.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import call, succeeded
-from pygraph.runtime.recording import WORD, Launch, LaunchKind
+from pygraph.runtime.recording import WORD, Access, Launch, LaunchKind
 
-__all__ = [
-    "CopyNode",
-    "EmptyNode",
-    "FillNode",
-    "GraphNode",
-    "KernelNode",
-    "handles",
-    "kind_name",
-    "kinds_of",
-    "read_nodes",
-]
+__all__ = ["CopyNode", "EmptyNode", "FillNode", "KernelNode", "Node", "handles", "read_nodes"]
 
 _BUFFER_POINTER = 1
 _BUFFER_SIZE = 2
@@ -36,58 +32,169 @@ _PIECE = 4
 """Bytes of the largest piece that cannot be an address."""
 
 
+class Reader:
+    """What nodes are read with. Names and parameter layouts of kernels are asked for once."""
+
+    def __init__(self, driver: ModuleType) -> None:
+        self.driver = driver
+        self._functions: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
+
+    def function(self, params: Any) -> tuple[int, str, tuple[tuple[int, int], ...]]:
+        """The identity of a kernel node's function, its name, and the (offset, size) of its parameters in bytes."""
+        function = params.func
+        if not int(function):
+            function = call(self.driver.cuKernelGetFunction, params.kern)
+        identity = int(function)
+        if identity not in self._functions:
+            name = call(self.driver.cuFuncGetName, function).decode()
+            self._functions[identity] = (name, self._layout(function))
+        return (identity, *self._functions[identity])
+
+    def _layout(self, function: Any) -> tuple[tuple[int, int], ...]:
+        found: list[tuple[int, int]] = []
+        while True:
+            result = self.driver.cuFuncGetParamInfo(function, len(found))
+            if not succeeded(result):
+                return tuple(found)
+            found.append((int(result[1]), int(result[2])))
+
+
 @dataclass(frozen=True, slots=True)
-class KernelNode:
+class Node(ABC):
+    """A node of a captured graph. Handles of its twins in clones of the graph are others."""
+
+    handle: int
+
+    @classmethod
+    @abstractmethod
+    def read(cls, reader: Reader, index: int, handle: Any) -> tuple[Node, Launch]:
+        """Node ``handle`` and launch ``index``, which it is. Raises CaptureError for what cannot be patched."""
+
+    @abstractmethod
+    def add(self, region: Any, handle: int, segment: int) -> int:
+        """Tell the native ``region`` that node ``handle`` of ``segment`` is like this one and will be patched. Returns
+        its number there."""
+
+    def place(self, word: int) -> int:
+        """Where the native struct writes word ``word``: an operand's number, or a byte of a kernel's parameters."""
+        return word
+
+
+@dataclass(frozen=True, slots=True)
+class KernelNode(Node):
     """A kernel. ``blob`` is its parameter buffer, ``layout`` the (offset, size) of each parameter in it, in bytes, and
     ``places`` the (offset, size) of each of the launch's words. An address fills a whole word; the pieces of
     parameters that do not fill one count as words of at most 4 bytes, since structs leave such bytes unset, and what
-    then lies there differs from one capture to the next."""
+    then lies there differs from one capture to the next. Which memory it uses is not known."""
 
-    handle: int
     blob: bytes
     layout: tuple[tuple[int, int], ...]
     places: tuple[tuple[int, int], ...]
 
+    @classmethod
+    def read(cls, reader: Reader, index: int, handle: Any) -> tuple[KernelNode, Launch]:
+        params = call(reader.driver.cuGraphKernelNodeGetParams, handle)
+        identity, name, layout = reader.function(params)
+        blob, places = _parameters(params, layout, name), _split(layout)
+        words = tuple(int.from_bytes(blob[place : place + size], "little") for place, size in places)
+        shape = (
+            (params.gridDimX, params.gridDimY, params.gridDimZ),
+            (params.blockDimX, params.blockDimY, params.blockDimZ),
+            params.sharedMemBytes,
+        )
+        launch = Launch(index, LaunchKind.KERNEL, name, words, (identity, shape, layout))
+        return cls(int(handle), blob, layout, places), launch
+
+    def add(self, region: Any, handle: int, segment: int) -> int:
+        return int(region.add_kernel(handle, self.blob, list(self.layout), segment))
+
+    def place(self, word: int) -> int:
+        place, size = self.places[word]
+        if size != WORD:
+            raise CaptureError("invalid-program", f"an address in {size} bytes")
+        return place
+
+    def with_word(self, word: int, value: int) -> KernelNode:
+        """This node with another value for a word, which is told with the node's first patch."""
+        place = self.place(word)
+        blob = self.blob[:place] + value.to_bytes(WORD, "little") + self.blob[place + WORD :]
+        return replace(self, blob=blob)
+
 
 @dataclass(frozen=True, slots=True)
-class CopyNode:
-    """A one-dimensional copy from device to device; its words are destination and source."""
+class CopyNode(Node):
+    """A one-dimensional copy of ``nbytes`` from device to device; its words are destination and source."""
 
-    handle: int
+    nbytes: int
+
+    @classmethod
+    def read(cls, reader: Reader, index: int, handle: Any) -> tuple[CopyNode, Launch]:
+        params = call(reader.driver.cuGraphMemcpyNodeGetParams, handle)
+        kinds = reader.driver.CUmemorytype
+        on_device = {int(kinds.CU_MEMORYTYPE_DEVICE), int(kinds.CU_MEMORYTYPE_UNIFIED)}
+        if int(params.srcMemoryType) not in on_device or int(params.dstMemoryType) not in on_device:
+            raise CaptureError("host-memcpy", f"launch {index} copies from or to host memory", launch=index)
+        nbytes, rows = int(params.WidthInBytes), (int(params.Height), int(params.Depth))
+        if rows != (1, 1):
+            raise CaptureError("unsupported-copy", f"launch {index} copies {rows[0]} by {rows[1]} rows", launch=index)
+        words = (
+            int(params.dstDevice) + int(params.dstXInBytes),
+            int(params.srcDevice) + int(params.srcXInBytes),
+        )
+        uses = (Access(0, 0, nbytes, reads=False, writes=True), Access(1, 0, nbytes, reads=True, writes=False))
+        return cls(int(handle), nbytes), Launch(index, LaunchKind.MEMCPY, "memcpy", words, nbytes, uses)
+
+    def add(self, region: Any, handle: int, segment: int) -> int:
+        return int(region.add_copy(handle, segment))
+
+    def anchor(self, driver: ModuleType, words: Collection[int], memory: Sequence[int]) -> None:
+        """Point ``words``, which will be patched, at ``memory`` (an address for each operand) until then: an
+        instantiated copy accepts only addresses of the kind of memory that it was made with."""
+        node = driver.CUgraphNode(self.handle)
+        params = call(driver.cuGraphMemcpyNodeGetParams, node)
+        if 0 in words:
+            params.dstDevice, params.dstXInBytes = driver.CUdeviceptr(memory[0]), 0
+        if 1 in words:
+            params.srcDevice, params.srcXInBytes = driver.CUdeviceptr(memory[1]), 0
+        call(driver.cuGraphMemcpyNodeSetParams, node, params)
 
 
 @dataclass(frozen=True, slots=True)
-class FillNode:
+class FillNode(Node):
     """A one-dimensional fill; its word is the destination."""
 
-    handle: int
+    @classmethod
+    def read(cls, reader: Reader, index: int, handle: Any) -> tuple[FillNode, Launch]:
+        params = call(reader.driver.cuGraphMemsetNodeGetParams, handle)
+        if int(params.height) != 1:
+            raise CaptureError("unsupported-fill", f"launch {index} fills {int(params.height)} rows", launch=index)
+        signature = (int(params.value), int(params.elementSize), int(params.width))
+        uses = (Access(0, 0, signature[1] * signature[2], reads=False, writes=True),)
+        return cls(int(handle)), Launch(index, LaunchKind.MEMSET, "memset", (int(params.dst),), signature, uses)
+
+    def add(self, region: Any, handle: int, segment: int) -> int:
+        return int(region.add_fill(handle, segment))
 
 
 @dataclass(frozen=True, slots=True)
-class EmptyNode:
+class EmptyNode(Node):
     """A node that does nothing: it only orders others."""
 
-    handle: int
+    @classmethod
+    def read(cls, reader: Reader, index: int, handle: Any) -> tuple[EmptyNode, Launch]:  # noqa: ARG003
+        return cls(int(handle)), Launch(index, LaunchKind.OPERATOR, "empty", (), (), ())
+
+    def add(self, region: Any, handle: int, segment: int) -> int:  # noqa: ARG002
+        raise CaptureError("invalid-program", "a slot in a node without parameters")
 
 
-GraphNode = KernelNode | CopyNode | FillNode | EmptyNode
-
-
-def read_nodes(driver: ModuleType, found: Sequence[Any], kinds: Sequence[Any]) -> tuple[list[GraphNode], list[Launch]]:
-    """Every node of ``found``, which are those of a graph in the order of capture, and the launch that it is. ``kinds``
-    are theirs.
-
-    Raises CaptureError: ``unsupported-node`` for a kind of node that cannot be patched, by name; ``host-memcpy`` for a
-    copy from or to host memory; ``unsupported-copy`` and ``unsupported-fill`` for ones of two dimensions.
-    """
-    reader = _Reader(driver)
-    nodes: list[GraphNode] = []
-    launches: list[Launch] = []
-    for index, (handle, kind) in enumerate(zip(found, kinds, strict=True)):
-        node, launch = reader.read(index, handle, kind)
-        nodes.append(node)
-        launches.append(launch)
-    return nodes, launches
+_KINDS: dict[str, type[Node]] = {
+    "KERNEL": KernelNode,
+    "MEMCPY": CopyNode,
+    "MEMSET": FillNode,
+    "EMPTY": EmptyNode,
+}
+"""By the driver's name, ``CU_GRAPH_NODE_TYPE_…``. Any other kind is refused."""
 
 
 def handles(driver: ModuleType, graph: int) -> list[Any]:
@@ -97,97 +204,26 @@ def handles(driver: ModuleType, graph: int) -> list[Any]:
     return list(call(driver.cuGraphGetNodes, raw, count)[0]) if count else []
 
 
-def kinds_of(driver: ModuleType, found: Sequence[Any]) -> list[Any]:
-    """What each node is, as the driver numbers the kinds of nodes."""
-    return [call(driver.cuGraphNodeGetType, handle) for handle in found]
+def read_nodes(driver: ModuleType, found: Sequence[Any]) -> tuple[list[Node], list[Launch]]:
+    """Every node of ``found``, which are those of a graph in the order of capture, and the launch that it is.
 
-
-def kind_name(kind: Any) -> str:
-    """What a kind of node is called, such as ``host``."""
-    return str(getattr(kind, "name", kind)).removeprefix("CU_GRAPH_NODE_TYPE_").lower()
-
-
-class _Reader:
-    """Reads nodes; what was asked about a function is remembered."""
-
-    def __init__(self, driver: ModuleType) -> None:
-        self._driver = driver
-        kinds = driver.CUgraphNodeType
-        self._kinds = {
-            int(kinds.CU_GRAPH_NODE_TYPE_KERNEL): self._kernel,
-            int(kinds.CU_GRAPH_NODE_TYPE_MEMCPY): self._copy,
-            int(kinds.CU_GRAPH_NODE_TYPE_MEMSET): self._fill,
-            int(kinds.CU_GRAPH_NODE_TYPE_EMPTY): self._empty,
-        }
-        self._functions: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
-
-    def read(self, index: int, handle: Any, kind: Any) -> tuple[GraphNode, Launch]:
-        reader = self._kinds.get(int(kind))
-        if reader is None:
-            said = f"launch {index} is a node of kind {kind_name(kind)}"
-            raise CaptureError("unsupported-node", said, launch=index)
-        return reader(index, handle)
-
-    def _kernel(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
-        params = call(self._driver.cuGraphKernelNodeGetParams, handle)
-        identity, name, layout = self._function(params)
-        blob = _parameters(params, layout, name)
-        places = _split(layout)
-        words = tuple(int.from_bytes(blob[place : place + size], "little") for place, size in places)
-        shape = (
-            (params.gridDimX, params.gridDimY, params.gridDimZ),
-            (params.blockDimX, params.blockDimY, params.blockDimZ),
-            params.sharedMemBytes,
-        )
-        signature = (identity, shape, layout)
-        node = KernelNode(int(handle), blob, layout, places)
-        return node, Launch(index, LaunchKind.KERNEL, name, words, signature)
-
-    def _function(self, params: Any) -> tuple[int, str, tuple[tuple[int, int], ...]]:
-        """The identity, name and parameter layout of a kernel node's function."""
-        function = params.func
-        if not int(function):
-            function = call(self._driver.cuKernelGetFunction, params.kern)
-        identity = int(function)
-        known = self._functions.get(identity)
-        if known is None:
-            name = call(self._driver.cuFuncGetName, function).decode()
-            known = self._functions[identity] = (name, self._layout(function))
-        return (identity, *known)
-
-    def _layout(self, function: Any) -> tuple[tuple[int, int], ...]:
-        found: list[tuple[int, int]] = []
-        while True:
-            result = self._driver.cuFuncGetParamInfo(function, len(found))
-            if not succeeded(result):
-                return tuple(found)
-            found.append((int(result[1]), int(result[2])))
-
-    def _copy(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
-        params = call(self._driver.cuGraphMemcpyNodeGetParams, handle)
-        kinds = self._driver.CUmemorytype
-        on_device = {int(kinds.CU_MEMORYTYPE_DEVICE), int(kinds.CU_MEMORYTYPE_UNIFIED)}
-        if int(params.srcMemoryType) not in on_device or int(params.dstMemoryType) not in on_device:
-            raise CaptureError("host-memcpy", f"launch {index} copies from or to host memory", launch=index)
-        shape = (int(params.WidthInBytes), int(params.Height), int(params.Depth))
-        if shape[1:] != (1, 1):
-            raise CaptureError("unsupported-copy", f"launch {index} copies {shape[1]} by {shape[2]} rows", launch=index)
-        words = (
-            int(params.dstDevice) + int(params.dstXInBytes),
-            int(params.srcDevice) + int(params.srcXInBytes),
-        )
-        return CopyNode(int(handle)), Launch(index, LaunchKind.MEMCPY, "memcpy", words, shape)
-
-    def _fill(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
-        params = call(self._driver.cuGraphMemsetNodeGetParams, handle)
-        if int(params.height) != 1:
-            raise CaptureError("unsupported-fill", f"launch {index} fills {int(params.height)} rows", launch=index)
-        signature = (int(params.value), int(params.elementSize), int(params.width))
-        launch = Launch(index, LaunchKind.MEMSET, "memset", (int(params.dst),), signature)
-        return FillNode(int(handle)), launch
-
-    def _empty(self, index: int, handle: Any) -> tuple[GraphNode, Launch]:
-        return EmptyNode(int(handle)), Launch(index, LaunchKind.OPERATOR, "empty", (), ())
+    Raises CaptureError: ``unsupported-node`` for a kind of node that cannot be patched, by name; ``host-memcpy`` for a
+    copy from or to host memory; ``unsupported-copy`` and ``unsupported-fill`` for ones of two dimensions.
+    """
+    kinds = {int(getattr(driver.CUgraphNodeType, f"CU_GRAPH_NODE_TYPE_{name}")): kind for name, kind in _KINDS.items()}
+    reader = Reader(driver)
+    nodes: list[Node] = []
+    launches: list[Launch] = []
+    for index, handle in enumerate(found):
+        number = call(driver.cuGraphNodeGetType, handle)
+        kind = kinds.get(int(number))
+        if kind is None:
+            name = str(getattr(number, "name", number)).removeprefix("CU_GRAPH_NODE_TYPE_").lower()
+            raise CaptureError("unsupported-node", f"launch {index} is a node of kind {name}", launch=index)
+        node, launch = kind.read(reader, index, handle)
+        nodes.append(node)
+        launches.append(launch)
+    return nodes, launches
 
 
 def _parameters(params: Any, layout: Sequence[tuple[int, int]], name: str) -> bytes:

@@ -1,7 +1,8 @@
 // CudaRegion: a captured region, replayed in one call. What is an address, and of what, is decided in Python.
 #pragma once
 
-#include "plan.h"
+#include "../native/region.h"
+#include "nodes.h"
 #include "random_order.h"
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -10,7 +11,8 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <memory>
-#include <mutex>
+#include <utility>
+#include <vector>
 
 namespace pygraph {
 
@@ -24,6 +26,31 @@ struct Generators : at::cuda::CUDAGraph {
     }
     return false;
   }
+};
+
+// Memory that is taken when a segment is launched: an output's, which stays, or an intermediate's, up to a segment.
+struct Memory {
+  size_t source, nbytes;
+  size_t died = 0; // intermediates only
+};
+
+// A part of the region that is launched on its own. The first is torch's graph itself; others are owned. `pieces` are its
+// workspace.
+struct Segment {
+  CUgraph graph = nullptr;
+  CUgraphExec exec = nullptr;
+  std::vector<Memory> pieces, fresh, blocks; // taken before it is launched
+  std::vector<size_t> dead; // arguments that are not needed once it was launched
+  std::vector<Node*> dirty;
+};
+
+// A segment's workspace, in pieces, while it is launched.
+using Workspace = c10::SmallVector<at::DataPtr, 4>;
+
+// What lives for one replay only.
+struct Call : Operands {
+  std::vector<std::pair<size_t, at::DataPtr>> blocks; // with the segment that they die in
+  c10::SmallVector<c10::Storage, 8> fresh; // in the order in which they were added
 };
 
 class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
@@ -66,47 +93,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
 
   void add_dead(size_t segment, size_t argument) { segments_.at(segment).dead.push_back(argument); }
 
-  size_t add_kernel(
-      uintptr_t node, const py::bytes& blob, const std::vector<std::pair<size_t, size_t>>& layout, size_t segment) {
-    return add(std::make_unique<KernelNode>(node, std::string(blob), layout), segment);
-  }
-
-  size_t add_copy(uintptr_t node, size_t segment) { return add(std::make_unique<CopyNode>(node), segment); }
-  size_t add_fill(uintptr_t node, size_t segment) { return add(std::make_unique<FillNode>(node), segment); }
-
-  void add_patch(size_t node, size_t place, size_t source, int64_t delta) {
-    sources_.at(source).patches.push_back({nodes_.at(node).get(), place, delta});
-  }
-
-  py::object replay(py::handle args) { return replay(args.ptr(), /*consume=*/false); }
-
-  // A replay that lets go of each argument as soon as it is dead, and empties the list in the end.
-  py::object consume(py::handle args) { return replay(args.ptr(), /*consume=*/true); }
-
-  size_t patched() const { return patched_; }
-
- private:
-  py::object replay(PyObject* args, bool consume) {
-    if (!may_replay(args)) return py::none();
-    Busy busy(*this);
-    Call call;
-    if (!arguments_.match(args, call)) return py::none();
-    Range range(*this);
-    bool launched = false;
-    {
-      WithoutGil released;
-      c10::cuda::CUDAGuard guard(device_);
-      launched = launch(call, consume ? args : nullptr);
-    }
-    if (!launched) return py::none();
-    if (consume) PyList_SetSlice(args, 0, PyList_GET_SIZE(args), nullptr);
-    return outputs_.make(call, call.fresh);
-  }
-
-  static bool capturing() {
-    return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-  }
-
+  // The number of the node.
   size_t add(std::unique_ptr<Node> node, size_t segment) {
     node->segment = segment;
     TORCH_CHECK(segment < segments_.size(), "there is no such segment");
@@ -114,14 +101,40 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     return nodes_.size() - 1;
   }
 
+  void add_patch(size_t node, size_t place, size_t source, int64_t delta) {
+    sources_.at(source).patches.push_back({nodes_.at(node).get(), place, delta});
+  }
+
+  // Lets go of each argument as soon as it is dead, and empties the list in the end. None: `args` is as it was.
+  py::object replay(py::handle args) {
+    if (!may_replay(args.ptr())) return py::none();
+    Busy busy(*this);
+    Call call;
+    if (!arguments_.match(args.ptr(), call)) return py::none();
+    Range range(*this);
+    bool launched = false;
+    {
+      WithoutGil released;
+      c10::cuda::CUDAGuard guard(device_);
+      launched = launch(call, args.ptr());
+    }
+    if (!launched) return py::none();
+    empty(args);
+    return outputs_.make(call, call.fresh);
+  }
+
+ private:
+  static bool capturing() {
+    return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  }
+
   // False, with nothing launched, where the graph cannot run on this stream, at these addresses, or in this turn. Once a
   // segment was launched, no address is refused any more; errors of allocations and of launches are thrown as they are,
   // as an uncaptured run that fails half-way throws them. Called without the GIL.
-  bool launch(Call& call, PyObject* consumed) {
+  bool launch(Call& call, PyObject* args) {
     if (capturing()) return false;
     auto* allocator = cached::get();
     auto stream = c10::cuda::getCurrentCUDAStream(device_);
-    patched_ = 0;
     call.fresh.resize(fresh_.size());
     for (auto i : call.misaligned) copy_aligned(call, i, *allocator, stream);
     for (size_t i = 0; i < arguments_.size(); ++i) move(sources_[argument_sources_[i]], call.addresses[i]);
@@ -136,7 +149,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
         renew(segment);
       }
       run(s, stream);
-      if (s + 1 < segments_.size()) let_go(call, s, consumed);
+      if (s + 1 < segments_.size()) let_go(call, s, args);
     }
     turn.end();
     call.blocks.clear();
@@ -163,15 +176,15 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   }
 
   // Gives back what no later segment needs: later allocations on this stream may have it.
-  void let_go(Call& call, size_t s, PyObject* consumed) {
+  void let_go(Call& call, size_t s, PyObject* args) {
     for (auto& [died, memory] : call.blocks) {
       if (died == s) memory.clear();
     }
-    if (consumed == nullptr || segments_[s].dead.empty()) return;
+    if (segments_[s].dead.empty()) return;
     py::gil_scoped_acquire gil;
     for (auto argument : segments_[s].dead) {
       auto position = static_cast<Py_ssize_t>(argument);
-      if (position < PyList_GET_SIZE(consumed)) PyList_SetItem(consumed, position, py::none().release().ptr());
+      if (position < PyList_GET_SIZE(args)) PyList_SetItem(args, position, py::none().release().ptr());
       call.held[argument] = py::object();
     }
   }
@@ -192,7 +205,6 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
       auto* node = segment.dirty.back();
       if (node->apply(segment.exec) != CUDA_SUCCESS) return false;
       node->dirty = false;
-      ++patched_;
     }
     return true;
   }
@@ -248,7 +260,6 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   std::vector<size_t> fresh_; // sources of the outputs' memory
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<Segment> segments_;
-  size_t patched_ = 0;
 };
 
 } // namespace pygraph

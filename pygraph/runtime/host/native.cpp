@@ -53,6 +53,7 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
     for (auto index : order) order_.push_back(launches_.at(index).get());
   }
 
+  // Empties the list in the end. None: `args` is as it was.
   py::object replay(py::handle args) {
     if (!may_replay(args.ptr())) return py::none();
     Busy busy(*this);
@@ -63,6 +64,7 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
       WithoutGil released;
       launch(call);
     }
+    empty(args);
     return outputs_.make(call, call.fresh);
   }
 

@@ -92,6 +92,11 @@ class Region {
 
   bool may_replay(PyObject* args) const { return !closed_ && !busy_ && !modes_active() && PyList_CheckExact(args); }
 
+  // The caller's list after a replay: its arguments are the replay's to let go of.
+  static void empty(py::handle args) {
+    if (PyList_SetSlice(args.ptr(), 0, PyList_GET_SIZE(args.ptr()), nullptr) != 0) throw py::error_already_set();
+  }
+
   size_t new_source() {
     sources_.emplace_back();
     return sources_.size() - 1;

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.runtime.cuda.accesses import with_accesses
-from pygraph.runtime.cuda.observation import Span
+from pygraph.runtime.cuda.observe import Span, with_calls
 from pygraph.runtime.discover import written_arguments
 from pygraph.runtime.driver import Slot
 from pygraph.runtime.recording import AllocationKind, LaunchKind
@@ -21,35 +20,18 @@ def test_an_argument_is_written_unless_its_call_says_that_it_is_only_read() -> N
     capture.launch(x, y, out)
     capture.launch(z)
     span = Span(0, 1, "add", reads=(x, y + 8), writes=(y, out))
-    launches = with_accesses(capture.launches, [span], capture.allocations, [])
+    launches = with_calls(capture.launches, [span], capture.allocations, [])
     assert [launch.accesses for launch in launches] == [None, None]
     assert launches[0].read_only == {(INPUT, 0)}
     slots = [Slot(0, 0, INPUT, 0, 0), Slot(0, 1, INPUT, 1, 0), Slot(0, 2, POOL, 0, 0), Slot(1, 0, INPUT, 2, 0)]
     assert written_arguments(capture.recording(launches=launches), slots) == {1, 2}
 
 
-def test_copies_and_fills_say_exactly_what_they_touch() -> None:
-    capture = Capture()
-    x, out = capture.input(64), capture.pool(64)
-    capture.launch(out, x, name="memcpy", kind=LaunchKind.MEMCPY, signature=(48, 1, 1))
-    capture.launch(out, name="memset", kind=LaunchKind.MEMSET, signature=(0, 4, 16))
-    copy, fill = with_accesses(capture.launches, [], capture.allocations, [])
-    assert copy.accesses is not None
-    assert [(a.word, a.nbytes, a.reads, a.writes) for a in copy.accesses] == [
-        (0, 48, False, True),
-        (1, 48, True, False),
-    ]
-    assert fill.accesses is not None
-    assert [(a.word, a.nbytes, a.reads, a.writes) for a in fill.accesses] == [(0, 64, False, True)]
-    slots = [Slot(0, 0, POOL, 0, 0), Slot(0, 1, INPUT, 0, 0), Slot(1, 0, POOL, 0, 0)]
-    assert written_arguments(capture.recording(launches=(copy, fill)), slots) == frozenset()
-
-
 def test_launches_that_use_the_generators_memory_draw() -> None:
     capture = Capture()
     capture.launch(5, 0x7E00_0000_0000)
     capture.launch(5)
-    launches = with_accesses(capture.launches, [], capture.allocations, [0x7E00_0000_0000, 0x7E00_0000_0200])
+    launches = with_calls(capture.launches, [], capture.allocations, [0x7E00_0000_0000, 0x7E00_0000_0200])
     assert [launch.random for launch in launches] == [True, False]
 
 
@@ -65,7 +47,7 @@ def reach_of(name: str, reads: tuple[int, ...]) -> frozenset[tuple[AllocationKin
     capture.launch(3)
     capture.pool(64)
     spans = [Span(0, 1, "aten.relu.default", (), ()), Span(1, 2, name, reads, ())]
-    launches = with_accesses(capture.launches, spans, capture.allocations, [])
+    launches = with_calls(capture.launches, spans, capture.allocations, [])
     assert [launch.call for launch in launches] == ["aten.relu.default", name, None]
     assert launches[2].may_access is None
     return launches[1].may_access
@@ -94,6 +76,6 @@ def test_copies_and_fills_use_every_word() -> None:
     capture.launch(x, x + 32, kind=LaunchKind.MEMCPY, signature=(8, 1, 1))
     capture.launch(x, kind=LaunchKind.MEMSET, signature=(0, 1, 8))
     spans = [Span(0, 2, "aten.copy_.default", (x,), (x,))]
-    launches = with_accesses(capture.launches, spans, capture.allocations, [])
+    launches = with_calls(capture.launches, spans, capture.allocations, [])
     assert [launch.may_access for launch in launches] == [None, None]
     assert [launch.call for launch in launches] == ["aten.copy_.default"] * 2

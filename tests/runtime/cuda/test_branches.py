@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.runtime.cuda import segments
+from pygraph.runtime.cuda.executable import Part, split
 from pygraph.runtime.cuda.nodes import EmptyNode
-from pygraph.runtime.cuda.parts import Part, split
 from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.layout import plan
@@ -126,7 +126,7 @@ def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.Data
     chosen = st.sets(st.integers(0, graph.count - 1), min_size=1, max_size=4)
     uses = data.draw(st.lists(chosen, min_size=1, max_size=8))
     program = program_of(graph, uses, segments.WORTHWHILE)
-    facts = segments._Facts.of(program)
+    facts = segments._Facts(program)
     for made in (segments.cut(program), facts.plan(facts.everything, program.layout)):
         where = {launch: number for number, bound in enumerate(made.bounds) for launch in range(*bound)}
         before = graph.before() | {(a, b) for a in where for b in where if where[a] < where[b]}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.runtime.cuda.foreign import with_foreign
+from pygraph.runtime.cuda.addresses import with_foreign
 from pygraph.runtime.recording import Foreign, ForeignMemory
 from tests.runtime.captures import Capture
 from tests.runtime.cuda.fake import FakeDriver

@@ -122,8 +122,8 @@ def test_the_callers_stream_is_current_again_and_waits(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: events.append(f"on {stream.name}"))
 
     made = _Attempt.__new__(_Attempt)
-    made._machine = type(
-        "Machine", (), {"device": 0, "stream": side, "random_turn": staticmethod(contextlib.nullcontext)}
+    made._device = type(
+        "Device", (), {"index": 0, "stream": side, "random_turn": staticmethod(contextlib.nullcontext)}
     )()
     with pytest.raises(KeyboardInterrupt), made._on_side_stream():
         raise KeyboardInterrupt

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.nodes import CopyNode, FillNode, GraphNode, KernelNode, kinds_of
+from pygraph.runtime.cuda.nodes import CopyNode, FillNode, KernelNode, Node
 from pygraph.runtime.cuda.nodes import read_nodes as read_found
 from pygraph.runtime.recording import Launch, LaunchKind
+from tests.runtime.captures import reads, writes
 from tests.runtime.cuda.fake import (
     A,
     B,
@@ -23,8 +24,8 @@ from tests.runtime.cuda.fake import (
 )
 
 
-def read_nodes(driver: FakeDriver) -> tuple[list[GraphNode], list[Launch]]:
-    return read_found(driver, driver.nodes, kinds_of(driver, driver.nodes))  # type: ignore[arg-type]
+def read_nodes(driver: FakeDriver) -> tuple[list[Node], list[Launch]]:
+    return read_found(driver, driver.nodes)  # type: ignore[arg-type]
 
 
 def word(value: int) -> bytes:
@@ -76,8 +77,10 @@ def test_copies_and_fills() -> None:
     nodes, launches = read_nodes(FakeDriver(memcpy(), memset()))
     assert [type(node) for node in nodes] == [CopyNode, FillNode]
     assert launches[0].words == (B + 16, A)
-    assert launches[0].signature == (64, 1, 1)
+    assert launches[0].accesses == (writes(0, 64), reads(1, 64))
+    assert launches[0].signature == 64
     assert launches[1].words == (A,)
+    assert launches[1].accesses == (writes(0, 40),)
     assert launches[1].signature == (0, 4, 10)
     assert [launch.index for launch in launches] == [0, 1]
 

@@ -13,7 +13,7 @@ from torch import distributed
 
 from pygraph.backend import pygraph as backend
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.observation import Observer, calls_operators, observing
+from pygraph.runtime.cuda.observe import Observer, calls_operators, observing
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.provenance import Failure, Origin, blamed, tracing
 

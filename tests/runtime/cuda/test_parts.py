@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.nodes import CopyNode, GraphNode, KernelNode
-from pygraph.runtime.cuda.parts import with_scratch
+from pygraph.runtime.cuda.executable import with_scratch
+from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.driver import Inert, Program, Slot
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind
@@ -43,7 +43,7 @@ def test_only_that_word_changes_and_it_keeps_its_residue() -> None:
 
 
 def test_other_inert_words_stay_as_captured() -> None:
-    assert with_scratch(program(Inert(0, 2)), [kernel()]) == (kernel(),)
+    assert with_scratch(program(Inert(0, 2)), [kernel()]) == [kernel()]
 
 
 @pytest.mark.parametrize("changes", [{"slots": False}, {"nbytes": 0}])
@@ -57,11 +57,11 @@ def test_a_kernel_that_is_never_patched_is_refused(changes: dict[str, int]) -> N
     ("inert", "node", "scratch"),
     [
         (Inert(0, 0, scratch=True), kernel(), SCRATCH),
-        (Inert(0, 2, scratch=True), CopyNode(1), SCRATCH),
+        (Inert(0, 2, scratch=True), CopyNode(1, 64), SCRATCH),
         (Inert(0, 2, scratch=True), kernel(), 0),
     ],
 )
-def test_what_cannot_point_there_is_an_error(inert: Inert, node: GraphNode, scratch: int) -> None:
+def test_what_cannot_point_there_is_an_error(inert: Inert, node: Node, scratch: int) -> None:
     with pytest.raises(CaptureError) as caught:
         with_scratch(program(inert, scratch=scratch), [node])
     assert caught.value.reason == "invalid-program"

@@ -74,7 +74,7 @@ def made(recording: Recording, slots: tuple[Slot, ...]) -> Segments:
 
 def whole(program_: Program) -> Segments:
     """The region as one segment, with the program's own layout in one piece."""
-    facts = _Facts.of(program_)
+    facts = _Facts(program_)
     return facts.plan(facts.everything, program_.layout)
 
 
@@ -156,7 +156,7 @@ def test_no_plan_with_much_fewer_segments_holds_as_little(data: st.DataObject) -
         return recorded(capture)
 
     region = program(*explained(build))
-    segments, facts = cut(region), _Facts.of(region)
+    segments, facts = cut(region), _Facts(region)
     limit = segments.ideal + max(WORTHWHILE, EXCESS * segments.ideal)
     borders = [combinations(range(2, launches, 1), count) for count in range(len(segments.bounds) - 2)]
     for inner in chain.from_iterable(borders):

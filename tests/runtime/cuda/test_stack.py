@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pygraph.runtime.cuda.stack import wipe_stack
+from pygraph.runtime.cuda.observe import wipe_stack
 
 
 def test_wiping_the_stack_returns() -> None:

@@ -42,7 +42,7 @@ def replay_and_compare(driver: HostDriver, call: RegionCall, executable: Executa
     expected = call.run(theirs)
     after = torch.get_rng_state()
     torch.set_rng_state(start)
-    outputs = executable.replay(ours)
+    outputs = executable.replay(list(ours))
     assert outputs is not None, "the replay turned its arguments away"
     assert same_bits(outputs, expected)
     assert same_bits(ours, theirs)

@@ -147,7 +147,7 @@ def test_an_executable_outlives_its_recording_and_lets_go_when_closed(driver: Ho
     assert not mapped(address)
     args = call.fresh()
     watched = [weakref.ref(a) for a in args]
-    outputs = executable.replay(args)
+    outputs = executable.replay(list(args))
     assert outputs is not None
     watched += [weakref.ref(o) for o in outputs]
     del args, outputs

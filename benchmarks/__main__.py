@@ -1,0 +1,268 @@
+"""``python -m benchmarks NAMES``: workloads of the suite, measured side by side by ``pygraph.bench``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.running import SUITE, program_of, workloads
+from benchmarks.sides import SUITE_SIDES
+from benchmarks.workload import Workload
+from pygraph.bench.measure import Bench, Program
+from pygraph.bench.process import Process, gist
+from pygraph.bench.render import LOSS, line, page, with_head, write_all
+from pygraph.bench.results import SCHEMA, Document, document, machine, row_of, wall_ratio, write
+from pygraph.bench.sides import BASELINES, OURS, REFERENCE, sides_for
+from pygraph.logs import working
+
+ROOT = Path(__file__).resolve().parent.parent
+_BINDING = {"machine": ("gpu", "device", "cpu", "cores", "torch", "cuda", "driver"), "settings": ("tiny", "blocks")}
+"""What results have in common that are put together."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("names", nargs=-1)
+@click.option("--list", "listing", is_flag=True, help="List the workloads, and what keeps any from running here.")
+@click.option("--sides", default="", metavar="A,B,…", help="Ways of compiling.  [default: all that apply]")
+@click.option("--out", type=click.Path(file_okay=False), help="A folder for results as JSON, Markdown and pictures.")
+@click.option("--from", "sources", multiple=True, metavar="JSON",
+              help="Measure nothing: write --out from these results. Several files are put together.")  # fmt: skip
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=3600.0, show_default=True, metavar="N",
+              help="What is not measured by then is left out, and named.")  # fmt: skip
+@click.option("--blocks", type=click.IntRange(min=1), default=11, show_default=True, help="Rounds of blocks.")
+@click.option("--calls", type=click.IntRange(min=1), help="Calls of a block.  [default: as the workload says]")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="[default: cuda, if there is one]")
+@click.option("--caches", type=click.Path(file_okay=False), help="Keep what is compiled here, and use it next time.")
+@click.option("--compile-only", is_flag=True, help="Fill --caches, so that another command need only time.")
+@click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True,
+              help="Workloads that compile at once under --compile-only.")  # fmt: skip
+@click.option("--tiny/--full", default=None, help="Small versions of the workloads.  [default: small on a CPU]")
+@click.option("--suite", default=SUITE, metavar="MODULE", help="A module with WORKLOADS of your own.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of blocks.")
+def main(names: tuple[str, ...], **options: Any) -> None:
+    """Time workloads side by side: eager, Inductor's modes, CUDA graphs by hand, and PyGraph.
+
+    NAMES are workloads, domains or kinds of the suite (see --list); without any, all are run. How they are measured is
+    said by `pygraph bench --help`.
+    """
+    try:
+        out = None if options["out"] is None else Path(options["out"])
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)  # a long run must not end in a folder that cannot be written
+        if options["sources"]:
+            if names or out is None:
+                raise ValueError("--from measures nothing: it takes no names, and needs --out")
+            found = combine([read(Path(source)) for source in options["sources"]])
+            write_all(out, found, sections(found))
+        elif options["listing"]:
+            show(workloads(options["suite"]))
+        else:
+            measure(chosen(names, workloads(options["suite"])), options, out)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def chosen(names: Sequence[str], known: Mapping[str, Workload]) -> list[Workload]:
+    """The workloads of these names, or all; a domain or kind stands for all that are of it. Raises ValueError."""
+    found: dict[str, Workload] = {}
+    for name in names or list(known):
+        matches = [w for w in known.values() if name in (w.name, w.domain, w.kind)]
+        if not matches:
+            near = difflib.get_close_matches(name, [*known, *{w.domain for w in known.values()}], n=1, cutoff=0.4)
+            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
+            raise ValueError(f"no workload is called '{name}'; {hint}")
+        found.update({workload.name: workload for workload in matches})
+    return list(found.values())
+
+
+def missing(workload: Workload) -> list[str]:
+    """The packages that the workload needs and that are not installed."""
+    return [name for name in workload.packages if importlib.util.find_spec(name) is None]
+
+
+def show(known: Mapping[str, Workload]) -> None:
+    """Print the workloads."""
+    for name, workload in known.items():
+        needs = f"  needs {', '.join(missing(workload))}" if missing(workload) else ""
+        click.echo(f"{name}  ({workload.domain}, {workload.kind}){needs}\n    {workload.about}")
+
+
+def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | None) -> None:
+    """Measure, with results written after every workload. Raises ValueError for what cannot be asked for."""
+    import torch
+
+    device = options["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no GPU")
+    if options["compile_only"] and options["caches"] is None:
+        raise ValueError("--compile-only needs --caches")
+    end = time.monotonic() + options["seconds"]
+    sides = sides_for([name.strip() for name in options["sides"].split(",") if name.strip()], device, SUITE_SIDES)
+    tiny = device == "cpu" if options["tiny"] is None else options["tiny"]
+    more = {"tiny": tiny, "calls": options["calls"], "suite": options["suite"]}
+    programs = [program_of(workload, sides, **more) for workload in picked if not missing(workload)]
+    skipped = {w.name: f"not installed: {', '.join(missing(w))}" for w in picked if missing(w)}
+    settings = {**{key: options[key] for key in ("blocks", "seed", "seconds")}, "device": device, "tiny": tiny}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    rows: dict[str, Any] = {}
+
+    def now() -> Document:
+        left_out = {each.name: "the time was up before its turn" for each in programs if each.name not in rows}
+        return document(machine(device), settings, rows, left_out, skipped)
+
+    with tempfile.TemporaryDirectory() as scratch, working("benchmark") as step:
+        folder = Path(options["caches"] or scratch)
+        bench = Bench(folder, device, blocks=options["blocks"], seed=options["seed"], step=step)
+        if options["compile_only"]:
+            return fill(bench, programs, end, options["jobs"])
+        for program, row in each_measured(bench, programs, end):
+            rows[program.name] = row
+            click.echo(f"[{len(rows)}/{len(programs)}] {headline(program.name, row)}", err=True)
+            if out is not None:
+                write(out / "results.json", now())
+    if out is not None:
+        write_all(out, now(), sections(now()))
+    click.echo(page(now(), more=sections(now())), nl=False)
+    return None
+
+
+def fill(bench: Bench, programs: Sequence[Program], end: float, jobs: int) -> None:
+    """Compile all sides of all programs into the caches, ``jobs`` programs at once, until ``end``."""
+
+    def one(program: Program) -> None:
+        failed = {side: found.error for side, found in bench.fill(program, end).items() if found.failure}
+        click.echo(
+            f"{program.name}: {'; '.join(f'{s}: {gist(why)}' for s, why in failed.items()) or 'compiled'}", err=True
+        )
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, programs))
+
+
+def each_measured(bench: Bench, programs: Sequence[Program], end: float) -> Iterable[tuple[Program, Document]]:
+    """Each program with its row. While one compiles, the processes of the next one import what they need."""
+    running: dict[str, Process] = {}
+
+    def beside() -> Iterable[Process]:
+        for program in following:
+            running.update(bench.start(program))
+        return list(running.values())
+
+    try:
+        for place, program in enumerate(programs):
+            if time.monotonic() >= end:
+                break
+            share = time.monotonic() + (end - time.monotonic()) / (len(programs) - place)
+            own, following = dict(running), programs[place + 1 : place + 2]
+            running.clear()
+            yield program, row_of(program, bench.measure(program, end, share, own, beside))
+    finally:
+        for process in running.values():
+            process.end(end)
+
+
+# -- what is told of a suite, beyond what is told of a script ----------------------------------------------------------
+
+
+def headline(name: str, row: Document) -> str:
+    """A program in a line: PyGraph's gain over each side in wall time, and what failed."""
+    parts = [f"{side} {found['wall_us']['ratio']:.2f}×" for side, found in row["ratios"].items() if "wall_us" in found]
+    for side, found in row["sides"].items():
+        if found["status"] != "ok":
+            loud = "WRONG RESULTS" if found["status"] == "wrong" else found["status"]
+            parts.append(f"{side} {loud}: {gist(found['error'])[:160]}")
+    return f"{name}: {'; '.join(parts) or 'nothing was measured'}"
+
+
+def geometric(found: Document, side: str) -> tuple[float | None, int]:
+    """The geometric mean of the ratios of wall time over ``side``, and of how many programs it is."""
+    ratios = [value for row in found["workloads"].values() if (value := wall_ratio(row, side)) is not None]
+    return (statistics.geometric_mean(ratios) if ratios else None), len(ratios)
+
+
+def overall(found: Document) -> list[str]:
+    lines = []
+    for side in BASELINES:
+        mean, count = geometric(found, side)
+        without = [name for name, row in found["workloads"].items() if wall_ratio(row, side) is None]
+        names = ", ".join([*without, *found["left_out"], *found["skipped"]]) or "none"
+        if mean is not None:
+            lines.append(line(side, f"**{mean:.3f}**", str(count), names))
+    return with_head(["over", "geometric mean, wall time", "workloads", "not in it"], lines)
+
+
+def losses(rows: Document) -> list[str]:
+    lines, known = [], False
+    for name, row in rows.items():
+        over = {side: value for side in (*BASELINES, REFERENCE) if (value := wall_ratio(row, side)) is not None}
+        known = known or bool(over)
+        lines += [f"- **{name}**: {value:.3f} over {side}" for side, value in over.items() if value < LOSS]
+    if lines:
+        return ["PyGraph takes over 2 % longer than one of these (ratio of its time to PyGraph's):", "", *lines]
+    return ["None: PyGraph nowhere takes over 2 % longer than these or eager."] if known else []
+
+
+def measured(rows: Document) -> list[str]:
+    lines = []
+    for name, row in rows.items():
+        regions = row["sides"].get(OURS, {}).get("regions", ())
+        decisions = [each for region in regions for each in region.get("decisions", ())]
+        choices = ", ".join(f"{n} {choice}" for choice, n in Counter(each["choice"] for each in decisions).items())
+        if decisions:
+            lines.append(line(name, choices, str(sum(each["calls"] for each in decisions))))
+    return with_head(["workload", "decided", "calls"], lines)
+
+
+def sections(found: Document) -> dict[str, Iterable[str]]:
+    """Further sections of the page, by title."""
+    rows = found["workloads"]
+    return {"Overall": overall(found), "Losses": losses(rows), "Measured selection": measured(rows)}
+
+
+def read(path: Path) -> Document:
+    """A document that a benchmark wrote, of this version or the one before. Raises ValueError."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(found, dict) or found.get("schema") not in (SCHEMA - 1, SCHEMA):
+        raise ValueError(f"{path}: no results of this version of PyGraph (schema {SCHEMA})")
+    return found
+
+
+def combine(documents: Sequence[Document]) -> Document:
+    """One document of several that were measured on one machine with the same settings; later ones win.
+
+    Raises ValueError where they were not.
+    """
+    first = documents[0]
+    parts: dict[str, dict[str, Any]] = {"workloads": {}, "left_out": {}, "skipped": {}}
+    for each in documents:
+        for key, names in _BINDING.items():
+            apart = [name for name in names if each[key].get(name) != first[key].get(name)]
+            if apart:
+                raise ValueError(f"these results do not belong together: they differ in {apart[0]}")
+        for key, part in parts.items():
+            part.update(each[key])
+    for key in ("left_out", "skipped"):
+        parts[key] = {name: why for name, why in parts[key].items() if name not in parts["workloads"]}
+    return {**first, **parts}
+
+
+if __name__ == "__main__":
+    if sys.path[0] != str(ROOT):
+        sys.path.insert(0, str(ROOT))
+    main(prog_name="python -m benchmarks")

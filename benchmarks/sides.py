@@ -1,0 +1,164 @@
+"""The sides of the suite: those of ``pygraph bench``, and CUDA graphs by hand, as torch's documentation shows them.
+
+Both kinds of graph by hand count calls as every other side does, so that the n-th result of a step that trains is that
+of the n-th step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.workload import Step
+from pygraph.bench.sides import OURS, SIDES, Side
+from pygraph.bench.sides import compile_as as compile_as_users_do
+from pygraph.bench.worker import Inapplicable
+
+__all__ = ["SUITE_SIDES", "WHOLE_STEP", "GraphedModule", "WholeStep", "cloning", "compile_as", "step_as"]
+
+GRAPHED, WHOLE_STEP = "make-graphed-callables", "whole-step"
+_BY_HAND = (
+    Side(GRAPHED, "the module under torch.cuda.make_graphed_callables", cuda=True),
+    Side(WHOLE_STEP, "the step captured by hand with torch.cuda.graph", cuda=True),
+)
+
+SUITE_SIDES: dict[str, Side] = {name: side for name, side in SIDES.items() if name != OURS}
+"""By name, in the order in which they are shown. ``whole-step`` is for workloads that say so."""
+SUITE_SIDES |= {side.name: side for side in (*_BY_HAND, SIDES[OURS])}
+
+
+def compile_as(name: str, target: Any) -> Any:
+    """``target`` compiled in a side's way."""
+    if name == WHOLE_STEP:
+        return target
+    return GraphedModule(target) if name == GRAPHED else compile_as_users_do(name, target)
+
+
+def step_as(name: str, step: Step) -> Step:
+    """``step`` as a side runs it.
+
+    ``reduce-overhead`` wants to be told where a step begins; that costs well below 1 µs, and is part of the mode.
+    """
+    if name == WHOLE_STEP:
+        return WholeStep(step)
+    if name != "reduce-overhead":
+        return step
+    begin: Callable[[], None] = torch.compiler.cudagraph_mark_step_begin
+
+    def marked() -> Any:
+        begin()
+        return step()
+
+    return marked
+
+
+def cloning(target: Callable[..., Any]) -> Callable[..., Any]:
+    """``target``, with every tensor cloned that it returns, in tuples and lists too."""
+
+    def cloned(result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            return result.clone()
+        return type(result)(map(cloned, result)) if isinstance(result, (tuple, list)) else result
+
+    return lambda *args, **more: cloned(target(*args, **more))
+
+
+def why_not_graphed(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Why ``make_graphed_callables`` cannot be used for this call, in words; None where it may."""
+    if not isinstance(target, nn.Module):
+        return "what is compiled is no nn.Module"
+    if kwargs:
+        return f"the module is called with keyword arguments ({', '.join(kwargs)})"
+    others = [type(arg).__name__ for arg in args if not isinstance(arg, torch.Tensor)]
+    if others:
+        return f"an argument is no tensor, but {others[0]}"
+    if any(not arg.is_cuda for arg in args):
+        return "an argument is a tensor of the CPU"
+    if any(not tensor.is_cuda for tensor in (*target.parameters(), *target.buffers())):
+        return "a parameter or buffer lies on the CPU"
+    return None
+
+
+class GraphedModule:
+    """A module that ``torch.cuda.make_graphed_callables`` captures at its first call.
+
+    That call runs the module a few times and captures it; the random state and the buffers are put back, so that the
+    results are those of the first call. Raises Inapplicable where torch refuses.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._graphed: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._graphed is None:
+            self._graphed = self._make(args, kwargs)
+        return self._graphed(*args, **kwargs)
+
+    def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        reason = why_not_graphed(self._target, args, kwargs)
+        if reason is not None:
+            raise Inapplicable(reason)
+        samples = tuple(arg.detach().clone().requires_grad_(arg.requires_grad) for arg in args)
+        random = torch.cuda.get_rng_state()
+        buffers = [(buffer, buffer.clone()) for buffer in self._target.buffers()]
+        try:
+            made: Callable[..., Any] = torch.cuda.make_graphed_callables(self._target, samples)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the module raises under a capture is why it cannot be captured
+            raise Inapplicable(f"{type(error).__name__}: {error}") from error
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        torch.cuda.set_rng_state(random)
+        return made
+
+
+class WholeStep:
+    """A step captured as one graph: it runs on a side stream three times, is captured, then replayed.
+
+    Each of these calls is one step of the program, the capture (which executes nothing) being followed by a replay.
+    Raises Inapplicable where it cannot be captured.
+    """
+
+    _WARM_CALLS = 3
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        self._step = step
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: Any = None
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self) -> Any:
+        if self._graph is not None:
+            self._graph.replay()
+            return self._result
+        if self._calls < self._WARM_CALLS:
+            self._calls += 1
+            return self._warm()
+        self._capture()
+        return self()
+
+    def _warm(self) -> Any:
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = self._step()
+        current.wait_stream(self._stream)
+        return result
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._result = self._step()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the step raises under a capture is why it cannot be captured
+            raise Inapplicable(f"the step cannot be captured: {type(error).__name__}: {error}") from error
+        self._graph = graph

@@ -1,0 +1,110 @@
+"""Whether a side computes what eager computes: results kept while it runs, compared afterwards.
+
+A difference is relative to the largest magnitude of the reference, tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["Kept", "difference", "load", "tensors_of"]
+
+Results = Mapping[int, list[torch.Tensor]]
+"""Tensors by the number of the call that returned them, from 1."""
+
+_ROOM = 64 * 2**20
+"""Bytes of results kept beyond those of the first call and those asked for by number."""
+
+
+class Kept:
+    """Results of some calls, on the CPU."""
+
+    def __init__(self) -> None:
+        self._results: dict[int, list[torch.Tensor]] = {}
+        self._bytes = 0
+
+    def has_room(self) -> bool:
+        """Whether a call that need not be kept may be."""
+        return self._bytes < _ROOM
+
+    def add(self, call: int, result: Any) -> None:
+        """Keep a copy of what the ``call``-th call returned."""
+        copies = [tensor.detach().cpu().clone() for tensor in tensors_of(result)]
+        self._results[call] = copies
+        self._bytes += sum(tensor.nbytes for tensor in copies)
+
+    def save(self, path: Path) -> None:
+        """Put everything kept into a file at once, and forget it. With nothing kept since, what is there stays."""
+        if not self._results:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")  # whoever is ended in the middle leaves no half of a file to compare with
+        torch.save(self._results, part)
+        os.replace(part, path)
+        self._results = {}
+
+
+def load(path: Path) -> Results:
+    """What ``Kept.save`` wrote. Raises OSError where there is nothing."""
+    found: Results = torch.load(path, weights_only=True)
+    return found
+
+
+def tensors_of(result: Any) -> Iterator[torch.Tensor]:
+    """The tensors and numbers of nested lists, tuples and mappings, in order; anything else holds none."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, (bool, int, float)):
+        yield torch.tensor(result)
+    elif isinstance(result, Mapping):
+        for item in result.values():
+            yield from tensors_of(item)
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            yield from tensors_of(item)
+
+
+def difference(reference: Results, other: Results) -> float | None:
+    """The largest relative difference of all calls that the reference has; infinite where anything cannot be compared.
+
+    That is: a call or a tensor is missing, sizes or dtypes differ, or NaNs and infinities are in other places. None
+    where the reference holds no number at all, so that equality would say nothing.
+    """
+    if not any(tensor.numel() for tensors in reference.values() for tensor in tensors):
+        return None
+    apart = 0.0
+    for call, expected in reference.items():
+        found = other.get(call)
+        if found is None or len(found) != len(expected):
+            return math.inf
+        apart = max((apart, *map(_apart, expected, found)))
+    return apart
+
+
+def _apart(reference: torch.Tensor, other: torch.Tensor) -> float:
+    if reference.shape != other.shape or reference.dtype != other.dtype:
+        return math.inf
+    if not reference.numel():
+        return 0.0
+    expected, found = _widened(reference), _widened(other)
+    gap = (expected - found).abs()
+    gap[(expected == found) | (expected.isnan() & found.isnan())] = 0.0
+    if not bool(gap.isfinite().all()):
+        return math.inf
+    magnitudes = expected.abs()
+    scale = float(torch.where(magnitudes.isfinite(), magnitudes, 0.0).max()) or 1.0
+    return float(gap.max()) / scale
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    """As real numbers that hold its values: fp32 for narrower floats, fp64 for anything else."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj()).double()
+    narrow = tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return tensor.float() if narrow else tensor.double()

@@ -1,0 +1,315 @@
+"""Measures a device model: everything is prepared first, then rounds go over all samples, and medians are taken.
+
+A sample is the fastest of a few blocks of calls, since whatever else runs can only add to it; a round goes over all
+samples, so that clocks and neighbours that change meet all alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.util
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pygraph import compat
+from pygraph.calibration.store import identity_of
+from pygraph.errors import CaptureError
+from pygraph.ir import DeviceModel, Peak
+from pygraph.runtime.driver import Driver
+from pygraph.runtime.region import Region
+
+__all__ = ["Effort", "calibrate"]
+
+Sampler = Callable[[], float]
+"""One measurement, µs per call."""
+Function = Callable[[list[Any]], Sequence[Any]]
+"""With the convention of regions: the list of arguments is emptied."""
+
+COUNTS = (8, 32, 128)
+"""Launches of the programs whose calls are timed."""
+_ELEMENTS = 16
+_COPIES, _COPY_BYTES = 8, 4096
+_QUEUE = 512
+"""Launches in a row that a CUDA queue holds without making the host wait. A replay counts as 16 at least."""
+_GRAPH_US, _MOST_COPIES = 1000.0, 128
+"""Device time that a graph for timing holds, or that many operators: its launch is then no large part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured: ``rounds`` of all samples, each the fastest of ``blocks`` blocks of ``block_s`` seconds.
+
+    ``largest`` bounds the bytes of one tensor. Matrices grow until a product takes ``slowest_us``.
+    """
+
+    rounds: int = 9
+    blocks: int = 3
+    block_s: float = 0.001
+    largest: int = 1 << 28
+    slowest_us: float = 2000.0
+
+
+def calibrate(kind: str, effort: Effort | None = None, step: Callable[[str], None] = lambda _: None) -> DeviceModel:
+    """Measure the CPU (``cpu``) or the current CUDA device (``cuda``) in seconds; nothing else should run meanwhile.
+
+    ``step`` is told what is under way. Raises CaptureError where the device cannot be captured on, and ValueError where
+    the times make no sense, as on a busy machine.
+    """
+    effort = effort or Effort()
+    step("getting ready")
+    with torch.no_grad(), ExitStack() as stack:
+        samplers: dict[str, Sampler] = dict(_calls(kind, effort, stack))
+        samplers |= dict(_memory(kind, effort))
+        flops: dict[str, float] = {}
+        for name, dtype, precision in _products(kind):
+            with _precision(precision):
+                flops[name], samplers[name] = _product(kind, dtype, effort)
+        samples: dict[str, list[float]] = {name: [] for name in samplers}
+        for number in range(effort.rounds):
+            step(f"round {number + 1} of {effort.rounds}")
+            for name, sampler in samplers.items():
+                samples[name].append(min(sampler() for _ in range(effort.blocks)))
+    if kind == "cuda":
+        torch.cuda.empty_cache()
+    found = {name: statistics.median(times) for name, times in samples.items()}
+    return _model(kind, found, flops, min(effort.largest, _room(kind)))
+
+
+def _model(kind: str, us: dict[str, float], flops: dict[str, float], nbytes: int) -> DeviceModel:
+    uncaptured, replayed, moved = (
+        statistics.linear_regression(COUNTS, [us[f"{what} {count}"] for count in COUNTS])
+        for what in ("uncaptured", "replayed", "moved")
+    )
+    kernel = us["small kernel"]
+    peaks = [Peak(name, work / (us[name] - kernel) / 1e3) for name, work in flops.items() if us[name] > kernel]
+    traffic_us = us["large kernel"] - kernel
+    if uncaptured.slope <= 0.0 or traffic_us <= 0.0 or len(peaks) < len(flops):
+        raise ValueError("large programs take no longer than small ones")
+    node = max(replayed.slope, 0.0)
+    return DeviceModel(
+        name=identity_of(kind).device,
+        bandwidth_gbs=2 * nbytes / traffic_us / 1e3,
+        peak_gflops=peaks[0].gflops,
+        launch_us=uncaptured.slope,
+        replay_us=max(replayed.intercept, 0.0),
+        node_us=node,
+        patch_us=max(moved.slope - node, 0.0),
+        kernel_us=kernel,
+        copy_us=us["small copies"] / _COPIES,
+        peaks=tuple(peaks),
+        source=f"calibrated {datetime.date.today().isoformat()}",
+    )
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+
+def _calls(kind: str, effort: Effort, stack: ExitStack) -> Iterator[tuple[str, Sampler]]:
+    """Host time of calls: uncaptured, replayed where they were, and replayed with every argument moved."""
+    programs, driver = (_emitted(stack) if kind == "cpu" else None), _driver(kind)
+    for count in COUNTS:
+        fn = _negations if programs is None else getattr(programs, f"negations_{count}")
+        args, others = ([torch.ones(_ELEMENTS, device=kind) for _ in range(count)] for _ in range(2))
+        region = _captured(fn, args, driver, stack)
+        yield f"uncaptured {count}", _host(partial(_call, fn, args), kind, effort, count)
+        yield f"replayed {count}", _host(partial(_call, region, args), kind, effort, 16)
+        yield f"moved {count}", _host(partial(_call, region, args, others), kind, effort, 32, per=2)
+    pairs = [[torch.ones(_COPY_BYTES, device=kind, dtype=torch.uint8) for _ in range(2)] for _ in range(_COPIES)]
+    yield "small copies", _host(lambda: [to.copy_(source) for to, source in pairs], kind, effort, _COPIES)
+
+
+def _driver(kind: str) -> Driver:
+    if kind == "cuda":
+        from pygraph.runtime.cuda import CudaDriver
+
+        return CudaDriver()
+    from pygraph.runtime.host import HostDriver
+
+    return HostDriver()
+
+
+def _captured(fn: Function, args: Sequence[Any], driver: Driver, stack: ExitStack) -> Region:
+    """A region that replays ``fn``. Raises CaptureError with the reason where it does not."""
+    region = Region(fn, driver, name="calibration")
+    stack.callback(region.close)
+    for _ in range(3):
+        region(list(args))
+    if region.record.state != "replay":
+        raise CaptureError(region.record.reason or "calibration", "the small programs cannot be captured")
+    return region
+
+
+def _call(fn: Function, *each: Sequence[Any]) -> None:
+    for args in each:
+        fn(list(args))
+
+
+def _negations(args: list[Any]) -> tuple[Any, ...]:
+    """A kernel for each argument, its result allocated as in a compiled program; the last result is kept."""
+    values = list(args)
+    args.clear()
+    for value in values:
+        result = torch.neg(value)
+    return (result,)
+
+
+_HEAD = f'''
+import torch
+from pygraph.compat import AsyncCompile, dynamo_guards
+empty_strided_cpu = dynamo_guards._empty_strided_cpu
+async_compile = AsyncCompile()
+negate = async_compile.cpp_pybinding(["const float*", "float*"], """
+extern "C" void kernel(const float* in, float* out) {{ for (int i = 0; i < {_ELEMENTS}; ++i) out[i] = -in[i]; }}
+""")
+async_compile.wait(globals())
+'''
+
+
+def _emitted(stack: ExitStack) -> ModuleType:
+    """The same for a CPU, as Inductor emits programs there: the host driver reads the kernel's parameters from it."""
+    lines = [_HEAD]
+    for count in COUNTS:
+        names = [f"arg{i}" for i in range(count)]
+        lines += [f"def negations_{count}(args):", f"    {', '.join(names)}, = args", "    args.clear()"]
+        for i in range(count):
+            lines.append(f"    buf{i} = empty_strided_cpu(({_ELEMENTS},), (1,), torch.float32)")
+            lines.append(f"    negate(arg{i}, buf{i})")
+            lines += [f"    del buf{i - 1}"] if i else []
+        lines.append(f"    return (buf{count - 1},)")
+    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pygraph-calibration-"))) / "programs.py"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("pygraph_calibration_programs", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    with compat.inductor_config.patch(compile_threads=1):  # a pool of compiling processes takes longer to start
+        spec.loader.exec_module(module)
+    return module
+
+
+# -- memory and arithmetic ---------------------------------------------------------------------------------------------
+
+
+def _memory(kind: str, effort: Effort) -> Iterator[tuple[str, Sampler]]:
+    """The smallest kernel, and one that moves a lot."""
+    for name, nbytes in (("small kernel", 4 * _ELEMENTS), ("large kernel", min(effort.largest, _room(kind)))):
+        source = torch.ones(nbytes // 4, device=kind)
+        result = torch.empty_like(source)
+        yield name, _device(partial(torch.neg, source, out=result), kind, effort)
+
+
+def _room(kind: str) -> int:
+    """Bytes that one tensor may take."""
+    return 1 << 26 if kind == "cpu" else int(torch.cuda.mem_get_info()[1]) // 64
+
+
+def _products(kind: str) -> Sequence[tuple[str, torch.dtype, str]]:
+    """Kinds of matrix products: name of the peak, element type, precision of float32. The general one first."""
+    half, full = ("f16", torch.float16, "highest"), ("f32", torch.float32, "highest")
+    bf16 = ("bf16", torch.bfloat16, "highest")
+    if kind == "cpu":
+        return full, bf16, half
+    general = [bf16] if torch.cuda.is_bf16_supported(including_emulation=False) else []
+    tf32 = [("tf32", torch.float32, "high")] if torch.cuda.get_device_capability() >= (8, 0) else []
+    return [*general, half, full, *tf32]
+
+
+def _product(kind: str, dtype: torch.dtype, effort: Effort) -> tuple[float, Sampler]:
+    """Operations of a large square product, and its time. Operands differ from element to element: a GPU multiplies
+    equal ones some ten percent faster."""
+    side = 64
+    while True:
+        left, right = ((torch.rand(side, side, device=kind) - 0.5).to(dtype) for _ in range(2))
+        result = torch.empty_like(left)
+        sampler = _device(partial(torch.mm, left, right, out=result), kind, effort)
+        if min(sampler() for _ in range(3)) > effort.slowest_us / 8 or side >= 8192:
+            return 2.0 * side**3, sampler
+        side *= 2
+
+
+@contextlib.contextmanager
+def _precision(name: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def _host(call: Callable[[], object], kind: str, effort: Effort, launches: int, per: int = 1) -> Sampler:
+    """Time until calls return, ``per`` of them in each; so few in a row that no queue makes them wait."""
+    _drain(kind)
+    call()
+    _drain(kind)
+    calls = _fill(effort.block_s, _seconds(call, 1))
+    if kind == "cuda":
+        calls = min(calls, max(1, _QUEUE // launches))
+
+    def sample() -> float:
+        _drain(kind)
+        return _seconds(call, calls) / (calls * per) * 1e6
+
+    return sample
+
+
+def _device(operator: Callable[[], object], kind: str, effort: Effort) -> Sampler:
+    """Device time of ``operator``: on CUDA, between two events around replays of a graph that holds it many times."""
+    if kind == "cpu":
+        return _host(operator, kind, effort, 1)
+    for _ in range(2):
+        operator()
+    copies = max(2, min(_MOST_COPIES, round(_GRAPH_US / max(1.0, _between(operator, 1)))))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(copies):
+            operator()
+    replays = min(32, _fill(effort.block_s, _between(graph.replay, 1) * 1e-6))
+
+    def sample(holding: Callable[[], object] = operator) -> float:  # noqa: ARG001 - the graph reads its tensors
+        return _between(graph.replay, replays) / (copies * replays)
+
+    return sample
+
+
+def _drain(kind: str) -> None:
+    if kind == "cuda":
+        torch.cuda.synchronize()
+
+
+def _seconds(call: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return time.perf_counter() - start
+
+
+def _fill(seconds: float, one: float) -> int:
+    """How many calls of ``one`` second each fill ``seconds``: at least one."""
+    return max(1, min(2000, round(seconds / max(one, 1e-7))))
+
+
+def _between(work: Callable[[], object], times: int) -> float:
+    """Device time of what ``times`` calls of ``work`` launch, µs."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(times):
+        work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3

@@ -1,0 +1,163 @@
+"""Enters a program that is a single region by the region's replay, past most of what Inductor has around it.
+
+    emitted:  align inputs ─ take args ─ check ─ device guard ─ prepare on the host ─ pick ─ region ─ fetch ─ return
+    entry:    take args ─ prepare on the host ─ pick ─ replay ─┬─ fetch ─ return
+                                                      declined └─ the program as emitted, with the same args
+
+A replay checks its arguments and their alignment, and finds device and stream by itself. Which programs qualify is read
+off their text. What comes before the region is done again where the replay declines, so it may change no argument. It
+is not done where no replay is to be expected.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pygraph.runtime.region import Region
+
+__all__ = ["bind", "entry_text"]
+
+_GUARD = "with torch.cuda._DeviceGuard("
+_TAKE = re.compile(r"(?P<names>.*) = args")
+_PICK = re.compile(r"(?P<list>\w+) = \[(?P<names>[\w, ]*)\]")
+_REGION = re.compile(r"(?P<results>.*) = self\.partitions\[0\]\((?P<list>\w+)\)")
+_CHECK = re.compile(r"(assert_size_stride|assert_alignment|torch\.cuda\.set_device|\w+ = get_raw_stream)\(.*")
+_UPLOAD = re.compile(r"\w+ = torch\.ops\.pygraph\.upload\.default\(.*")
+_KERNEL = re.compile(r"(?P<name>cpp_fused\w*)\((?P<operands>[\w, ]*)\)")
+_BUFFER = re.compile(r"(?P<name>\w+) = empty_strided_cpu\(.*")
+_ALIAS = re.compile(r"(?P<name>\w+) = (?P<of>\w+)")
+_PLAIN = re.compile(r"args\.clear\(\)|\w+ = \w+\[\d+\]")
+_COPY = re.compile(r"\w+\.copy_\(.*")
+
+
+def entry_text(source: str) -> str | None:
+    """The text of a function to enter a program by; None if its text, ``source``, does more than call one region."""
+    tree = ast.parse(source)
+    mains = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name == "call"]
+    if len(mains) != 1:
+        return None
+    statements = list(_flat(mains[0].body))
+    texts = [ast.unparse(statement) for statement in statements]
+    calls = [i for i, text in enumerate(texts) if _REGION.fullmatch(text)]
+    if len(calls) != 1 or not all(map(_is_after, statements[calls[0] + 1 :])):
+        return None
+    return _Before(texts[: calls[0]], _written_operands(tree)).text(texts[calls[0]], texts[calls[0] + 1 :])
+
+
+def bind(text: str, namespace: Mapping[str, Any], region: Region, program: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of an entry's ``text`` to ``program``. ``namespace`` is that of the emitted module."""
+    names = {**namespace, "_replay": region.try_replay, "_ready": region.expects_replay, "_program": program}
+    exec(compile(text, "<pygraph entry>", "exec"), names)
+    made: Callable[..., Any] = names["call"]
+    return made
+
+
+def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements, with those under a device guard in its place."""
+    for statement in body:
+        if isinstance(statement, ast.With) and ast.unparse(statement).startswith(_GUARD):
+            yield from _flat(statement.body)
+        else:
+            yield statement
+
+
+def _names(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+class _Before:
+    """What the main function does before its region, which is kept as far as it is known to change no argument."""
+
+    def __init__(self, texts: Sequence[str], kernels: Mapping[str, Sequence[bool]]) -> None:
+        self._texts = texts
+        self._kernels = kernels
+        self._taken = next((_names(found["names"]) for found in map(_TAKE.fullmatch, texts) if found), [])
+        self._picked = {found["list"]: _names(found["names"]) for found in map(_PICK.fullmatch, texts) if found}
+        read = [name for text in texts if _UPLOAD.match(text) or _KERNEL.match(text) for name in _names(text)]
+        self._read = set(self._taken).intersection(read)
+        self._buffers: set[str] = set()
+
+    def text(self, region: str, after: Sequence[str]) -> str | None:
+        """The whole function; None where a statement is of no known kind."""
+        call = _REGION.fullmatch(region)
+        kept = [text for text in self._texts if not self._is_dropped(text)]
+        if call is None or call["list"] not in self._picked or not self._taken or not all(map(self._is_known, kept)):
+            return None
+        picked, given = self._picked[call["list"]], call["list"]
+        lines, late = self._deletions(kept, {name for names in self._picked.values() for name in names})
+        if any(_UPLOAD.match(text) or _BUFFER.match(text) for text in kept):
+            lines = ["if not _ready():", "    return _program(args)", *lines]
+        lines += [
+            f"_outputs = _replay({given})",
+            "if _outputs is None:",
+            f"    [{', '.join(picked)}] = {given}",
+            f"    args[:] = [{', '.join(self._taken)}]",
+            f"    del {', '.join(dict.fromkeys([*self._taken, *picked, given]))}",
+            "    return _program(args)",
+            *late,
+            f"{call['results']} = _outputs",
+            *(text for text in after if not _CHECK.match(text)),
+        ]
+        return "def call(args):\n" + "\n".join(f"    {line}" for line in lines)
+
+    def _is_dropped(self, text: str) -> bool:
+        """A replay checks what it is given; what is read on the host is not given to it."""
+        return bool(_CHECK.fullmatch(text)) and not self._read.intersection(_names(text))
+
+    def _is_known(self, text: str) -> bool:
+        alias, buffer, kernel = _ALIAS.fullmatch(text), _BUFFER.fullmatch(text), _KERNEL.fullmatch(text)
+        if buffer is not None:
+            self._buffers.add(buffer["name"])
+        elif alias is not None and alias["of"] in self._buffers:
+            self._buffers.add(alias["name"])
+        elif kernel is not None:
+            return self._fills_buffers(kernel["name"], _names(kernel["operands"]))
+        known = (_TAKE, _PICK, _CHECK, _UPLOAD, _PLAIN)
+        found = alias or buffer or any(pattern.fullmatch(text) for pattern in known)
+        return bool(found) or text.startswith("del ")
+
+    def _fills_buffers(self, kernel: str, operands: Sequence[str]) -> bool:
+        """Whether a C++ kernel writes nothing but what the program has allocated for it."""
+        written = self._kernels.get(kernel, ())
+        return len(written) == len(operands) and all(
+            name in self._buffers for name, changed in zip(operands, written, strict=True) if changed
+        )
+
+    def _deletions(self, kept: Sequence[str], held: set[str]) -> tuple[list[str], list[str]]:
+        """The statements, and the deletions that wait for the replay: of what the region's arguments do not hold."""
+        now, late = [], []
+        for text in kept:
+            names = _names(text.removeprefix("del ")) if text.startswith("del ") else []
+            now += [f"del {name}" for name in names if name in held] if names else [text]
+            late += [f"del {name}" for name in names if name not in held]
+        return now, late
+
+
+def _is_after(statement: ast.stmt) -> bool:
+    """Whether a statement may follow the region: results are fetched to the host, viewed and returned."""
+    text = ast.unparse(statement)
+    if isinstance(statement, ast.Return):
+        items = statement.value.elts if isinstance(statement.value, ast.Tuple) else [ast.Slice()]
+        return all(isinstance(item, (ast.Name, ast.Constant)) or _is_view(item) for item in items)
+    known = (_ALIAS, _BUFFER, _COPY, _CHECK)
+    return text.startswith("del ") or any(pattern.fullmatch(text) for pattern in known)
+
+
+def _is_view(item: ast.expr) -> bool:
+    return isinstance(item, ast.Call) and ast.unparse(item.func) == "reinterpret_tensor"
+
+
+def _written_operands(tree: ast.Module) -> Mapping[str, Sequence[bool]]:
+    """For each C++ kernel that a module binds, which of its operands it may write: pointers that are not to const."""
+    binding = re.compile(r"(?P<name>\w+) = async_compile\.cpp_pybinding\(\[(?P<types>[^\]]*)\].*", re.DOTALL)
+    found = [binding.fullmatch(ast.unparse(node)) for node in tree.body if isinstance(node, ast.Assign)]
+    return {
+        one["name"]: [
+            each.endswith("*") and not each.startswith("const ") for each in re.findall("'(.*?)'", one["types"])
+        ]
+        for one in found
+        if one is not None
+    }

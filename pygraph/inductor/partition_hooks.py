@@ -1,0 +1,360 @@
+"""Answers Inductor's scheduler while it compiles: where to cut, in which order, and notes what it made of it.
+
+    Scheduler.should_partition        ▸ PartitionHooks.should_partition    the reason why a node stays outside, or None
+    Scheduler.process_grouped_nodes   ▸ PartitionHooks.reorder             fewer regions, where memory allows
+    Scheduler.graph_partition         ▸ PartitionHooks.record              what each partition holds
+
+Answers differ from Inductor's own only while hooks are active on the thread, and for main graphs alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pygraph import compat
+from pygraph.frontend import op_name
+from pygraph.inductor.alternate import count_runs, fewest_runs
+from pygraph.inductor.decision import BARRIER, RNG, Decision
+from pygraph.inductor.lineage import Lineage, following
+from pygraph.inductor.record import PatternNode, ProgramRecord, RecordedMaps, Step
+from pygraph.ir import CONSTANT
+from pygraph.passes.partitioning import NO_LAUNCH
+
+__all__ = ["PartitionHooks"]
+
+UNKNOWN = "unknown-node"
+
+MEMORY_BUDGET = 1.1
+"""How far a new order may raise Inductor's estimate of peak memory; the bound that Inductor itself uses."""
+
+Judge = Callable[[Any], Mapping[str, str | None]]
+"""Given the FX graph that Inductor lowers, the reason of each node by name (None: capturable)."""
+
+
+class PartitionHooks:
+    """One compilation under a decision. ``judge`` is asked about nodes that Inductor's own passes made."""
+
+    def __init__(self, decision: Decision, judge: Judge) -> None:
+        self.decision = decision
+        self._judge = judge
+        self._judged: dict[Any, Mapping[str, str | None]] = {}
+        self._reasons: dict[str, str | None] = {}
+        self._lineage = Lineage()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Answer for every main graph that Inductor schedules on this thread meanwhile."""
+        _install()
+        with _asked(self), following() as self._lineage:
+            yield
+
+    # -- asked by the scheduler ------------------------------------------------------------------------------------
+
+    def should_partition(self, snode: Any) -> str | None:
+        """The reason why a scheduled node has to stay outside of every region, or None."""
+        for part in _scheduled_parts(snode):
+            name = part.get_name()
+            if name not in self._reasons:
+                self._reasons[name] = self._reason(part)
+            if self._reasons[name] is not None:
+                return self._reasons[name]
+        return None
+
+    def reorder(self, snodes: list[Any]) -> list[Any]:
+        """An order with fewer regions, when there is one that Inductor's own memory estimate does not forbid."""
+        inside = [self.should_partition(snode) is None for snode in snodes]
+        order = fewest_runs(inside, self._predecessors(snodes))
+        if count_runs([inside[i] for i in order]) >= count_runs(inside):
+            return snodes
+        chosen = [snodes[i] for i in order]
+        return chosen if _memory_allows(snodes, chosen) else snodes
+
+    def record(self, partitions: Sequence[Sequence[Any]], outside: Sequence[bool], maps: list[Any]) -> RecordedMaps:
+        """Inductor's partition maps, with what each partition holds."""
+        runs = tuple(tuple(self._step(snode) for snode in run) for run in partitions)
+        return RecordedMaps(maps, ProgramRecord(runs, tuple(not skip for skip in outside)))
+
+    # -- order -----------------------------------------------------------------------------------------------------
+
+    def _predecessors(self, snodes: list[Any]) -> list[list[int]]:
+        """Those that the scheduler knows, and those of effects, which it leaves to the order that it starts from."""
+        before = _dependences(snodes)
+        last: dict[str, int] = {}
+        since: list[int] = []
+        for i, snode in enumerate(snodes):
+            chains = self._chains(snode)
+            before[i] += [last[chain] for chain in (*chains, BARRIER) if chain in last]
+            if BARRIER in chains:
+                before[i] += since
+                since.clear()
+            since.append(i)
+            last.update(dict.fromkeys(chains, i))
+        return before
+
+    def _chains(self, snode: Any) -> list[str]:
+        """The orders besides data that a scheduled node is part of."""
+        found: dict[str, None] = {}
+        for part in _scheduled_parts(snode):
+            for origin in _origins(part):
+                placed = self.decision.nodes.get(origin.name)
+                found.update(dict.fromkeys((RNG,) * _draws(origin) if placed is None else placed.chains))
+        return list(found)
+
+    # -- reasons ---------------------------------------------------------------------------------------------------
+
+    def _reason(self, part: Any) -> str | None:
+        structural = _uncapturable_structure(part, self.decision.device)
+        if structural is not None:
+            return structural
+        for origin in _origins(part):
+            reason = self._origin_reason(origin)
+            if reason is not None:
+                return reason
+        return None
+
+    def _origin_reason(self, origin: Any) -> str | None:
+        if origin.op in ("placeholder", "get_attr", "output"):
+            return None
+        if self._is_made(origin):
+            return self._made_reason(origin)
+        placed = self.decision.nodes.get(origin.name)
+        if placed is not None:
+            return placed.reason
+        return self._origin_reason(origin.args[0]) if _is_tuple_getitem(origin) else UNKNOWN
+
+    def _made_reason(self, origin: Any) -> str | None:
+        """A node that Inductor made is outside for any reason that what it was made from is outside for, or its own."""
+        sources = self._sources(origin)
+        reasons = [self.decision.nodes[name].reason for name in sources] or [UNKNOWN]
+        inherited = next((reason for reason in reasons if reason not in (None, NO_LAUNCH)), None)
+        if inherited is not None or _is_lowering(origin):
+            return inherited
+        if origin.graph not in self._judged:
+            self._judged[origin.graph] = self._judge(origin.graph)
+        return self._judged[origin.graph].get(origin.name, UNKNOWN)
+
+    def _is_made(self, origin: Any) -> bool:
+        return self._lineage.sources(origin) is not None
+
+    def _sources(self, origin: Any) -> tuple[str, ...]:
+        """The nodes of the decision that a node was made from; constants launch nothing and decide nothing."""
+        found = map(_indexed, self._lineage.sources(origin) or ())
+        known = [(node.name, self.decision.nodes.get(node.name)) for node in found]
+        return tuple(dict.fromkeys(name for name, placed in known if placed is not None and placed.op != CONSTANT))
+
+    def _step(self, snode: Any) -> Step:
+        parts = _scheduled_parts(snode)
+        nodes = {o.name: o for part in parts for o in _origins(part)}
+        made = [node for node in nodes.values() if node.op == "call_function" and self._is_made(node)]
+        return Step(
+            buffers=tuple(snode.get_buffer_names()),
+            origins=tuple(nodes),
+            launches=any(_launches(part) for part in parts),
+            reason=self.should_partition(snode),
+            made=tuple(PatternNode(n.name, op_name(n.target), self._sources(n), self._made_reason(n)) for n in made),
+        )
+
+
+# -- hooks into the scheduler -----------------------------------------------------------------------------------------
+
+_active = threading.local()
+_expecting: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@contextmanager
+def _asked(listener: PartitionHooks) -> Iterator[None]:
+    """Have the scheduler on this thread ask ``listener``."""
+    previous = getattr(_active, "listener", None)
+    _active.listener = listener
+    try:
+        yield
+    finally:
+        _active.listener = previous
+
+
+def _listener() -> PartitionHooks | None:
+    if isinstance(compat.inductor_virtualized.graph, compat.SubgraphLowering):
+        return None
+    return getattr(_active, "listener", None)
+
+
+@functools.cache
+def _install() -> None:
+    """Hook into Inductor's scheduler, once for the process. Without a listener nothing changes."""
+    scheduler: Any = compat.Scheduler
+    ask, grouped, partition = scheduler.should_partition, scheduler.process_grouped_nodes, scheduler.graph_partition
+    generate = scheduler._codegen
+
+    def should_partition(self: Any, node: Any) -> str | None:
+        listener = _listener()
+        return ask(self, node) if listener is None else listener.should_partition(node)
+
+    def process_grouped_nodes(self: Any) -> None:
+        grouped(self)
+        listener = _listener()
+        if listener is not None and not getattr(self, "_multi_stream_nodes", False):
+            self.nodes = listener.reorder(self.nodes)
+
+    def graph_partition(self: Any) -> tuple[Any, Any]:
+        partitions, signatures = partition(self)
+        listener = _listener()
+        if listener is not None:
+            graph: Any = compat.inductor_virtualized.graph
+            outside = [signature.skip_cudagraph for signature in signatures]
+            graph.partition_maps = listener.record(partitions, outside, graph.partition_maps)
+        return partitions, signatures
+
+    def _codegen(self: Any, nodes: list[Any]) -> None:
+        if _listener() is not None:
+            _expect_sizes(compat.inductor_virtualized.graph.wrapper_code)
+        generate(self, nodes)
+
+    scheduler.should_partition = should_partition
+    scheduler.process_grouped_nodes = process_grouped_nodes
+    scheduler.graph_partition = graph_partition
+    scheduler._codegen = _codegen
+
+
+def _expect_sizes(wrapper: Any) -> None:
+    """Have the code of a program or of a partition check the sizes of its inputs, as without partitions.
+
+    torch 2.13 writes such a check before the first use of an input, from a list that it fills too late for partitions,
+    and not at all for what lies outside of them. An input that Dynamo does not guard (the memory behind views that
+    overlap, one of them written) would then be used with whatever size it has. Where there is no list (2.11), checks
+    come first of all, and are complete.
+    """
+    if hasattr(wrapper, "_pending_input_asserts") and compat.inductor_config.size_asserts and wrapper not in _expecting:
+        _expecting.add(wrapper)
+        wrapper.codegen_input_size_asserts()
+
+
+# -- scheduled nodes --------------------------------------------------------------------------------------------------
+
+
+def _scheduled_parts(snode: Any) -> list[Any]:
+    """The unfused nodes that a scheduled node consists of."""
+    parts = list(snode.get_nodes())
+    if parts == [snode]:
+        return parts
+    return [inner for part in parts for inner in _scheduled_parts(part)]
+
+
+def _dependences(snodes: Sequence[Any]) -> list[list[int]]:
+    """For each scheduled node the positions of those that it must follow, Inductor's ordering edges included."""
+    maker = {name: i for i, snode in enumerate(snodes) for name in snode.get_buffer_names()}
+    found = []
+    for i, snode in enumerate(snodes):
+        needed = {maker[dep.name] for dep in snode.unmet_dependencies if dep.name in maker}
+        found.append(sorted(needed - {i}))
+    return found
+
+
+def _memory_allows(before: list[Any], after: list[Any]) -> bool:
+    """Whether Inductor's estimate of peak memory stays within its own budget for reordering. No, where it has none."""
+    if compat.absent(compat.prepare_planning_info) or compat.absent(compat.estimate_peak_memory):
+        return False
+    graph = compat.inductor_virtualized.graph
+    scheduler = graph.scheduler
+    outputs = type(before[0].unmet_dependencies)(graph.get_output_names())
+    inputs = type(outputs)(graph.graph_inputs.keys())
+    peak, freeable = compat.prepare_planning_info(
+        before, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs
+    )
+    reordered, _ = compat.estimate_peak_memory(after, freeable, outputs)
+    return bool(reordered <= peak * MEMORY_BUDGET)
+
+
+def _origins(part: Any) -> list[Any]:
+    """The FX nodes that an unfused scheduled node computes, sorted by name.
+
+    Inductor's origins of an external kernel are its own FX node and those of operands that were not realized when it
+    was lowered; the buffers realized for it, which are nodes of their own, carry the latter. A buffer that was made on
+    behalf of the kernel itself (a copy into other strides) carries all of them: then nothing is taken away. What takes
+    one of several results of a kernel computes what the kernel does.
+
+    A buffer that is realized because an external kernel, or a copy to another device, needs it gets the origin of that,
+    too, although what it computes is not in it: at most a copy in other strides, which nothing speaks against.
+    """
+    node = part.node
+    while isinstance(node, compat.MultiOutput):
+        node = node.inputs[0]
+    found = getattr(node, "origins", None) or ()
+    if isinstance(node, compat.ComputedBuffer):
+        where = part.get_device()
+        found = [origin for origin in found if not _is_external(origin) and not _is_elsewhere(origin, where)] or found
+    if isinstance(node, compat.ExternKernel):
+        operands = {origin for read in node.get_read_writes().reads for origin in _buffer_origins(read.name)}
+        found = [origin for origin in found if origin not in operands] or found
+    return sorted(found, key=lambda origin: str(origin.name))
+
+
+def _is_external(origin: Any) -> bool:
+    """Whether an FX node is computed by an external kernel."""
+    kernel = compat.ExternKernel
+    operations = compat.inductor_virtualized.graph.operations
+    return any(isinstance(one, kernel) and getattr(one, "origin_node", None) is origin for one in operations)
+
+
+def _is_elsewhere(origin: Any, device: Any) -> bool:
+    """Whether the result of an FX node lies on another kind of device than ``device``."""
+    value = origin.meta.get("val")
+    return isinstance(value, torch.Tensor) and device is not None and value.device.type != device.type
+
+
+def _buffer_origins(name: str) -> Sequence[Any]:
+    buffer = compat.inductor_virtualized.graph.try_get_buffer(name)
+    return getattr(buffer, "origins", None) or ()
+
+
+def _launches(part: Any) -> bool:
+    """Whether an unfused scheduled node runs anything at all."""
+    return not isinstance(part, compat.NopKernelSchedulerNode) and not isinstance(part.node, compat.MultiOutput)
+
+
+def _uncapturable_structure(part: Any, device: str) -> str | None:
+    """Why what Inductor made of a node cannot be captured, whatever it was made from; None when it can."""
+    node = part.node
+    if isinstance(node, compat.DeviceCopy):
+        return "device-copy"
+    if isinstance(node, (compat.Conditional, compat.WhileLoop)):
+        return "control-flow"
+    if isinstance(node, compat.DynamicScalar):
+        return "host-read"
+    if getattr(node, "unbacked_bindings", None):
+        return "dynamic-shape"
+    where = part.get_device()
+    if where is not None and where.type != device:
+        return "unsupported-device"
+    return None
+
+
+def _draws(node: Any) -> bool:
+    """Whether an FX node, made by Inductor's own passes, draws random numbers from a generator."""
+    op = node.target
+    if not isinstance(op, compat.OpOverload):
+        return False
+    seeds = op.name().startswith("prims::inductor_seed")
+    return seeds or torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _is_lowering(node: Any) -> bool:
+    """Whether an FX node calls no operator, but what Inductor has written to lower what a pattern matched."""
+    return getattr(node.target, "_inductor_lowering_function", False) is True
+
+
+def _indexed(node: Any) -> Any:
+    """The node that a getitem takes one result of; any other node itself."""
+    return _indexed(node.args[0]) if _is_tuple_getitem(node) and node.args else node
+
+
+def _is_tuple_getitem(node: Any) -> bool:
+    """Whether an FX node only takes one result out of several."""
+    return node.op == "call_function" and node.target is operator.getitem

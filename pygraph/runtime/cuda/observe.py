@@ -1,0 +1,479 @@
+"""What a region's operators and Triton kernels say of the tensors that they are given, while the region is captured.
+
+Each call is noted with the nodes that it added to the graph, the addresses that it only reads, and those that it may
+write. The launches that these nodes are then carry what their calls say. Nodes that nobody explains are taken to write
+whatever they are given. Custom operators are looked into: the operators that their bodies call are seen as well, by a
+second mode that is active inside.
+
+Before each call the stack is cleared, so that parameters which kernels of torch leave unset hold zeros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import types
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
+from pygraph.errors import CaptureError
+from pygraph.runtime.addresses import AddressMap
+from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
+from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here, ran
+from pygraph.runtime.recording import COLLECTIVES, Allocation, AllocationKind, Launch, LaunchKind, PythonCall
+from pygraph.runtime.tensors import rebound
+
+__all__ = ["Observer", "Span", "calls_operators", "observing", "with_calls"]
+
+_HOST_READS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal")
+"""Operators whose result is a Python value that depends on device memory."""
+
+_BUILT_IN = frozenset({"aten", "prims", "inductor"})
+"""Namespaces of operators that are known to launch on the current stream or not at all."""
+
+_KERNEL_KEYS = (
+    "CUDA",
+    "CompositeExplicitAutogradNonFunctional",
+    "CompositeExplicitAutograd",
+    "CompositeImplicitAutograd",
+)
+"""Where the kernel that runs on a CUDA tensor may be registered; the first wins."""
+
+_OF_THE_WRAPPER = frozenset(
+    {"torch", "math", "inf", "nan", "assert_size_stride", "assert_alignment"}
+    | {"empty_strided_cuda", "reinterpret_tensor", "get_raw_stream"}
+)
+"""Globals that Inductor's code uses besides its Triton kernels, and that run no operator but to allocate."""
+
+_READ_ONLY_NAMES = ("in_ptr", "arg_")
+"""How Inductor names the pointers of its own Triton kernels that it only loads from."""
+
+
+_Key = tuple[AllocationKind, int]
+
+_CLOSED = "aten."
+"""How the names of calls begin that use their operands, what they allocate, the generator and libraries' own memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The nodes ``begin`` to ``end`` (excluded) came from the call ``name``; addresses of elements, as captured.
+
+    ``origin`` is where that call stands in the region and in the user's program. ``nondeterministic``: it is known to
+    come out otherwise each time.
+    """
+
+    begin: int
+    end: int
+    name: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    origin: Origin = UNKNOWN
+    nondeterministic: bool = False
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass
+class Observer:
+    """Collects spans. ``nodes`` tells how many nodes the graph has by now, ``intact`` whether the stream is still being
+    captured: not every call that breaks a capture raises, but it is the first one after which this is False."""
+
+    nodes: Callable[[], int]
+    intact: Callable[[], bool] = lambda: True
+    spans: list[Span] = field(default_factory=list)
+    absolute: list[int] = field(default_factory=list)
+    """Addresses of tensors that were given an offset from the start of their storage."""
+    silent: list[Span] = field(default_factory=list)
+    """Calls that added no nodes."""
+    python: list[PythonCall] = field(default_factory=list)
+    """Calls of operators whose bodies are Python, and were run."""
+    failed: str | None = None
+    """The call that an error came out of, or that broke the capture."""
+
+    def call(
+        self,
+        name: str,
+        reads: Sequence[int],
+        writes: Sequence[int],
+        run: Callable[[], Any],
+        *,
+        foreign: bool = False,
+        nondeterministic: Callable[[], bool] = _never,
+    ) -> Any:
+        """Run one call, and note the nodes that it added. A ``foreign`` one, of whose insides nothing is known, has to
+        add some if it makes or writes memory. ``nondeterministic`` is asked after it.
+
+        Raises what the call raises, and CaptureError (``capture-failed``) when the capture is broken afterwards.
+        """
+        if not self.intact():  # the call before left it intact
+            raise CaptureError("capture-failed", f"code before {name} broke the capture of the stream")
+        begin = self.nodes()
+        wipe_stack()
+        try:
+            result = run()
+        except Exception:
+            self.fail(name)
+            raise
+        if not self.intact():
+            self.fail(name)
+            raise CaptureError("capture-failed", f"{name} broke the capture of the stream")
+        end = self.nodes()
+        if foreign and end == begin and (any(writes) or any(t.numel() for t in tensors_in(result))):
+            self.fail(name)
+            raise CaptureError("uncaptured-work", f"{name} adds nothing to the capture: its work goes another way")
+        span = Span(begin, end, name, tuple(reads), tuple(writes), here(), nondeterministic())
+        (self.spans if end > begin else self.silent).append(span)
+        return result
+
+    def body(self, name: str, calls: Sequence[str], explained: Sequence[range]) -> None:
+        """The body of the operator ``name``, which is Python, has run. The rest is as in ``PythonCall``."""
+        origin = here()
+        self.python.append(PythonCall(name, origin.nodes, origin.loc, tuple(calls), tuple(explained)))
+
+    def fail(self, name: str, origin: Origin | None = None) -> None:
+        """Blame the call ``name``, at ``origin`` or where the region is now, unless another one was blamed before."""
+        self.failed = self.failed or name
+        blame(name, origin)
+
+    def fail_at(self, index: int) -> None:
+        """Blame the call that node ``index`` came from, if there is one."""
+        span = self.owner_of(index)
+        if span is not None:
+            self.fail(span.name, span.origin)
+
+    def makers(self, born: int) -> list[Span]:
+        """The calls that may have made an allocation when the graph had ``born`` nodes."""
+        return [span for span in (*self.spans, *self.silent) if span.begin <= born <= span.end]
+
+    def owner_of(self, index: int) -> Span | None:
+        """The span that node ``index`` lies in."""
+        return next((span for span in self.spans if span.begin <= index < span.end), None)
+
+
+def calls_operators(fn: Callable[..., Any]) -> bool:
+    """Whether ``fn`` may call operators, and by them libraries such as cuBLAS: all but code of Inductor that names its
+    Triton kernels only."""
+    code, known = getattr(fn, "__code__", None), getattr(fn, "__globals__", {})
+    if code is None or "inductor_ops" not in known or fn.__closure__ or "ops" in code.co_names:
+        return True
+    named = [name for name in code.co_names if name in known]
+    return not all(name in _OF_THE_WRAPPER or name.startswith("triton_") for name in named)
+
+
+@contextlib.contextmanager
+def observing(observer: Observer, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """``fn`` as it is to be called while it is captured: its operators and Triton kernels are noted."""
+    with _Operators(observer), _rebound(observer, fn) as run:
+        yield run
+
+
+# -- launches -----------------------------------------------------------------------------------------------------
+
+
+def with_calls(
+    launches: Sequence[Launch],
+    spans: Sequence[Span],
+    allocations: Sequence[Allocation],
+    random: Sequence[int],
+) -> tuple[Launch, ...]:
+    """``launches`` with what the calls that they came from (``spans``) say of them. Those that use a word of
+    ``random`` draw."""
+    addresses, reach = AddressMap(allocations), _Reach(allocations)
+    begins = [span.begin for span in spans]
+    made: list[Launch] = []
+    for launch in launches:
+        draws = any(word in random for word in launch.words)
+        known = replace(launch, random=draws)
+        number = bisect_right(begins, launch.index) - 1
+        if number < 0 or launch.index >= spans[number].end:
+            made.append(known)
+            continue
+        span = spans[number]
+        known = replace(known, loc=span.origin.loc, nodes=span.origin.nodes, call=span.name)
+        known = replace(known, nondeterministic=span.nondeterministic)
+        limits = reach.of(span) if launch.kind is LaunchKind.KERNEL else None
+        made.append(replace(known, read_only=_only_read(span, addresses), may_access=limits))
+    return tuple(made)
+
+
+class _Reach:
+    """What a call can use at all, where that is known: for operators of ATen, which keep no memory to themselves."""
+
+    def __init__(self, allocations: Sequence[Allocation]) -> None:
+        self._addresses = AddressMap(allocations)
+        self._pool = sorted((a for a in allocations if a.kind is AllocationKind.POOL), key=lambda a: a.born)
+        self._births = [a.born for a in self._pool]
+        self._constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
+        self._end = 1 + max((a.born for a in allocations), default=0)
+
+    def of(self, span: Span) -> frozenset[_Key] | None:
+        """The allocations that the call was given, and those that it may have made. None for other libraries' calls,
+        and where the call was given memory of nobody's."""
+        if not span.name.startswith(_CLOSED):
+            return None
+        given: set[_Key] = set()
+        for word in filter(None, (*span.reads, *span.writes)):
+            owners = {place.key for place in self._addresses.places(word, self._end)}
+            if not owners and not any(constant.covers(word) for constant in self._constants):
+                return None
+            given |= owners
+        first, last = bisect_left(self._births, span.begin), bisect_right(self._births, span.end)
+        return frozenset(given.union(a.key for a in self._pool[first:last]))
+
+
+def _only_read(span: Span, addresses: AddressMap) -> frozenset[_Key]:
+    """Allocations that a call was given and does not write."""
+    return _owners(span.reads, addresses) - _owners(span.writes, addresses)
+
+
+def _owners(words: Iterable[int], addresses: AddressMap) -> frozenset[_Key]:
+    return frozenset(owner.key for owner in map(addresses.inside, words) if owner is not None)
+
+
+# -- operators ----------------------------------------------------------------------------------------------------
+
+
+class _Operators(TorchDispatchMode):
+    """Notes every operator that reaches the dispatcher, and refuses those that involve the host."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._observer = observer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if not isinstance(func, OpOverload):
+            return func(*args, **named)
+        try:
+            reads, writes = self._operands(func, args, named)
+        except CaptureError:
+            self._observer.fail(str(func))
+            raise
+        if func.namespace in _BUILT_IN:
+            run, known = (lambda: func(*args, **named)), nondeterministic_operator(func)
+            return self._observer.call(str(func), reads, writes, run, nondeterministic=lambda: known)
+        inside = _Inside(self._observer, func)
+        return self._observer.call(
+            str(func),
+            reads,
+            writes,
+            lambda: inside.run(args, named),
+            foreign=True,
+            nondeterministic=lambda: inside.nondeterministic,
+        )
+
+    def _operands(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+        """Addresses that ``func`` only reads, and those that it may write. Raises CaptureError if it needs the host or
+        other processes."""
+        schema = func._schema
+        if func.namespace in COLLECTIVES:
+            raise CaptureError("collective", f"{func} talks to other processes")
+        if schema.name in _HOST_READS:
+            raise CaptureError("host-read", f"{func} reads device memory while capturing")
+        reads: list[int] = []
+        writes: list[int] = []
+        absolute = False
+        for argument, value in _operands(schema, args, named):
+            _refuse_host(func, value)
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            (writes if written else reads).extend(t.data_ptr() for t in tensors_in(value))
+            if argument.name == "storage_offset" and value is not None:
+                absolute = True
+        if absolute:
+            self._observer.absolute += reads + writes
+        return reads, writes
+
+
+class _Inside(TorchDispatchMode):
+    """Active while the kernel of a custom operator runs. ``nondeterministic``: it is known to come out otherwise each
+    time, by itself or since it calls an operator that does."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, observer: Observer, op: OpOverload) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._observer, self._op = observer, op
+        self.nondeterministic = nondeterministic_operator(op)
+        self._calls: list[str] = []
+        self._explained: list[range] = []
+        self._refused: CaptureError | None = None
+
+    def run(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call the operator's kernel. Called by way of the dispatcher, it would come to this mode first, and run
+        without it. Raises CaptureError if the operator calls what must not run, even if it goes on without that."""
+        name = self._op.name()
+        key = next((key for key in _KERNEL_KEYS if has_kernel(name, key)), None)
+        if key is None:
+            return self._op(*args, **named)
+        python = f"{name.replace('::', '/', 1)}/{key}" in python_kernels
+        if python:
+            ran(str(self._op))
+        try:
+            with self:
+                result = self._op._op_dk(getattr(DispatchKey, key), *args, **named)
+        except Exception:
+            if self._refused is None:
+                raise
+            raise self._refused from None
+        if self._refused is not None:
+            raise self._refused
+        if python:
+            self._observer.body(str(self._op), self._calls, self._explained)
+        return result
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if isinstance(func, OpOverload):
+            if func.namespace in COLLECTIVES:
+                raise self._refusal("collective", f"{self._op} talks to other processes, by {func}")
+            if torch.Tag.nondeterministic_seeded in func.tags and _is_on_host(args, named):
+                raise self._refusal("host-random", f"{self._op} draws from the CPU's generator, by {func}")
+            self.nondeterministic = self.nondeterministic or nondeterministic_operator(func)
+            if func.namespace in _BUILT_IN:
+                return self._explain(func, args, named)
+        return func(*args, **named)
+
+    def _explain(self, func: OpOverload, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call an operator whose launches hold no numbers but those that it is given, and bytes that nobody sets."""
+        given = ", ".join([*map(_plain, args), *(f"{name}={_plain(value)}" for name, value in named.items())])
+        self._calls.append(f"{func}({given})")
+        wipe_stack()
+        begin = self._observer.nodes()
+        result = func(*args, **named)
+        self._explained.append(range(begin, self._observer.nodes()))
+        return result
+
+    def _refusal(self, reason: str, detail: str) -> CaptureError:
+        """An error that blames the operator, before what it calls has run."""
+        self._observer.fail(str(self._op))
+        self._refused = CaptureError(reason, detail)
+        return self._refused
+
+
+def _plain(value: Any) -> str:
+    """An operand as text, in which all tensors are alike."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_plain, value))}]"
+    return "tensor" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _is_on_host(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether an operator computes on the CPU: where its operands are, and else where it is told to."""
+    device = named.get("device")
+    places = {tensor.device.type for tensor in tensors_in([*args, *named.values()])}
+    return (places or {"cpu" if device is None else torch.device(device).type}) == {"cpu"}
+
+
+def _operands(schema: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Each argument of a schema with the value given for it."""
+    for position, argument in enumerate(schema.arguments):
+        if position < len(args) and not argument.kwarg_only:
+            yield argument, args[position]
+        elif argument.name in named:
+            yield argument, named[argument.name]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists and tuples, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def _refuse_host(func: Any, value: Any) -> None:
+    """A capture bakes what lies in host memory, and cannot wait for a copy to it."""
+    if any(tensor.device.type == "cpu" for tensor in tensors_in(value)):
+        raise CaptureError("host-memory", f"{func} is given a tensor on the CPU")
+    if isinstance(value, torch.device) and value.type == "cpu":
+        raise CaptureError("host-memory", f"{func} makes a tensor on the CPU")
+
+
+# -- Triton kernels -----------------------------------------------------------------------------------------------
+
+
+class _Kernel:
+    """Stands for one of Inductor's Triton kernels while it is captured."""
+
+    def __init__(self, observer: Observer, kernel: Any, nondeterministic: bool) -> None:
+        self._observer, self._kernel, self._nondeterministic = observer, kernel, nondeterministic
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch the kernel, and note what its parameters' names say."""
+        reads, writes = _triton_operands(self._kernel, args, kwargs)
+        name = str(getattr(getattr(self._kernel, "fn", None), "__name__", "triton"))
+        run, known = (lambda: self._kernel.run(*args, **kwargs)), self._nondeterministic
+        return self._observer.call(name, reads, writes, run, nondeterministic=lambda: known)
+
+
+def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Addresses that a kernel only reads, and all others that it is given."""
+    mutated = getattr(kernel, "mutated_arg_names", None)
+    signature = (getattr(kernel, "triton_meta", None) or {}).get("signature")
+    names = list(signature) if isinstance(signature, dict) and mutated is not None else []
+    reads: list[int] = []
+    writes: list[int] = []
+    for position, value in enumerate(args):
+        name = names[position] if position < len(names) else ""
+        read_only = name.startswith(_READ_ONLY_NAMES) and name not in (mutated or ())
+        (reads if read_only else writes).extend(t.data_ptr() for t in tensors_in(value))
+    writes.extend(t.data_ptr() for value in kwargs.values() for t in tensors_in(value))
+    return reads, writes
+
+
+def _rebound(observer: Observer, fn: Callable[..., Any]) -> contextlib.AbstractContextManager[Callable[..., Any]]:
+    """``fn`` over a copy of its globals in which Triton kernels are observed: other threads go on unobserved."""
+    if not isinstance(fn, types.FunctionType):
+        return contextlib.nullcontext(fn)
+    known = nondeterministic_kernels(fn.__code__.co_filename)
+    return rebound(
+        fn, lambda name, value: _Kernel(observer, value, name in known) if _is_triton_kernel(value) else value
+    )
+
+
+def _is_triton_kernel(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__.startswith("torch._inductor.runtime.triton_heuristics") and hasattr(kind, "run")
+
+
+# -- the stack ----------------------------------------------------------------------------------------------------
+
+
+_DEPTH = 1 << 16
+"""Bytes that are cleared (64 KiB): launching an operator takes less."""
+
+
+class _Zeros(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * _DEPTH),)
+
+
+_callee = ctypes.PyDLL(None).getpid
+_callee.argtypes = [_Zeros]
+_zeros = _Zeros()
+
+
+def wipe_stack() -> None:
+    """Overwrite the stack that the next call is going to use.
+
+    A struct passed by value is copied onto the stack, below the frame of the caller. The callee takes no notice of
+    arguments.
+    """
+    _callee(_zeros)

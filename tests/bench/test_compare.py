@@ -1,0 +1,116 @@
+"""Differences between results: relative to the largest magnitude, and infinite where nothing can be compared."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pygraph.bench import compare
+from pygraph.bench.compare import Kept, difference, load, tensors_of
+
+NAN, INF = float("nan"), float("inf")
+
+
+def apart(reference: torch.Tensor, other: torch.Tensor) -> float | None:
+    return difference({1: [reference]}, {1: [other]})
+
+
+def test_differences_are_relative_to_the_largest_magnitude() -> None:
+    reference = torch.tensor([1.0, -4.0, NAN, INF])
+    assert apart(reference, reference.clone()) == 0.0
+    assert apart(reference, torch.tensor([1.2, -4.0, NAN, INF])) == pytest.approx(0.05)
+    assert apart(torch.zeros(2), torch.tensor([0.0, 0.25])) == 0.25
+    assert difference({1: [torch.zeros(0), torch.ones(1)]}, {1: [torch.zeros(0), torch.ones(1)]}) == 0.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.tensor([1.0, -4.0, 0.0, INF]),
+        torch.tensor([1.0, NAN, NAN, INF]),
+        torch.tensor([1.0, -4.0, NAN, -INF]),
+        torch.tensor([1.0, -4.0, NAN, 9.0]),
+        torch.ones(2),
+        torch.tensor([1.0, -4.0, NAN, INF], dtype=torch.float64),
+    ],
+    ids=["number for NaN", "NaN for number", "other infinity", "number for infinity", "size", "dtype"],
+)
+def test_what_cannot_be_compared_is_infinitely_far(other: torch.Tensor) -> None:
+    assert apart(torch.tensor([1.0, -4.0, NAN, INF]), other) == math.inf
+
+
+def test_narrow_and_whole_numbers_are_widened() -> None:
+    assert apart(torch.tensor([60000.0]).half(), torch.tensor([-60000.0]).half()) == 2.0
+    assert apart(torch.tensor([2**60]), torch.tensor([2**60 + 2**30])) == pytest.approx(2.0**-30)
+    assert apart(torch.tensor([True, False]), torch.tensor([True, True])) == 1.0
+    assert apart(torch.tensor([3 + 4j]), torch.tensor([3 + 0j])) == 1.0
+    assert apart(torch.tensor([250], dtype=torch.uint8), torch.tensor([0], dtype=torch.uint8)) == 1.0
+
+
+def test_the_worst_tensor_of_the_worst_call_counts() -> None:
+    good, bad = torch.ones(2), torch.tensor([1.0, 1.5])
+    assert difference({1: [good, good], 7: [good]}, {1: [good, bad], 7: [good]}) == 0.5
+    assert difference({1: [good], 7: [good]}, {1: [good]}) == math.inf
+    assert difference({1: [good, good]}, {1: [good]}) == math.inf
+    assert difference({1: [good]}, {1: [good], 2: [bad]}) == 0.0
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=8),
+    st.integers(0, 7),
+    st.floats(0.125, 100.0, width=32),
+)
+def test_one_wrong_element_is_seen_wherever_it_is(values: list[float], at: int, by: float) -> None:
+    reference = torch.tensor(values)
+    other = reference.clone()
+    other[at % len(values)] += by
+    found = apart(reference, other)
+    assert found is not None
+    assert found > 0.0
+
+
+@pytest.mark.parametrize("nothing", [{}, {1: [], 2: []}, {1: [torch.zeros(0, 3)]}], ids=["no call", "None", "empty"])
+def test_equal_results_without_a_number_say_nothing(nothing: dict[int, list[torch.Tensor]]) -> None:
+    assert difference(nothing, nothing) is None
+
+
+def test_saving_again_with_nothing_new_keeps_what_is_there(tmp_path: Path) -> None:
+    """A script that ends after its results were saved saves once more."""
+    kept, path = Kept(), tmp_path / "result.pt"
+    kept.add(1, torch.ones(2))
+    kept.save(path)
+    kept.save(path)
+    assert [tensor.tolist() for tensor in load(path)[1]] == [[1.0, 1.0]]
+    assert [file.name for file in tmp_path.iterdir()] == ["result.pt"]
+
+
+def test_tensors_and_numbers_of_nested_results_in_order() -> None:
+    one, two = torch.ones(1), torch.zeros(2)
+    found = list(tensors_of([one, (two, {"a": 3, "b": None}), "text"]))
+    assert [tensor.tolist() for tensor in found] == [[1.0], [0.0, 0.0], 3]
+
+
+def test_results_are_copies_and_come_back_from_a_file(tmp_path: Path) -> None:
+    kept, result = Kept(), torch.ones(3, requires_grad=True)
+    kept.add(1, (result, 2))
+    with torch.no_grad():
+        result += 1
+    path = tmp_path / "deep" / "result.pt"
+    kept.save(path)
+    assert [tensor.tolist() for tensor in load(path)[1]] == [[1.0, 1.0, 1.0], 2]
+
+
+def test_there_is_room_for_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_ROOM", 100)
+    kept = Kept()
+    assert kept.has_room()
+    kept.add(1, torch.zeros(24))
+    assert kept.has_room()
+    kept.add(2, torch.zeros(1))
+    assert not kept.has_room()

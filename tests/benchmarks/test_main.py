@@ -1,0 +1,98 @@
+"""``python -m benchmarks``: errors of the command line, names, results put together, and a suite from end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from benchmarks.__main__ import chosen, combine, main
+from benchmarks.suite import WORKLOADS
+
+OWN = ("--suite", "tests.benchmarks.own_suite")
+KEPT = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def benchmarks(*args: object) -> Result:
+    """Run ``python -m benchmarks ARGS``; an exception that would show as a traceback fails the test."""
+    result = CliRunner().invoke(main, list(map(str, args)))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    return result
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["gtp2-1"], "did you mean 'gpt2-1'"),
+        (["0"], "there are "),
+        (["--sides", "pygraf"], "did you mean 'pygraph'"),
+        (["--suite", "no.such.suite"], "is no suite"),
+        (["--compile-only"], "needs --caches"),
+        (["--from", "results.json"], "needs --out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_makes_no_sense_is_refused(args: list[str], why: str) -> None:
+    result = benchmarks(*args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert why in result.stderr
+
+
+def test_names_domains_and_kinds_choose() -> None:
+    names = [each.name for each in chosen(["addresses", "addresses-fresh-300"], WORKLOADS)]
+    assert names == ["addresses-stable-300", "addresses-fresh-300"]
+    assert {each.kind for each in chosen(["decode"], WORKLOADS)} == {"decode"}
+    assert chosen([], WORKLOADS) == list(WORKLOADS.values())
+
+
+def test_a_suite_is_listed_with_what_is_missing() -> None:
+    listed = benchmarks("--list", *OWN).stdout
+    assert "small  (tests, inference)\n    a layer\n" in listed
+    assert "absent  (tests, inference)  needs no_such_package" in listed
+
+
+def test_kept_results_are_put_together_and_drawn_again(tmp_path: Path) -> None:
+    kept = KEPT / "h200-2026-11-22" / "results.json"
+    result = benchmarks("--from", kept, "--out", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    text = (tmp_path / "results.md").read_text()
+    assert "| reduce-overhead | **1.238** | 49 |" in text
+    assert "- **vit-b16-64**: 0.950 over default" in text
+    (tmp_path / "other.json").write_text("{}")
+    assert "no results of this version" in benchmarks("--from", tmp_path / "other.json", "--out", tmp_path).stderr
+
+
+def test_results_of_another_machine_are_not_put_together() -> None:
+    made: dict[str, Any] = {"machine": {"cores": 2, "gpu": "x"}, "settings": {"tiny": False}, "skipped": {}}
+    made |= {"workloads": {"a": {}}, "left_out": {"b": "late"}}
+    more = {**made, "workloads": {"b": {}}, "left_out": {}}
+    together = combine([made, more])
+    assert (set(together["workloads"]), together["left_out"]) == ({"a", "b"}, {})
+    with pytest.raises(ValueError, match="differ in gpu"):
+        combine([made, {**more, "machine": {"cores": 2, "gpu": "y"}}])
+
+
+@pytest.mark.sweep
+def test_a_suite_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    common = (*OWN, "--device", "cpu", "--sides", "pygraph", "--blocks", 6, "--calls", 5)
+    filled = benchmarks("dropout", *common, "--caches", tmp_path / "caches", "--compile-only")
+    assert "dropout: compiled" in filled.stderr
+    result = benchmarks("wrong", "dropout", "absent", *common, "--caches", tmp_path / "caches", "--out", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    assert found["skipped"] == {"absent": "not installed: no_such_package"}
+    assert found["left_out"] == {}
+    row = found["workloads"]["dropout"]
+    assert [each["status"] for each in row["sides"].values()] == ["ok", "ok"], row["sides"]
+    assert row["ratios"]["eager"]["wall_us"]["rounds"] == 6
+    assert row["sides"]["pygraph"]["coverage"]["share"] == 1.0
+    wrong = found["workloads"]["wrong"]
+    assert {side: row["status"] for side, row in wrong["sides"].items()} == {"eager": "ok", "pygraph": "wrong"}
+    assert wrong["ratios"] == {}
+    assert "**wrong, pygraph**: results differ from eager's by 0.5" in result.stdout

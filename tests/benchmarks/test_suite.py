@@ -1,0 +1,159 @@
+"""The workloads of the suite, as tiny builds on the CPU: the same each time they are built, and equal to eager."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import pygraph
+from benchmarks import suite
+from benchmarks.running import program_of
+from benchmarks.suite import WORKLOADS
+from benchmarks.workload import Compile, Workload
+from pygraph.backend import pygraph as backend
+from pygraph.bench.measure import CALLS_COMPARED
+
+DAILY = ("cpu-scalar-update", "mlp-training")
+"""Compiled whenever tests run: a step with a state, and one that trains. The rest takes many minutes."""
+QUICK = [
+    name
+    for name, workload in WORKLOADS.items()
+    if not workload.packages and workload.domain not in ("diffusion", "language")
+]
+"""Those whose tiny build runs in well under a second."""
+WITH_STATE = (
+    *("accumulation-training", "cpu-scalar-update", "decode-dynamic", "decode-kv", "decode-llama-static"),
+    *("mlp-training", "ocean", "stencil-small"),
+)
+"""What a step leaves is what the next one finds."""
+NOT_WORTH_A_GRAPH = ("matmul-8192",)
+CALLS = 12
+"""Enough for each of four sizes in turn to be run uncaptured, captured and replayed."""
+
+
+def results(name: str, calls: int, compile: Compile = lambda target: target) -> list[list[torch.Tensor]]:
+    """Copies of what the first steps return."""
+    for package in WORKLOADS[name].packages:
+        try:
+            importlib.import_module(package)
+        except (ImportError, RuntimeError) as error:  # torchvision built for another torch fails with a RuntimeError
+            pytest.skip(f"{name} needs {package}: {error}")
+    step = WORKLOADS[name].tiny(compile, "cpu")
+    return [[tensor.detach().clone() for tensor in tree_leaves(step())] for _ in range(calls)]
+
+
+def apart(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the largest magnitude."""
+    return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max())
+
+
+def test_every_workload_is_known_by_its_name_and_complete() -> None:
+    assert len(WORKLOADS) == sum(len(module.WORKLOADS) for module in suite._MODULES) >= 25, "two have one name"
+    for name, each in WORKLOADS.items():
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
+        assert name == each.name
+        assert each.kind in ("inference", "training", "decode")
+        assert each.about
+        assert each.calls >= 1
+        assert 0 < each.tolerance < 1
+
+
+def daily(names: Any, quick: Any) -> list[Any]:
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.sweep) for name in names]
+
+
+@pytest.mark.parametrize("name", daily(WORKLOADS, QUICK))
+def test_every_build_computes_the_same(name: str) -> None:
+    first, second = (results(name, 3) for _ in range(2))
+    for call, (ours, theirs) in enumerate(zip(first, second, strict=True)):
+        assert ours, "a step has to return tensors"
+        for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            assert torch.isfinite(a).all(), f"tensor {place} of call {call}"
+            assert torch.equal(a, b), f"tensor {place} of call {call}"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_state_stays_finite(name: str) -> None:
+    *_, last = results(name, 200)
+    for place, tensor in enumerate(last):
+        assert tensor.isfinite().all(), f"tensor {place}"
+        assert tensor.abs().max() < 100, f"tensor {place}"
+
+
+@pytest.mark.parametrize(("name", "sure"), [("moe-dense", False), ("early-exit", True)])
+def test_programs_take_the_ways_they_are_about(name: str, sure: bool) -> None:
+    """Experts get tokens that they answer; a cascade is sure about one input of four only."""
+    outputs = [tensors[0] for tensors in results(name, 4)]
+    if sure:
+        assert [float(out.amax(-1).mean()) > 0.5 for out in outputs] == [False, False, True, False]
+    else:
+        assert all(float(out.std()) > 0.1 for out in outputs)
+
+
+def sizes_in(workload: Workload, steps: int) -> set[Any]:
+    """The sizes of all tensors that what is compiled is called with, by call."""
+    seen = set()
+
+    def sizes(given: Any) -> Any:
+        return [tuple(leaf.shape) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+
+    def compile(target: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            seen.add(str(sizes((args, kwargs))))
+            return target(*args, **kwargs)
+
+        return call
+
+    step = workload.tiny(compile, "cpu")
+    for _ in range(steps):
+        step()
+    return seen
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_results_are_compared_until_each_size_was_replayed(name: str) -> None:
+    """A size is run, captured when it comes again, and replayed from then on: there must be replays to compare."""
+    workload = WORKLOADS[name]
+    count = len(sizes_in(workload, 5))
+    assert workload.turns >= count
+    program = program_of(workload, ["eager", "whole-step"], tiny=True, calls=None, suite="benchmarks.suite")
+    assert program.compared >= max(CALLS_COMPARED, 3 * count)
+    assert ("whole-step" in program.sides) == workload.whole_step
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("name", daily(WORKLOADS, DAILY))
+def test_compiled_programs_equal_eager(name: str) -> None:
+    workload = WORKLOADS[name]
+    expected = results(name, CALLS)
+
+    def compile(target: Any) -> Any:
+        return torch.compile(target, backend=backend)
+
+    with torch._inductor.config.patch(fallback_random=workload.random):
+        actual = results(name, CALLS, compile)
+    for call, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
+        for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            assert (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device), f"tensor {place} of call {call}"
+            assert apart(a, b) <= min(workload.tolerance, 1e-3), f"tensor {place} of call {call}"
+    assert [report.error for report in pygraph.reports() if report.error] == []
+    assert (pygraph.counters().get("replays", 0) > 0) == (name not in NOT_WORTH_A_GRAPH)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", [n for n, w in WORKLOADS.items() if w.domain == "vision" and w.packages])
+def test_results_depend_on_the_input(name: str) -> None:
+    """Batch norms have statistics: without them a random network gives nearly the same result for any image."""
+    seen: list[torch.nn.Module] = []
+    results(name, 0)
+    step = WORKLOADS[name].tiny(lambda target: seen.append(target) or target, "cpu")
+    expected = step()
+    seen[0].register_forward_pre_hook(lambda _module, given: (given[0].flip(-1),))
+    far = (step() - expected).abs().max() / expected.abs().max()
+    assert far > 0.01, f"mirrored images give results only {far:.1e} away"

@@ -1,0 +1,92 @@
+"""The pages keep what they promise: Python blocks run and print what is shown below them, IR text verifies, links lead
+somewhere.
+
+Blocks of one page run in order, in one module. A block after ``<!-- gpu -->`` runs on a GPU only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from pygraph.ir import parse, verify
+from pygraph.passes import default_registry
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_BLOCK = re.compile(
+    r"^(?P<gpu><!-- gpu -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$\n?(?:^```text\n(?P<shown>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, text and line, the output shown below it, and whether it needs a GPU."""
+
+    language: str
+    text: str
+    line: int
+    shown: str
+    gpu: bool
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    """The blocks of ``page`` in that language, in order."""
+    text = page.read_text(encoding="utf-8")
+    found = (
+        Block(m["language"], m["text"], text.count("\n", 0, m.start("text")), m["shown"] or "", bool(m["gpu"]))
+        for m in _BLOCK.finditer(text)
+    )
+    return [block for block in found if block.language == language]
+
+
+def run(page: Path, *, gpu: bool) -> None:
+    """Run the blocks of ``page``, those for a GPU too with ``gpu``; tracebacks show the page's lines."""
+    module = ModuleType(f"page_{page.stem}")
+    sys.modules[module.__name__] = module
+    try:
+        for block in blocks(page, "python"):
+            if block.gpu and not gpu:
+                continue
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile("\n" * block.line + block.text, str(page), "exec"), module.__dict__)
+            assert printed.getvalue() == block.shown, f"{page}:{block.line}"
+    finally:
+        del sys.modules[module.__name__]
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_prints_what_is_shown(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(default_registry, "_classes", dict(default_registry._classes))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run(page, gpu=False)
+    for block in blocks(page, "pgir"):
+        verify(parse(block.text))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.usefixtures("fresh")
+def test_the_programs_of_the_readme_are_right_on_a_gpu() -> None:
+    run(ROOT / "README.md", gpu=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -1,0 +1,84 @@
+"""What a native region is told: which memory each patched address comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pygraph.runtime.cuda.executable import Part, _Builder
+from pygraph.runtime.cuda.nodes import CopyNode
+from pygraph.runtime.cuda.segments import Segments, cut
+from pygraph.runtime.driver import Program
+from pygraph.runtime.layout import plan
+from pygraph.runtime.recording import Recording
+from pygraph.runtime.slots import SlotTable, discover
+from tests.runtime.captures import Capture
+
+MB = 1 << 20
+SIZE = 24 * MB
+
+
+class Region:
+    """Notes what it is told; sources are numbered in order."""
+
+    def __init__(self) -> None:
+        self.segments: list[tuple[int, int]] = []
+        self.memory: list[tuple[Any, ...]] = []
+        self.patches: list[tuple[int, int, int, int]] = []
+
+    def _source(self, *memory: Any) -> int:
+        self.memory.append(memory)
+        return len(self.memory) - 1
+
+    def add_segment(self, graph: int, instance: int) -> None:
+        self.segments.append((graph, instance))
+
+    def add_piece(self, nbytes: int, segment: int) -> int:
+        return self._source("piece", nbytes, segment)
+
+    def add_block(self, nbytes: int, born: int, died: int) -> int:
+        return self._source("block", nbytes, born, died)
+
+    def add_copy(self, handle: int, segment: int) -> int:
+        return handle
+
+    def add_patch(self, node: int, place: int, source: int, delta: int) -> None:
+        self.patches.append((node, place, source, delta))
+
+
+def copies(base: int, gap: int) -> Recording:
+    """Four intermediates, each filled from the one before it, then all of them needed once more."""
+    capture = Capture(base, gap)
+    pool = [capture.pool(SIZE) for _ in range(4)]
+    for to, source in [(1, 0), (2, 1), (3, 2), (0, 3), (1, 0), (2, 1)]:
+        capture.launch(pool[to], pool[source] + 512)
+    return capture.recording(alignment=512)
+
+
+def built() -> tuple[Program, Segments, Region]:
+    first, second = copies(0x7F00_0000_0000, 4096), copies(0x6600_0000_0000, 8192)
+    table = discover(first, second)
+    assert isinstance(table, SlotTable)
+    layout = plan(first, table.slots, alignment=512)
+    program = Program(first, table.slots, layout, tuple(range(len(first.launches))), {})
+    segments, region = cut(program), Region()
+    nodes = [CopyNode(i, 64) for i in range(6)]
+    _Builder(region, program, (), nodes, segments, [Part(0, 0, {i: i for i in range(6)})]).build()
+    return program, segments, region
+
+
+def test_a_workspace_is_handed_over_in_pieces() -> None:
+    _, segments, region = built()
+    assert len(segments.bounds) == 1
+    assert region.segments == [(0, 0)]
+    assert region.memory == [("piece", SIZE, 0)] * 4
+
+
+def test_every_patch_names_the_piece_that_its_intermediate_lies_in() -> None:
+    program, segments, region = built()
+    (workspace,) = segments.workspaces
+    place = {index: (number, at) for number, piece in enumerate(workspace) for index, at in piece.offsets.items()}
+    assert sorted(place) == [0, 1, 2, 3]
+    assert sorted({number for number, _ in place.values()}) == [0, 1, 2, 3]
+    expected = [(s.launch, s.word, place[s.index][0], place[s.index][1] + s.offset) for s in program.slots]
+    assert region.patches == expected
+    assert {delta for _, word, _, delta in region.patches if word == 1} == {512}
