@@ -168,14 +168,6 @@ def test_ranges_are_asked_for_where_small_numbers_are_no_addresses() -> None:
     assert all(hint % PAGE == 0 for hint in memory.hints)
 
 
-def test_where_that_place_cannot_be_had_another_is_taken() -> None:
-    memory = Memory()
-    memory.refuses_hints = True
-    address = Arenas(memory, 0).lease().take(100)  # type: ignore[arg-type]
-    assert memory.hints == [0]
-    assert memory.covers(address)
-
-
 def test_scratch_is_mapped_far_around_and_filled_once() -> None:
     memory = Memory()
     arenas = Arenas(memory, 0)  # type: ignore[arg-type]

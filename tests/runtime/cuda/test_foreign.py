@@ -71,15 +71,3 @@ def test_memory_of_nobodys_is_told_with_where_it_lies(driver: FakeDriver, addres
     assert (first.word, second.word) == (1, 2)
     assert first.memory is second.memory is memory
     assert f"{address:#x}, in " in first.detail
-
-
-def test_a_reader_is_told_the_range_and_the_use(driver: FakeDriver) -> None:
-    capture = Capture()
-    capture.launch(LIVE + 600)
-    (told,) = found(driver, capture)
-    where = f"in device memory of nobody's (4096 bytes from {LIVE:#x})"
-    assert told.detail == f"{LIVE + 600:#x}, {where}: torch uses 1024 bytes from {LIVE:#x} there"
-    capture = Capture()
-    capture.launch(LIVE + 3000)
-    (told,) = found(driver, capture)
-    assert told.detail.endswith(f"(4096 bytes from {LIVE:#x}), which torch does not hold")

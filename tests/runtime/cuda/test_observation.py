@@ -60,43 +60,6 @@ def test_a_call_that_breaks_the_capture_without_raising_is_blamed() -> None:
     assert stream.observer.failed == "second"
 
 
-def test_what_breaks_it_between_two_calls_is_nobodys() -> None:
-    stream = Stream()
-    stream.launch("first")
-    stream.whole = False
-    with tracing(region, {}), pytest.raises(CaptureError, match="code before second") as raised:
-        stream.launch("second")
-    assert stream.observer.failed is None
-    assert blamed(raised.value) is None
-
-
-def test_spans_say_where_they_stand() -> None:
-    stream = Stream()
-
-    def fine(stream: Stream) -> None:
-        stream.launch("first")
-        stream.launch("second", 0)
-        stream.launch("third", 2)
-
-    first = fine.__code__.co_firstlineno
-    origins = {first + i: Origin((f"node{i}",)) for i in range(4)}
-    with tracing(fine, origins):
-        fine(stream)
-    assert [(s.name, s.begin, s.end, s.origin) for s in stream.observer.spans] == [
-        ("first", 0, 1, origins[first + 1]),
-        ("third", 1, 3, origins[first + 3]),
-    ]
-    assert [s.name for s in stream.observer.silent] == ["second"]
-
-
-def test_an_allocation_may_be_of_every_call_that_was_under_way() -> None:
-    stream = Stream()
-    for name, nodes in (("a", 2), ("b", 0), ("c", 3)):
-        stream.launch(name, nodes)
-    makers = {born: sorted(span.name for span in stream.observer.makers(born)) for born in range(6)}
-    assert makers == {0: ["a"], 1: ["a"], 2: ["a", "b", "c"], 3: ["c"], 4: ["c"], 5: ["c"]}
-
-
 def test_a_doubt_about_a_node_blames_the_call_that_it_came_from() -> None:
     stream = Stream()
     with tracing(region, ORIGINS):

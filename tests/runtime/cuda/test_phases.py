@@ -44,17 +44,8 @@ def by_definition(count: int, before: set[tuple[int, int]]) -> tuple[int, ...]:
 
 @settings(deadline=None, max_examples=200)
 @given(branched())
-def test_phasesare_as_defined(graph: Branched) -> None:
+def test_phases_are_as_defined(graph: Branched) -> None:
     assert numbered(phases(graph.count, graph.edges), graph.count) == by_definition(graph.count, graph.before())
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.data())
-def test_phasesof_any_graph_are_as_defined(data: st.DataObject) -> None:
-    count = data.draw(st.integers(0, 7))
-    pairs = [(a, b) for b in range(count) for a in range(b)]
-    chosen = data.draw(st.sets(st.sampled_from(pairs))) if pairs else set()
-    assert numbered(phases(count, chosen), count) == by_definition(count, closure(chosen))
 
 
 def completed_first(count: int, edges: Iterable[tuple[int, int]], early: set[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -79,11 +70,6 @@ def test_a_kernel_that_starts_early_is_not_relied_on(data: st.DataObject) -> Non
         assert all((a, b) in before for b in range(a, graph.count) if found[b] > found[a])
     if not any(b - a > 1 for a, b in graph.edges):  # no path runs beside an early edge
         assert found == by_definition(graph.count, before)
-
-
-def test_each_launch_of_a_chain_is_a_phase() -> None:
-    for count in range(5):
-        assert phases(count, {(i, i + 1) for i in range(count - 1)}) == ()
 
 
 def test_branches_are_one_phase_and_what_surrounds_them_is_not() -> None:
@@ -147,12 +133,6 @@ def test_edges_that_cannot_be_read_refuse_the_region(monkeypatch: pytest.MonkeyP
     assert caught.value.reason == "driver-error"
 
 
-def test_a_chain_of_early_starts_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of one stream that start early wait by themselves before they touch memory."""
-    driver = graph_of(4, {(0, 1), (1, 2), (2, 3)}, data={(0, 1): PROGRAMMATIC, (1, 2): PROGRAMMATIC})
-    assert settled(monkeypatch, driver) == ()
-
-
 def test_an_early_start_in_a_branch_is_no_end_of_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = graph_of(5, DIAMOND, data={(0, 2): PROGRAMMATIC})
     assert settled(monkeypatch, driver) == (0, 0, 0, 1, 2)
@@ -168,12 +148,6 @@ def test_an_edge_that_waits_for_less_still_orders_nothing(monkeypatch: pytest.Mo
     assert settled(monkeypatch, driver) == (0, 0, 0), "nor does anything come behind launch 0"
     driver = graph_of(3, {(0, 1), (1, 2), (0, 2)}, data={(0, 1): LAUNCH_ORDER})
     assert settled(monkeypatch, driver) == (0, 0, 1)
-
-
-def test_a_complete_wait_beside_an_early_one_counts() -> None:
-    place = {100: 0, 101: 1}
-    pairs = module._between(place, [Edge(100, 101, PROGRAMMATIC), Edge(100, 101, bytes(8))])
-    assert pairs == {(0, 1)}
 
 
 def test_nodes_listed_against_their_edges_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate, chain, combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.cuda.segments import (
     EXCESS,
     FEWEST_LAUNCHES,
@@ -24,6 +25,7 @@ from pygraph.runtime.driver import Keepers, Layout, Program, Slot
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 from pygraph.runtime.slots import SlotTable, discover
+from tests.runtime.branches import Branched, branched
 from tests.runtime.captures import Capture
 
 MB = 1 << 20
@@ -130,39 +132,6 @@ def test_cuts_are_made_where_they_matter(activation: int, weight: int, most: int
     assert 2 <= len(segments.bounds) <= most
     lengths = [end - begin for begin, end in segments.bounds]
     assert lengths[0] == min(lengths[:-1])
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.data())
-def test_no_plan_with_much_fewer_segments_holds_as_little(data: st.DataObject) -> None:
-    """Against all that have two segments fewer: a segment is made as long as it may be, which is not always best.
-    Intermediates are of one size, which are packed as tightly as can be."""
-    launches = data.draw(st.integers(6, 11))
-    size, spans = 32 * MB, st.tuples(st.integers(0, launches - 1), st.integers(0, 4))
-    given_until = data.draw(st.lists(st.integers(0, launches - 1), max_size=8))
-    made_from = data.draw(st.lists(st.integers(0, launches - 1), max_size=8))
-    between = data.draw(st.lists(spans, max_size=6))
-
-    def build(capture: Capture) -> Recording:
-        arguments = [capture.input(size) for _ in given_until]
-        results, lives = [capture.pool(size) for _ in made_from], [capture.pool(size) for _ in between]
-        for launch in range(launches):
-            words = [address for address, last in zip(arguments, given_until, strict=True) if last >= launch]
-            words += [address for address, first in zip(results, made_from, strict=True) if first <= launch]
-            words += [a for a, (first, more) in zip(lives, between, strict=True) if first <= launch <= first + more]
-            capture.launch(*words)
-        for number in range(len(results)):
-            capture.fresh(number)
-        return recorded(capture)
-
-    region = program(*explained(build))
-    segments, facts = cut(region), _Facts(region)
-    limit = segments.ideal + max(WORTHWHILE, EXCESS * segments.ideal)
-    borders = [combinations(range(2, launches, 1), count) for count in range(len(segments.bounds) - 2)]
-    for inner in chain.from_iterable(borders):
-        bounds = tuple(pairwise((0, *inner, launches)))
-        if all(end - begin >= FEWEST_LAUNCHES for begin, end in bounds[:-1]):
-            assert facts.plan(bounds).held > limit
 
 
 def test_dead_arguments_are_let_go_of_and_returned_ones_are_not() -> None:
@@ -284,6 +253,47 @@ def assert_disjoint(
                 assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
 
 
+# -- branches ------------------------------------------------------------------------------------------------------
+
+
+def with_uses(graph: Branched, uses: list[set[int]], nbytes: int) -> Program:
+    """Intermediate i is used by the launches ``uses[i]``."""
+    capture = Capture()
+    for _ in uses:
+        capture.pool(nbytes)
+    for _ in range(graph.count):
+        capture.launch()
+    used = sorted((at, i) for i, launches in enumerate(uses) for at in launches)
+    slots = tuple(Slot(at, i, AllocationKind.POOL, i, 0) for at, i in used)
+    recording = replace(capture.recording(), alignment=512, phases=phases(graph.count, graph.edges))
+    return Program(recording, slots, plan(recording, slots, alignment=512), tuple(range(graph.count)), {})
+
+
+@settings(deadline=None, max_examples=200)
+@given(branched(), st.data())
+def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.DataObject) -> None:
+    """In one segment by the graph's edges; from one segment to the next by the order of their launches."""
+    if graph.count < 2 * FEWEST_LAUNCHES:
+        return
+    chosen = st.sets(st.integers(0, graph.count - 1), min_size=1, max_size=4)
+    uses = data.draw(st.lists(chosen, min_size=1, max_size=8))
+    region = with_uses(graph, uses, WORTHWHILE)
+    facts = _Facts(region)
+    for made in (cut(region), facts.plan(facts.everything, region.layout)):
+        where = {launch: number for number, bound in enumerate(made.bounds) for launch in range(*bound)}
+        before = graph.before() | {(a, b) for a in where for b in where if where[a] < where[b]}
+        blocks = {block.index: block for block in made.blocks}
+        for index, used in enumerate(uses):
+            if index in blocks:
+                assert all(blocks[index].born <= where[launch] <= blocks[index].died for launch in used)
+        for workspace in made.workspaces:
+            for piece in workspace:
+                for a, b in combinations(piece.offsets, 2):
+                    if abs(piece.offsets[a] - piece.offsets[b]) < WORTHWHILE:
+                        one = all((x, y) in before for x in uses[a] for y in uses[b])
+                        assert one or all((y, x) in before for x in uses[a] for y in uses[b])
+
+
 # -- pieces -------------------------------------------------------------------------------------------------------
 
 
@@ -294,16 +304,6 @@ def test_a_workspace_is_cut_between_intermediates() -> None:
     assert [piece.nbytes for piece in cut] == [32 * MB, 24 * MB, 24 * MB, 3 * MB], "what is small goes together"
     assert [piece.offsets for piece in cut] == [{0: 0, 4: 8 * MB}, {1: 0}, {2: 0}, {3: 0, 5: MB}]
     assert [piece.fresh for piece in cut] == [(9,), (), (), ()]
-
-
-def test_an_intermediate_across_two_others_keeps_them_together() -> None:
-    sizes, offsets = {0: 32 * MB, 1: 32 * MB, 2: 2 * MB}, {0: 0, 1: 32 * MB, 2: 31 * MB}
-    assert list(pieces(Layout(64 * MB, offsets, ()), sizes)) == [Layout(64 * MB, offsets, ())]
-
-
-@pytest.mark.parametrize("layout", [Layout(0, {}, ()), Layout(3 * MB, {0: 0}, ()), Layout(512, {0: 0, 1: 512}, ())])
-def test_a_small_workspace_is_one_piece(layout: Layout) -> None:
-    assert list(pieces(layout, {0: layout.nbytes, 1: 0})) == [layout]
 
 
 @settings(deadline=None, max_examples=60)
