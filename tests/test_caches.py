@@ -51,7 +51,7 @@ for seed in range(4):
     want = [want.detach(), *(p.grad for p in model.parameters())]
     results.append(all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want)))
 import pygraph
-heavy = ("pygraph.inductor.compile", "pygraph.frontend.fx", "pygraph.ir", "pygraph.passes", "lark")
+heavy = ("pygraph.inductor.compile", "pygraph.frontend.fx", "pygraph.ir", "pygraph.passes")
 imported = [name for name in heavy if name in sys.modules]
 from pygraph.report.facts import to_json
 graphs = to_json(pygraph.reports())["graphs"]
@@ -309,7 +309,6 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) -> Path
 
 
 SHAPING = [
-    "analysis",
     "calibration",
     "frontend",
     "ir",
@@ -318,7 +317,7 @@ SHAPING = [
     "runtime",
     "version.py",
     "compat.py",
-    "ir/grammar.lark",
+    "ir/text",
 ]
 
 

@@ -1,6 +1,6 @@
 """Graphs as ``.pgir`` text: the same text for the same graph, always, and one that parses back to an equal graph.
 
-The words are in ``lexical``, expressions in ``dim_text``, the grammar in ``grammar.lark``. ``docs/ir.md`` explains it.
+Names are quoted by ``words``, expressions written by ``pygraph.ir.dims``; ``docs/ir.md`` explains the language.
 """
 
 from __future__ import annotations
