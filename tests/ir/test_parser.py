@@ -189,15 +189,15 @@ def test_large_texts_parse_in_seconds() -> None:
     graph = Graph()
     tensor = TensorType(DType.F32, (S0, 64), Device("cuda", 0))
     value = first = graph.add_input(tensor)
-    for line in range(5000):
+    for line in range(2000):
         node = graph.add(
             "aten.add.Tensor", [value, first], [tensor], cost=Cost(64 * S0 + line, 8, 8, 1), loc=Location("a", line)
         )
         value = node.output
     text = str(graph)
     start = time.process_time()
-    assert len(parse(text)) == 5000
-    assert time.process_time() - start < 30
+    assert len(parse(text)) == 2000
+    assert time.process_time() - start < 10
 
 
 CHOICES = [f"s{i}" for i in range(300)]
