@@ -301,6 +301,7 @@ def test_explain_compiles_what_the_script_leaves_and_writes_every_format(tmp_pat
     assert "mlp_item.py:23" in shown
     html, document = (Path(path).read_text(encoding="utf-8") for path in files)
     assert "mlp_item.py:23" in html
+    assert 'class="replay">replayed<' in html
     (graph,) = json.loads(document)["graphs"]
     assert [region["state"] for region in graph["regions"]] == ["replay", "replay"]
     assert [row["reason"] for row in graph["uncaptured"]] == ["host-read"]

@@ -19,8 +19,8 @@ from pygraph.ir import parse as parse_graph
 from pygraph.ir.verify import verify as verify_graph
 from pygraph.passes import Pass, PassContext, PassManager, PipelineResult
 from pygraph.passes import parse as parse_pipeline
+from pygraph.passes.legality.rules import captured_device
 from pygraph.passes.manager import Check, Reproducer, read_header
-from pygraph.passes.verdict import captured_device
 
 __all__ = ["opt"]
 

@@ -18,8 +18,7 @@ from pygraph.runtime.cuda.nodes import handles
 from pygraph.runtime.cuda.phases import read_edges
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.recording import Recording
-from pygraph.runtime.region import Region, RegionOptions
-from tests.gpu.programs import DEVICE, EVERYTHING, assert_replayed, compiled, device_tensor, figures
+from tests.gpu.programs import DEVICE, device_tensor
 from tests.gpu.replays import Function, captured, fresh_arguments, replay_and_compare
 
 BRANCHES = 4
@@ -171,24 +170,6 @@ def test_branches_that_overtake_each_other_compute_what_they_do_uncaptured(drive
     made.executable.close()
 
 
-def test_replays_of_one_call_repeat_themselves(driver: Driver) -> None:
-    """However branches meet in time, random numbers and results are the same."""
-    fn, args = forked(draws), arguments()
-    made, state = captured(driver, fn, args), torch.cuda.get_rng_state()
-    outputs = []
-    for _ in range(REPLAYS):
-        torch.cuda.set_rng_state(state)
-        outputs.append(made.executable.replay(list(args)))
-    torch.cuda.synchronize()
-    first = outputs[0]
-    assert first is not None
-    for turn, again in enumerate(outputs):
-        assert again is not None
-        different = [i for i, (a, b) in enumerate(zip(first, again, strict=True)) if not torch.equal(a, b)]
-        assert not different, f"outputs {different} of replay {turn} differ from those of replay 0"
-    made.executable.close()
-
-
 def test_a_graph_keeps_its_branches(driver: Driver) -> None:
     fn, args = forked(pointwise), arguments()
     fn(list(args))
@@ -220,18 +201,6 @@ def test_branches_run_side_by_side(driver: Driver) -> None:
     plain, _ = plain_graph(lambda: fn(list(args)))
     ours, theirs = milliseconds(lambda: replay(list(args))), milliseconds(plain.replay)
     assert ours <= 1.3 * theirs, f"{ours:.2f} ms a replay, {theirs:.2f} ms in torch's own graph"
-
-
-def test_every_call_of_a_region_with_branches_is_verified(driver: Driver) -> None:
-    region = Region(forked(pointwise), driver, name="forked", options=RegionOptions(verify_always=True))
-    fn = forked(pointwise)
-    for seed in range(8):
-        args = fresh_arguments(arguments(), seed)
-        outputs, expected = region(list(args)), fn(list(args))
-        torch.cuda.synchronize()
-        assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True)), f"call {seed}"
-    assert region.record.state == "replay", region.record
-    region.close()
 
 
 # -- a library that forks by itself ---------------------------------------------------------------------------------
@@ -275,21 +244,3 @@ def test_a_grouped_convolution_keeps_the_branches_of_the_library(driver: Driver)
     theirs = shape(int(plain.raw_cuda_graph()))
     assert ours == theirs, f"captured {ours}, by torch's own capture {theirs}"
     made.executable.close()
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_compiled_grouped_convolution_takes_as_long_as_in_torchs_own_graph() -> None:
-    module, x = convolution(), sound()
-    function = compiled(module, **EVERYTHING)
-    uncaptured = function(x)  # a region's first call is
-    held: list[torch.Tensor] = []
-    for turn in range(10):
-        held.append(x.clone())
-        again = function(held[-1])
-        assert torch.equal(again, uncaptured), f"call {turn} lies {apart(again, uncaptured)} off\n{figures()}"
-    assert_replayed()
-    plain, kept = plain_graph(lambda: module(x))
-    plain.replay()
-    torch.testing.assert_close(uncaptured, kept, rtol=1e-2, atol=1e-2)
-    ours, theirs = milliseconds(lambda: function(x)), milliseconds(plain.replay)
-    assert ours <= 1.3 * theirs, f"{ours:.2f} ms a replay, {theirs:.2f} ms in torch's own graph\n{figures()}"

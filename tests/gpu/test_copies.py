@@ -12,7 +12,6 @@ from pygraph.runtime.discover import Captured
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.recording import LaunchKind
 from tests.gpu.replays import Function, assert_replays, captured
-from tests.gpu.test_branches import sides
 from tests.runtime.regions import same_bits
 
 SHIFTS = (0, 1, 4)
@@ -88,27 +87,6 @@ def mixed(args: list[Any]) -> Sequence[Any]:
 def test_copies_among_kernels(driver: Driver) -> None:
     made = assert_replays(driver, mixed, [torch.randn(1001, device="cuda"), torch.randn(40_000, device="cuda")])
     assert recorded_copies(made) == 4
-
-
-def test_copies_on_branches(driver: Driver) -> None:
-    """One stream copies what another one does not wait for, and both are joined."""
-    side = sides()[0]
-
-    def region(args: list[Any]) -> Sequence[Any]:
-        x, y = args
-        current = torch.cuda.current_stream()
-        doubled = x * 2
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            one = torch.empty_like(y).copy_(y)
-            first = one + doubled
-        two = torch.empty_like(doubled).copy_(doubled)
-        second = two * y
-        current.wait_stream(side)
-        return (first + second,)
-
-    made = assert_replays(driver, region, [torch.randn(2000, device="cuda") for _ in range(2)])
-    assert recorded_copies(made) == 2
 
 
 def mapped(like: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Nothing grows over a thousand calls, on the device and in the process; and no more is held than by Inductor."""
+"""Nothing grows over a thousand calls, on the device and in the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import pygraph
 from tests.gpu.programs import DEVICE, EVERYTHING, assert_replayed, compiled, device_tensor, figures
 
 MB = 1 << 20
@@ -132,13 +131,12 @@ def training(set_to_none: bool) -> Callable[[Compile], Step]:
     return build
 
 
-PROGRAMS: dict[str, tuple[Callable[[Compile], Step], float]] = {
-    "decoding": (decoding, 1.03),
-    "fresh-addresses": (fresh_addresses, 1.03),
-    "training": (training(True), 1.05),
-    "training-zeroed": (training(False), 1.05),
+PROGRAMS: dict[str, Callable[[Compile], Step]] = {
+    "decoding": decoding,
+    "fresh-addresses": fresh_addresses,
+    "training": training(True),
+    "training-zeroed": training(False),
 }
-"""Each with the share of plain Inductor's memory that it may hold."""
 
 
 def ours(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,8 +150,7 @@ def times(step: Step, count: int) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nothing_grows_over_a_thousand_calls(name: str) -> None:
-    build, _ = PROGRAMS[name]
-    step = build(ours)
+    step = PROGRAMS[name](ours)
     times(step, FEW)
     before = Held.now()
     times(step, MANY - FEW)
@@ -163,36 +160,3 @@ def test_nothing_grows_over_a_thousand_calls(name: str) -> None:
     assert after.allocated - before.allocated <= 4096, said
     assert after.reserved - before.reserved <= SEGMENT, said
     assert after.resident - before.resident <= HOST_GROWTH, said
-
-
-def peaks(build: Callable[[Compile], Step], compile: Compile) -> tuple[int, int]:
-    """The most bytes allocated over 20 warm calls, and the bytes reserved after them."""
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-    step = build(compile)
-    times(step, 10)
-    gc.collect()
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    times(step, 20)
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_no_more_is_held_than_by_inductor_alone(name: str) -> None:
-    """The programs are small, of some 20 to 60 MB: beside the share, a segment more may be in use, and two reserved."""
-    build, excess = PROGRAMS[name]
-    plain, plain_reserved = peaks(build, torch.compile)
-    pygraph.reset()
-    peak, reserved = peaks(build, ours)
-    said = (
-        f"peak {peak / MB:.1f} MB, Inductor's {plain / MB:.1f}; "
-        f"reserved {reserved / MB:.1f} MB, Inductor's {plain_reserved / MB:.1f}\n{figures()}"
-    )
-    assert_replayed()
-    assert peak <= excess * plain + SEGMENT, said
-    assert reserved <= excess * plain_reserved + 2 * SEGMENT, said

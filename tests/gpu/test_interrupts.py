@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,27 +114,3 @@ def test_a_region_that_is_interrupted_while_captured_is_captured_next_time(
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.equal(torch.ones(4, device="cuda") + 1, torch.full((4,), 2.0, device="cuda"))
     assert_replays(driver, region, [x])
-
-
-def test_a_capture_of_another_thread_is_not_waited_for(driver: Driver) -> None:
-    """What the capturing thread runs may wait for the other one, as a finaliser does that takes a lock."""
-    answered: list[torch.Tensor] = []
-    waiting = Region(lambda args: (args[0] + 1,), driver, name="waiting", options=RegionOptions(measure=False))
-    x = torch.randn(64, device="cuda")
-    waiting([x])
-
-    def region(args: list[Any]) -> Any:
-        if torch.cuda.is_current_stream_capturing():
-            other = threading.Thread(target=lambda: answered.extend(waiting([x])))
-            other.start()
-            other.join(30)
-            assert not other.is_alive(), "the other thread waits for this capture"
-        return (args[0] * 2,)
-
-    made = Region(region, driver, name="capturing", options=RegionOptions(measure=False))
-    for _ in range(3):
-        assert torch.equal(made([x])[0], x * 2)
-    assert len(answered) >= 2
-    assert all(torch.equal(each, x + 1) for each in answered)
-    assert not waiting.record.captures
-    assert made.record.captures == 1

@@ -89,16 +89,3 @@ def test_parameters_that_are_reassigned_and_moved() -> None:
                 for parameter in model.parameters():
                     parameter.data = parameter.data.clone()
     assert_replayed()
-
-
-def test_dynamic_sizes() -> None:
-    ours, theirs = (
-        compiled(lambda x, w: (x @ w).relu().sum(1), dynamic=True),
-        torch.compile(lambda x, w: (x @ w).relu().sum(1), dynamic=True),
-    )
-    w = cuda(32, 48)
-    with torch.no_grad():
-        for n in (5, 9, 5, 9, 5, 17, 17, 9, 17, 5):
-            x = cuda(n, 32)
-            assert_same(ours(x, w), theirs(x, w))
-    assert_replayed()

@@ -119,17 +119,6 @@ def test_one_graph_serves_every_size(marked: bool, counted: Counted) -> None:
     assert counted.alive() == len(SIZES)
 
 
-def test_results_equal_eager_under_a_small_cap() -> None:
-    ours = compiled(block, dynamic=True, max_captures=4, **EVERYTHING)
-    w, v = weights()
-    for turn, size in enumerate(shuffled(4, seed=1)):
-        torch.manual_seed(turn)
-        x = rows(size, marked=False)
-        assert_same(ours(x, w, v), block(x, w, v), call=f"{turn} of size {size}")
-    assert_replayed()
-    assert only_record().keys == len(SIZES), figures()
-
-
 class Watched:
     """Says of each call what became of it."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -306,29 +305,3 @@ def test_attention(training: bool) -> None:
     assert reasons <= ({"attention-dropout"} if training else set()), figures()
     torch._dynamo.reset()
     assert_same(actual, run(torch.compile))
-
-
-def test_a_model_that_is_copied_trains_on_its_own() -> None:
-    """Two instances share compiled code, not parameters, statistics or gradients."""
-    first = network()
-    second = copy.deepcopy(first)
-    calls = [ours(first), ours(second)]
-    for step in range(STEPS):
-        for place, (call, model) in enumerate(zip(calls, (first, second), strict=True)):
-            torch.manual_seed(10 * step + place)
-            model.zero_grad()
-            call(device_tensor(16, 32)).square().mean().backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad
-    alone = network()
-    call = torch.compile(alone)
-    for step in range(STEPS):
-        torch.manual_seed(10 * step + 1)
-        alone.zero_grad()
-        call(device_tensor(16, 32)).square().mean().backward()
-        with torch.no_grad():
-            for parameter in alone.parameters():
-                parameter -= 0.1 * parameter.grad
-    assert_same(state(second), state(alone))
-    assert_replayed(2)

@@ -5,6 +5,8 @@ must not change. It makes the node ready to be patched, and names the struct tha
 
     cuGraphKernelNodeGetParams ─ KernelNode.read ─ Launch(words, uses) ─ slots ─ KernelNode.add ─ struct KernelNode
 
+A new kind is a class here, a struct in ``nodes.h``, its functions in ``driver_api.h``, and a ``LaunchKind``.
+
 Which words are addresses is found elsewhere, by comparing two captures. A node's parameters belong to the node and die
 with its next update, so that everything is copied at once.
 """
