@@ -242,9 +242,8 @@ def test_sources_that_may_shape_a_program_change_the_key(tmp_path: Path) -> None
         version.package_digest.cache_clear()  # as in a new process
         return version.package_digest(package)
 
-    shaping = [
-        path for path in package.iterdir() if path.is_dir() and path.name not in ("report", "bench", "cli", "testing")
-    ]
+    apart = ("report", "bench", "cli", "testing")
+    shaping = [path for path in package.iterdir() if path.is_dir() and path.name not in apart]
     found = [digest()]
     for path in (*(folder / "__init__.py" for folder in shaping), package / "compat.py", package / "version.py"):
         path.write_text(f"{path.read_text()}\n")
