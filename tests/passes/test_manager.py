@@ -37,14 +37,6 @@ def test_text_of_a_pipeline_is_canonical() -> None:
     assert PassManager(["partitioning{ max-regions = none }", Idle(2)]).text == "partitioning,idle{size=2}"
 
 
-def test_a_run_leaves_nothing_behind_in_the_manager() -> None:
-    manager = PassManager(PIPELINE)
-    first, second = sample(), sample()
-    manager.run(first)
-    manager.run(second)
-    assert str(first) == str(second)
-
-
 def test_every_check_gives_the_same_graph() -> None:
     texts = set()
     for check in ("off", "result", "full"):

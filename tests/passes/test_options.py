@@ -169,11 +169,6 @@ def test_wrong_names_and_values_are_refused(text: str, place: str, reason: str) 
     assert str(caught.value).endswith("^")
 
 
-def test_underline_covers_the_name() -> None:
-    with pytest.raises(OptionError, match=r"\n     \^{10}$"):
-        parse("rich{max-region=4}")
-
-
 def test_a_value_without_text_is_refused() -> None:
     with pytest.raises(OptionError, match="option 'label' of pass 'rich': a set has no text"):
         print_pass(Rich(label={1}))  # type: ignore[arg-type]
