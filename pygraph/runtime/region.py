@@ -347,8 +347,9 @@ class Region:
         made = self._try_capture(args)
         if isinstance(made, Refusal):
             self._refuse(variant, made)
+            outputs = self._uncaptured(args)  # where this raises too, it is the call that is at fault
             self._tell(made)
-            return self._uncaptured(args)
+            return outputs
         try:
             variant.written = made.written
             sensitive = made.program.recording.offset_sensitive

@@ -197,7 +197,7 @@ def with_calls(
             made.append(known)
             continue
         span = spans[number]
-        known = replace(known, loc=span.origin.loc, nodes=span.origin.nodes, call=span.name)
+        known = replace(known, origin=span.origin, call=span.name)
         known = replace(known, nondeterministic=span.nondeterministic)
         limits = reach.of(span) if launch.kind is LaunchKind.KERNEL else None
         made.append(replace(known, read_only=_only_read(span, addresses), may_access=limits))
