@@ -420,25 +420,6 @@ def test_an_option_that_nobody_knows_is_refused_before_the_script_runs(
     assert "Options of the script go after '--'" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("{", "property name"),
-        ('{"a": 1}', "schema|'format'"),
-        ("\xff", "can't decode"),
-        (None, "No such file"),
-    ],
-)
-def test_a_broken_file_is_named_with_the_reason(tmp_path: Path, text: str | None, why: str) -> None:
-    source = tmp_path / "results.json"
-    if text is not None:
-        source.write_text(text, encoding="latin-1")
-    result = run("calibrate", "--from", str(source), "--json", "-")
-    assert result.exit_code == 1, "as --help says of files at fault"
-    assert re.match(f"{re.escape(str(source))}: .*({why})", result.stderr), result.stderr
-    assert "KeyError" not in result.stderr
-
-
 def test_the_package_lists_its_public_names_only() -> None:
     import pygraph
 
