@@ -24,7 +24,7 @@ from pygraph.ir import dims
 from pygraph.ir.annotations import CAPTURABLE, DETAIL, PLACEMENT, REASON, REGION, SELECTED, TAGS, Parameter, Region
 from pygraph.ir.cost import Cost
 from pygraph.ir.dims import Written
-from pygraph.ir.effects import Effects
+from pygraph.ir.effects import FLAGS, NAMED, Effects
 from pygraph.ir.graph import Graph, GraphError, Stage
 from pygraph.ir.node import RESERVED, Arg, GraphRef, KernelNode, Location, Meta, Token, Value
 from pygraph.ir.text.words import COST_FIELDS, LITERAL_WORDS, unquote
@@ -58,8 +58,8 @@ _NAMES = {
 }
 _DTYPES = {dtype.value: dtype for dtype in DType}
 _STANDARD = {key.name: key.type for key in (CAPTURABLE, REASON, DETAIL, PLACEMENT, REGION, SELECTED, TAGS)}
-_EXAMPLES = {"reads": "[0]", "writes": "[0]", "aliases": "[0:0]", "rng": '("name")', "collective": '("name")'}
-_EXAMPLES |= dict.fromkeys(("sync", "dynamic", "barrier"), "")
+_EXAMPLES = {"reads": "[0]", "writes": "[0]", "aliases": "[0:0]"}
+_EXAMPLES |= dict.fromkeys(NAMED, '("name")') | dict.fromkeys(FLAGS, "")
 """How each effect is written after its name."""
 
 
