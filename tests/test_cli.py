@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pygraph import __version__
 from pygraph.cli import main
-from pygraph.ir.parser import parse
+from pygraph.ir import Stage, parse
 from pygraph.passes import default_registry
 
 ROOT = Path(__file__).parents[1]
@@ -105,6 +105,29 @@ def test_opt_times_and_bisects_and_dumps(file: Callable[[str], str], tmp_path: P
     assert [row.split()[0] for row in rows] == ["legality", "placement", "all"]
     assert parse(result.stdout).stage.value == "placed"
     assert sorted(path.name for path in folder.iterdir()) == ["00-lifted.pgir", "01-legality.pgir", "02-placement.pgir"]
+
+
+MODULE = """
+import pygraph.ir
+
+@pygraph.register
+def mark_first(graph, ctx):
+    graph.nodes[0].meta.set(pygraph.ir.REASON, "marked")
+    return True
+"""
+
+
+def test_opt_loads_a_module_with_passes(
+    file: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "passes_of_mine.py").write_text(MODULE, encoding="utf-8")
+    assert "no pass is called 'mark-first'" in run("opt", file(GRAPH), "-p", "mark-first").stderr
+    shown = run("opt", file(GRAPH), "--load", "passes_of_mine", "-p", "mark-first,legality").stdout
+    assert parse(shown).stage is Stage.JUDGED
+    failed = run("opt", file(GRAPH), "--load", "no_such_module")
+    assert (failed.exit_code, "--load no_such_module: ModuleNotFoundError" in failed.stderr) == (1, True)
 
 
 def test_opt_takes_the_device_from_the_graph_the_header_or_the_option(file: Callable[[str], str]) -> None:
