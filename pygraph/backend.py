@@ -26,9 +26,9 @@ from pygraph.dump import dump_launches, dump_program, graph_dir, trace_report
 from pygraph.errors import CaptureError, OptionError
 from pygraph.frontend.location import GraphOrigin, module_of, origin_of
 from pygraph.inductor.capture_failures import CaptureFailures, program_rows
+from pygraph.inductor.emitted import program_record
 from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
-from pygraph.inductor.record import program_record
 from pygraph.logs import configure
 from pygraph.report.model import GraphReport, PassReport, RegionReport, open_report
 from pygraph.runtime.driver import Driver
@@ -39,8 +39,7 @@ from pygraph.warm import Facts, Keeper, RegionFacts, cached_under, entry_tag, ma
 
 if TYPE_CHECKING:
     from pygraph.inductor.decision import Decision
-    from pygraph.inductor.emitted import EmittedProgram
-    from pygraph.inductor.record import ProgramRecord
+    from pygraph.inductor.emitted import EmittedProgram, ProgramRecord
     from pygraph.ir import Graph
 
 __all__ = ["attach", "driver_for", "prepare", "pygraph"]

@@ -246,7 +246,6 @@ if torch.backends.cuda.is_built():
 # -- calibration and benchmarks ------------------------------------------------------------------------------------
 _CALIBRATE = "`pygraph calibrate` does not work"
 AsyncCompile = _find("torch._inductor.async_compile.AsyncCompile", cost=_CALIBRATE)
-make_fx = _find("torch.fx.experimental.proxy_tensor.make_fx", cost=_CALIBRATE)
 
 
 class InductorTiming(NamedTuple):

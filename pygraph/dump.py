@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 
 from pygraph import compat
-from pygraph.inductor.emitted import annotate
-from pygraph.inductor.record import Step
+from pygraph.inductor.emitted import Step, annotate
 from pygraph.report.model import GraphReport
 from pygraph.runtime.driver import Program
 

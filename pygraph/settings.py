@@ -10,8 +10,8 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from pygraph.cache import user_dir
 from pygraph.errors import OptionError
@@ -70,123 +70,95 @@ class Settings:
         """Settings from ``options`` over the environment. Raises OptionError for an unknown name or a wrong value."""
         environ = os.environ if environ is None else environ
         _warn_of_unknown(frozenset(name for name in environ if name.startswith(_PREFIX)))
-        chosen = _from_environment(environ)
+        chosen: dict[str, Any] = {}
+        for name, (variable, parse, check) in _OPTIONS.items():
+            if parse is not None and variable in environ:
+                chosen[name] = check(variable, parse(environ[variable]))
         for name, value in (options or {}).items():
             key = name.replace("-", "_")
-            if key not in _CHECKS:
+            if key not in _OPTIONS:
                 raise OptionError(f"unknown option '{name}'{_nearest(key)}")
-            chosen[key] = _CHECKS[key](name, value)
+            chosen[key] = _OPTIONS[key].check(name, value)
         return Settings(**chosen)
 
 
 def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, list(_CHECKS), n=1, cutoff=0.4)
-    known = ", ".join(_CHECKS)
-    return f"; did you mean '{near[0]}'?" if near else f"; known options are {known}"
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    chosen: dict[str, Any] = {}
-    for field_ in fields(Settings):
-        text = environ.get(_PREFIX + field_.name.upper())
-        if text is None or field_.name == "inductor":
-            continue
-        chosen[field_.name] = _CHECKS[field_.name](_PREFIX + field_.name.upper(), _PARSERS[field_.name](text))
-    return chosen
+    near = difflib.get_close_matches(name, list(_OPTIONS), n=1, cutoff=0.4)
+    return f"; did you mean '{near[0]}'?" if near else f"; known options are {', '.join(_OPTIONS)}"
 
 
 @functools.cache
 def _warn_of_unknown(names: frozenset[str]) -> None:
     """Warn, once, of variables that look like PyGraph's and are none."""
-    known = [_PREFIX + name.upper() for name in _PARSERS] + [VARIABLE]
+    known = [option.variable for option in _OPTIONS.values() if option.parse is not None] + [VARIABLE]
     for name in sorted(names.difference(known)):
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
         _log.warning("the environment variable %s is ignored: %s", name, hint)
 
 
-def _parse_bool(text: str) -> object:
-    return {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}.get(
-        text.lower(), text
-    )
+def _truth(text: str) -> object:
+    words = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+    return words.get(text.lower(), text)
 
 
-def _parse_int(text: str) -> object:
+def _number(text: str) -> object:
     return int(text) if text.strip().lstrip("-").isdigit() else text
 
 
-def _parse_text(text: str) -> object:
-    return text
+_Check = Callable[[str, object], Any]
 
 
-def _parse_optional(text: str) -> object:
-    return text or None
+def _is(what: str, holds: Callable[[Any], bool], convert: Callable[[Any], Any] = lambda value: value) -> _Check:
+    """A check that a value is ``what``; returns it converted."""
 
-
-def _bool(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise OptionError(f"{name} must be true or false, not {value!r}")
-    return value
-
-
-def _positive(least: int) -> Callable[[str, object], int]:
-    def check(name: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise OptionError(f"{name} must be a whole number of at least {least}, not {value!r}")
-        return value
+    def check(name: str, value: object) -> Any:
+        if not holds(value):
+            raise OptionError(f"{name} must be {what}, not {value!r}")
+        return convert(value)
 
     return check
 
 
-def _path(name: str, value: object) -> str | None:
-    if value is not None and not isinstance(value, (str, os.PathLike)):
-        raise OptionError(f"{name} must be a path, not {value!r}")
-    return None if value is None else os.fspath(value)
+def _at_least(least: int) -> _Check:
+    what = f"a whole number of at least {least}"
+    return _is(what, lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least)
 
 
-def _optional_path(name: str, value: object) -> str | None:
-    """An empty path is none, as in the environment."""
-    return _path(name, value) or None
+_bool = _is("true or false", lambda value: isinstance(value, bool))
+_path = _is(
+    "a path",
+    lambda value: value is None or isinstance(value, (str, os.PathLike)),
+    lambda value: os.fspath(value) or None if value is not None else None,
+)
+_passes = _is(
+    "pipeline text or a sequence of passes",
+    lambda value: isinstance(value, (str, list, tuple)),
+    lambda value: value if isinstance(value, str) else tuple(value),
+)
+_mapping = _is("a mapping of Inductor's options", lambda value: isinstance(value, Mapping), dict)
 
 
-def _verify(name: str, value: object) -> str:
-    if value not in ("first", "always"):
-        raise OptionError(f"{name} must be 'first' or 'always', not {value!r}")
-    return str(value)
+class _Option(NamedTuple):
+    """Its environment variable, how that is read (None: there is none), and what checks and converts a value."""
+
+    variable: str
+    parse: Callable[[str], object] | None
+    check: _Check
 
 
-def _passes(name: str, value: object) -> object:
-    if not isinstance(value, (str, list, tuple)):
-        raise OptionError(f"{name} must be pipeline text or a sequence of passes, not {value!r}")
-    return value if isinstance(value, str) else tuple(value)
-
-
-def _mapping(name: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise OptionError(f"{name} must be a mapping of Inductor's options, not {value!r}")
-    return dict(value)
-
-
-_CHECKS: dict[str, Callable[[str, object], Any]] = {
-    "passes": _passes,
-    "dump_dir": _path,
-    "strict": _bool,
-    "disable": _bool,
-    "verify": _verify,
-    "capture_after": _positive(2),
-    "max_captures": _positive(1),
-    "measure": _bool,
-    "cache_dir": _optional_path,
-    "inductor": _mapping,
-}
-_PARSERS: dict[str, Callable[[str], object]] = {
-    "passes": _parse_text,
-    "dump_dir": _parse_optional,
-    "strict": _parse_bool,
-    "disable": _parse_bool,
-    "verify": _parse_text,
-    "capture_after": _parse_int,
-    "max_captures": _parse_int,
-    "measure": _parse_bool,
-    "cache_dir": _parse_optional,
+_OPTIONS = {
+    name: _Option(_PREFIX + name.upper(), parse, check)
+    for name, parse, check in (
+        ("passes", str, _passes),
+        ("dump_dir", str, _path),
+        ("strict", _truth, _bool),
+        ("disable", _truth, _bool),
+        ("verify", str, _is("'first' or 'always'", lambda value: value in ("first", "always"))),
+        ("capture_after", _number, _at_least(2)),
+        ("max_captures", _number, _at_least(1)),
+        ("measure", _truth, _bool),
+        ("cache_dir", str, _path),
+        ("inductor", None, _mapping),
+    )
 }

@@ -81,7 +81,11 @@ def test_without_a_symbol_that_can_be_spared_graphs_are_replayed_and_one_warning
 
 
 @pytest.mark.parametrize(
-    "symbol", ["torch._inductor.scheduler.Scheduler.process_grouped_nodes", "torch._guards.TracingContext"]
+    "symbol",
+    [
+        "torch._inductor.scheduler.Scheduler.process_grouped_nodes",
+        pytest.param("torch._guards.TracingContext", marks=pytest.mark.sweep),
+    ],
 )
 def test_without_a_symbol_that_is_needed_programs_run_and_one_warning_says_that_nothing_is_captured(
     symbol: str,

@@ -11,12 +11,6 @@ from pygraph.errors import OptionError
 from pygraph.settings import Settings
 
 
-def test_defaults() -> None:
-    settings = Settings.make({}, {})
-    assert settings.pipeline.startswith("legality,")
-    assert (settings.strict, settings.disable, settings.verify) == (False, False, "first")
-
-
 def test_an_option_wins_over_its_variable() -> None:
     environ = {"PYGRAPH_STRICT": "1", "PYGRAPH_CAPTURE_AFTER": "5", "PYGRAPH_DUMP_DIR": "out"}
     settings = Settings.make({"capture-after": 3}, environ)

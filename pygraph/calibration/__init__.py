@@ -1,4 +1,11 @@
-"""Measures a device's model on the machine it runs on, keeps it on disk, and says how far its predictions are off.
+"""A device model measured on this machine: four kinds of figures, kept on disk, read by every compilation.
 
-``run.calibrate`` measures; ``store.stored_model`` is all that compilations use. The model is ``pygraph.ir.cost``'s.
+The passes weigh what they decide with a ``DeviceModel``. Two are built in. ``measure.calibrate`` times small programs
+and fills one in; ``store`` keeps it for this device, driver and versions; ``store.stored_model`` is all that
+compilations use::
+
+    launches    uncaptured(n) = n · launch_us          replayed(n) = replay_us + n · node_us
+    patches     replayed(n), every argument moved = replayed(n) + n · patch_us
+    memory      a pointwise kernel: kernel_us + bytes / bandwidth_gbs
+    products    a matrix product: flops / gflops, by element type
 """

@@ -39,7 +39,6 @@ Function = Callable[[list[Any]], Sequence[Any]]
 COUNTS = (8, 32, 128)
 """Launches of the programs whose calls are timed."""
 _ELEMENTS = 16
-_COPIES, _COPY_BYTES = 8, 4096
 _QUEUE = 512
 """Launches in a row that a CUDA queue holds without making the host wait. A replay counts as 16 at least."""
 _GRAPH_US, _MOST_COPIES = 1000.0, 128
@@ -106,7 +105,6 @@ def _model(kind: str, us: dict[str, float], flops: dict[str, float], nbytes: int
         node_us=node,
         patch_us=max(moved.slope - node, 0.0),
         kernel_us=kernel,
-        copy_us=us["small copies"] / _COPIES,
         peaks=tuple(peaks),
         source=f"calibrated {datetime.date.today().isoformat()}",
     )
@@ -125,8 +123,6 @@ def _calls(kind: str, effort: Effort, stack: ExitStack) -> Iterator[tuple[str, S
         yield f"uncaptured {count}", _host(partial(_call, fn, args), kind, effort, count)
         yield f"replayed {count}", _host(partial(_call, region, args), kind, effort, 16)
         yield f"moved {count}", _host(partial(_call, region, args, others), kind, effort, 32, per=2)
-    pairs = [[torch.ones(_COPY_BYTES, device=kind, dtype=torch.uint8) for _ in range(2)] for _ in range(_COPIES)]
-    yield "small copies", _host(lambda: [to.copy_(source) for to, source in pairs], kind, effort, _COPIES)
 
 
 def _driver(kind: str) -> Driver:

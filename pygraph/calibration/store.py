@@ -1,7 +1,4 @@
-"""Calibrations on disk: one file for each device, driver, torch and PyGraph, and what compilations read of it.
-
-Writing whole files and reading damaged ones is ``pygraph.cache``'s; nothing here measures.
-"""
+"""Device models on disk: one file for each device, driver, torch and PyGraph, and what compilations read of it."""
 
 from __future__ import annotations
 
@@ -9,23 +6,34 @@ import functools
 import hashlib
 import json
 import logging
-from dataclasses import astuple
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import torch
 
 from pygraph import cache
-from pygraph.calibration.records import Calibration, Identity
 from pygraph.errors import CaptureError
 from pygraph.ir import DeviceModel
 from pygraph.runtime.cuda import bindings
 from pygraph.runtime.identity import cpu_model, kernel_driver
 from pygraph.version import __version__
 
-__all__ = ["identity_of", "load", "path_of", "save", "stored_model"]
+__all__ = ["Identity", "identity_of", "load", "path_of", "save", "stored_model"]
 
-_FOLDER = "calibration"
+FORMAT = 3
+"""Of the JSON; a file of another one is not read."""
 _log = logging.getLogger("pygraph")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What figures hold for. ``kind`` is cpu or cuda, ``driver`` the version of what launches there."""
+
+    kind: str
+    device: str
+    driver: str
+    torch: str
+    pygraph: str
 
 
 def identity_of(kind: str, index: int | None = None) -> Identity:
@@ -45,18 +53,19 @@ def path_of(identity: Identity, folder: Path) -> Path:
     """The file of ``identity`` in the cache folder ``folder``: its name is readable, and unique by a hash."""
     digest = hashlib.sha256(json.dumps(astuple(identity)).encode()).hexdigest()[:16]
     readable = "".join(char if char.isalnum() else "-" for char in identity.device.lower())
-    return folder / _FOLDER / f"{readable[:40].strip('-')}-{digest}.json"
+    return folder / "calibration" / f"{readable[:40].strip('-')}-{digest}.json"
 
 
-def save(calibration: Calibration) -> Path | None:
-    """Write ``calibration`` where compilations look for it; None, after a warning, where nothing can be written."""
+def save(identity: Identity, model: DeviceModel) -> Path | None:
+    """Write ``model`` where compilations look for it; None, after a warning, where nothing can be written."""
     folder = cache.cache_dir()
     if folder is None:
         _log.warning("the calibration is not kept: there is no folder for it; set %s", cache.VARIABLE)
         return None
-    path = path_of(calibration.identity, folder)
+    path = path_of(identity, folder)
     try:
-        cache.write_atomically(path, json.dumps(calibration.as_json(), indent=1))
+        content = {"format": FORMAT, "identity": asdict(identity), "model": model.as_json()}
+        cache.write_atomically(path, json.dumps(content, indent=1))
     except OSError as error:
         _log.warning("the calibration is not kept: %s", error)
         return None
@@ -64,35 +73,27 @@ def save(calibration: Calibration) -> Path | None:
     return path
 
 
-def load(identity: Identity) -> Calibration | None:
-    """The calibration that was saved for ``identity``; None without one.
-
-    A damaged file, or one with a model that is not to be used, is named in one warning.
-    """
+def load(identity: Identity) -> DeviceModel | None:
+    """The model that was saved for ``identity``; None without one. A damaged file is named in one warning."""
     folder = cache.cache_dir()
-    if folder is None:
-        return None
-    path = path_of(identity, folder)
-    data = cache.read_json(path)
-    if data is None:
+    path = None if folder is None else path_of(identity, folder)
+    data = None if path is None else cache.read_json(path)
+    if path is None or data is None:
         return None
     try:
-        found = Calibration.from_json(data)
-    except ValueError as error:
-        cache.warn_once(path, str(error))
+        if data["format"] != FORMAT or data["identity"] != asdict(identity):
+            raise ValueError(f"it is of another format than {FORMAT}, or of another machine")
+        return DeviceModel.from_json(data["model"])
+    except (TypeError, KeyError, ValueError) as error:
+        cache.warn_once(path, f"not a calibration: {error}")
         return None
-    if unfit := found.unfit():
-        cache.warn_once(path, unfit)
-        return None
-    return found if found.identity == identity else None
 
 
 @functools.cache
 def stored_model(kind: str, index: int | None = None) -> DeviceModel | None:
     """The calibrated model of a device, read once per process; None without one."""
     try:
-        found = load(identity_of(kind, index))
+        return load(identity_of(kind, index))
     except (CaptureError, RuntimeError, AssertionError) as error:  # torch without CUDA raises either of the last two
         _log.debug("no calibrated model of %s: %s", kind, error)
         return None
-    return None if found is None else found.model

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,19 +22,20 @@ __all__ = ["define_seeds", "inputs_in_use", "unwrap_idle"]
 _WRAPPER = "hop.graphsafe_run_with_rng_state"
 
 
-@dataclass(frozen=True)
-class _Attention:
-    """Where an attention operator takes its dropout probability, and which of its results are random state."""
-
-    dropout: int
-    states: tuple[int, ...]
-
-
 _OPERATORS = {
-    "_scaled_dot_product_flash_attention": _Attention(3, (6, 7)),
-    "_scaled_dot_product_efficient_attention": _Attention(5, (2, 3)),
-    "_scaled_dot_product_cudnn_attention": _Attention(5, (6, 7)),
+    "_scaled_dot_product_flash_attention": (3, (6, 7)),
+    "_scaled_dot_product_efficient_attention": (5, (2, 3)),
+    "_scaled_dot_product_cudnn_attention": (5, (6, 7)),
 }
+"""Attention operators ▸ where they take their dropout probability, and which of their results are random state."""
+
+
+def _idle_states(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Which results of a call are random state that nobody sets or reads: attention that drops nothing has some."""
+    schema = getattr(target, "_schema", None)
+    place, states = _OPERATORS.get("" if schema is None else str(schema.name).removeprefix("aten::"), (0, ()))
+    dropout = args[place] if len(args) > place else kwargs.get("dropout_p", 0.0)
+    return states if states and dropout == 0.0 else ()
 
 
 def unwrap_idle(gm: torch.fx.GraphModule) -> list[str]:
@@ -53,8 +53,7 @@ def unwrap_idle(gm: torch.fx.GraphModule) -> list[str]:
             continue
         target, args = node.args[0], node.args[1:]
         kwargs = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
-        facts = _OPERATORS.get(_name(target))
-        if facts is not None and _dropout(args, kwargs, facts) == 0.0:
+        if _idle_states(target, args, kwargs):
             made.append(_replace(gm, node, target, args, kwargs))
     if not made:
         return []
@@ -93,10 +92,8 @@ def define_seeds(gm: torch.fx.GraphModule) -> list[str]:
     """
     notes: list[str] = []
     for node in list(gm.graph.nodes):
-        facts = _OPERATORS.get(_name(node.target))
-        if facts is None or _dropout(node.args, node.kwargs, facts) != 0.0:
-            continue
-        for item in [user for user in node.users if user.target is operator.getitem and user.args[1] in facts.states]:
+        states = _idle_states(node.target, node.args, node.kwargs)
+        for item in [user for user in node.users if user.target is operator.getitem and user.args[1] in states]:
             if item.users:
                 _define(gm, node, item)
                 notes.append(f"{item.name}: random state of attention without dropout is zero")
@@ -104,16 +101,6 @@ def define_seeds(gm: torch.fx.GraphModule) -> list[str]:
         gm.graph.lint()
         gm.recompile()
     return notes
-
-
-def _name(target: object) -> str:
-    """The name of the aten operator that ``target`` is, or nothing."""
-    schema = getattr(target, "_schema", None)
-    return "" if schema is None else str(schema.name).removeprefix("aten::")
-
-
-def _dropout(args: Sequence[Any], kwargs: Mapping[str, Any], facts: _Attention) -> object:
-    return args[facts.dropout] if len(args) > facts.dropout else kwargs.get("dropout_p", 0.0)
 
 
 def _define(gm: torch.fx.GraphModule, node: FxNode, item: FxNode) -> None:

@@ -25,7 +25,7 @@ from pygraph.version import PACKAGE, package_digest
 
 if TYPE_CHECKING:  # a restored program runs no passes
     from pygraph.inductor.decision import Decision
-    from pygraph.inductor.record import ProgramRecord
+    from pygraph.inductor.emitted import ProgramRecord
     from pygraph.ir import Graph
 
 __all__ = ["CaptureFailures", "program_rows"]

@@ -16,8 +16,8 @@ from pygraph import compat, version
 from pygraph.calibration.store import stored_model
 from pygraph.frontend import lift
 from pygraph.inductor.decision import Decision
+from pygraph.inductor.emitted import ProgramRecord
 from pygraph.inductor.partition_hooks import PartitionHooks
-from pygraph.inductor.record import ProgramRecord
 from pygraph.ir import CAPTURABLE, CONSTANT, H200, HOST, REASON, DeviceModel, Graph, TensorType
 from pygraph.passes.base import Pass, PassContext
 from pygraph.passes.legality import Legality

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pygraph.inductor.decision import Decision
-from pygraph.inductor.emitted import EmittedRegion, kernel_calls
-from pygraph.inductor.record import Step
+from pygraph.inductor.emitted import EmittedRegion, Step, kernel_calls
 from pygraph.runtime.provenance import Origin
 
 __all__ = ["line_origins"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
@@ -130,29 +130,28 @@ def _hooked(
 def _install() -> None:
     """Hook into Inductor's patterns and passes, once for the process. Without a lineage nothing changes."""
     for entry in compat.pattern_entries:
-        entry.apply = _following_match(entry.apply)
-    compat.compile_fx_module.post_grad_passes = _following_passes(compat.compile_fx_module.post_grad_passes)
+        entry.apply = _followed(entry.apply, _match)
+    module = compat.compile_fx_module
+    module.post_grad_passes = _followed(module.post_grad_passes, _passes)
 
 
-def _following_match(apply: Callable[..., T]) -> Callable[..., T]:
-    @functools.wraps(apply)
-    def followed(entry: Any, match: Any, graph: Any, node: FxNode) -> T:
+def _match(lineage: Lineage, _: Any, match: Any, graph: Any, node: FxNode) -> AbstractContextManager[None]:
+    return lineage.replacing(graph.owning_module, [*match.nodes, node])
+
+
+def _passes(lineage: Lineage, gm: GraphModule, *_: Any, **__: Any) -> AbstractContextManager[None]:
+    return lineage.watching(gm)
+
+
+def _followed(function: Callable[..., T], context: Callable[..., AbstractContextManager[None]]) -> Callable[..., T]:
+    """``function``, called within the ``context`` of the lineage that is active on its thread, if one is."""
+
+    @functools.wraps(function)
+    def followed(*args: Any, **kwargs: Any) -> T:
         lineage = _lineage()
         if lineage is None:
-            return apply(entry, match, graph, node)
-        with lineage.replacing(graph.owning_module, [*match.nodes, node]):
-            return apply(entry, match, graph, node)
-
-    return followed
-
-
-def _following_passes(passes: Callable[..., T]) -> Callable[..., T]:
-    @functools.wraps(passes)
-    def followed(gm: GraphModule, *args: Any, **kwargs: Any) -> T:
-        lineage = _lineage()
-        if lineage is None:
-            return passes(gm, *args, **kwargs)
-        with lineage.watching(gm):
-            return passes(gm, *args, **kwargs)
+            return function(*args, **kwargs)
+        with context(lineage, *args, **kwargs):
+            return function(*args, **kwargs)
 
     return followed

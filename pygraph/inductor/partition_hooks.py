@@ -23,8 +23,8 @@ from pygraph import compat
 from pygraph.frontend import op_name
 from pygraph.inductor.alternate import count_runs, fewest_runs
 from pygraph.inductor.decision import BARRIER, RNG, Decision
+from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.inductor.lineage import Lineage, following
-from pygraph.inductor.record import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.ir import CONSTANT
 from pygraph.passes.partitioning import NO_LAUNCH
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 
@@ -75,25 +75,11 @@ def _sum_column(column: tuple[Dim | None, ...]) -> Dim | None:
     return as_dim(sympy.Add(number, *symbolic)) if symbolic else number
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """How fast a device multiplies matrices of one element type (its name in ``.pgir`` text).
-
-    gflops     the rate of large ones, GFLOP/s
-    ramp       work in FLOP at which half of that is reached, since small ones do not fill the device
-    floor_us   what a product takes however small, beyond any other kernel
-    """
+class Peak(NamedTuple):
+    """How fast a device multiplies matrices of one element type (its name in ``.pgir`` text), GFLOP/s."""
 
     dtype: str
     gflops: float
-    ramp: float = 0.0
-    floor_us: float = 0.0
-
-    def time_us(self, flops: float) -> float:
-        """Time in µs of ``flops`` operations: behind the floor, the rate is ``gflops / (1 + √(ramp / flops))``."""
-        if flops <= 0.0:
-            return 0.0
-        return self.floor_us + (flops + math.sqrt(flops * self.ramp)) / (self.gflops * 1e3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +93,7 @@ class DeviceModel:
     node_us         further host time per captured launch
     patch_us        host time to patch one launch's addresses
     kernel_us       device time that a kernel takes however small
-    copy_us         time of a small device-to-device copy; larger ones cost bandwidth
-    cache_bytes     traffic of one kernel that stays within a cache
-    cache_gbs       its rate, GB/s; 0 where it is not known to differ
-    peaks           arithmetic by element type
+    peaks           matrix products by element type
     source          where the figures come from
     """
 
@@ -122,9 +105,6 @@ class DeviceModel:
     node_us: float
     patch_us: float
     kernel_us: float
-    copy_us: float
-    cache_bytes: float = 0.0
-    cache_gbs: float = 0.0
     peaks: tuple[Peak, ...] = ()
     source: str = "built-in"
 
@@ -136,18 +116,17 @@ class DeviceModel:
     def time_us(self, cost: Cost, values: Mapping[str, int], dtype: str | None = None) -> float | None:
         """Device time of ``cost`` in µs, or None where the cost is unknown.
 
-        Each launch takes ``kernel_us``, and arithmetic (in ``dtype``) or traffic, whichever takes longer.
+        Each launch takes ``kernel_us``, and arithmetic (a product in ``dtype``) or traffic, whichever takes longer.
         """
         parts = [evaluate(part, values) for part in (cost.flops, cost.read, cost.written, cost.launches)]
         if any(part is None for part in parts):
             return None
         flops, read, written, launches = (part or 0.0 for part in parts)
-        return launches * self.kernel_us + max(self.peak(dtype).time_us(flops), self.traffic_us(read + written))
+        return launches * self.kernel_us + max(flops / self.gflops(dtype), (read + written) / self.bandwidth_gbs) / 1e3
 
-    def peak(self, dtype: str | None) -> Peak:
-        """Arithmetic in ``dtype``: the general rate, without a ramp, where nothing is known of it."""
-        found = (peak for peak in self.peaks if peak.dtype == dtype)
-        return next(found, Peak(dtype or "", self.peak_gflops))
+    def gflops(self, dtype: str | None) -> float:
+        """The rate of products in ``dtype``, GFLOP/s: the general one where nothing is known of it."""
+        return next((peak.gflops for peak in self.peaks if peak.dtype == dtype), self.peak_gflops)
 
     def with_tf32(self) -> DeviceModel:
         """The model of a program that multiplies float32 in TF32; the same one where that rate is not known."""
@@ -155,12 +134,7 @@ class DeviceModel:
         if found is None:
             return self
         others = tuple(peak for peak in self.peaks if peak.dtype != "f32")
-        return replace(self, peaks=(*others, replace(found, dtype="f32")))
-
-    def traffic_us(self, nbytes: float) -> float:
-        """Time in µs of one kernel's memory traffic, bytes read and written."""
-        cached = self.cache_gbs > 0.0 and nbytes <= self.cache_bytes
-        return nbytes / ((self.cache_gbs if cached else self.bandwidth_gbs) * 1e3)
+        return replace(self, peaks=(*others, Peak("f32", found.gflops)))
 
     def uncaptured_us(self, launches: float) -> float:
         """Host time in µs of ``launches`` without a graph."""
@@ -172,39 +146,34 @@ class DeviceModel:
 
     def as_json(self) -> dict[str, Any]:
         """The model as JSON has it."""
-        return asdict(self)
+        return {**asdict(self), "peaks": dict(self.peaks)}
 
     @staticmethod
     def from_json(data: Any) -> DeviceModel:
         """What ``as_json`` gave. Raises ValueError when it is anything else, or a figure cannot be one."""
         try:
             given = dict(data)
-            peaks = tuple(_peak_from_json(**peak) for peak in given.pop("peaks"))
+            peaks = tuple(Peak(str(dtype), float(gflops)) for dtype, gflops in given.pop("peaks").items())
             name, source = str(given.pop("name")), str(given.pop("source"))
             figures: dict[str, Any] = {key: float(value) for key, value in given.items()}
             model = DeviceModel(name, **figures, peaks=peaks, source=source)
-        except (TypeError, KeyError, ValueError) as error:
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise ValueError(f"not a device model: {error}") from error
         _check(model)
         return model
 
 
-def _peak_from_json(dtype: str, gflops: float, ramp: float, floor_us: float) -> Peak:
-    return Peak(str(dtype), float(gflops), float(ramp), float(floor_us))
-
-
 def _check(model: DeviceModel) -> None:
     figures = {f.name: getattr(model, f.name) for f in fields(model) if f.name not in ("name", "source", "peaks")}
-    parts = ("gflops", "ramp", "floor_us")
-    figures |= {f"{peak.dtype} {name}": getattr(peak, name) for peak in model.peaks for name in parts}
+    figures |= {f"{dtype} gflops": gflops for dtype, gflops in model.peaks}
     rates = {name for name in figures if name.endswith("gflops")} | {"bandwidth_gbs"}
     wrong = [n for n, value in figures.items() if not 0.0 <= value < math.inf or (n in rates and value == 0.0)]
     if wrong:
         raise ValueError(f"not a device model: {wrong[0]} is {figures[wrong[0]]}")
 
 
-H200 = DeviceModel("h200", 4300.0, 790_000.0, 2.7, 0.9, 0.0011, 0.24, 1.0, 2.9)
+H200 = DeviceModel("h200", 4300.0, 790_000.0, 2.7, 0.9, 0.0011, 0.24, 1.0)
 """Measured on one H200 with CUDA 13.0; bandwidth counts bytes read and written, the rate is dense bf16."""
 
-HOST = DeviceModel("host", 12.0, 60.0, 1.6, 2.5, 0.25, 0.01, 0.2, 0.3)
+HOST = DeviceModel("host", 12.0, 60.0, 1.6, 2.5, 0.25, 0.01, 0.2)
 """A small CPU: overheads are those of Inductor's Python wrapper and of the host driver's replay."""

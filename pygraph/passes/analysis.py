@@ -13,7 +13,6 @@ from pygraph.ir.cost import evaluate
 from pygraph.ir.order import dependences
 
 __all__ = [
-    "VECTOR",
     "Addresses",
     "Dependences",
     "RegionView",
@@ -126,9 +125,6 @@ def _add(one: float | None, other: float | None) -> float | None:
 
 # -- time --------------------------------------------------------------------------------------------------------------
 
-VECTOR = "vector"
-"""The peak of a model that arithmetic other than products of matrices has."""
-
 _PRODUCTS = (
     "addbmm",
     "addmm",
@@ -154,10 +150,10 @@ def node_time_us(node: KernelNode, model: DeviceModel, values: Mapping[str, int]
 
 
 def arithmetic(node: KernelNode) -> str | None:
-    """The peak that ``node`` computes at: the element type of what it takes (or returns, where it takes no tensor) for
-    matrix products, convolutions and attention, ``VECTOR`` for the rest; None for a product without tensors."""
+    """The element type of matrix products, convolutions and attention: that of what they take, or return where they
+    take no tensor. None for the rest."""
     if not _is_product(node.op):
-        return VECTOR
+        return None
     found = (value.type for value in (*node.inputs, *node.outputs))
     return next((type.dtype.value for type in found if isinstance(type, TensorType)), None)
 

@@ -51,7 +51,6 @@ __all__ = [
     "SCHEMA_VERSION",
     "CostRow",
     "Quantity",
-    "Repeated",
     "Summary",
     "advice",
     "clean",
@@ -302,33 +301,22 @@ def _sentences(*texts: str) -> str:
     return " ".join(f"{text[0].upper()}{text[1:]}." for text in said if text)
 
 
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """Operators outside that say the same of themselves (operator, reason, detail, line), folded into one row.
-
-    ``detail`` leaves out the names of values in which they differ.
-    """
-
-    first: Uncaptured
-    count: int
-    detail: str
-
-    @property
-    def op(self) -> str:
-        """The operator, with how often it occurs if more than once."""
-        name = self.first.op.removesuffix(".default")
-        return name if self.count == 1 else f"{name} ×{self.count}"
-
-
-def folded(rows: Iterable[Uncaptured]) -> list[Repeated]:
-    """``rows`` with repetitions folded, in order of first occurrence."""
-    groups: dict[tuple[object, ...], list[Uncaptured]] = {}
+def folded(rows: Iterable[Uncaptured]) -> list[Uncaptured]:
+    """``rows`` in order, those that say the same folded into their first one: ``op`` tells how many it stands for, and
+    ``detail`` leaves out the names of values in which they differ."""
+    groups: dict[Uncaptured, list[Uncaptured]] = {}
     for row in rows:
-        groups.setdefault((row.op, row.reason, _VALUE.sub("%…", row.detail), row.loc, row.code), []).append(row)
-    return [
-        Repeated(group[0], len(group), key[2] if len({row.detail for row in group}) > 1 else group[0].detail)  # type: ignore[arg-type]
-        for key, group in groups.items()
-    ]
+        same = dataclasses.replace(
+            row, node="", op=row.op.removesuffix(".default"), detail=_VALUE.sub("%…", row.detail)
+        )
+        groups.setdefault(same, []).append(row)
+    found = []
+    for same, group in groups.items():
+        op = same.op if len(group) == 1 else f"{same.op} ×{len(group)}"
+        alike = len({row.detail for row in group}) == 1
+        detail = group[0].detail if alike else same.detail
+        found.append(dataclasses.replace(group[0], op=op, detail=detail))
+    return found
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -370,38 +358,27 @@ def json_text(reports: Iterable[GraphReport]) -> str:
     return json.dumps(to_json(reports), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+_SAME = ("index", "name", "kind", "device", "error", "notes", "pipeline", "passes", "times_ms")
+_COVERAGE = ("launches", "selected_launches", "replayed_launches")
+
+
 def _graph(report: GraphReport) -> dict[str, Any]:
-    graph, origin = report.graph, report.origin
+    graph, origin, emitted = report.graph, report.origin, report.emitted
     ended = origin.graph_break
+    counts = {name: getattr(report, name) for name in _COVERAGE}
     return {
-        "index": report.index,
-        "name": report.name,
-        "kind": report.kind,
-        "device": report.device,
+        **{name: _plain(getattr(report, name)) for name in _SAME},
         "function": origin.function or None,
         "loc": None if origin.start is None else str(origin.start),
         "graph_break": None if ended is None else {"loc": str(ended), "code": ended.code, "reason": origin.reason},
-        "error": report.error,
-        "notes": list(report.notes),
-        "coverage": _coverage(report),
+        "coverage": emitted and {**counts, "outside": list(emitted.outside), "share": report.coverage},
         "operators": None if graph is None else len(graph),
         "pgir": None if graph is None else str(graph),
-        "pipeline": report.pipeline,
-        "passes": _plain(report.passes),
-        "times_ms": _plain(report.times_ms),
         "regions": [_region(report, region) for region in report.regions],
         "uncaptured": _plain(list(report.uncaptured())),
         "cost_model": device_model(report).label,
         "cost": _plain(cost_rows(report)),
     }
-
-
-def _coverage(report: GraphReport) -> dict[str, Any] | None:
-    if report.emitted is None:
-        return None
-    names = ("launches", "selected_launches", "replayed_launches")
-    counts = {name: getattr(report, name) for name in names}
-    return {**counts, "outside": list(report.emitted.outside), "share": report.coverage}
 
 
 def _region(report: GraphReport, region: RegionReport) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pygraph.frontend.location import UNKNOWN, GraphOrigin
+from pygraph.runtime.variants import State
 
 if TYPE_CHECKING:
     from pygraph.inductor.decision import Decision
-    from pygraph.inductor.emitted import EmittedProgram
-    from pygraph.inductor.record import ProgramRecord
+    from pygraph.inductor.emitted import EmittedProgram, ProgramRecord
     from pygraph.ir import DeviceModel, Graph
     from pygraph.runtime.counters import RegionRecord
 
@@ -76,7 +76,7 @@ class RegionReport:
     @property
     def state(self) -> str:
         """``cold``, ``warm``, ``replay`` or ``uncaptured``, which may be by measured selection's decision."""
-        return "uncaptured" if self.record is None else self.record.state
+        return "uncaptured" if self.record is None else State(self.record.state).value
 
     @property
     def why(self) -> str:

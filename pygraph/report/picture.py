@@ -1,7 +1,7 @@
 """The picture of a graph: rectangles, texts and curves in pixels, ready for the template that writes the SVG.
 
 A layered drawing after Sugiyama: longest-path rows from top to bottom, an order within each row by the mean place of
-the neighbours, then x coordinates by isotonic regression. Edges run through a bend in each row that they pass.
+the neighbours, then x coordinates by isotonic regression. Edges that pass rows bend to the side, faintly.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ _WORDS = 26
 _LOW, _TALL = 24.0, 38.0
 _GAP, _ROW_GAP, _MARGIN, _PAD = 14.0, 26.0, 12.0, 18.0
 _CHAR, _NOTE_CHAR = 6.7, 5.6
-_BEND = 4.0
-_LONGEST = 12
-"""An edge that passes more rows is led along a side of the picture."""
 _SWEEPS, _SETTLE = 8, 24
 
 Key = str | int | tuple[str, str]
@@ -73,7 +70,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A whole picture. ``flow``, ``order``, ``far`` are path data: data edges, effect edges, edges over many rows."""
+    """A whole picture. ``flow``, ``order`` and ``far`` are path data: of data, of effects, of data past rows."""
 
     boxes: tuple[Box, ...] = ()
     flow: str = ""
@@ -172,91 +169,69 @@ def _in_order(quotient: nx.DiGraph[Key]) -> list[Key]:
 
 
 def _lay_out(boxes: list[Box], edges: Sequence[tuple[int, int, str]], note: str) -> Picture:
-    widths = [box.width for box in boxes]
-    x, row, bends = _arrange(widths, [(a, b) for a, b, _ in edges])
-    left = min(middle - width / 2 for middle, width in zip(x, widths, strict=True)) - _MARGIN
-    x = [round(middle - left, 1) for middle in x]
-    room = max(middle + width / 2 for middle, width in zip(x, widths, strict=True)) + _MARGIN
-    heights = [_LOW] * (max(row) + 1)
-    for box, at in zip(boxes, row, strict=False):
-        heights[at] = max(heights[at], box.height)
-    tops = [_MARGIN]
-    for height in heights:
-        tops.append(tops[-1] + height + _ROW_GAP)
-    for box, middle, at in zip(boxes, x, row, strict=False):
-        box.x = round(middle - box.width / 2, 1)
-        box.y = round(tops[at] + (heights[at] - box.height) / 2, 1)
+    rows = _rows(len(boxes), [(a, b) for a, b, _ in edges])
+    x = _arrange([box.width for box in boxes], rows, [(a, b) for a, b, _ in edges])
+    left = min(middle - box.width / 2 for middle, box in zip(x, boxes, strict=True)) - _MARGIN
+    top = _MARGIN
+    row_of = [0] * len(boxes)
+    for number, members in enumerate(rows):
+        height = max(boxes[i].height for i in members)
+        for i in members:
+            row_of[i] = number
+            boxes[i].x = round(x[i] - left - boxes[i].width / 2, 1)
+            boxes[i].y = round(top + (height - boxes[i].height) / 2, 1)
+        top += height + _ROW_GAP
     paths: dict[str, list[str]] = defaultdict(list)
-    for (a, b, kind), places in zip(edges, bends, strict=True):
-        if row[b] - row[a] - 1 > len(places):
-            paths["far"].append(_detour(boxes[a], boxes[b], room))
-        else:
-            steps = [(x[place], tops[row[place]], tops[row[place]] + heights[row[place]]) for place in places]
-            paths[kind].append(_curve(boxes[a], boxes[b], steps))
+    for a, b, kind in edges:
+        passed = row_of[b] - row_of[a] - 1
+        paths["far" if passed and kind == "flow" else kind].append(_curve(boxes[a], boxes[b], passed))
+    width = max(box.x + box.width for box in boxes) + _MARGIN
     flow, order, far = (" ".join(paths[kind]) for kind in ("flow", "order", "far"))
-    return Picture(tuple(boxes), flow, order, far, round(room), round(tops[-1] - _ROW_GAP + _MARGIN), note)
+    return Picture(tuple(boxes), flow, order, far, round(width), round(top - _ROW_GAP + _MARGIN), note)
 
 
-def _arrange(widths: list[float], edges: Sequence[tuple[int, int]]) -> tuple[list[float], list[int], list[list[int]]]:
-    """The middle x and the row of each box and bend, and the bends of each edge.
-
-    Bends come behind the boxes in both lists, and in ``widths``. Each edge leads from a lower index to a higher one.
-    """
-    row = _rows(len(widths), edges)
-    above: dict[int, list[int]] = defaultdict(list)
-    below: dict[int, list[int]] = defaultdict(list)
-    bends = []
-    for a, b in edges:
-        between = range(row[a] + 1, row[b])
-        passed = [] if len(between) > _LONGEST else list(range(len(row), len(row) + len(between)))
-        bends.append(passed)
-        if len(passed) == len(between):
-            row += between
-            widths += [_BEND] * len(between)
-            for upper, lower in pairwise([a, *passed, b]):
-                below[upper].append(lower)
-                above[lower].append(upper)
-    rows: list[list[int]] = [[] for _ in range(max(row) + 1)]
-    for place, at in enumerate(row):
-        rows[at].append(place)
-    x = [0.0] * len(row)
-    for members in rows:
-        _number(members, x)
-    for sweep in range(_SWEEPS):
-        near = below if sweep % 2 else above
-        for members in reversed(rows) if sweep % 2 else rows:
-            wish = {place: _mean([x[other] for other in near[place]], x[place]) for place in members}
-            members.sort(key=wish.__getitem__)
-            _number(members, x)
-    for members in rows:
-        _spread(members, [0.0] * len(members), widths, x)
-    for sweep in range(_SETTLE):
-        near, other = (below, above) if sweep % 2 else (above, below)
-        for members in reversed(rows) if sweep % 2 else rows:
-            pulls = [[x[to] for to in (*near[place], *near[place], *other[place])] for place in members]
-            _spread(members, [_mean(pull, x[at]) for pull, at in zip(pulls, members, strict=True)], widths, x)
-    return x, row, bends
-
-
-def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Longest-path rows, then each box as near to its users as that shortens edges."""
-    before: dict[int, list[int]] = defaultdict(list)
-    after: dict[int, list[int]] = defaultdict(list)
-    for a, b in edges:
-        before[b].append(a)
-        after[a].append(b)
+def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Longest-path rows from top to bottom, then each box as near to its users as that shortens edges."""
+    before, after = _neighbours(edges)
     row = [0] * count
     for box in range(count):
         row[box] = max((row[a] + 1 for a in before[box]), default=0)
     for box in reversed(range(count)):
         if after[box] and len(after[box]) >= len(before[box]):
             row[box] = min(row[b] for b in after[box]) - 1
-    return row
+    rows: list[list[int]] = [[] for _ in range(max(row) + 1)]
+    for box, number in enumerate(row):
+        rows[number].append(box)
+    return [members for members in rows if members]
 
 
-def _number(members: Sequence[int], x: list[float]) -> None:
-    for i, place in enumerate(members):
-        x[place] = i - (len(members) - 1) / 2
+def _neighbours(edges: Sequence[tuple[int, int]]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    before: dict[int, list[int]] = defaultdict(list)
+    after: dict[int, list[int]] = defaultdict(list)
+    for a, b in edges:
+        before[b].append(a)
+        after[a].append(b)
+    return before, after
+
+
+def _arrange(widths: Sequence[float], rows: list[list[int]], edges: Sequence[tuple[int, int]]) -> list[float]:
+    """The middle x of each box: sorts ``rows`` so that few edges cross, then moves boxes towards their neighbours."""
+    before, after = _neighbours(edges)
+    x = [0.0] * len(widths)
+    for sweep in range(_SWEEPS):
+        near = after if sweep % 2 else before
+        for members in reversed(rows) if sweep % 2 else rows:
+            wish = {box: _mean([x[other] for other in near[box]], x[box]) for box in members}
+            members.sort(key=wish.__getitem__)
+            for i, box in enumerate(members):
+                x[box] = i - (len(members) - 1) / 2
+    for sweep in range(_SETTLE):
+        near, other = (after, before) if sweep % 2 else (before, after)
+        for members in reversed(rows) if sweep % 2 else rows:
+            pulls = [[x[to] for to in (*near[box], *near[box], *other[box])] for box in members]
+            wishes = [_mean(pull, x[box] if sweep else 0.0) for pull, box in zip(pulls, members, strict=True)]
+            _spread(members, wishes, widths, x)
+    return x
 
 
 def _mean(values: Sequence[float], default: float) -> float:
@@ -269,40 +244,22 @@ def _spread(members: Sequence[int], wishes: Sequence[float], widths: Sequence[fl
     for one, other in pairwise(members):
         offsets.append(offsets[-1] + (widths[one] + widths[other]) / 2 + _GAP)
     pools: list[tuple[float, int]] = []
-    for wish, offset in zip(wishes, offsets, strict=False):
+    for wish, offset in zip(wishes, offsets, strict=True):
         total, count = wish - offset, 1
         while pools and pools[-1][0] / pools[-1][1] > total / count:
             last, size = pools.pop()
             total, count = total + last, count + size
         pools.append((total, count))
     free = [total / count for total, count in pools for _ in range(count)]
-    for place, value, offset in zip(members, free, offsets, strict=False):
-        x[place] = value + offset
+    for box, value, offset in zip(members, free, offsets, strict=True):
+        x[box] = value + offset
 
 
-# -- curves ------------------------------------------------------------------------------------------------------------
-
-
-def _curve(source: Box, target: Box, steps: Sequence[tuple[float, float, float]]) -> str:
-    """Path data from the foot of one box to the head of another, straight down at each step: its x, top and bottom."""
-    x, y = source.middle, source.y + source.height
-    parts = [f"M{x:g} {y:g}"]
-    for to_x, top, bottom in steps:
-        parts.append(f"{_step(x, y, to_x, top)}V{bottom:g}")
-        x, y = to_x, bottom
-    return "".join([*parts, _step(x, y, target.middle, target.y)])
-
-
-def _detour(source: Box, target: Box, width: float) -> str:
-    """Path data that leads along the nearer side of the picture, past everything in between."""
+def _curve(source: Box, target: Box, passed: int) -> str:
+    """Path data from the foot of one box to the head of another; bent to the side where it passes rows."""
     x, y, to_x, to_y = source.middle, source.y + source.height, target.middle, target.y
-    side = _MARGIN / 2 if x + to_x < width else width - _MARGIN / 2
-    out = f"M{x:g} {y:g}C{x:g} {y + 40:g} {side:g} {y:g} {side:g} {y + 60:g}"
-    return f"{out}V{to_y - 60:g}C{side:g} {to_y:g} {to_x:g} {to_y - 40:g} {to_x:g} {to_y:g}"
-
-
-def _step(x: float, y: float, to_x: float, to_y: float) -> str:
-    if abs(to_x - x) < 0.5:
-        return f"L{to_x:g} {to_y:g}"
-    middle = (y + to_y) / 2
-    return f"C{x:g} {middle:g} {to_x:g} {middle:g} {to_x:g} {to_y:g}"
+    if not passed:
+        middle = (y + to_y) / 2
+        return f"M{x:g} {y:g}C{x:g} {middle:g} {to_x:g} {middle:g} {to_x:g} {to_y:g}"
+    side = min(60 + 12 * passed, 240)
+    return f"M{x:g} {y:g}C{x + side:g} {y:g} {to_x + side:g} {to_y:g} {to_x:g} {to_y:g}"

@@ -20,7 +20,6 @@ from rich.text import Text
 from pygraph.report.facts import (
     CostRow,
     Quantity,
-    Repeated,
     Summary,
     advice,
     clean,
@@ -32,7 +31,7 @@ from pygraph.report.facts import (
     summarize,
     why,
 )
-from pygraph.report.model import GraphReport, RegionReport
+from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 
 __all__ = ["MIN_WIDTH", "NOTHING", "Cell", "Section", "badges", "head", "render_text", "sections"]
 
@@ -141,11 +140,10 @@ def _columns(**kinds: str) -> tuple[tuple[str, str], ...]:
     return tuple((name.replace("_", " "), kind) for name, kind in kinds.items())
 
 
-def _uncaptured(row: Repeated) -> tuple[Cell, ...]:
-    one = row.first
-    where = one.loc.removeprefix(os.path.join(os.getcwd(), "")) if one.loc else "unknown line"
-    line = f"{where}\n{clean(one.code)}" if one.code else where
-    return Cell(row.op, node=one.node), Cell(one.reason, "reason"), Cell(row.detail), Cell(line)
+def _uncaptured(row: Uncaptured) -> tuple[Cell, ...]:
+    where = row.loc.removeprefix(os.path.join(os.getcwd(), "")) if row.loc else "unknown line"
+    line = f"{where}\n{clean(row.code)}" if row.code else where
+    return Cell(row.op, node=row.node), Cell(row.reason, "reason"), Cell(row.detail), Cell(line)
 
 
 def _region(region: RegionReport) -> tuple[Cell, ...]:

@@ -13,15 +13,14 @@ decides, the function runs some more times on copies, and a replay must be as cl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph.errors import ReplayError
 from pygraph.runtime.driver import Driver, Executable, Program, Transient
-from pygraph.runtime.generators import Draws
 from pygraph.runtime.nondeterminism import AGREED, RUNS, Spread, Unlike, beyond, shares, unrepeatable, widened
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
 from pygraph.runtime.tensors import Block, Snapshot, bits, blocks, digest, extent, same_bytes, span, take
@@ -29,7 +28,7 @@ from pygraph.runtime.tensors import Block, Snapshot, bits, blocks, digest, exten
 if TYPE_CHECKING:
     from pygraph.debug.diagnose import Finding
 
-__all__ = ["Scope", "Verdict", "compare", "verify"]
+__all__ = ["Scope", "Verdict", "compare", "observe", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -217,7 +216,7 @@ class _Trial:
 
     def __init__(self, fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope) -> None:
         self.fn, self.driver, self.executable, self.args, self.scope = fn, driver, executable, args, scope
-        self.random = Draws(driver, scope.program)
+        self.random = _Draws(driver, scope.program)
         self.replaying = False
         every = blocks(args, scope.sensitive)
         self.written = tuple(b for b in every if scope.written.intersection(b.members))
@@ -282,7 +281,8 @@ class _Trial:
 
     def _decided(self, outcome: _Outcome) -> list[bool]:
         """For each result, whether a launch that is known to be non-deterministic decides it. Where it is not known
-        what the outputs are, any such launch may decide each of them."""
+        what the outputs are, any such launch may decide each of them. An argument with gaps between its elements, in
+        which no run writes, is held to its bits."""
         if self.scope.program is None:
             return [False] * len(outcome.equal(outcome))
         recording = self.scope.program.recording
@@ -290,7 +290,7 @@ class _Trial:
         anything = any(launch.nondeterministic for launch in recording.launches)
         known = len(recording.outputs) == len(outcome.contents)
         outputs = [decided(each) for each in recording.outputs] if known else [anything] * len(outcome.contents)
-        return [*outputs, *(decided(position) for position in outcome.arguments)]
+        return [*outputs, *(decided(position) and _is_dense(self.args[position]) for position in outcome.arguments)]
 
     def _undecided(self, reference: _Outcome, other: _Outcome) -> str | None:
         """The first result in which two runs differ, and that no launch decides which is known to be
@@ -434,12 +434,7 @@ class _Trial:
         return None if found is None else f"{outcome.name(found.index)} {found.how}"
 
     def _observe(self, outputs: Sequence[Any] | None, args: Sequence[Any], state: torch.Tensor | None) -> _Outcome:
-        """The outcome of a run that returned ``outputs`` and left ``args``; watched arguments are fingerprinted."""
-        outputs = outputs or ()
-        contents = tuple(digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs)
-        watched = [(position, args[position]) for position in sorted(self.watched)]
-        arguments = {position: digest(span(arg)) for position, arg in watched}
-        return _Outcome(_structure(outputs, args), contents, arguments, state, _gaps(watched))
+        return observe(outputs or (), args, self.watched, state)
 
     def _results(self, outputs: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """What a run left: its outputs, then the watched arguments by position."""
@@ -487,6 +482,85 @@ def _nbytes(chosen: Sequence[Block]) -> int:
     return sum(block.nbytes for block in chosen)
 
 
+# -- random numbers ----------------------------------------------------------------------------------------------------
+#
+# A region that draws nothing has nothing saved and nothing restored. One that draws uses the default generator of its
+# device, which other threads may use as well. Two ways keep them apart:
+#
+# - A run whose numbers the answering run draws again comes first, on the generator as it is, and is undone right after:
+#   in one step, and only if nobody drew since it ended. What another thread draws *during* that run is not noticed, and
+#   comes once more.
+# - All other runs draw from a stream of their own. As long as they take, the generator has a state that nobody had
+#   before, and what other threads draw comes from that stream, too. Then the generator goes on where it was.
+
+
+class _Draws:
+    """The generator that ``program`` draws from; false if there is none. Without a program, nothing is drawn.
+
+    All methods raise ReplayError if a state cannot be brought back: the numbers drawn later would be others.
+    """
+
+    def __init__(self, driver: Driver, program: Program | None) -> None:
+        self._driver = driver
+        self._generator = None if program is None else driver.generator(program)
+        self._start = self.end = self.state()
+
+    def __bool__(self) -> bool:
+        return self._generator is not None
+
+    def state(self) -> torch.Tensor | None:
+        """The state of the generator now; None where nothing is drawn."""
+        return None if self._generator is None else self._generator.get_state()
+
+    def undo(self) -> bool:
+        """Bring back the state that the generator had when this object was made; ``end`` is the one that it had.
+
+        False, with nothing changed, if somebody drew in the meantime.
+        """
+        if self._start is None:
+            return True
+        with _told():
+            self.end = self.state()
+            before = self._exchange(self._start, self.end)
+            return self.end is not None and torch.equal(before, self.end)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Draw from a stream of numbers that nobody drew from before. ``restart`` goes back to its beginning."""
+        if self._generator is None:
+            yield
+            return
+        own = torch.Generator(self._generator.device)
+        own.seed()
+        outer, self._start = self._start, own.get_state()
+        theirs = self._exchange(self._start)
+        try:
+            yield
+        finally:
+            self._start = outer
+            with _told():
+                self._exchange(theirs)
+
+    def restart(self) -> None:
+        """Within ``apart``: draw the same numbers once more."""
+        if self._start is not None:
+            self._exchange(self._start)
+
+    def _exchange(self, to: torch.Tensor, expected: torch.Tensor | None = None) -> torch.Tensor:
+        assert self._generator is not None
+        return self._driver.exchange_state(self._generator, to, expected)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Whatever is raised becomes a ReplayError."""
+    try:
+        yield
+    except Exception as error:
+        said = f"the random state could not be brought back: {type(error).__name__}: {error}"
+        raise ReplayError(said) from error
+
+
 # -- what a run did ---------------------------------------------------------------------------------------------------
 
 
@@ -496,15 +570,13 @@ class _Outcome:
     generator that the region draws from, if it does.
 
     The structure of an output tensor is its type, sizes, strides, dtype, device and whose memory it is: a byte of
-    which argument, or which fresh storage and offset. ``gaps`` are fingerprints of what lies between the elements of
-    an argument, for those with gaps: no run writes there, however little it repeats itself.
+    which argument, or which fresh storage and offset.
     """
 
     structure: tuple[Hashable, ...]
     contents: tuple[bytes, ...]
     arguments: dict[int, bytes]
     rng: torch.Tensor | None
-    gaps: Mapping[int, bytes] = field(default_factory=dict)
 
     def equal(self, other: _Outcome) -> list[bool]:
         """For each result, outputs first, whether two runs of one structure left the same bits."""
@@ -515,6 +587,15 @@ class _Outcome:
         """What the result of this index is called."""
         outputs = len(self.contents)
         return f"output {index}" if index < outputs else f"argument {list(self.arguments)[index - outputs]}"
+
+
+def observe(
+    outputs: Sequence[Any], args: Sequence[Any], watched: Collection[int] = (), rng: torch.Tensor | None = None
+) -> _Outcome:
+    """The outcome of a run that returned ``outputs`` and left ``args``; ``watched`` arguments are fingerprinted."""
+    contents = tuple(digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs)
+    arguments = {position: digest(span(args[position])) for position in sorted(watched)}
+    return _Outcome(_structure(outputs, args), contents, arguments, rng)
 
 
 def difference(reference: _Outcome, other: _Outcome, *, values: bool = True) -> str | None:
@@ -529,9 +610,6 @@ def difference(reference: _Outcome, other: _Outcome, *, values: bool = True) -> 
     for position, fingerprint in reference.arguments.items():
         if values and other.arguments[position] != fingerprint:
             return f"argument {position} has other values afterwards"
-    for position, fingerprint in reference.gaps.items():
-        if other.gaps[position] != fingerprint:
-            return f"argument {position} has other bytes between its elements afterwards"
     return None
 
 
@@ -540,31 +618,6 @@ def moved_on(reference: _Outcome, other: _Outcome) -> str | None:
     if reference.rng is None or other.rng is None or torch.equal(reference.rng, other.rng):
         return None
     return "the random state afterwards is another one"
-
-
-def _gaps(watched: Sequence[tuple[int, torch.Tensor]]) -> dict[int, bytes]:
-    """The bytes between the elements of each argument, but for elements of others that lie there."""
-    found: dict[int, bytes] = {}
-    for position, arg in watched:
-        if extent(arg) <= arg.numel() * arg.element_size():
-            continue
-        data = span(arg).clone()
-        for _, other in watched:
-            _clear(data, arg.data_ptr(), other)
-        found[position] = digest(data)
-    return found
-
-
-def _clear(data: torch.Tensor, low: int, arg: torch.Tensor) -> None:
-    """Set the bytes of ``arg``'s elements to 0 in ``data``, a copy of those that lie from the address ``low`` on."""
-    start, end = max(low, arg.data_ptr()), min(low + data.numel(), arg.data_ptr() + extent(arg))
-    if data.device != arg.device or start >= end:
-        return
-    kept = torch.ones(extent(arg), dtype=torch.uint8, device=data.device)
-    width = arg.element_size()
-    size = [n if step else 1 for n, step in zip(arg.size(), arg.stride(), strict=True)]  # expanded: written once
-    kept.as_strided((*size, width), (*(step * width for step in arg.stride()), 1)).zero_()
-    data[start - low : end - low] *= kept[start - arg.data_ptr() : end - arg.data_ptr()]
 
 
 def _structure(outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Hashable, ...]:
@@ -599,6 +652,11 @@ def _describe(
         return (*facts, "empty")
     owner = storages.setdefault(out.untyped_storage().data_ptr(), index)
     return (*facts, f"memory of output {owner} from element {out.storage_offset()}")
+
+
+def _is_dense(arg: torch.Tensor) -> bool:
+    """Whether elements of ``arg`` lie side by side."""
+    return extent(arg) <= arg.numel() * arg.element_size()
 
 
 def _is_tensor(value: object) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from pygraph.runtime.recording import AllocationKind, Recording
 
-__all__ = ["Driver", "Executable", "Inert", "Keepers", "Layout", "Program", "Slot", "Transient"]
+__all__ = ["Driver", "Executable", "Keepers", "Layout", "NonPointerWord", "Program", "Slot", "Transient"]
 
 Transient = Callable[[], AbstractContextManager[object]]
 """Within ``with transient():``, entered as often as one likes, what this thread allocates is transient memory."""
@@ -38,7 +38,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Inert:
+class NonPointerWord:
     """A word that reads as an address, but is no operand's: a number, or bytes that nobody set. It stays as captured;
     with ``scratch``, it is an address of somebody's memory and is replaced by one of the recording's scratch memory.
     ``call`` names the call that its launch came from."""
@@ -86,7 +86,7 @@ class Program:
     layout: Layout
     order: tuple[int, ...]
     alignment: dict[int, int]
-    inert: tuple[Inert, ...] = ()
+    inert: tuple[NonPointerWord, ...] = ()
     keepers: Keepers = field(default_factory=Keepers)
     name: str = ""
 

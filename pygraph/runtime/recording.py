@@ -14,14 +14,14 @@ __all__ = [
     "Access",
     "Allocation",
     "AllocationKind",
-    "Foreign",
-    "ForeignMemory",
     "Launch",
     "LaunchKind",
     "Output",
     "OutputKind",
     "PythonCall",
     "Recording",
+    "UnownedAddress",
+    "UnownedMemory",
 ]
 
 WORD = 8
@@ -91,7 +91,7 @@ class Access:
     writes: bool
 
 
-class ForeignMemory(Enum):
+class UnownedMemory(Enum):
     """Where an address lies that is none of a capture's own."""
 
     STAND_IN = "stand-in"
@@ -105,11 +105,11 @@ class ForeignMemory(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class UnownedAddress:
     """Word ``word`` of a launch reads as an address in ``memory`` of nobody's; ``detail`` says which."""
 
     word: int
-    memory: ForeignMemory
+    memory: UnownedMemory
     detail: str
 
 
@@ -143,7 +143,7 @@ class Launch:
     use fewer). None: it may use anything."""
     nondeterministic: bool = False
     """Known to come out otherwise each time, with the same operands."""
-    foreign: tuple[Foreign, ...] = ()
+    unowned: tuple[UnownedAddress, ...] = ()
     """Words that read as addresses of memory that is nobody's: the driver looked each of them up."""
 
     @property
@@ -161,9 +161,9 @@ class Launch:
             return owner not in self.read_only
         return any(a.writes and a.word == word for a in self.accesses)
 
-    def foreign_at(self, word: int) -> Foreign | None:
+    def unowned_at(self, word: int) -> UnownedAddress | None:
         """What is known of word ``word`` as an address of nobody's memory."""
-        return next((found for found in self.foreign if found.word == word), None)
+        return next((found for found in self.unowned if found.word == word), None)
 
 
 class OutputKind(Enum):

@@ -129,7 +129,7 @@ class Region:
         self._decisions = Decisions.of(fn, driver, self._options.cache_dir) if measured else None
         self._replay_last: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
-        self._measured: Variant | None = None
+        self._timed: Variant | None = None
         """What was used last instead, if it is being measured."""
         self._key: ScalarKey | None = None
         self._slots: SlotTable | None = None
@@ -145,7 +145,7 @@ class Region:
         """Whether a call that comes now is replayed, if it fits."""
         if dispatch_mode_depth():
             return False
-        return self._replay_last is not None or self._measured_replay() is not None
+        return self._replay_last is not None or self._timed_replay() is not None
 
     def try_replay(self, args: list[Any]) -> Sequence[Any] | None:
         """Replay the capture that was used last; None, with nothing done and ``args`` as it was, if that does not fit.
@@ -156,7 +156,7 @@ class Region:
         if capturing or dispatch_mode_depth() or functorch_level() is not None:
             return None
         if replay is None:
-            variant = self._measured_replay()
+            variant = self._timed_replay()
             return None if variant is None else self._use(variant, args)
         try:
             outputs = replay(args)
@@ -241,21 +241,21 @@ class Region:
     def _prefer(self, variant: Variant, executable: Executable) -> None:
         """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""
         self._variants.used(variant)
-        if variant is not self._measured:
+        if variant is not self._timed:
             self._invalidate()
         measured = variant.measurement is not None
         usable = variant.executable is executable and not self._closed
         plain = self._key is not None and self._key.plain and not self._options.verify_always
-        self._measured = variant if measured and usable else None
+        self._timed = variant if measured and usable else None
         self._replay_last = executable.replay if usable and plain and not measured else None
 
     def _measures(self) -> bool:
         """Whether a variant that is captured now is measured. Of several processes, each would decide by itself."""
         return self._options.measure and not self._options.verify_always and not several_ranks()
 
-    def _measured_replay(self) -> Variant | None:
+    def _timed_replay(self) -> Variant | None:
         """The variant that was used last, if it is being measured and a call that comes now is to be replayed."""
-        variant, key = self._measured, self._key
+        variant, key = self._timed, self._key
         measurement = None if variant is None else variant.measurement
         if measurement is None or key is None or not key.plain:
             return None
@@ -295,7 +295,7 @@ class Region:
     def _skip(self, variant: Variant) -> None:
         """Leave a variant uncaptured for good, since that is faster."""
         executable = self._variants.skip(variant)
-        self._replay_last = self._measured = None
+        self._replay_last = self._timed = None
         if executable is not None:
             executable.close()
         if not self._variants.captured:
@@ -326,7 +326,7 @@ class Region:
 
     def _invalidate(self) -> None:
         """A call came in between: the block that is being timed of the variant that was used last does not count."""
-        last = self._measured
+        last = self._timed
         measurement = None if last is None else last.measurement
         if measurement is not None:
             measurement.invalidate()
@@ -393,7 +393,7 @@ class Region:
         variant.program = made.program if self._options.verify_always else None
         self._describe(made, verdict)
         for executable in self._variants.install(variant, made.executable):
-            self._replay_last = self._measured = None
+            self._replay_last = self._timed = None
             executable.close()
         self._slots = made.table
         self._prefer(variant, made.executable)
@@ -437,7 +437,7 @@ class Region:
 
     def _retire(self, refusal: Refusal) -> None:
         self._closed = True
-        self._replay_last = self._measured = None
+        self._replay_last = self._timed = None
         self._slots = None
         self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
         for executable in self._variants.clear():

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from pygraph.runtime.addresses import AddressMap, moving
-from pygraph.runtime.driver import Inert, Slot
+from pygraph.runtime.driver import NonPointerWord, Slot
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import Allocation, AllocationKind, ForeignMemory, Launch, LaunchKind, Output, Recording
+from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording, UnownedMemory
 
 __all__ = ["SlotTable", "discover", "resolve"]
 
@@ -39,7 +39,7 @@ class SlotTable:
     slots: tuple[Slot, ...]
     padding: tuple[tuple[int, int], ...]
     sequence: _Shape
-    inert: tuple[Inert, ...]
+    inert: tuple[NonPointerWord, ...]
     phases: tuple[int, ...] = ()
 
     @property
@@ -56,7 +56,7 @@ class SlotTable:
             *self._counted(left, "read as addresses of what their calls do not use: left as captured"),
         )
 
-    def _counted(self, words: Sequence[Inert], what: str) -> tuple[str, ...]:
+    def _counted(self, words: Sequence[NonPointerWord], what: str) -> tuple[str, ...]:
         if not words:
             return ()
         first = f"{self.sequence[words[0].launch][1]} word {words[0].word} of {words[0].call or 'an unknown call'}"
@@ -112,7 +112,7 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     explained = {index for call in first.python for launches in call.explained for index in launches}
     slots: list[Slot] = []
     padding: list[tuple[int, int]] = []
-    inert: list[Inert] = []
+    inert: list[NonPointerWord] = []
     for a, position in _words(first):
         b = second.launches[a.index]
         verdict = _verdict(pair, a, b, position)
@@ -146,12 +146,12 @@ def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] 
     if len(slots) < len(table.slots):
         return None
     expected = {(slot.launch, slot.word) for slot in slots}
-    inert: list[Inert] = []
+    inert: list[NonPointerWord] = []
     for launch, position in _words(recording):
         if (launch.index, position) in expected:
             continue
         word, foreign = launch.words[position], _foreign(launch, position)
-        if isinstance(foreign, Inert):
+        if isinstance(foreign, NonPointerWord):
             inert.append(foreign)
         elif foreign is not None or addresses.places(word, launch.index) or addresses.inside(word) or real.inside(word):
             return None
@@ -196,7 +196,7 @@ def _counting(first: Recording, second: Recording) -> Refusal | None:
     return None
 
 
-def _verdict(pair: _Pair, a: Launch, b: Launch, position: int) -> Slot | Inert | Refusal | None:
+def _verdict(pair: _Pair, a: Launch, b: Launch, position: int) -> Slot | NonPointerWord | Refusal | None:
     """What a word is, by both captures: a slot, inert, a doubt, or None for a number."""
     x, y = a.words[position], b.words[position]
     verdict = _unmoved(pair, a, position, x) if x == y else _moved(pair, a, position, x, y)
@@ -209,20 +209,20 @@ def _verdict(pair: _Pair, a: Launch, b: Launch, position: int) -> Slot | Inert |
         foreign = _foreign(b, position)
     if foreign is not None or verdict is None:
         return foreign
-    return Inert(a.index, position, call=a.call or "")
+    return NonPointerWord(a.index, position, call=a.call or "")
 
 
-def _foreign(launch: Launch, position: int) -> Inert | Refusal | None:
+def _foreign(launch: Launch, position: int) -> NonPointerWord | Refusal | None:
     """What a word is that reads as an address of nobody's memory; None for all others."""
-    found = launch.foreign_at(position)
+    found = launch.unowned_at(position)
     if found is None:
         return None
-    replaced = found.memory is ForeignMemory.BLOCK
-    unsure = found.memory is ForeignMemory.OTHER or (replaced and launch.words[position] < _PAIRS)
+    replaced = found.memory is UnownedMemory.BLOCK
+    unsure = found.memory is UnownedMemory.OTHER or (replaced and launch.words[position] < _PAIRS)
     if launch.may_access is None or unsure:
         caller = f" (in a call of {launch.call})" if launch.call else ""
         return Refusal.at(launch, "foreign-address", f"word {position} is {found.detail}{caller}")
-    return Inert(launch.index, position, scratch=replaced, call=launch.call or "")
+    return NonPointerWord(launch.index, position, scratch=replaced, call=launch.call or "")
 
 
 def _cannot_matter(pair: _Pair, a: Launch, b: Launch, position: int, doubt: Refusal) -> bool:
@@ -234,7 +234,7 @@ def _cannot_matter(pair: _Pair, a: Launch, b: Launch, position: int, doubt: Refu
         return False
     x, y = a.words[position], b.words[position]
     if x == y:
-        return pair.known.inside(x) is None or a.foreign_at(position) is not None
+        return pair.known.inside(x) is None or a.unowned_at(position) is not None
     left = {place.key for place in pair.left.places(x, a.index)} | {mover.key for mover in pair.moves.get(y - x, ())}
     right = {place.key for place in pair.right.places(y, b.index)}
     return not (left & a.may_access or right & b.may_access)

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from pygraph.inductor.decision import Decision, Placed
-from pygraph.inductor.emitted import read_program
+from pygraph.inductor.emitted import PatternNode, Step, read_program
 from pygraph.inductor.line_map import line_origins
-from pygraph.inductor.record import PatternNode, Step
 from pygraph.runtime.provenance import Origin
 
 OPS = {

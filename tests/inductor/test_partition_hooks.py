@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ import torch
 import pygraph
 from pygraph.inductor.compile import compare
 from pygraph.inductor.decision import Decision, Placed
-from pygraph.inductor.record import PatternNode, ProgramRecord, RecordedMaps, Step
+from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.ir import CAPTURABLE, REASON, Graph, Stage
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.report.model import GraphReport
@@ -106,49 +107,49 @@ def step(*origins: str, reason: str | None = None) -> Step:
     return Step(origins, origins, True, reason)
 
 
-def test_a_region_with_an_uncapturable_operator_is_named_and_barred() -> None:
-    record = ProgramRecord(((step("mm"), step("item")),), (True,))
-    notes, forbidden = compare(decision(mm=None, item="host-read"), record)
-    assert forbidden == {0}
-    assert notes == ["region 0 holds item (aten.item.default), judged not capturable: host-read"]
+MADE = PatternNode("addmm", "aten.addmm.default", ("mm",), "forbidden")
+FOLDED = {
+    "held": Placed("pygraph.constant", None, "cpu-operator", False),
+    "held_cuda": Placed("prims.device_put.default", 0, None, True),
+}
 
 
-def test_a_region_with_a_made_node_that_has_to_stay_outside_is_barred() -> None:
-    made = PatternNode("addmm", "aten.addmm.default", ("mm",), "forbidden")
-    record = ProgramRecord(((Step(("buf0",), ("addmm",), True, None, (made,)),),), (True,))
-    notes, forbidden = compare(decision(mm="forbidden"), record)
-    assert forbidden == {0}
-    assert notes == ["region 0 holds addmm (aten.addmm.default), which has to stay outside: forbidden"]
-
-
-def test_a_constant_that_was_folded_into_a_kernel_bars_nothing() -> None:
-    nodes = {
-        "held": Placed("pygraph.constant", None, "cpu-operator", False),
-        "held_cuda": Placed("prims.device_put.default", 0, None, True),
-        "mul": Placed("aten.mul.Tensor", 0, None, True),
-    }
-    record = ProgramRecord(((step("held", "held_cuda", "mul"),),), (True,))
-    assert compare(Decision("cuda", nodes, (0,), frozenset({0}), "legality"), record) == ([], set())
-
-
-def test_more_regions_than_decided_are_reported() -> None:
-    record = ProgramRecord(
-        ((step("mm"),), (step("x", reason="unsupported-device"),), (step("relu"),)), (True, False, True)
-    )
-    notes, forbidden = compare(decision(mm=None, relu=None), record)
-    assert forbidden == set()
-    assert notes == ["2 regions were emitted where 1 were decided"]
-
-
-def test_a_program_as_decided_has_no_notes() -> None:
-    record = ProgramRecord(((step("mm"),), (step("item", reason="host-read"),)), (True, False))
-    assert compare(decision(mm=None, item="host-read"), record) == ([], set())
-
-
-def test_the_record_survives_pickling() -> None:
-    import pickle
-
-    record = ProgramRecord(((step("mm"),),), (True,))
-    again = pickle.loads(pickle.dumps(RecordedMaps(["map"], record)))
-    assert list(again) == ["map"]
-    assert again.record == record
+@pytest.mark.parametrize(
+    ("record", "decided", "note"),
+    [
+        (
+            ProgramRecord(((step("mm"), step("item")),), (True,)),
+            decision(mm=None, item="host-read"),
+            "region 0 holds item (aten.item.default), judged not capturable: host-read",
+        ),
+        (
+            ProgramRecord(((Step(("buf0",), ("addmm",), True, None, (MADE,)),),), (True,)),
+            decision(mm="forbidden"),
+            "region 0 holds addmm (aten.addmm.default), which has to stay outside: forbidden",
+        ),
+        (
+            ProgramRecord(((step("mm"),), (step("x", reason="other"),), (step("relu"),)), (True, False, True)),
+            decision(mm=None, relu=None),
+            "2 regions were emitted where 1 were decided",
+        ),
+        (
+            ProgramRecord(((step("mm"),), (step("item", reason="host-read"),)), (True, False)),
+            decision(mm=None, item="host-read"),
+            "",
+        ),
+        # a constant that was folded into a kernel bars nothing
+        (
+            ProgramRecord(((step("held", "held_cuda"),),), (True,)),
+            Decision("cuda", FOLDED, (0,), frozenset({0}), "legality"),
+            "",
+        ),
+    ],
+)
+def test_a_region_that_holds_what_must_be_outside_is_barred_and_all_differences_are_noted(
+    record: ProgramRecord, decided: Decision, note: str
+) -> None:
+    kept = pickle.loads(pickle.dumps(RecordedMaps(["map"], record)))  # as in Inductor's cache
+    assert (list(kept), kept.record) == (["map"], record)
+    notes, forbidden = compare(decided, kept.record)
+    assert notes == ([note] if note else [])
+    assert forbidden == ({0} if "region 0 holds" in note else set())

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pygraph.runtime.compare import observe
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.outcome import observe
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.runtime.tensors import extent, span
 from tests.runtime.programs import PROGRAMS, region_calls
@@ -111,7 +111,7 @@ class Machine:
         outputs, raised = _run(self.region, lists[0])
         assert raised == error
         assert torch.equal(torch.get_rng_state(), after)
-        assert observe(outputs, lists[0], (), None) == observe(expected, lists[1], (), None)
+        assert observe(outputs, lists[0]) == observe(expected, lists[1])
         for world, results in zip(self.worlds, (outputs, expected), strict=True):
             world.keep(results)
         for mine, reference in zip(self.worlds[0].memories, self.worlds[1].memories, strict=True):

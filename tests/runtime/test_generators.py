@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from pygraph.errors import ReplayError
-from pygraph.runtime.driver import Program
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region
 from tests.runtime.fake import FakeDriver, noisy
@@ -172,17 +171,3 @@ def test_runs_for_a_spread_draw_apart_from_everybody_else(disturbed: bool) -> No
     assert not set(others) & set(found[0])
     assert list(region.record.refusals) == (["random-state"] if disturbed else [])
     assert region.record.captures == (0 if disturbed else 1)
-
-
-def test_a_region_that_draws_nothing_touches_no_generator() -> None:
-    class Untouched(FakeDriver):
-        def generator(self, program: Program) -> torch.Generator | None:
-            return None
-
-        def exchange_state(self, *_: Any) -> torch.Tensor:
-            raise AssertionError("a state was set")
-
-    region = Region(lambda args: [args[0] * 2], Untouched(), name="toy")
-    for _ in range(3):
-        region([torch.ones(2)])
-    assert region.record.replays == 1

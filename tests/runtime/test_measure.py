@@ -226,16 +226,6 @@ def test_a_call_through_the_shortcut_counts_once(fast: str, prepares: bool) -> N
     assert world.ran[ALL:] == [fast] * 10
 
 
-def test_calls_told_apart_by_a_float_are_measured_as_well() -> None:
-    world.host = {"replay": SLOW, "uncaptured": FAST}
-    region, driver = make()
-    driver.exact = False
-    call(region, 2 + ALL, 2, 0.5)
-    assert [each.choice for each in region.record.decisions] == ["uncaptured"]
-    call(region, 2 + ALL, 2, 1.5)
-    assert region.record.captures == 2
-
-
 # -- what disturbs -----------------------------------------------------------------------------------------------------
 
 

@@ -20,12 +20,10 @@ from pygraph.runtime.nondeterminism import (
     Distance,
     Spread,
     Unlike,
-    allowance,
     beyond,
     distance,
     nondeterministic_kernels,
     nondeterministic_operator,
-    shares,
     widened,
 )
 from tests.runtime.regions import compile_regions
@@ -119,9 +117,6 @@ def test_launches_of_operators_say_so(op: Any) -> None:
     assert [launch.nondeterministic for launch in recording.launches] == [op is aten.cumsum.default]
 
 
-EPS = torch.finfo(torch.float32).eps
-
-
 def between(reference: torch.Tensor, other: torch.Tensor) -> Distance:
     found = distance(reference, other)
     assert isinstance(found, Distance), found
@@ -166,33 +161,6 @@ def test_each_element_is_in_one_block_of_its_row(rows: int, columns: int, data: 
         assert len(found.apart) == rows * math.ceil(columns / BLOCK)
 
 
-def test_distance_reads_elements_in_order_whatever_the_strides_and_goes_past_one_chunk() -> None:
-    matrix = torch.arange(6.0).view(2, 3)
-    assert between(matrix, matrix.t().contiguous().t()).largest == 0
-    long = torch.zeros((1 << 22) + 3)
-    other = long.clone()
-    other[-1] = 7
-    found = between(long, other)
-    assert (found.largest, found.start(int(found.apart.argmax()))) == (7, 1 << 22)
-    tall, twin = torch.zeros((1 << 21) + 1, 20), torch.zeros((1 << 21) + 1, 20)
-    twin[-1, 3] = 7
-    found = between(tall, twin)
-    assert (found.largest, found.start(int(found.apart.argmax()))) == (7, (1 << 21) * 20)
-
-
-def test_a_spread_is_the_largest_difference_of_each_block() -> None:
-    reference = [torch.tensor([4.0] * BLOCK + [2.0]), torch.tensor([5])]
-    spread: Spread = (None, None)
-    for value, expected in ((2.0, None), (3.0, [0, 1]), (2.5, [0, 1]), (0.0, [0, 2])):
-        other = [torch.tensor([4.0] * BLOCK + [value]), torch.tensor([5])]
-        wider = widened(spread, reference, other, [value == 2.0, True])
-        assert not isinstance(wider, Unlike)
-        spread = wider
-        assert spread[1] is None
-        assert (spread[0].apart.tolist() if isinstance(spread[0], Distance) else spread[0]) == expected
-    assert shares(spread) == (0.5, None)
-
-
 @settings(deadline=None, max_examples=200)
 @given(
     st.floats(1e-3, 1e3),
@@ -220,21 +188,6 @@ def test_the_bound(scale: float, part: float, times: float, dtype: torch.dtype, 
         assert found.how.startswith(
             f"is off by {off:.2e} within 32 elements from {at // BLOCK * BLOCK} on, allowed are "
         )
-
-
-@pytest.mark.parametrize(
-    ("dtype", "part"),
-    [
-        (torch.float64, 64 * 2.0**-52),
-        (torch.complex64, 64 * 2.0**-23),
-        (torch.float16, 2.0**-5),
-        (torch.bfloat16, 2.0**-5),
-        (torch.float8_e4m3fn, 2.0**-3),
-        (torch.float8_e5m2, 2.0**-2),
-    ],
-)
-def test_what_is_allowed_in_any_case_is_a_small_part_in_coarse_types_too(dtype: torch.dtype, part: float) -> None:
-    assert allowance(dtype) == part
 
 
 # -- right replays are not refused -------------------------------------------------------------------------------------

@@ -38,16 +38,6 @@ def test_the_line_of_the_traced_function_is_found_from_below() -> None:
         assert region(lambda: here()) == [FIRST, SECOND]
 
 
-def test_outside_of_it_nothing_is_known() -> None:
-    assert region(here) == [UNKNOWN, UNKNOWN]
-    with tracing(region, ORIGINS):
-        assert here() == UNKNOWN
-    with tracing(region, {}):
-        assert region(here) == [UNKNOWN, UNKNOWN]
-    with tracing(len, ORIGINS):
-        assert region(here) == [UNKNOWN, UNKNOWN]
-
-
 def test_other_threads_are_not_traced() -> None:
     found: list[Any] = []
     with tracing(region, ORIGINS):

@@ -58,22 +58,6 @@ def test_scalars_are_keys_and_strides_are_variants() -> None:
     assert [e.replays for e in driver.executables] == [2, 2, 2, 2]
 
 
-def test_bits_of_floats_tell_calls_apart() -> None:
-    def sign(args: list[Any]) -> Sequence[Any]:
-        x, value = args
-        args.clear()
-        return [torch.copysign(x, torch.tensor(value))]
-
-    driver = FakeDriver()
-    driver.exact = False
-    region, _ = make(sign, driver)
-    x = torch.ones(2)
-    for _ in range(3):
-        assert region([x, 0.0])[0].tolist() == [1, 1]
-        assert region([x, -0.0])[0].tolist() == [-1, -1]
-    assert region.record.captures == 2
-
-
 def test_slots_are_reused_across_sizes() -> None:
     region, driver = make()
     for n in (4, 5, 6):

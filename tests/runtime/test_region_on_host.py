@@ -182,12 +182,3 @@ def test_closing_while_other_threads_replay() -> None:
         for thread in threads:
             thread.join()
         assert wrong == []
-
-
-def test_verify_always_accepts_right_replays() -> None:
-    for name in ("mlp", "cache", "random", "as-is", "indexed"):
-        ((call,),) = region_calls(name)
-        region = region_of(call, verify_always=True)
-        for seed in range(4):
-            check(region, call, call.fresh(seed))
-        assert region.record.replays == 2, name

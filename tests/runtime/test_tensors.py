@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.tensors import bits, blocks, digest, extent, same_bytes, span, take, words_digest
+from pygraph.runtime.tensors import blocks, digest, extent, same_bytes, span, take, words_digest
 
 DTYPES = [
     torch.float32,
@@ -54,26 +53,6 @@ def test_the_digest_on_the_device_sees_order_and_goes_past_one_chunk() -> None:
     swapped[3], swapped[1 << 20] = words[1 << 20].clone(), words[3].clone()
     assert words_digest(span(words)) == words_digest(span(words.clone()))
     assert words_digest(span(words)) != words_digest(span(swapped))
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.integers(0, 40), st.integers(0, 20), st.integers(0, 20), st.integers(0, 39))
-def test_same_bytes(length: int, lead: int, other_lead: int, at: int) -> None:
-    data = torch.randint(0, 256, (length,), dtype=torch.uint8)
-    left = torch.cat((torch.zeros(lead, dtype=torch.uint8), data))[lead:]
-    right = torch.cat((torch.zeros(other_lead, dtype=torch.uint8), data))[other_lead:]
-    assert same_bytes(left, right)
-    if length:
-        right[at % length] ^= 128
-        assert not same_bytes(left, right)
-
-
-def test_bits_of_scalars() -> None:
-    assert bits(math.nan) == bits(math.nan)
-    assert bits(0.0) != bits(-0.0)
-    assert bits(1) != bits(True)
-    assert bits(1) != bits(1.0)
-    assert bits(None) == bits(None)
 
 
 def copied(args: list[Any], sensitive: tuple[int, ...] = ()) -> list[Any]:
@@ -160,3 +139,15 @@ def test_storages_that_overlap_are_one_block() -> None:
     copies[0][70] = 9
     assert copies[1][6] == 9
     assert span(low).sum() == 0
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 40), st.integers(0, 20), st.integers(0, 20), st.integers(0, 39))
+def test_same_bytes(length: int, lead: int, other_lead: int, at: int) -> None:
+    data = torch.randint(0, 256, (length,), dtype=torch.uint8)
+    left = torch.cat((torch.zeros(lead, dtype=torch.uint8), data))[lead:]
+    right = torch.cat((torch.zeros(other_lead, dtype=torch.uint8), data))[other_lead:]
+    assert same_bytes(left, right)
+    if length:
+        right[at % length] ^= 128
+        assert not same_bytes(left, right)

@@ -100,39 +100,6 @@ def test_a_replay_off_by_ten_times_the_spread_is_refused(seed: int, scale: float
     assert driver.executables[0].closed
 
 
-@pytest.mark.parametrize("spoiled_at", [None, 1, 7])
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_bytes_between_the_elements_of_a_written_argument_have_no_tolerance(
-    spoiled_at: int | None, interleaved: bool
-) -> None:
-    draw = noise(3)
-
-    def fn(args: list[Any]) -> Sequence[Any]:
-        first, second = args
-        args.clear()
-        first.add_(1 + 1e-3 * draw(4))
-        second.add_(1 + 1e-3 * draw(4))
-        return []
-
-    def kernel(args: list[Any]) -> Sequence[Any]:
-        first = args[0]
-        fn(args)
-        if spoiled_at is not None:
-            first.as_strided((1,), (1,), first.storage_offset() + spoiled_at).fill_(777.0)
-        return []
-
-    driver = FakeDriver(kernel, written=(0, 1))
-    driver.nondeterministic, driver.random = True, False
-    region = Region(fn, driver, name="toy")
-    for _ in range(3):
-        memory = torch.zeros(16)
-        region([memory[0::4], memory[2::4] if interleaved else torch.zeros(4)])
-        assert memory[1::2].tolist() == [0.0] * 8
-    assert region.record.replays == (spoiled_at is None), region.record.reason
-    if spoiled_at is not None:
-        assert "argument 0 has other bytes between its elements" in str(region.record.reason)
-
-
 def _a_bit_elsewhere(outputs: list[Any]) -> None:
     outputs[1].view(torch.uint8)[9] ^= 1
 
@@ -189,31 +156,33 @@ def test_written_arguments_have_a_spread_too(factor: float, accepted: bool) -> N
         assert "non-deterministic: argument 1 is off by " in str(region.record.reason)
 
 
-def test_a_wrong_second_replay_is_refused_although_the_first_was_close() -> None:
+@pytest.mark.parametrize("at", [1, 2])
+def test_one_wrong_replay_of_two_is_refused(at: int) -> None:
     fn = unsteady(4, 1e-2)
     replays: list[int] = []
 
     def spoil(outputs: list[Any]) -> None:
         replays.append(1)
-        if len(replays) == 2:
-            outputs[1][0] += 1
-
-    record, _ = run(fn, spoiled(fn, spoil))
-    assert "output 1 has other values, though uncaptured runs agree" in str(record.reason)
-    assert len(replays) == 3
-
-
-def test_a_wrong_first_replay_is_refused_although_the_second_is_close() -> None:
-    fn = unsteady(5, 1e-2)
-    replays: list[int] = []
-
-    def spoil(outputs: list[Any]) -> None:
-        replays.append(1)
-        if len(replays) == 1:
-            outputs[1][0] += 1
+        outputs[1][0] += len(replays) == at
 
     record, _ = run(fn, spoiled(fn, spoil))
     assert "output 1 has other values" in str(record.reason)
+
+
+def test_a_written_argument_with_gaps_has_no_tolerance() -> None:
+    draw = noise(3)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        args[0].add_(1 + 1e-3 * draw(4))
+        return []
+
+    driver = FakeDriver(fn, written=(0,))
+    driver.nondeterministic, driver.random = True, False
+    region = Region(fn, driver, name="toy")
+    for _ in range(3):
+        region([torch.zeros(16)[0::4]])
+    assert region.record.replays == 0
+    assert "argument 0 has other values" in str(region.record.reason)
 
 
 def test_uncaptured_runs_that_differ_in_integers_are_refused() -> None:

@@ -21,7 +21,7 @@ import torch
 
 from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.bindings import call, succeeded
-from pygraph.runtime.recording import Allocation, AllocationKind, Foreign, ForeignMemory, Launch
+from pygraph.runtime.recording import Allocation, AllocationKind, Launch, UnownedAddress, UnownedMemory
 
 __all__ = ["ALIGNMENT", "GUARD", "Arena", "Arenas", "with_foreign"]
 
@@ -256,7 +256,7 @@ def with_foreign(
     earlier calls, and is no address of anything.
     """
     search = _Search(driver, AddressMap(allocations), allocations, own, stand_in)
-    return tuple(replace(launch, foreign=tuple(search.words(launch))) for launch in launches)
+    return tuple(replace(launch, unowned=tuple(search.words(launch))) for launch in launches)
 
 
 class _Search:
@@ -273,9 +273,9 @@ class _Search:
         self._driver, self._moving, self._own, self._stand_in = driver, moving, own, stand_in
         self._ends = {a.address + a.nbytes for a in allocations}
         self._constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
-        self._known: dict[int, tuple[ForeignMemory, str] | None] = {}
+        self._known: dict[int, tuple[UnownedMemory, str] | None] = {}
 
-    def words(self, launch: Launch) -> Iterator[Foreign]:
+    def words(self, launch: Launch) -> Iterator[UnownedAddress]:
         for position, word in enumerate(launch.words):
             if not _LOWEST <= word < _HIGHEST:
                 continue
@@ -283,9 +283,9 @@ class _Search:
                 self._known[word] = self._look_up(word)
             found = self._known[word]
             if found is not None:
-                yield Foreign(position, *found)
+                yield UnownedAddress(position, *found)
 
-    def _look_up(self, word: int) -> tuple[ForeignMemory, str] | None:
+    def _look_up(self, word: int) -> tuple[UnownedMemory, str] | None:
         if word in self._ends or self._moving.inside(word) is not None or self._own(word):
             return None
         if any(constant.covers(word) for constant in self._constants):
@@ -294,7 +294,7 @@ class _Search:
         if kind is None:
             return None
         if self._stand_in(word):
-            return ForeignMemory.STAND_IN, f"{word:#x}, in address space of another capture"
+            return UnownedMemory.STAND_IN, f"{word:#x}, in address space of another capture"
         place = bisect_right(self._blocks, word, key=lambda block: block[0]) - 1
         start, nbytes, used = self._blocks[place] if place >= 0 else (0, 0, False)
         held = word < start + nbytes
@@ -303,9 +303,9 @@ class _Search:
         memory = "host memory" if kind == int(self._driver.CUmemorytype.CU_MEMORYTYPE_HOST) else "device memory"
         detail = f"{word:#x}, in {memory} of nobody's{self._range(word)}"
         if not held:
-            return ForeignMemory.OTHER, f"{detail}, which torch does not hold"
+            return UnownedMemory.OTHER, f"{detail}, which torch does not hold"
         where = f"torch uses {nbytes} bytes from {start:#x} there"
-        return ForeignMemory.BLOCK if word == start else ForeignMemory.WITHIN, f"{detail}: {where}"
+        return UnownedMemory.BLOCK if word == start else UnownedMemory.WITHIN, f"{detail}: {where}"
 
     @cached_property
     def _blocks(self) -> list[tuple[int, int, bool]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pygraph.runtime.cuda.addresses import with_foreign
-from pygraph.runtime.recording import Foreign, ForeignMemory
+from pygraph.runtime.recording import UnownedAddress, UnownedMemory
 from tests.runtime.captures import Capture
 from tests.runtime.cuda.fake import FakeDriver
 
@@ -29,7 +29,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     return made
 
 
-def found(driver: Any, capture: Capture) -> tuple[Foreign, ...]:
+def found(driver: Any, capture: Capture) -> tuple[UnownedAddress, ...]:
     """What is told of the only launch."""
     (launch,) = with_foreign(
         driver,
@@ -38,7 +38,7 @@ def found(driver: Any, capture: Capture) -> tuple[Foreign, ...]:
         lambda word: word == 0x7000_0000_0000,
         lambda word: EARLIER <= word < EARLIER + 4096,
     )
-    return launch.foreign
+    return launch.unowned
 
 
 def test_what_has_an_owner_or_is_a_number_is_not_told(driver: FakeDriver) -> None:
@@ -58,13 +58,13 @@ def test_memory_that_torch_holds_but_nobody_uses_is_a_leftover(driver: FakeDrive
 @pytest.mark.parametrize(
     ("address", "memory"),
     [
-        (LIVE, ForeignMemory.BLOCK),
-        (LIVE + 600, ForeignMemory.WITHIN),
-        (LIVE + 3000, ForeignMemory.OTHER),
-        (EARLIER + 8, ForeignMemory.STAND_IN),
+        (LIVE, UnownedMemory.BLOCK),
+        (LIVE + 600, UnownedMemory.WITHIN),
+        (LIVE + 3000, UnownedMemory.OTHER),
+        (EARLIER + 8, UnownedMemory.STAND_IN),
     ],
 )
-def test_memory_of_nobodys_is_told_with_where_it_lies(driver: FakeDriver, address: int, memory: ForeignMemory) -> None:
+def test_memory_of_nobodys_is_told_with_where_it_lies(driver: FakeDriver, address: int, memory: UnownedMemory) -> None:
     capture = Capture()
     capture.launch(1, address, address, name="gemm")
     first, second = found(driver, capture)

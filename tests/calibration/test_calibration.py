@@ -1,0 +1,271 @@
+"""The device model: its arithmetic, measuring it, keeping it, and compilations that cost with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import pygraph
+from pygraph import cache
+from pygraph.calibration import measure
+from pygraph.calibration.store import Identity, identity_of, load, path_of, save, stored_model
+from pygraph.cli import main
+from pygraph.inductor.compile import model_for
+from pygraph.ir import H200, HOST, UNKNOWN, Cost, DeviceModel, Peak, parse
+from pygraph.passes import PassContext
+from pygraph.passes.analysis import node_time_us
+from pygraph.passes.reproducer import read_header, write_reproducer
+from tests.passes.build import build
+
+IDENTITY = Identity("cuda", "some device", "550.1", "2.11", "0.1")
+MODEL = DeviceModel(
+    name="some device",
+    bandwidth_gbs=2000.0,
+    peak_gflops=300_000.0,
+    launch_us=3.0,
+    replay_us=2.0,
+    node_us=0.01,
+    patch_us=0.3,
+    kernel_us=1.5,
+    peaks=(Peak("bf16", 300_000.0), Peak("f32", 20_000.0)),
+    source="calibrated 2026-01-02",
+)
+QUICK = measure.Effort(rounds=3, blocks=2, block_s=0.0002, largest=1 << 22, slowest_us=100.0)
+COSTLY, FREE = 1e4, 1e-6
+"""Launches that no replay could beat, or that no replay could be beaten by, µs."""
+
+
+@pytest.fixture(autouse=True)
+def _no_model_left() -> Iterator[None]:
+    """No test's calibration is left to another one; threads that wait for each other are not what is measured."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    stored_model.cache_clear()
+    yield
+    torch.set_num_threads(threads)
+    stored_model.cache_clear()
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+GRAPH = """\
+graph @main (%x : f32[8, 8]@cpu, %h : bf16[8, 8]@cpu) {
+  %a = aten.mm.default(%x, %x) : f32[8, 8]@cpu {flops = 4000000000, read = 0, written = 0, launches = 1}
+  %b = aten._scaled_dot_product_flash_attention.default(%h) : bf16[8, 8]@cpu {flops = 4000000000, read = 0, written = 0, launches = 1}
+  %c = aten.gelu.default(%x) : f32[8, 8]@cpu {flops = 4000000000, read = 0, written = 0, launches = 1}
+  return (%a, %b, %c)
+}
+"""  # noqa: E501
+
+
+def test_a_kernel_takes_its_floor_and_the_longer_of_arithmetic_and_traffic() -> None:
+    assert MODEL.time_us(Cost(0, 0, 0, 1, 0), {}) == 1.5
+    assert MODEL.time_us(Cost(0, 10**6, 10**6, 2, 0), {}) == pytest.approx(3.0 + 1.0)
+    assert MODEL.time_us(Cost(3 * 10**9, 10**6, 10**6, 1, 0), {}) == pytest.approx(1.5 + 10.0)
+    assert MODEL.time_us(UNKNOWN, {}) is None
+    assert (MODEL.uncaptured_us(10), MODEL.replayed_us(100, 5.0)) == (pytest.approx(30.0), pytest.approx(8.0))
+
+
+def test_arithmetic_goes_at_the_rate_of_what_a_node_computes() -> None:
+    graph = parse(GRAPH)
+    times = [node_time_us(graph.node(name), MODEL, {}) for name in "abc"]
+    assert times == [pytest.approx(1.5 + 4e6 / gflops) for gflops in (20_000.0, 300_000.0, 300_000.0)]
+    tf32 = dataclasses.replace(MODEL, peaks=(*MODEL.peaks, Peak("tf32", 100_000.0))).with_tf32()
+    assert (tf32.gflops("f32"), tf32.gflops("bf16"), MODEL.with_tf32()) == (100_000.0, 300_000.0, MODEL)
+
+
+@pytest.mark.parametrize("model", [H200, HOST, MODEL], ids=lambda model: model.name)
+def test_json_round_trip(model: DeviceModel) -> None:
+    assert DeviceModel.from_json(json.loads(json.dumps(model.as_json()))) == model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            {"bandwidth_gbs": 0.0},
+            {"launch_us": -1.0},
+            {"replay_us": float("nan")},
+            {"patch_us": "much"},
+            {"more": 1.0},
+        ),
+        *({"peaks": {"f32": 0.0}}, {"peaks": [["f32"]]}, {"peaks": None}),
+    ],
+    ids=str,
+)
+def test_json_that_is_no_model(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not a device model"):
+        DeviceModel.from_json({**MODEL.as_json(), **change})
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def command(*args: str) -> Result:
+    return CliRunner().invoke(main, ["calibrate", *args])
+
+
+def test_the_command_measures_shows_and_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is possible on any CPU."""
+    whole = measure.calibrate
+    monkeypatch.setattr(measure, "calibrate", lambda kind, step: whole(kind, QUICK, step))
+    shown = command("--device", "cpu")
+    assert shown.exit_code == 0, shown.output
+    model = load(identity_of("cpu"))
+    assert model is not None
+    assert 0.01 < model.launch_us < 1000
+    assert 0.01 < model.replay_us < 1000
+    assert 0 <= model.node_us < model.launch_us, "a captured launch is cheaper than an uncaptured one"
+    assert 0 <= model.patch_us < 100
+    assert 0.1 < model.bandwidth_gbs < 5000
+    assert {"f32", "bf16", "f16"} == {peak.dtype for peak in model.peaks}
+    assert model.peak_gflops == model.gflops("f32") > 0.01
+    assert model.name == identity_of("cpu").device
+    for line in (model.label, "uncaptured launch, µs", "built in (host)", "kept in "):
+        assert line in shown.output
+
+
+def test_a_model_is_not_kept_where_that_is_not_wanted_or_it_fits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "calibrate", lambda *_, **__: MODEL)
+    assert "kept in" not in command("--device", "cpu", "--no-save").output
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("large programs take no longer")
+
+    monkeypatch.setattr(measure, "calibrate", fail)
+    shown = command("--device", "cpu")
+    assert shown.exit_code == 1
+    assert "no model fits what was measured: large programs take no longer" in shown.stderr
+    assert load(identity_of("cpu")) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_is_a_failure() -> None:
+    shown = command("--device", "cuda")
+    assert shown.exit_code == 1
+    assert "CUDA" in shown.stderr
+    assert stored_model("cuda") is None
+
+
+# -- keeping -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_loaded() -> None:
+    assert load(IDENTITY) is None
+    path = save(IDENTITY, MODEL)
+    assert path is not None
+    assert load(IDENTITY) == MODEL
+    assert [file.name for file in path.parent.iterdir()] == [path.name], "a temporary file was left"
+
+
+@pytest.mark.parametrize("part", [field.name for field in dataclasses.fields(Identity)])
+def test_each_part_of_the_key_changes_the_file(part: str, tmp_path: Path) -> None:
+    other = dataclasses.replace(IDENTITY, **{part: "another"})
+    save(IDENTITY, MODEL)
+    assert path_of(IDENTITY, tmp_path) != path_of(other, tmp_path)
+    assert load(other) is None
+
+
+def test_the_cpu_is_told_by_threads_and_versions() -> None:
+    identity = identity_of("cpu")
+    assert (identity.kind, identity.torch) == ("cpu", torch.__version__)
+    torch.set_num_threads(2)
+    assert identity_of("cpu") != identity
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}', "\x00\xff"], ids=repr)
+def test_a_damaged_file_is_named_once_and_ignored(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    path = save(IDENTITY, MODEL)
+    assert path is not None
+    path.write_text(text)
+    with caplog.at_level(logging.WARNING, "pygraph"):
+        assert load(IDENTITY) is None
+        assert load(IDENTITY) is None
+    assert len([record for record in caplog.records if str(path) in record.getMessage()]) == 1
+
+
+def test_the_model_is_read_once_and_anew_after_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    save(identity_of("cpu"), MODEL)
+    assert stored_model("cpu") == MODEL
+    with monkeypatch.context() as patched:
+        patched.setattr(cache, "read_json", lambda path: pytest.fail("read again"))
+        assert stored_model("cpu") is stored_model("cpu")
+    other = dataclasses.replace(MODEL, launch_us=7.0)
+    save(identity_of("cpu"), other)
+    assert stored_model("cpu") == other
+
+
+def test_where_nothing_can_be_written_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file" / "folder"))
+    with caplog.at_level(logging.WARNING, "pygraph"):
+        assert save(IDENTITY, MODEL) is None
+    assert "not kept" in caplog.text
+    assert load(IDENTITY) is None
+
+
+# -- using -------------------------------------------------------------------------------------------------------------
+
+
+def products(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(4):
+        x = torch.relu(x @ x)
+    return x
+
+
+def compiled() -> pygraph.api.GraphReport:
+    """The report of ``products`` on a small tensor."""
+    torch._dynamo.reset()
+    pygraph.reset()
+    step = torch.compile(products, backend="pygraph")
+    with torch.no_grad():
+        for _ in range(3):
+            step(torch.ones(8, 8))
+    (report,) = pygraph.reports()
+    return report
+
+
+def test_float32_may_be_costed_as_tf32() -> None:
+    assert model_for("cpu") is HOST
+    save(identity_of("cpu"), dataclasses.replace(MODEL, peaks=(Peak("f32", 10.0), Peak("tf32", 70.0))))
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, gflops in (("highest", 10.0), ("high", 70.0)):
+            torch.set_float32_matmul_precision(precision)
+            assert model_for("cpu").gflops("f32") == gflops
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_changed_model_decides_anew_where_the_program_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    states = []
+    for launch_us in (COSTLY, FREE, COSTLY):
+        save(identity_of("cpu"), dataclasses.replace(MODEL, launch_us=launch_us))
+        report = compiled()
+        assert "time modelled on some device, calibrated 2026-01-02" in str(pygraph.Explanation([report]))
+        states.append((report.regions[0].wrapped, report.regions[0].state))
+    assert states == [(True, "replay"), (False, "uncaptured"), (True, "replay")]
+
+
+def test_a_reproducer_carries_a_calibrated_model(tmp_path: Path) -> None:
+    graph = build("a: launch x")
+    for model in (HOST, MODEL):
+        path = write_reproducer(graph, "legality", PassContext("cpu", model), "name", "error", tmp_path)
+        assert path is not None
+        found = read_header(Path(path).read_text())
+        assert found.ctx is not None
+        assert found.ctx.model == model
