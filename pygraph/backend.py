@@ -142,7 +142,7 @@ class _Compiler:
     def _compile(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any], report: GraphReport
     ) -> Boxed:
-        from pygraph.frontend import lift
+        from pygraph.frontend.lift import lift
         from pygraph.inductor.attention import define_seeds, inputs_in_use, unwrap_idle
         from pygraph.inductor.compile import compile_under, pass_context, program_key
         from pygraph.inductor.decision import decide
@@ -181,7 +181,7 @@ class _Compiler:
         return run
 
     def _static_inputs(self, gm: torch.fx.GraphModule, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-        from pygraph.frontend import backward_static_inputs
+        from pygraph.frontend.lift import backward_static_inputs
 
         if not kwargs.get("is_backward"):
             return tuple(kwargs.get("static_input_idxs") or ())
@@ -265,7 +265,7 @@ def _facts(
     program: Any, graph: Graph, decision: Decision, report: GraphReport, tag: str, modules: Mapping[str, str]
 ) -> Facts:
     """What is known of ``program`` before it runs, in ``report`` too. ``modules``: the user's module of each node."""
-    from pygraph.frontend import held_inputs, lent_inputs
+    from pygraph.frontend.lift import held_inputs, lent_inputs
     from pygraph.inductor.compile import compare
     from pygraph.inductor.emitted import read_program
     from pygraph.inductor.line_map import line_origins

@@ -166,16 +166,16 @@ def test_a_failing_pass_raises_under_strict() -> None:
 
 
 def test_a_failure_in_the_backward_falls_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pygraph.frontend import fx
+    from pygraph.frontend import lift as module
 
-    real = fx.lift
+    real = module.lift
 
     def only_forward(gm: Any, *, kind: str, **rest: Any) -> Any:
         if kind == "backward":
             raise PygraphError("no backward")
         return real(gm, kind=kind, **rest)
 
-    monkeypatch.setattr(fx, "lift", only_forward)
+    monkeypatch.setattr(module, "lift", only_forward)
     model = Mlp()
     x = torch.randn(8, 16)
     compiled(model)(x).sum().backward()

@@ -45,7 +45,7 @@ for seed in range(4):
         found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
     torch.testing.assert_close(*found)
 import pygraph
-heavy = ("pygraph.inductor.compile", "pygraph.frontend.fx", "pygraph.ir", "pygraph.passes", "lark")
+heavy = ("pygraph.inductor.compile", "pygraph.frontend.lift", "pygraph.ir", "pygraph.passes", "lark")
 imported = [name for name in heavy if name in sys.modules]
 from pygraph.report.facts import to_json
 graphs = to_json(pygraph.reports())["graphs"]

@@ -17,10 +17,10 @@ from pygraph.ir import H200, HOST, Graph
 from pygraph.ir.parser import parse as parse_graph
 from pygraph.ir.verify import verify as verify_graph
 from pygraph.passes import Pass, PassContext, PassManager, PipelineResult
+from pygraph.passes.legality.rules import captured_device
 from pygraph.passes.manager import Check
 from pygraph.passes.registry import parse as parse_pipeline
 from pygraph.passes.reproducer import Reproducer, read_header
-from pygraph.passes.verdict import captured_device
 
 __all__ = ["opt"]
 

@@ -18,9 +18,8 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from pygraph import compat
-from pygraph.frontend.call import tags_of
+from pygraph.frontend.effects import VIEWS, tags_of
 from pygraph.frontend.names import FrontendError, is_symbolic, resolve_op
-from pygraph.frontend.views import VIEWS
 from pygraph.ir import (
     CONSTANT,
     FREE,

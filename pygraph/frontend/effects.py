@@ -1,18 +1,50 @@
 """Effects of operators: from their schemas and tags, and from what torch's kernels do that no schema says.
 
-Higher-order operators are in ``hops``. Where nothing is known the answer is the careful one.
+A call is described by ``Call``. Where nothing is known of an operator the answer is the careful one.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any
 
-from pygraph.frontend.call import Call, tags_of
+from torch import fx
+
+from pygraph import compat
 from pygraph.frontend.names import HOP, is_symbolic
-from pygraph.frontend.views import HIDDEN_VIEWS, VIEWS
-from pygraph.ir import PURE, Arg, DType, Effects, TensorType, Type, Value
+from pygraph.ir import PURE, Arg, Device, DType, Effects, Graph, TensorType, Type, Value, base_name, values_in
 
-__all__ = ["effects_of", "tags_text"]
+__all__ = ["VIEWS", "Call", "Path", "effects_of", "schema_facts", "tags_of", "tags_text"]
+
+_ATEN_VIEWS = (
+    "_conj _neg_view _reshape_alias _unsafe_view alias as_strided chunk detach diagonal expand expand_as lift_fresh "
+    "movedim narrow permute real imag select slice split split_with_sizes squeeze swapaxes swapdims t tensor_split "
+    "transpose mT mH adjoint unbind unfold unflatten unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze "
+    "view view_as view_as_complex view_as_real hsplit vsplit dsplit"
+)
+_PRIMS_VIEWS = "broadcast_in_dim collapse_view split_dim squeeze transpose view_of view_of_dtype"
+
+VIEWS: frozenset[str] = frozenset(
+    [f"aten.{name}" for name in _ATEN_VIEWS.split()] + [f"prims.{name}" for name in _PRIMS_VIEWS.split()]
+)
+"""Operators that always return a view and never read memory."""
+
+HIDDEN_VIEWS: frozenset[str] = frozenset(
+    {
+        "aten._unsafe_view",
+        "aten.dequantize",
+        "aten.lift",
+        "aten.set",
+        "aten.unsafe_chunk",
+        "aten.unsafe_split",
+        "aten.unsafe_split_with_sizes",
+        "inductor._reinterpret_tensor",
+        "prims.inductor_force_stride_order",
+    }
+)
+"""Operators that share memory with an operand, or may, although their schema says that they do not."""
 
 _REPORTED_TAGS = frozenset(
     {
@@ -36,32 +68,13 @@ _DRAWS = frozenset({"prims.inductor_seed", "prims.inductor_seeds"})
 _MASKABLE = frozenset({"aten.index", "aten._unsafe_index", "aten.index_put", "aten.index_put_"})
 """Indexing: boolean masks among the indices are turned into positions first, as ``nonzero`` does."""
 
-_WAITING_SHAPES = frozenset(
-    {
-        "aten._unique",
-        "aten._unique2",
-        "aten.argwhere",
-        "aten.bincount",
-        "aten.masked_select",
-        "aten.nonzero",
-        "aten.one_hot",
-        "aten.repeat_interleave",
-        "aten.unique_consecutive",
-        "aten.unique_dim",
-        "aten.unique_dim_consecutive",
-    }
-)
-"""Operators that read the size of their result back from the device."""
-
 _WAITING = frozenset(
     {
         "aten._linalg_check_errors",
-        "aten._ctc_loss",
         "aten._cudnn_ctc_loss",
         "aten.histogramdd",
         "aten.is_nonzero",
         "aten.linalg_eig",
-        "aten.linalg_lstsq",
     }
 )
 """Operators whose accelerator kernels read a device value on the host, though their shapes do not depend on it."""
@@ -92,6 +105,158 @@ _LOWERINGS = "py.torch._inductor."
 """Functions that Inductor's patterns put in place of operators: they build what Inductor makes of them, no more."""
 
 _COLLECTIVES = ("_c10d_functional.", "_c10d_functional_autograd.", "_dtensor.", "symm_mem.", "c10d.")
+
+
+# -- calls and schemas -----------------------------------------------------------------------------------------------
+
+Path = tuple[int | str, ...]
+"""Where a result sits in what an operator returns: indices and keys from the outside in; empty for a single result."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaFacts:
+    """What a schema says: argument names, those written, and which results alias which arguments.
+
+    ``aliases`` pairs a result's index with an argument's name; ``single`` says that there is one result (or one list);
+    ``composite`` that other operators do the work, which may return views that the schema does not tell of.
+    """
+
+    names: tuple[str, ...]
+    written: frozenset[str]
+    aliases: tuple[tuple[int, str], ...]
+    single: bool
+    composite: bool
+
+
+def schema_facts(target: Any) -> SchemaFacts | None:
+    """The facts of an operator's schema, or None when it has none."""
+    return _facts_of(target) if isinstance(target, compat.OpOverload) else None
+
+
+@cache
+def _facts_of(target: Any) -> SchemaFacts:
+    schema = target._schema
+    arguments = schema.arguments
+    aliases = tuple(
+        (index, argument.name)
+        for index, result in enumerate(schema.returns)
+        for argument in arguments
+        if _share(result.alias_info, argument.alias_info)
+    )
+    return SchemaFacts(
+        names=tuple(argument.name for argument in arguments),
+        written=frozenset(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
+        aliases=aliases,
+        single=len(schema.returns) == 1,
+        composite=_is_composite(target),
+    )
+
+
+def _is_composite(target: Any) -> bool:
+    try:
+        return bool(target.has_kernel_for_dispatch_key(compat.DispatchKey.CompositeImplicitAutograd))
+    except RuntimeError:
+        # An operator of TorchScript alone, which the dispatcher does not know: nothing is known of its kernel.
+        return True
+
+
+def _share(one: Any, other: Any) -> bool:
+    """Whether two alias annotations may name one memory. That of a list shows no names of its own: it may be any."""
+    if one is None or other is None:
+        return False
+    return not one.before_set or not other.before_set or bool(one.before_set & other.before_set)
+
+
+def tags_of(target: Any) -> frozenset[str]:
+    """The names of an operator's tags; none for what is no operator."""
+    return _tags_of(target) if isinstance(target, compat.OpOverload) else frozenset()
+
+
+@cache
+def _tags_of(target: Any) -> frozenset[str]:
+    return frozenset(str(tag.name) for tag in target.tags)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator about to become a node. ``paths`` says where each of ``results`` sits in what it returns.
+
+    ``binds`` is whether it brings new unbacked symbols into being. ``node`` is the FX node that makes the call.
+    """
+
+    op: str
+    target: Any
+    args: tuple[Arg, ...]
+    attrs: Mapping[str, Arg]
+    results: tuple[Type, ...]
+    paths: tuple[Path, ...]
+    subgraphs: Mapping[str, Graph] = field(default_factory=dict)
+    binds: bool = False
+    node: fx.Node | None = None
+
+    @cached_property
+    def base(self) -> str:
+        """The operator without its overload: ``aten.add`` for ``aten.add.Tensor``."""
+        return base_name(self.op)
+
+    @cached_property
+    def facts(self) -> SchemaFacts | None:
+        """What the operator's schema says."""
+        return schema_facts(self.target)
+
+    @cached_property
+    def operands(self) -> tuple[Value, ...]:
+        """The values among the arguments, flattened."""
+        return tuple(values_in((*self.args, *self.attrs.values())))
+
+    @cached_property
+    def spans(self) -> dict[str, range]:
+        """Positions of each argument's values, by the schema's name (by position, written out, without a schema)."""
+        names = self.facts.names if self.facts is not None else ()
+        spans: dict[str, range] = {}
+        start = 0
+        for index, arg in enumerate(self.args):
+            end = start + sum(1 for _ in values_in(arg))
+            spans[names[index] if index < len(names) else str(index)] = range(start, end)
+            start = end
+        for name, arg in self.attrs.items():
+            end = start + sum(1 for _ in values_in(arg))
+            spans[name] = range(start, end)
+            start = end
+        return spans
+
+    def argument(self, name: str) -> Arg:
+        """The argument called ``name`` in the schema; None when it was left out."""
+        if name in self.attrs:
+            return self.attrs[name]
+        names = self.facts.names if self.facts is not None else ()
+        index = names.index(name) if name in names else len(self.args)
+        return self.args[index] if index < len(self.args) else None
+
+    def tensors(self, name: str | None = None) -> Iterator[int]:
+        """Positions of the tensors among the operands, or among those of one argument."""
+        positions = range(len(self.operands)) if name is None else self.spans.get(name, range(0))
+        for position in positions:
+            if isinstance(self.operands[position].type, TensorType):
+                yield position
+
+    @cached_property
+    def result_device(self) -> Device | None:
+        """The device of the first tensor result, or None."""
+        return next((type.device for type in self.results if isinstance(type, TensorType)), None)
+
+    @cached_property
+    def operand_devices(self) -> tuple[Device, ...]:
+        """The devices of the tensor operands, in order."""
+        return tuple(v.type.device for v in self.operands if isinstance(v.type, TensorType))
+
+    @property
+    def device(self) -> Device | None:
+        """Where the operator runs: the device of its first tensor result, else of its first tensor operand."""
+        return self.result_device or next(iter(self.operand_devices), None)
+
+
+# -- effects ---------------------------------------------------------------------------------------------------------
 
 
 def effects_of(call: Call) -> Effects:
@@ -202,7 +367,8 @@ def _sync(call: Call) -> bool:
         return _reads_mask_positions(call)
     if call.base == "aten.repeat_interleave" and call.argument("output_size") is not None:
         return False
-    return call.base in _WAITING or call.base in _WAITING_SHAPES
+    # The size of a result that the data decides is read back from the device.
+    return call.base in _WAITING or "dynamic_output_shape" in tags_of(call.target)
 
 
 def _copies_to_host(call: Call) -> bool:

@@ -13,10 +13,9 @@ import sympy
 from torch import fx
 
 from pygraph import compat
-from pygraph.frontend.args import DICT
-from pygraph.frontend.call import Call
-from pygraph.frontend.effects import effects_of
+from pygraph.frontend.effects import Call, effects_of
 from pygraph.frontend.names import HOP, FrontendError, op_name, resolve_op
+from pygraph.frontend.types import DICT
 from pygraph.ir import (
     PURE,
     Arg,
@@ -30,6 +29,7 @@ from pygraph.ir import (
     graph_refs_in,
     values_in,
 )
+from pygraph.ir.effects import FLAGS, NAMED
 from pygraph.ir.order import memory_roots
 
 __all__ = ["higher_order_effects", "wrapped_operator"]
@@ -128,17 +128,17 @@ def _analysed_writes(node: fx.Node) -> frozenset[str] | None:
 
 def _of_subgraphs(call: Call, graphs: list[Graph]) -> Effects:
     nodes = [node.effects for graph in graphs for node in graph.nodes]
-    rngs = list(dict.fromkeys(e.rng for e in nodes if e.rng is not None))
-    groups = list(dict.fromkeys(e.collective for e in nodes if e.collective is not None))
     leaves = _leaves(call)
+    found: dict[str, Any] = {flag: any(getattr(effects, flag) for effects in nodes) for flag in FLAGS}
+    found["dynamic"] = call.binds
+    for kind in NAMED:
+        names = list(dict.fromkeys(getattr(effects, kind) for effects in nodes if getattr(effects, kind) is not None))
+        found[kind] = names[0] if names else None
+        found["barrier"] |= len(names) > 1
     return Effects(
         writes=tuple(sorted({p for graph in graphs for p in _written(call, graph, leaves)})),
         aliases=tuple(sorted({pair for graph in graphs for pair in _shared(call, graph, leaves)})),
-        rng=rngs[0] if rngs else None,
-        sync=any(e.sync for e in nodes),
-        dynamic=call.binds,
-        collective=groups[0] if groups else None,
-        barrier=any(e.barrier for e in nodes) or len(rngs) > 1 or len(groups) > 1,
+        **found,
     )
 
 

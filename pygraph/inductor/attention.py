@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node as FxNode
 
 from pygraph.compat import detect_fake_mode
-from pygraph.frontend import op_name
+from pygraph.frontend.names import op_name
 from pygraph.inductor.write_back import refresh_values
 
 __all__ = ["define_seeds", "inputs_in_use", "unwrap_idle"]

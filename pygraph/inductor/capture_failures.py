@@ -62,7 +62,7 @@ class CaptureFailures:
 
     def mark(self, graph: Graph, kind: str) -> list[str]:
         """Note on the operators of ``graph`` what was met. Returns a note on those for the report."""
-        from pygraph.passes.verdict import FAILED
+        from pygraph.passes.legality.rules import FAILED
 
         known = self._known.get(kind, {})
         marked = [node for node in graph.nodes if node.name in known]
@@ -121,7 +121,7 @@ def _texts(known: object) -> dict[str, str]:
 
 def _fails_everywhere(refusal: Refusal) -> bool:
     """Whether the operator that is to blame would fail in its other calls, too: a model may have one in each layer."""
-    from pygraph.passes.operators import is_custom
+    from pygraph.passes.legality.operators import is_custom
 
     return refusal.launch is not None and (refusal.reason in _OF_THE_CODE or is_custom(refusal.launch))
 

@@ -14,14 +14,14 @@ import torch
 
 from pygraph import compat, version
 from pygraph.calibration.store import stored_model
-from pygraph.frontend import lift
+from pygraph.frontend.lift import lift
 from pygraph.inductor.decision import Decision
 from pygraph.inductor.emitted import ProgramRecord
 from pygraph.inductor.partition_hooks import PartitionHooks
 from pygraph.ir import CAPTURABLE, CONSTANT, H200, HOST, REASON, DeviceModel, Graph, TensorType
 from pygraph.passes.base import Pass, PassContext
 from pygraph.passes.legality import Legality
-from pygraph.passes.verdict import captured_device
+from pygraph.passes.legality.rules import captured_device
 
 __all__ = ["MODELS", "compare", "compile_under", "model_for", "pass_context", "program_key"]
 

@@ -98,7 +98,10 @@ class Lineage:
             self._trace(self._latest, [node])
 
     def _trace(self, made: Iterable[FxNode], removed: list[FxNode]) -> None:
-        from pygraph.frontend import FX_MADE_FROM, made_from  # takes a while, and a restored program has no passes run
+        from pygraph.frontend.lift import (  # takes a while, and a restored program has no passes run
+            FX_MADE_FROM,
+            made_from,
+        )
 
         known = [source for node in removed for source in self._sources.get(node, (node,))]
         traces = [node.meta["stack_trace"] for node in reversed(removed) if node.meta.get("stack_trace")]

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from pygraph import compat
-from pygraph.frontend import op_name
-from pygraph.inductor.alternate import count_runs, fewest_runs
+from pygraph.frontend.names import op_name
 from pygraph.inductor.decision import BARRIER, RNG, Decision
 from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.inductor.lineage import Lineage, following
 from pygraph.ir import CONSTANT
 from pygraph.passes.partitioning import NO_LAUNCH
+from pygraph.passes.region_order import count_runs, fewest_runs
 
 __all__ = ["PartitionHooks"]
 

@@ -14,7 +14,9 @@ from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 
 from pygraph import compat
-from pygraph.frontend import resolve_op, result_paths, to_fx_arg
+from pygraph.frontend.lift import result_paths
+from pygraph.frontend.names import resolve_op
+from pygraph.frontend.types import to_fx_arg
 from pygraph.inductor.upload import make_compilable
 from pygraph.ir import Arg, Graph, KernelNode, Value
 

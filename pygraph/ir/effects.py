@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PURE", "Effects"]
+__all__ = ["FLAGS", "NAMED", "PURE", "Effects"]
+
+FLAGS = ("sync", "dynamic", "barrier")
+"""Effects that a node has or not, in the order of their text."""
+NAMED = ("rng", "collective")
+"""Effects that name what their nodes keep their order on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""Partitioning: capturable nodes into the fewest convex regions whose quotient graph is acyclic.
-
-Which nodes are capturable is decided before, in ``legality``; the algorithm itself is in ``levels``. Which regions
-are worth a graph is decided after, in ``selection``.
-"""
+"""Partitioning: capturable nodes into the fewest convex regions whose quotient graph is acyclic."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, Graph, KernelNode, Re
 from pygraph.ir.cost import evaluate
 from pygraph.passes.analysis import dependence_lists, node_time_us
 from pygraph.passes.base import Pass, PassContext, PassResult
-from pygraph.passes.levels import Kind, assign, earliest, unit_order
+from pygraph.passes.region_order import Kind, assign, earliest, unit_order
 
 __all__ = ["MAX_REGIONS", "NO_LAUNCH", "Partitioning"]
 
@@ -36,9 +32,10 @@ class Partitioning(Pass):
     before:  mm ─ relu ─ item* ─ mm ─ relu          (* not capturable)
     after:  [mm ─ relu]₀ ─ item* ─ [mm ─ relu]₁
 
-    The number of regions is the least with which every capturable node that launches is in one (proof: ``levels``). A
-    region always launches something: capturable nodes that launch nothing join a region in reach, or stay outside with
-    reason ``no-launch``. Regions are numbered in program order, which is changed as little as adjacency asks.
+    The number of regions is the least with which every capturable node that launches is in one (``region_order`` has
+    the proof). A region always launches something: capturable nodes that launch nothing join a region in reach, or
+    stay outside with reason ``no-launch``. Regions are numbered in program order, which is changed as little as
+    adjacency asks.
 
     max_regions   keep only so many regions: those with the most modelled device time (unknown time counts its
                   launches, unknown launches count one each). Nodes of the others join a kept region where their

@@ -42,8 +42,8 @@ from pygraph import __version__
 from pygraph.ir import DETAIL, H200, HOST, REGION, DeviceModel, Graph, KernelNode
 from pygraph.ir.cost import evaluate
 from pygraph.passes.analysis import node_time_us
+from pygraph.passes.legality.reasons import REASONS
 from pygraph.passes.partitioning import NO_LAUNCH
-from pygraph.passes.reasons import REASONS
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 from pygraph.runtime.measure import REPLAY, UNCAPTURED, Decision
 
@@ -291,8 +291,8 @@ def advice(rows: Iterable[Uncaptured]) -> dict[str, str]:
     """What each reason in ``rows`` means and what can be done about it, by code, in order; those of custom passes are
     not known."""
     codes = dict.fromkeys(row.reason for row in rows)
-    known = (REASONS[code] for code in codes if code in REASONS)
-    return {each.code: _sentences(each.explanation, each.advice) for each in known}
+    known = {code: REASONS[code] for code in codes if code in REASONS}
+    return {code: _sentences(reason.explanation, reason.advice) for code, reason in known.items()}
 
 
 def _sentences(*texts: str) -> str:

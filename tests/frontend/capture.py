@@ -17,7 +17,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from pygraph.frontend import lift
+from pygraph.frontend.lift import lift
 from pygraph.ir import Graph
 from pygraph.ir.parser import parse
 from pygraph.ir.verify import verify

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import flop_counter
 
-from pygraph.frontend import costs, op_name
+from pygraph.frontend import costs
+from pygraph.frontend.names import op_name
 from pygraph.ir import FREE, UNKNOWN, Cost, Graph, KernelNode, base_name, symbol
 from pygraph.ir.cost import evaluate
 from tests.frontend.capture import Builder, capture, lift_inference

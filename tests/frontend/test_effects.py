@@ -14,9 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from pygraph.frontend import lift
-from pygraph.frontend.call import schema_facts
-from pygraph.frontend.views import HIDDEN_VIEWS, VIEWS
+from pygraph.frontend.effects import HIDDEN_VIEWS, VIEWS, schema_facts
+from pygraph.frontend.lift import lift
 from pygraph.ir import PURE, TAGS, Effects, Graph, KernelNode
 from pygraph.ir.order import dependences
 from tests.frontend.capture import Builder, checked, lift_inference

@@ -7,7 +7,7 @@ import time
 import torch
 from torch import fx
 
-from pygraph.frontend import lift
+from pygraph.frontend.lift import lift
 from tests.frontend.capture import Builder
 
 aten = torch.ops.aten
@@ -37,10 +37,6 @@ def seconds(gm: fx.GraphModule) -> float:
         lift(gm, kind="inference")
         best = min(best, time.process_time() - start)
     return best
-
-
-def test_a_thousand_nodes_take_less_than_half_a_second() -> None:
-    assert seconds(chain(1000)) < 0.5
 
 
 def test_time_per_node_does_not_grow() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pygraph.frontend import resolve_op
+from pygraph.frontend.names import resolve_op
 from pygraph.inductor import upload as module
 
 module.make_compilable()

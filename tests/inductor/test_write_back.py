@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pygraph.frontend import FrontendError, lift
+from pygraph.frontend.lift import lift
+from pygraph.frontend.names import FrontendError
 from pygraph.inductor.write_back import fingerprint, write_back
 from pygraph.ir import Device, Graph, TensorType
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import networkx as nx
 
-from pygraph.passes.levels import Kind
+from pygraph.passes.region_order import Kind
 
 __all__ = ["Lists", "acyclic", "fewer_regions", "inverse", "partitions"]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pygraph.ir import Device, Graph
 from pygraph.ir.parser import parse
-from pygraph.passes.judge import judge
-from pygraph.passes.verdict import Target, Verdict
+from pygraph.passes.legality.rules import Objection, Target, judge
 
 __all__ = ["CPU", "CUDA", "GPU", "graph_of", "judge_line", "subgraph"]
 
@@ -26,8 +25,8 @@ def graph_of(*lines: str, subgraphs: str = "", returns: str = "") -> Graph:
     return parse(f"graph @main ({INPUTS}) {{\n{body}\nreturn ({returns})\n}}\n{subgraphs}")
 
 
-def judge_line(line: str, target: Target = CUDA, subgraphs: str = "") -> Verdict:
-    """The verdict on a single node."""
+def judge_line(line: str, target: Target = CUDA, subgraphs: str = "") -> Objection | None:
+    """What is objected to a single node."""
     graph = graph_of(line, subgraphs=subgraphs)
     return judge(graph.nodes[0], Target(target.device, target.forbid, graph.subgraphs))
 

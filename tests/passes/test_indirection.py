@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.errors import PassError
-from pygraph.ir import H200, UNKNOWN, Graph, OpaqueType, Parameter, Stage
+from pygraph.ir import H200, UNKNOWN, Graph, OpaqueType, Parameter
 from pygraph.passes import PassContext, PassManager
-from pygraph.passes.indirection import Indirection
 from tests.passes.build import build
 
 CTX = PassContext("cuda", H200)
@@ -59,27 +57,6 @@ def test_launches_behind_views_are_counted() -> None:
 def test_unknown_launches_are_patched_at_unknown_cost() -> None:
     parameter = decide(build("a: unknown x"))["x"]
     assert parameter == Parameter("patched", "the number of launches is unknown", None)
-
-
-def test_running_again_says_so_only_when_something_changes() -> None:
-    graph = build("a: launch x w", "u: host a", "b: launch u")
-    decide(graph)
-    assert not Indirection().run(graph, CTX).modified
-    graph.regions[0].parameters.popitem()
-    result = Indirection().run(graph, CTX)
-    assert result.modified
-    assert result.notes == ("region parameters: 1 static, 2 patched",)
-
-
-def test_a_graph_without_regions_is_left_alone() -> None:
-    graph = build("u: host x")
-    PassManager("partitioning,indirection", check="full").run(graph, CTX)
-    assert graph.stage is Stage.INDIRECTED
-
-
-def test_an_unpartitioned_graph_is_refused() -> None:
-    with pytest.raises(PassError, match="requires a graph at stage partitioned"):
-        PassManager("indirection").run(build("a: launch x"))
 
 
 def test_unknown_cost_of_nodes_is_not_taken_for_nothing() -> None:

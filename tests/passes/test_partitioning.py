@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.errors import PassError
 from pygraph.ir import DETAIL, REASON, REGION, Stage, symbol
 from pygraph.ir.cost import Cost
 from pygraph.ir.verify import verify
 from pygraph.passes.base import PassContext
-from pygraph.passes.manager import PassManager
 from pygraph.passes.partitioning import Partitioning
 from tests.passes.build import build, order, regions
 
@@ -112,14 +110,6 @@ def test_nodes_of_a_region_given_up_join_a_kept_one_where_they_can() -> None:
     assert regions(graph) == "e b"
 
 
-def test_a_limit_of_none_or_more_than_needed_changes_nothing() -> None:
-    rows = ("a: launch x", "u: host a", "b: launch u")
-    plain, limited = build(*rows), build(*rows)
-    Partitioning().run(plain, CTX)
-    Partitioning(max_regions=2).run(limited, CTX)
-    assert str(plain) == str(limited)
-
-
 def test_a_limit_of_zero_leaves_everything_outside() -> None:
     graph = build("a: launch x", "v: view a")
     Partitioning(max_regions=0).run(graph, CTX)
@@ -145,9 +135,3 @@ def test_running_again_says_so_only_when_something_changes() -> None:
 def test_a_negative_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="max-regions cannot be negative"):
         Partitioning(max_regions=-1)
-
-
-def test_an_unplaced_graph_is_refused() -> None:
-    graph = build("a: launch x", stage=Stage.JUDGED)
-    with pytest.raises(PassError, match="requires a graph at stage placed, and this one is at judged"):
-        PassManager("partitioning").run(graph)

@@ -6,13 +6,9 @@ import pytest
 
 from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, Device
 from pygraph.ir.parser import parse
-from pygraph.passes.base import PassContext, PassResult
-from pygraph.passes.legality import Legality
-from pygraph.passes.options import print_pass
 from pygraph.passes.placement import Placement
-from pygraph.passes.placement_rules import is_exact
-from pygraph.passes.registry import parse as parse_pipeline
-from tests.passes.placed import CONTEXT, COPY, CPU, GPU, INPUTS, place, shown
+from pygraph.passes.placement.exact import is_exact
+from tests.passes.placed import COPY, CPU, GPU, INPUTS, place, shown
 
 # -- factories ---------------------------------------------------------------------------------------------------------
 
@@ -33,14 +29,6 @@ def test_a_factory_and_its_chain_are_made_on_the_device() -> None:
     assert "single copies to the device that fell away: 1" in result.notes
 
 
-def test_a_factory_that_names_no_device_gets_one() -> None:
-    graph, _ = place(
-        "%p = aten.scalar_tensor.default(2.0) : f32[]@cpu", f"%r = aten.mul.Tensor(%x, %p) : {GPU}", returns="%r"
-    )
-    assert shown(graph) == ["p = scalar_tensor() @cuda:0", "r = mul(x, p) @cuda:0"]
-    assert graph.node("p").attrs["device"] == Device("cuda", 0)
-
-
 def test_a_scalar_factory_feeds_a_kernel_without_a_copy() -> None:
     graph, _ = place(
         "%p = aten.full.default([], -1.0, dtype = f32, device = @cpu) : f32[]@cpu",
@@ -48,28 +36,6 @@ def test_a_scalar_factory_feeds_a_kernel_without_a_copy() -> None:
         returns="%r",
     )
     assert shown(graph) == ["p = full() @cuda:0", "r = mul(x, p) @cuda:0"]
-
-
-def test_a_factory_that_is_returned_stays_and_has_a_twin() -> None:
-    graph, _ = place(
-        f"%p = aten.zeros.default([4], device = @cpu) : {CPU}",
-        f"%d = {COPY}(%p, @cuda:0) : {GPU}",
-        f"%r = aten.add.Tensor(%x, %d) : {GPU}",
-        returns="%r, %p",
-    )
-    assert shown(graph) == ["p = zeros() @cpu✗", "p_cuda = zeros() @cuda:0", "r = add(x, p_cuda) @cuda:0"]
-    assert graph.node("p_cuda").meta.get(PLACEMENT) == "made on cuda:0 beside p on cpu"
-
-
-def test_a_factory_that_cpu_work_needs_stays_and_has_a_twin() -> None:
-    graph, _ = place(
-        f"%p = aten.ones.default([4], device = @cpu) : {CPU}",
-        f"%e = aten.exp.default(%p) : {CPU}",
-        f"%d = {COPY}(%p, @cuda:0) : {GPU}",
-        f"%r = aten.add.Tensor(%x, %d) : {GPU}",
-        returns="%r, %e",
-    )
-    assert shown(graph)[:2] == ["p = ones() @cpu✗", "p_cuda = ones() @cuda:0"]
 
 
 def test_the_name_of_a_twin_is_free() -> None:
@@ -115,30 +81,6 @@ def test_copies_of_views_of_one_value_are_told_apart_as_well() -> None:
     )
     assert [value.name for value in graph.output_values] == ["d", "upload0"]
     assert [node.name for node in graph.node("upload0").inputs[0].users] == ["upload0"]
-
-
-def test_what_is_filled_from_one_value_is_told_apart_as_well() -> None:
-    graph, _ = place(
-        f"%p = aten.arange.default(4, device = @cpu) : {CPU}",
-        f"%d = aten.copy.default(%x, %p) : {GPU}",
-        f"%e = aten.copy.default(%y, %p) : {GPU}",
-        f"%f = aten.copy.default(%y, %p) : {GPU}",
-        f"%g = aten.relu.default(%f) : {GPU}",
-        returns="%d, %e, %g",
-        pipeline=Placement(floating=True),
-    )
-    filled = {name: graph.node(name).inputs[1].name for name in "def"}
-    assert filled == {"d": "p_cuda", "e": "upload0", "f": "p_cuda"}
-
-
-def test_a_copy_that_casts_keeps_casting() -> None:
-    graph, _ = place(
-        "%p = aten.arange.default(4, device = @cpu) : i64[4]@cpu",
-        "%d = aten._to_copy.default(%p, dtype = f16, device = @cuda:0) : f16[4]@cuda:0",
-        "%r = aten.add.Tensor(%x, %d) : f32[4]@cuda:0",
-        returns="%r",
-    )
-    assert shown(graph) == ["p = arange() @cuda:0", "d = _to_copy(p) @cuda:0", "r = add(x, d) @cuda:0"]
 
 
 def test_constants_become_constants_of_the_device() -> None:
@@ -281,38 +223,6 @@ def test_a_copy_that_something_waits_for_stays(last: str) -> None:
 
 
 # -- the pass ----------------------------------------------------------------------------------------------------------
-
-
-def test_once_is_enough() -> None:
-    graph, _ = place(
-        f"%d = {COPY}(%w, @cuda:0) : {GPU}",
-        f"%h = {COPY}(%d, @cpu) : {CPU}",
-        f"%r = aten.mul.Tensor(%d, %s) : {GPU}",
-        returns="%r, %h",
-    )
-    once = graph.clone()
-    assert Placement().run(graph, CONTEXT) == PassResult(False)
-    assert graph == once
-
-
-def test_nothing_is_done_when_the_cpu_is_captured() -> None:
-    graph = parse(f"graph @main (%w : {CPU}, %s : f32[]@cpu) {{ %r = aten.mul.Tensor(%w, %s) : {CPU} return (%r) }}")
-    Legality().run(graph, PassContext("cpu"))
-    before = graph.clone()
-    assert Placement().run(graph, PassContext("cpu")) == PassResult(False)
-    assert graph == before
-
-
-def test_names_are_the_same_each_time() -> None:
-    lines = [f"%d = {COPY}(%w, @cuda:0) : {GPU}", f"%upload0 = aten.mul.Tensor(%d, %s) : {GPU}"]
-    texts = {str(place(*lines, returns="%upload0")[0]) for _ in range(3)}
-    assert len(texts) == 1
-    assert "%upload1:2 = pygraph.upload.default([%w, %s], @cuda:0)" in texts.pop()
-
-
-def test_the_option_has_text() -> None:
-    assert parse_pipeline("placement{floating=true}") == (Placement(floating=True),)
-    assert print_pass(Placement()) == "placement"
 
 
 @pytest.mark.parametrize(

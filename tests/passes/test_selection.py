@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.errors import PassError
 from pygraph.ir import DETAIL, H200, HOST, REASON, SELECTED, Graph, Parameter
 from pygraph.passes import PassContext, PassManager
 from pygraph.passes.selection import Selection
@@ -77,21 +76,3 @@ def test_an_unknown_cost_of_a_parameter_is_left_to_measurement() -> None:
     graph.regions[0].parameters[graph.value("x")] = Parameter("patched", "another pass said so", None)
     Selection().run(graph, CTX)
     assert graph.regions[0].meta.get(DETAIL) == "the cost of patching is unknown: to be measured"
-
-
-def test_running_again_says_so_only_when_something_changes() -> None:
-    graph = chain(3)
-    select(graph)
-    assert not Selection().run(graph, CTX).modified
-    result = Selection(min_gain_us=100.0).run(graph, CTX)
-    assert result.modified
-    assert result.notes == ("regions selected: 0 of 1",)
-
-
-def test_a_graph_without_regions_is_left_alone() -> None:
-    assert select(build("u: host x")) == []
-
-
-def test_a_graph_without_parameters_is_refused() -> None:
-    with pytest.raises(PassError, match="requires a graph at stage indirected"):
-        PassManager("partitioning,selection").run(chain(1))

@@ -16,8 +16,8 @@ from pygraph.ir import CAPTURABLE, REASON, REGION, Graph, KernelNode, Stage, dep
 from pygraph.ir.annotations import unit_of
 from pygraph.passes import PassContext, PassManager
 from pygraph.passes.analysis import dependence_lists
-from pygraph.passes.levels import Kind
 from pygraph.passes.partitioning import Partitioning
+from pygraph.passes.region_order import Kind
 from tests.passes.brute_force import fewer_regions
 from tests.passes.build import build
 from tests.strategies import operator_graphs

@@ -11,7 +11,7 @@ import pytest
 from pygraph.inductor.decision import decide
 from pygraph.ir import DETAIL, H200, HOST, SELECTED
 from pygraph.ir.parser import parse
-from pygraph.passes.reasons import REASONS
+from pygraph.passes.legality.reasons import REASONS
 from pygraph.report import facts
 from pygraph.report.facts import (
     SCHEMA_VERSION,

@@ -8,12 +8,9 @@ import sys
 import threading
 from typing import Any
 
-import pytest
 import torch
 
 from pygraph.compat import dispatch_mode_depth
-from pygraph.report import model as reporting
-from pygraph.report.model import GraphReport
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region, RegionOptions
 
@@ -144,20 +141,3 @@ def test_a_capture_of_another_thread_is_not_waited_for() -> None:
         for _ in range(2):
             other([x])
     assert (other.record.captures, other.record.replays) == (1, 1)
-
-
-def test_a_finaliser_may_compile_while_a_report_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    nested: list[GraphReport] = []
-
-    def report(**fields: Any) -> GraphReport:
-        if not nested:
-            nested.append(GraphReport(**{**fields, "index": -1}))
-            nested.append(reporting.open_report("from a finaliser"))
-        return GraphReport(**fields)
-
-    monkeypatch.setattr(reporting, "GraphReport", report)
-    thread = threading.Thread(target=reporting.open_report, args=("outer",), daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive(), "the report that is made is waited for"
-    assert [report.kind for report in reporting.reports()[-2:]] == ["outer", "from a finaliser"]

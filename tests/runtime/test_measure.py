@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Thread
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -179,19 +178,6 @@ def test_each_variant_is_measured_once() -> None:
     assert len(region.record.decisions) == 2
 
 
-def test_a_capture_that_fits_comes_before_a_decision_for_the_same_scalars() -> None:
-    """Which holds for calls of other sizes as well: to tell them takes as long as is gained."""
-    region, driver = make()
-    call(region, 2 + LOST, 3)
-    world.host = {"replay": SLOW, "uncaptured": FAST}
-    call(region, 2 + ALL, 2)
-    world.ran.clear()
-    for size in (2, 3, 4, 4, 4, 2, 3):
-        call(region, 1, size)
-    assert world.ran == ["uncaptured", "replay", *["uncaptured"] * 4, "replay"]
-    assert len(driver.executables) == 2
-
-
 @pytest.mark.parametrize("options", [{"measure": False}, {"verify_always": True}])
 def test_nothing_is_measured_unless_asked_for_or_where_every_replay_is_compared(options: dict[str, Any]) -> None:
     world.host["uncaptured"] = 1.0
@@ -326,34 +312,6 @@ def test_sizes_that_alternate_end_on_replays(scalars: tuple[tuple[Any, ...], tup
     world.ran.clear()
     call(region, 20, 2, *scalars[0])
     assert world.ran == ["replay"] * 20
-
-
-def test_threads_that_call_at_once_get_right_answers_and_replays() -> None:
-    world.host["uncaptured"] = 1.0
-    region, _ = make()
-    call(region, 2)
-    start, failed = Barrier(4), []
-
-    def work() -> None:
-        try:
-            start.wait()
-            call(region, 300)
-        except BaseException as error:  # noqa: BLE001 - shown below
-            failed.append(error)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not failed
-    call(region, ALL)
-    assert len(region.record.decisions) == 1
 
 
 def test_one_variant_is_measured_at_a_time() -> None:

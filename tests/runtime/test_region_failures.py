@@ -50,14 +50,6 @@ def test_a_capture_that_raises_half_way_leaves_the_call_answered(error: Exceptio
     assert driver.captures == captures
 
 
-def test_an_instantiation_that_raises_is_a_refusal() -> None:
-    region, driver = make()
-    driver.refuses = CaptureError("no-module", "kernel not found")
-    for _ in range(3):
-        assert region([torch.ones(2)])[0].tolist() == [2, 2]
-    assert region.record.reason == "no-module: kernel not found"
-
-
 SHORT = [
     MemoryError("short"),
     torch.OutOfMemoryError("CUDA out of memory. Tried …"),
@@ -220,31 +212,6 @@ def test_nothing_of_a_refused_call_is_kept() -> None:
         region(args)
         gc.collect()
         assert known() is None
-
-
-def test_while_one_thread_captures_the_others_run_uncaptured() -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    def wait(capture: Capture) -> None:
-        inside.set()
-        assert go_on.wait(10)
-
-    region, driver = make()
-    region([torch.ones(2)])
-    driver.edits = [wait]
-    results: list[Any] = []
-    capturing = threading.Thread(target=lambda: results.append(region([torch.ones(2)])))
-    capturing.start()
-    assert inside.wait(10)
-    for _ in range(3):
-        assert region([torch.ones(2)])[0].tolist() == [2, 2]
-    assert region.record.captures == 0
-    go_on.set()
-    capturing.join()
-    assert results[0][0].tolist() == [2, 2]
-    assert (region.record.captures, driver.captures) == (1, 2)
-    region([torch.ones(2)])
-    assert region.record.replays == 1
 
 
 def test_a_region_closed_while_it_captures_keeps_nothing() -> None:

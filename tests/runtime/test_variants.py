@@ -169,11 +169,3 @@ def test_what_a_non_deterministic_launch_decides(known: bool, decides: int) -> N
     assert [decided(0), decided(1)] == [False, decides != 1]
     assert decided(Output(OutputKind.VIEW, argument=1)) == (decides != 1)
     assert not decided(Output(OutputKind.SCALAR, value=3))
-
-
-def test_without_such_a_launch_everything_repeats_itself() -> None:
-    capture = Capture()
-    capture.launch(capture.input(16), capture.pool(16))
-    decided = unrepeatable(capture.recording(), [Slot(0, 0, INPUT, 0, 0), Slot(0, 1, POOL, 0, 0)])
-    assert not decided(0)
-    assert not decided(Output(OutputKind.FRESH, allocation=0))

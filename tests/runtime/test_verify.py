@@ -108,26 +108,17 @@ def test_verify_always_allows_what_uncaptured_runs_differ_by_at_any_magnitude() 
     assert state.tolist() == [13.0] * 4
 
 
-@pytest.mark.parametrize(
-    ("index", "words"),
-    [
-        (0, r"output 0 is off by \S+ within 32 elements from 0 on, allowed are \S+ \(uncaptured runs are \S+ apart\)"),
-        (
-            1,
-            r"output 1 is off by \S+ within 32 elements from 0 on, allowed are \S+ \(uncaptured runs are 0.00e",
-        ),
-    ],
-)
-def test_verify_always_allows_no_more_than_that(index: int, words: str) -> None:
+@pytest.mark.parametrize(("index", "off"), [(0, 20), (1, 1e-4)])
+def test_verify_always_allows_no_more_than_that(index: int, off: float) -> None:
     region, driver = noisy_region()
 
     def wrong(args: list[Any]) -> Sequence[Any]:
         outputs = list(region._fn(args))
-        outputs[index][3] += 20 if index == 0 else 1e-4
+        outputs[index][3] += off
         return outputs
 
     driver.kernel = wrong
-    with pytest.raises(ReplayError, match=f"region toy: a replay differs from an uncaptured run: {words}"):
+    with pytest.raises(ReplayError, match=f"region toy: .*output {index} is off by"):
         region([torch.ones(64), torch.zeros(4)])
 
 

@@ -1,6 +1,7 @@
-"""Uploading CPU values that the device uses, for each call, in one batch per turn of the device.
+"""What crosses between host and device: CPU values are uploaded in batches, copies to the host come last.
 
-What can be made on the device instead is moved by ``placement_moves`` before; turns are defined in ``placement_order``.
+Both look for as few turns between host and device as the dependences allow: host work that waits for nothing comes
+first, then one upload, then the device's work, then host work that waits for that, and so on.
 """
 
 from __future__ import annotations
@@ -10,11 +11,20 @@ from dataclasses import dataclass, replace
 
 from pygraph.ir import PLACEMENT, UPLOAD, Cost, Graph, KernelNode, TensorType, Value, map_arg
 from pygraph.ir.cost import total
-from pygraph.passes.placement_facts import Names, facts_of, has_own_memory, host_operands, is_copy_in, put_after
-from pygraph.passes.placement_order import ranks
-from pygraph.passes.verdict import Target
+from pygraph.passes.analysis import Dependences, dependence_lists
+from pygraph.passes.legality.rules import Target, devices_of, is_on_host
+from pygraph.passes.placement.facts import (
+    Names,
+    facts_of,
+    has_own_memory,
+    host_operands,
+    is_copy_in,
+    is_copy_out,
+    put_after,
+)
+from pygraph.passes.region_order import Kind, earliest
 
-__all__ = ["Uploads", "batch_uploads"]
+__all__ = ["Uploads", "batch_uploads", "sink_copies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +139,7 @@ def _serve(graph: Graph, target: Target, request: _Request, uploaded: Value, pin
 
 def _merge(graph: Graph, singles: list[KernelNode]) -> int:
     """One upload for all that belong to the same turn of the device, and the nodes in the order of turns."""
-    turn = ranks(graph)
+    turn = _turns(graph)
     groups: dict[int, list[KernelNode]] = {}
     place = {node: i for i, node in enumerate(graph.nodes)}
     for single in singles:
@@ -160,3 +170,71 @@ def _merge_group(graph: Graph, group: list[KernelNode], name: str) -> KernelNode
     tensors = "1 CPU tensor" if len(group) == 1 else f"{len(group)} CPU tensors in one batch"
     upload.meta.set(PLACEMENT, f"uploads {tensors} to {group[0].args[1]}")
     return upload
+
+
+# -- turns -----------------------------------------------------------------------------------------------------------
+
+
+def _turns(graph: Graph) -> dict[KernelNode, int]:
+    """The earliest turn of each node: even turns are the host's, odd ones the device's. A node without tensors runs in
+    the turn of what it needs; everything that an upload waits for is in a turn before."""
+    times = earliest([_kind(node) for node in graph.nodes], dependence_lists(graph).before)
+    return dict(zip(graph.nodes, times, strict=True))
+
+
+def _kind(node: KernelNode) -> Kind:
+    if node.op == UPLOAD:
+        return Kind.UPLOAD
+    if not any(devices_of((*node.inputs, *node.outputs))):
+        return Kind.FREE
+    return Kind.OUTSIDE if _runs_on_host(node) else Kind.LAUNCHES
+
+
+def _runs_on_host(node: KernelNode) -> bool:
+    """Whether the CPU does the work: it makes or writes CPU tensors, or touches nothing else."""
+    changed = (*node.outputs, *(node.inputs[position] for position in node.effects.writes))
+    if any(is_on_host(value) for value in changed):
+        return True
+    return all(device.is_host for device in devices_of(node.inputs)) and not any(devices_of(node.outputs))
+
+
+# -- copies to the host ----------------------------------------------------------------------------------------------
+
+
+def sink_copies(graph: Graph) -> list[KernelNode]:
+    """Put copies to the host that are only returned, and pure CPU work on them, at the end; return those that moved.
+
+    before:  mm ─ _to_copy@cpu ─ relu ─ _to_copy@cpu ─ add
+    after:   mm ─ relu ─ add ─ _to_copy@cpu ─ _to_copy@cpu
+
+    Nothing may depend on them: neither a value nor a later write of what they read.
+    """
+    if not any(is_copy_out(node) for node in graph.nodes):
+        return []
+    sunk = _sinkable(graph, dependence_lists(graph))
+    order = [*(node for node in graph.nodes if node not in sunk), *(node for node in graph.nodes if node in sunk)]
+    if not sunk or order == list(graph.nodes):
+        return []
+    tail = graph.nodes[-len(sunk) :]
+    moved = [node for node in sunk if node not in tail]
+    graph.reorder(order)
+    for node in moved:
+        node.meta.set(PLACEMENT, "moved to the end")
+    return moved
+
+
+def _sinkable(graph: Graph, dependences: Dependences) -> dict[KernelNode, None]:
+    turn = _turns(graph)
+    nodes = graph.nodes
+    sunk: dict[KernelNode, None] = {}
+    for place in range(len(nodes) - 1, -1, -1):
+        node = nodes[place]
+        follows = all(nodes[after] in sunk for after in dependences.after[place])
+        if follows and (is_copy_out(node) or (turn[node] > 0 and _is_pure_host_work(node))):
+            sunk[node] = None
+    return dict.fromkeys(reversed(sunk))
+
+
+def _is_pure_host_work(node: KernelNode) -> bool:
+    pure = replace(node.effects, aliases=(), reads=None).is_pure
+    return pure and bool(node.outputs) and _runs_on_host(node)

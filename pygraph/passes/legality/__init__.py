@@ -1,6 +1,9 @@
-"""The legality pass: every node is judged capturable or not. Data for the report, never an exception.
+"""Legality: which nodes a captured region may hold.
 
-The rules live in ``judge``; what can be done about CPU values is ``placement``'s business.
+A captured region launches the same kernels again without running the host's code. A node that waits for the device,
+whose sizes depend on data, or that works on another device cannot be part of one. The pass here judges each node by a
+table of rules (``rules``), with the operators that are known by name (``operators``). What it finds is data on the
+node: a code (``reasons`` explains each) and a sentence for the report.
 """
 
 from __future__ import annotations
@@ -15,8 +18,7 @@ import sympy
 
 from pygraph.ir import CAPTURABLE, REASON, Arg, Graph, KernelNode, ScalarType, Stage, TensorType, Value
 from pygraph.passes.base import Pass, PassContext, PassResult
-from pygraph.passes.judge import judge
-from pygraph.passes.verdict import Target, annotate, target_of
+from pygraph.passes.legality.rules import Target, annotate, target_of
 
 __all__ = ["Legality"]
 
@@ -45,7 +47,7 @@ class Legality(Pass):
 
 
 def _judge_all(graph: Graph, target: Target) -> bool:
-    changed = [annotate(node, judge(node, target)) for node in graph.nodes]
+    changed = [annotate(node, target) for node in graph.nodes]
     changed += [_judge_all(inner, target.within(inner)) for inner in graph.subgraphs.values()]
     return any(changed)
 

@@ -1,6 +1,7 @@
-"""When each node can run, in alternating turns of host and device: the algorithm of ``partitioning``, on positions.
+"""The order of steps in alternating turns of host and regions, with the fewest regions: one algorithm, on positions.
 
-It knows neither graphs nor costs: nodes are positions in a topological order, dependences lists of positions.
+Partitioning forms regions by it, placement batches uploads by it, and Inductor's fused nodes are ordered by it. Steps
+are positions in a topological order, dependences lists of positions.
 """
 
 from __future__ import annotations
@@ -10,22 +11,24 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import Enum
 
-__all__ = ["Kind", "assign", "earliest", "unit_order"]
+__all__ = ["Kind", "assign", "count_runs", "earliest", "fewest_runs", "unit_order"]
 
 Lists = Sequence[Sequence[int]]
 
 
 class Kind(Enum):
-    """What a node is to partitioning.
+    """Where a step has to run.
 
-    LAUNCHES  capturable, and launches kernels: must be in a region
-    FREE      capturable, launches nothing (a view, a size): may be in a region, but is not worth one
-    OUTSIDE   not capturable
+    LAUNCHES  in a region: it is capturable, and launches kernels
+    FREE      anywhere: it launches nothing (a view, a size), so it may be in a region, but is not worth one
+    OUTSIDE   outside of every region: it is not capturable
+    UPLOAD    in a region, of which it is the beginning: the host makes what it copies
     """
 
     LAUNCHES = "launches"
     FREE = "free"
     OUTSIDE = "outside"
+    UPLOAD = "upload"
 
 
 def earliest(kinds: Sequence[Kind], before: Lists) -> list[int]:
@@ -35,7 +38,8 @@ def earliest(kinds: Sequence[Kind], before: Lists) -> list[int]:
 
         time(v) = round(max(time(p) for p in before[v]), default 0)      round: up to even, up to odd, or not at all
 
-    One sweep, linear in nodes and dependences.
+    An UPLOAD rounds up to even, as the host's work, and goes to the odd time behind. One sweep, linear in nodes and
+    dependences.
 
     **The LAUNCHES nodes cannot be covered by fewer regions than they have odd times.** Sort the quotient of any valid
     partition topologically; give its regions the times 1, 3, 5, … in that order, and a node outside every region twice
@@ -55,6 +59,8 @@ def earliest(kinds: Sequence[Kind], before: Lists) -> list[int]:
             time += 1 - time % 2
         elif kind is Kind.OUTSIDE:
             time += time % 2
+        elif kind is Kind.UPLOAD:
+            time += time % 2 + 1
         times.append(time)
     return times
 
@@ -126,3 +132,18 @@ def unit_order(units: Sequence[int], before: Lists) -> list[int]:
             if waiting[follower] == 0:
                 heapq.heappush(ready, follower)
     return order
+
+
+def fewest_runs(inside: Sequence[bool], before: Lists) -> list[int]:
+    """A topological order of steps with as few runs of ``inside`` steps as there can be: by their earliest times.
+
+    Steps of one time are independent of those of other times in between, so times are an order; the number of runs is
+    that of the odd times, which no order can beat.
+    """
+    times = earliest([Kind.LAUNCHES if here else Kind.OUTSIDE for here in inside], before)
+    return sorted(range(len(inside)), key=lambda step: (times[step], step))
+
+
+def count_runs(inside: Sequence[bool]) -> int:
+    """The number of maximal runs of inside steps in an order."""
+    return sum(1 for i, here in enumerate(inside) if here and not (i and inside[i - 1]))

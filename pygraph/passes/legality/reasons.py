@@ -1,7 +1,4 @@
-"""Why a node cannot be captured: the enumerated codes, each with what it means and what a user can do about it.
-
-The rules that find a reason live in ``judge``; the operators that they know by name in ``operators``.
-"""
+"""Why a node cannot be captured: the enumerated codes, each with what it means and what a user can do about it."""
 
 from __future__ import annotations
 
@@ -12,172 +9,138 @@ __all__ = ["REASONS", "Reason"]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A code, as it stands in ``.pgir`` text, what it means, and what can be done about it (for the report)."""
+    """What a code means, and what can be done about it (for the report)."""
 
-    code: str
     explanation: str
     advice: str
 
 
-_TABLE = (
-    Reason(
-        "failed-capture",
+REASONS: dict[str, Reason] = {
+    "failed-capture": Reason(
         "an earlier capture of its region failed at the node, which was remembered for this compilation",
         "see what was met; tag an operator of yours cudagraph_unsafe to have it cut at once",
     ),
-    Reason(
-        "forbidden",
+    "forbidden": Reason(
         "the option 'forbid' of the legality pass names the operator",
         "take the operator off the list to have it captured",
     ),
-    Reason(
-        "barrier",
+    "barrier": Reason(
         "nothing may move across the node, so nothing can be captured together with it",
         "move the call out of the compiled function",
     ),
-    Reason(
-        "control-flow",
+    "control-flow": Reason(
         "which kernels run depends on data, and a captured region launches the same ones each time",
         "use torch.where, or a Python branch on a value that is known when the function is compiled",
     ),
-    Reason(
-        "host-code",
+    "host-code": Reason(
         "the node runs code on the host that a replay would not run again",
         "move the call out of the compiled function",
     ),
-    Reason(
-        "host-read",
+    "host-read": Reason(
         "the host waits for the device and reads a value: nothing has run yet while a region is being captured",
         "keep the value in a tensor, or read it after the function has returned",
     ),
-    Reason(
-        "host-assert",
+    "host-assert": Reason(
         "the host checks a number each time, which a replay would skip",
         "use torch._assert_async on a tensor, or check before the call",
     ),
-    Reason(
-        "dynamic-shape",
+    "dynamic-shape": Reason(
         "the shape of a result depends on data, and sizes are fixed in a captured region",
         "use a form of fixed size: torch.where for a boolean mask, nonzero_static, bounds given by the caller",
     ),
-    Reason(
-        "cudagraph-unsafe-tag",
+    "cudagraph-unsafe-tag": Reason(
         "the operator's author tagged it cudagraph_unsafe",
         "none, unless the operator is yours and the tag is out of date",
     ),
-    Reason(
-        "unsafe-operator",
+    "unsafe-operator": Reason(
         "the operator is known to synchronise, to allocate outside the capture, or to keep state on the host",
         "use an equivalent that does not, where there is one",
     ),
-    Reason(
-        "rng-state",
+    "rng-state": Reason(
         "the random state itself is read or set, which happens on the host",
         "let replays draw from the generator, without saving and restoring its state in between",
     ),
-    Reason(
-        "attention-dropout",
+    "attention-dropout": Reason(
         "fused attention with dropout keeps its random state on the CPU outside of a capture and on the device inside "
         "one, so that its forward and its backward must both be captured, or neither",
         "set the dropout of attention to 0, or have it computed by torch.nn.attention.SDPBackend.MATH",
     ),
-    Reason(
-        "stochastic",
+    "stochastic": Reason(
         "the node draws from the generator of another device than the captured one",
         "draw on the captured device (this changes the random numbers)",
     ),
-    Reason(
-        "generator-argument",
+    "generator-argument": Reason(
         "the node draws from a generator of its own, whose state a replay would not advance",
         "use the default generator of the device",
     ),
-    Reason(
-        "opaque-operand",
+    "opaque-operand": Reason(
         "the node takes or returns an object that is no plain strided tensor: its addresses are not known",
         "pass plain tensors",
     ),
-    Reason(
-        "opaque-operator",
+    "opaque-operator": Reason(
         "the operator is no operator of torch's: what it keeps, prints or sends is not known, and on the CPU a replay "
         "would call it as any call does",
         "none is needed: it runs between two regions",
     ),
-    Reason(
-        "storage-change",
+    "storage-change": Reason(
         "the node resizes or swaps the storage of a tensor, so that addresses change within the region",
         "copy into the tensor instead of setting its data",
     ),
-    Reason(
-        "stream-operator",
+    "stream-operator": Reason(
         "the node records or waits on streams and events of its own",
         "leave streams to the compiled function",
     ),
-    Reason(
-        "collective",
+    "collective": Reason(
         "other processes take part, and neither a comparison nor a repeated capture may run it alone",
         "none: it runs between two regions",
     ),
-    Reason(
-        "subgraph",
+    "subgraph": Reason(
         "a node of the subgraph that the node runs cannot be captured",
         "see the node that is named",
     ),
-    Reason(
-        "unknown-higher-order",
+    "unknown-higher-order": Reason(
         "the higher-order operator is not known here",
         "none",
     ),
-    Reason(
-        "unsupported-device",
+    "unsupported-device": Reason(
         "the node works on a kind of device that is not the one being captured",
         "move the tensors to the captured device",
     ),
-    Reason(
-        "multi-device",
+    "multi-device": Reason(
         "the node touches another device than the rest of the graph, and a region belongs to one device",
         "compile the work of each device separately",
     ),
-    Reason(
-        "device-copy",
+    "device-copy": Reason(
         "the node copies between the host and the device, and the host's side of the copy changes without a trace",
         "keep the tensor on the device",
     ),
-    Reason(
-        "cpu-scalar",
+    "cpu-scalar": Reason(
         "a kernel takes a CPU tensor of no dimensions, whose value is read on the host and fixed in the launch",
         "make the scalar on the device, or pass a Python number",
     ),
-    Reason(
-        "cpu-operand",
+    "cpu-operand": Reason(
         "a kernel on the device takes a CPU tensor",
         "move the tensor to the device",
     ),
-    Reason(
-        "cpu-operator",
+    "cpu-operator": Reason(
         "the node runs on the CPU while work of another device is captured",
         "make its operands on the device",
     ),
-    Reason(
-        "no-launch",
+    "no-launch": Reason(
         "the node launches nothing and no region is a user of it, so there is nothing to capture",
         "none is needed",
     ),
-    Reason(
-        "max-regions",
+    "max-regions": Reason(
         "the option 'max-regions' of the partitioning pass leaves it out in favour of heavier regions",
         "raise the limit",
     ),
-    Reason(
-        "not-partitioned",
+    "not-partitioned": Reason(
         "no pass of the pipeline put the node into a region",
         "add partitioning to the pipeline",
     ),
-    Reason(
-        "unknown-node",
+    "unknown-node": Reason(
         "Inductor made the node and nothing is known of it",
         "report it, with the dumped program",
     ),
-)
-
-REASONS: dict[str, Reason] = {entry.code: entry for entry in _TABLE}
+}
 """Every code that legality, partitioning and the inductor layer give, in the order in which the report lists them."""

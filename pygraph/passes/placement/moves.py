@@ -1,7 +1,4 @@
-"""Moving CPU factories, and exact operators on them, to the device that their results are copied to.
-
-Which operators are exact is in ``placement_rules``; what cannot be moved is uploaded by ``placement_uploads``.
-"""
+"""The device computes what the CPU computed for it: equal operators merge, factories and what is exact move."""
 
 from __future__ import annotations
 
@@ -20,8 +17,9 @@ from pygraph.ir import (
     Value,
     map_arg,
 )
-from pygraph.passes.judge_devices import copy_source, is_on_host
-from pygraph.passes.placement_facts import (
+from pygraph.passes.legality.rules import Target, copy_source, is_on_host
+from pygraph.passes.placement.exact import is_exact, is_factory
+from pygraph.passes.placement.facts import (
     Facts,
     Names,
     facts_of,
@@ -31,10 +29,51 @@ from pygraph.passes.placement_facts import (
     note_of_move,
     put_after,
 )
-from pygraph.passes.placement_rules import is_exact, is_factory
-from pygraph.passes.verdict import Target
 
-__all__ = ["Moves", "move_factories"]
+__all__ = ["Moves", "merge_equal", "move_factories"]
+
+
+def merge_equal(graph: Graph) -> int:
+    """Use the first of CPU operators with the same operands in place of the others; returns how many went.
+
+    before:  %s ─┬─ mul@cpu ─ sub@cpu ─ mul@cuda          after:  %s ─ mul@cpu ─ sub@cpu ─┬─ mul@cuda
+                 └─ mul@cpu ─ sub@cpu ─ mul@cuda                                          └─ mul@cuda
+
+    An optimizer's loop over parameters computes with the same learning rate for each. Only operators that do nothing
+    but compute, on tensors that nothing writes to, and whose results nobody could tell from one another.
+    """
+    facts = facts_of(graph)
+    first: dict[str, KernelNode] = {}
+    gone: list[KernelNode] = []
+    for node in graph.nodes:
+        if node.effects.barrier:
+            first.clear()
+        if not _is_mergeable(node, facts):
+            continue
+        kept = first.setdefault(_computation(node), node)
+        if kept is not node:
+            graph.replace_uses(node.output, kept.output)
+            gone.append(node)
+    graph.erase(*gone)
+    return len(gone)
+
+
+def _is_mergeable(node: KernelNode, facts: Facts) -> bool:
+    if node.meta.get(REASON) != "cpu-operator" or not node.op.startswith(("aten.", "prims.")):
+        return False
+    if not node.effects.is_pure or is_factory(node) or len(node.outputs) != 1 or node in facts.pinned:
+        return False
+    if any(isinstance(value.type, TensorType) and facts.is_written(value) for value in node.inputs):
+        return False
+    return not facts.is_observed(node.output)
+
+
+def _computation(node: KernelNode) -> str:
+    """What ``node`` computes, as text: numbers that are equal but not the same (``-0.0``, ``1.0`` and ``1``) differ."""
+    return f"{node.op} {node.args!r} {sorted(node.attrs.items(), key=lambda item: item[0])!r} {node.output.type!r}"
+
+
+# -- moving ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,117 +14,42 @@ from pygraph.ir import CONSTANT, Arg, DType, KernelNode, ScalarType, TensorType,
 
 __all__ = ["is_exact", "is_factory"]
 
-_FILLS = frozenset(
-    {
-        "aten.empty",
-        "aten.empty_permuted",
-        "aten.empty_strided",
-        "aten.eye",
-        "aten.full",
-        "aten.ones",
-        "aten.scalar_tensor",
-        "aten.tril_indices",
-        "aten.triu_indices",
-        "aten.zeros",
-        "prims.empty",
-        "prims.empty_permuted",
-        "prims.empty_strided",
-        "prims.full",
-        "prims.scalar_tensor",
-        CONSTANT,
-    }
-)
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_FILLS = _names(
+    """
+    aten.empty aten.empty_permuted aten.empty_strided aten.eye aten.full aten.ones aten.scalar_tensor
+    aten.tril_indices aten.triu_indices aten.zeros prims.empty prims.empty_permuted prims.empty_strided prims.full
+    prims.scalar_tensor
+    """
+) | {CONSTANT}
 """Factories whose values are given, or anything."""
 
 _RANGES = frozenset({"aten.arange", "prims.iota"})
 """Factories that count. In floating-point they are computed differently (f16, bf16 and fractional steps differ)."""
 
-_MOVEMENT = frozenset(
-    {
-        "aten._reshape_alias",
-        "aten._unsafe_view",
-        "aten.alias",
-        "aten.broadcast_to",
-        "aten.cat",
-        "aten.clone",
-        "aten.constant_pad_nd",
-        "aten.detach",
-        "aten.diagonal",
-        "aten.empty_like",
-        "aten.expand",
-        "aten.fill",
-        "aten.flip",
-        "aten.full_like",
-        "aten.lift_fresh",
-        "aten.lift_fresh_copy",
-        "aten.masked_fill",
-        "aten.new_empty",
-        "aten.new_full",
-        "aten.new_ones",
-        "aten.new_zeros",
-        "aten.ones_like",
-        "aten.permute",
-        "aten.repeat",
-        "aten.reshape",
-        "aten.roll",
-        "aten.select",
-        "aten.slice",
-        "aten.split",
-        "aten.split_with_sizes",
-        "aten.squeeze",
-        "aten.stack",
-        "aten.t",
-        "aten.transpose",
-        "aten.tril",
-        "aten.triu",
-        "aten.unbind",
-        "aten.unsqueeze",
-        "aten.view",
-        "aten.where",
-        "aten.zeros_like",
-        "prims.broadcast_in_dim",
-        "prims.cat",
-        "prims.clone",
-        "prims.squeeze",
-        "prims.transpose",
-        "prims.where",
-    }
+_MOVEMENT = _names(
+    """
+    aten._reshape_alias aten._unsafe_view aten.alias aten.broadcast_to aten.cat aten.clone aten.constant_pad_nd
+    aten.detach aten.diagonal aten.empty_like aten.expand aten.fill aten.flip aten.full_like aten.lift_fresh
+    aten.lift_fresh_copy aten.masked_fill aten.new_empty aten.new_full aten.new_ones aten.new_zeros aten.ones_like
+    aten.permute aten.repeat aten.reshape aten.roll aten.select aten.slice aten.split aten.split_with_sizes
+    aten.squeeze aten.stack aten.t aten.transpose aten.tril aten.triu aten.unbind aten.unsqueeze aten.view aten.where
+    aten.zeros_like prims.broadcast_in_dim prims.cat prims.clone prims.squeeze prims.transpose prims.where
+    """
 )
 """Operators that put elements elsewhere, where all operands but masks have the element type of the result."""
 
-_INTEGER = frozenset(
-    {
-        "aten.abs",
-        "aten.add",
-        "aten.all",
-        "aten.any",
-        "aten.bitwise_and",
-        "aten.bitwise_not",
-        "aten.bitwise_or",
-        "aten.bitwise_xor",
-        "aten.clamp",
-        "aten.clamp_max",
-        "aten.clamp_min",
-        "aten.cumsum",
-        "aten.eq",
-        "aten.ge",
-        "aten.gt",
-        "aten.le",
-        "aten.logical_and",
-        "aten.logical_not",
-        "aten.logical_or",
-        "aten.logical_xor",
-        "aten.lt",
-        "aten.maximum",
-        "aten.minimum",
-        "aten.mul",
-        "aten.ne",
-        "aten.neg",
-        "aten.rsub",
-        "aten.sign",
-        "aten.sub",
-        "aten.sum",
-    }
+_INTEGER = _names(
+    """
+    aten.abs aten.add aten.all aten.any aten.bitwise_and aten.bitwise_not aten.bitwise_or aten.bitwise_xor aten.clamp
+    aten.clamp_max aten.clamp_min aten.cumsum aten.eq aten.ge aten.gt aten.le aten.logical_and aten.logical_not
+    aten.logical_or aten.logical_xor aten.lt aten.maximum aten.minimum aten.mul aten.ne aten.neg aten.rsub aten.sign
+    aten.sub aten.sum
+    """
 )
 """Exact on integers and booleans, sums included. Shifts and powers are not: beyond the width, devices differ."""
 
@@ -133,24 +58,11 @@ _DIVISIONS = frozenset({"aten.div", "aten.floor_divide", "aten.fmod", "aten.rema
 
 _CASTS = frozenset({"aten._to_copy", "prims.convert_element_type"})
 
-_FLOATING = frozenset(
-    {
-        "aten.arange",
-        "aten.cos",
-        "aten.div",
-        "aten.erf",
-        "aten.exp",
-        "aten.linspace",
-        "aten.log",
-        "aten.pow",
-        "aten.reciprocal",
-        "aten.rsqrt",
-        "aten.sigmoid",
-        "aten.sin",
-        "aten.sqrt",
-        "aten.tan",
-        "aten.tanh",
-    }
+_FLOATING = _names(
+    """
+    aten.arange aten.cos aten.div aten.erf aten.exp aten.linspace aten.log aten.pow aten.reciprocal aten.rsqrt
+    aten.sigmoid aten.sin aten.sqrt aten.tan aten.tanh
+    """
 )
 """What the option ``floating`` adds, beside floats in integer arithmetic: the last bit may differ."""
 

@@ -1,7 +1,4 @@
-"""What placement asks of a graph before it moves anything: who uses CPU values on the device, and what can be observed.
-
-Nothing is changed here.
-"""
+"""What placement asks of a graph: who uses CPU values on the device, and what the caller can observe."""
 
 from __future__ import annotations
 
@@ -10,8 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from pygraph.ir import REASON, UPLOAD, Graph, KernelNode, Value, base_name, memory_roots
-from pygraph.passes.judge_devices import copy_source, is_on_host
-from pygraph.passes.verdict import Target
+from pygraph.passes.legality.rules import Target, copy_source, is_on_host
 
 __all__ = [
     "Facts",

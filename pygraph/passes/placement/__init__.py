@@ -1,7 +1,9 @@
-"""The placement pass: CPU values that block capture are made on the device, uploaded in batches, or fetched at the end.
+"""Placement: CPU values that block capture are made on the device, uploaded in batches, or fetched at the end.
 
-The steps live in ``placement_equal``, ``placement_moves``, ``placement_uploads`` and ``placement_order``; this file
-runs them and judges again what they changed.
+One CPU scalar among a kernel's operands cuts a region in two. Legality has said which nodes are refused for their
+devices alone; here equal CPU operators are merged (``moves``), what the device can compute to the last bit (``exact``)
+moves there, what is left is uploaded, and copies to the host sink to the end (``transfers``). Then what was changed is
+judged again. Nothing moves that the caller could observe (``facts``).
 """
 
 from __future__ import annotations
@@ -12,12 +14,9 @@ from typing import ClassVar
 
 from pygraph.ir import CAPTURABLE, REASON, Graph, KernelNode, Stage
 from pygraph.passes.base import Pass, PassContext, PassResult
-from pygraph.passes.judge import judge
-from pygraph.passes.placement_equal import merge_equal
-from pygraph.passes.placement_moves import Moves, move_factories
-from pygraph.passes.placement_order import sink_copies
-from pygraph.passes.placement_uploads import Uploads, batch_uploads
-from pygraph.passes.verdict import Target, annotate, target_of
+from pygraph.passes.legality.rules import Target, annotate, target_of
+from pygraph.passes.placement.moves import Moves, merge_equal, move_factories
+from pygraph.passes.placement.transfers import Uploads, batch_uploads, sink_copies
 
 __all__ = ["Placement"]
 
@@ -68,7 +67,7 @@ def _captured(graph: Graph) -> int:
 
 
 def _judge_again(graph: Graph, target: Target) -> bool:
-    changed = [annotate(node, judge(node, target)) for node in graph.nodes if _may_have_changed(node)]
+    changed = [annotate(node, target) for node in graph.nodes if _may_have_changed(node)]
     return any(changed)
 
 

@@ -1,7 +1,7 @@
 """Lifts a post-AOTAutograd FX graph to the IR: one kernel node per operator, under the FX node's name.
 
-Tuple ``getitem``s become results of the node that they index. Effects, costs, types and source lines come from the
-files beside this one.
+Tuple ``getitem``s become results of the node that they index. What an input is, AOTAutograd's names and the list of
+static inputs tell: roles inform reports, and what memory is worth giving back; only ``static`` is a promise.
 """
 
 from __future__ import annotations
@@ -13,19 +13,37 @@ from typing import Any, cast
 from torch import fx
 
 from pygraph import compat
-from pygraph.frontend.args import DICT, literal
-from pygraph.frontend.call import Call, Path
 from pygraph.frontend.costs import cost_of
-from pygraph.frontend.effects import effects_of, tags_text
+from pygraph.frontend.effects import Call, Path, effects_of, schema_facts, tags_text
 from pygraph.frontend.hops import higher_order_effects, wrapped_operator
 from pygraph.frontend.location import location_of
 from pygraph.frontend.names import FrontendError, op_name
-from pygraph.frontend.roles import role_of
-from pygraph.frontend.symbols import SymbolReader
-from pygraph.frontend.types import TypeReader
-from pygraph.ir import CONSTANT, FREE, MADE_FROM, TAGS, Arg, Graph, GraphRef, KernelNode, Stage, Value
+from pygraph.frontend.types import DICT, SymbolReader, TypeReader, literal
+from pygraph.ir import (
+    CONSTANT,
+    FREE,
+    MADE_FROM,
+    TAGS,
+    Arg,
+    Graph,
+    GraphRef,
+    KernelNode,
+    ScalarType,
+    Stage,
+    TensorType,
+    Type,
+    Value,
+)
 
-__all__ = ["FX_MADE_FROM", "lift", "made_from", "result_paths"]
+__all__ = [
+    "FX_MADE_FROM",
+    "backward_static_inputs",
+    "held_inputs",
+    "lent_inputs",
+    "lift",
+    "made_from",
+    "result_paths",
+]
 
 FX_MADE_FROM = "pygraph_made_from"
 """The key of an FX node's ``meta`` for what ``made_from`` says of those that it was made from."""
@@ -87,7 +105,7 @@ class _Lifter:
 
     def placeholder(self, node: fx.Node) -> None:
         type = self.types.type_of(node.meta.get("val"))
-        role, static = role_of(node, type, self.graph.kind, static=len(self.graph.inputs) in self.static)
+        role, static = _role_of(node, type, self.graph.kind, static=len(self.graph.inputs) in self.static)
         self.env[node] = self.graph.add_input(type, node.name, role=role, static=static)
 
     def get_attr(self, node: fx.Node) -> None:
@@ -225,3 +243,57 @@ def _as_arg(held: Any) -> Arg:
         return (DICT, *((str(key), _as_arg(item)) for key, item in held.items()))
     found: Arg = held
     return found
+
+
+# -- what an input is --------------------------------------------------------------------------------------------------
+
+
+def _role_of(node: fx.Node, type: Type, kind: str, *, static: bool) -> tuple[str, bool]:
+    """The role of a placeholder, and whether its address stays.
+
+    Saved activations and tangents are new in each call, whatever the caller's list says.
+    """
+    if isinstance(type, ScalarType):
+        return "scalar", False
+    if node.name.startswith("tangents_"):
+        return "tangent", False
+    if kind == "backward":
+        static = static and node.name.startswith("primals_")
+        return ("parameter" if static else "saved"), static
+    if not static:
+        return "input", False
+    trained = isinstance(type, TensorType) and type.dtype.is_floating and not _written(node)
+    return ("parameter" if trained else "buffer"), True
+
+
+def _written(node: fx.Node) -> bool:
+    """Whether some operator of the graph writes the placeholder itself."""
+    for user in node.users:
+        facts = schema_facts(user.target)
+        if facts is None:
+            continue
+        named = dict(zip(facts.names, user.args, strict=False)) | dict(user.kwargs)
+        if any(named.get(name) is node for name in facts.written):
+            return True
+    return False
+
+
+def backward_static_inputs(gm: fx.GraphModule, forward: Graph) -> tuple[int, ...]:
+    """Positions of the inputs of the backward ``gm`` that are static inputs of ``forward``, by name.
+
+    Inductor marks every saved tensor of a backward graph static; only those that were static before stay in place.
+    """
+    static = {value.name for value in forward.inputs if value.static}
+    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+    return tuple(index for index, name in enumerate(names) if name in static)
+
+
+def held_inputs(graph: Graph) -> frozenset[str]:
+    """The inputs that somebody holds until the program returns: all but what a backward may be left with."""
+    return frozenset(value.name for value in graph.inputs if value.role not in ("saved", "tangent"))
+
+
+def lent_inputs(graph: Graph) -> frozenset[str]:
+    """The inputs that somebody may hold until the program returns: autograd holds the tangents that it calls a backward
+    with, of which AOTAutograd passes on those whose strides it did not have to change."""
+    return frozenset(value.name for value in graph.inputs if value.role == "tangent")
