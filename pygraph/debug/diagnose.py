@@ -121,6 +121,6 @@ def _place(slot: Slot | None) -> str:
 
 
 def _named(program: Program, launch: Launch) -> str:
-    where = f" at {launch.loc}" if launch.loc else ""
+    where = f" at {launch.origin.loc}" if launch.origin.loc else ""
     call = f" of {launch.call}" if launch.call not in (None, launch.name) else ""
     return f"launch {launch.index} of {len(program.recording.launches)} ({launch.name}{call}{where})"

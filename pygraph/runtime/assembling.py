@@ -14,12 +14,15 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.driver import Program
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 
-__all__ = ["add_arguments", "add_outputs", "check_layout"]
+__all__ = ["add_arguments", "add_outputs", "check_program"]
 
 
-def check_layout(program: Program, alignment: int) -> None:
+def check_program(program: Program, alignment: int) -> None:
     """Raise CaptureError (``invalid-program``) unless intermediates lie in the workspace, at multiples of ``alignment``
-    bytes, and the fresh allocations are those of the outputs."""
+    bytes, the fresh allocations are those of the outputs, and the steps cover all launches in their order."""
+    bounds = [bound for step in program.steps for bound in (step.begin, step.end)]
+    if bounds[1:-1:2] != bounds[2::2] or [*bounds[:1], *bounds[-1:]] != [0, len(program.recording.launches)]:
+        raise CaptureError("invalid-program", "the steps do not cover the launches in their order")
     layout, recording = program.layout, program.recording
     pool = {a.index: a for a in recording.allocations if a.kind is AllocationKind.POOL}
     for index, offset in layout.offsets.items():

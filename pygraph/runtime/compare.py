@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph.errors import ReplayError
-from pygraph.runtime.driver import Driver, Executable, Program, Transient
+from pygraph.runtime.driver import Driver, Executable, Program, ScratchPool
 from pygraph.runtime.nondeterminism import AGREED, RUNS, Spread, Unlike, beyond, shares, unrepeatable, widened
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
 from pygraph.runtime.tensors import Block, Snapshot, bits, blocks, digest, extent, same_bytes, span, take
@@ -93,13 +93,13 @@ def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any
     to what uncaptured runs differ by. Another random state refuses the replay this time (``random-state``): another
     thread may have drawn.
 
-    All but the run that answers the call uses the driver's transient memory, or, where that has no room beside what the
+    All but the run that answers the call uses the driver's scratch memory, or, where that has no room beside what the
     allocator keeps for later, ordinary memory. Raises what ``fn`` raises on ``args``, and ReplayError if the replay
     damaged an argument that it should only read and that was too large to copy, or if the random state could not be
     brought back.
     """
-    with driver.transient(args) as transient:
-        verdict = _compare(fn, driver, executable, args, scope, transient)
+    with driver.scratch_pool(args) as scratch:
+        verdict = _compare(fn, driver, executable, args, scope, scratch)
     if isinstance(verdict, Refusal):
         verdict = _compare(fn, driver, executable, args, scope, contextlib.nullcontext)
     if not isinstance(verdict, Refusal):
@@ -108,16 +108,16 @@ def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any
 
 
 def _compare(
-    fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope, transient: Transient
+    fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope, scratch: ScratchPool
 ) -> Verdict | Refusal:
     """The same with one kind of memory; a Refusal if there was too little, and then ``fn`` has not run on ``args``.
 
-    Nothing refers to ``transient`` memory any more when this returns.
+    Nothing refers to ``scratch`` memory any more when this returns.
     """
     trial: _Trial | None = None
     first: _First | Refusal
     try:
-        with transient():
+        with scratch():
             trial = _Trial(fn, driver, executable, args, scope)
             first = trial.replay_on_copies()
     except ReplayError:
@@ -131,13 +131,13 @@ def _compare(
     outputs = fn(list(args))
     if trial is None or isinstance(first, Refusal):
         return Verdict(outputs, first if isinstance(first, Refusal) else None)
-    return _judged(trial, first, outputs, transient)
+    return _judged(trial, first, outputs, scratch)
 
 
-def _judged(trial: _Trial, first: _First, outputs: Sequence[Any], transient: Transient) -> Verdict:
+def _judged(trial: _Trial, first: _First, outputs: Sequence[Any], scratch: ScratchPool) -> Verdict:
     """The verdict on a replay, and where it is wrong, the launch that is."""
     try:
-        with transient():
+        with scratch():
             verdict = trial.judge(first, outputs)
     except ReplayError:
         raise
@@ -172,13 +172,13 @@ def verify(
     if trial.over_budget:
         unverified(f"copies of written arguments exceed {scope.budget} bytes")
         return None
-    with driver.transient(args) as transient:
-        return _verify(trial, name, transient, unverified)
+    with driver.scratch_pool(args) as scratch:
+        return _verify(trial, name, scratch, unverified)
 
 
-def _verify(trial: _Trial, name: str, transient: Transient, unverified: Callable[[str], None]) -> Sequence[Any] | None:
+def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable[[str], None]) -> Sequence[Any] | None:
     try:
-        with transient():
+        with scratch():
             expected = trial.run_on_copies()
     except ReplayError:
         raise
@@ -192,14 +192,14 @@ def _verify(trial: _Trial, name: str, transient: Transient, unverified: Callable
     if outputs is None:
         return None
     try:
-        with transient():
+        with scratch():
             differs = trial.unlike(expected, outputs)
     except Exception as error:  # noqa: BLE001 - the replay has answered the call
         unverified(f"the comparison raised {type(error).__name__}: {error}")
         return outputs
     if differs is not None:
         found = trial.diagnosed()
-        with transient():
+        with scratch():
             near = trial.scope.spread is not None and trial.unlike(expected, outputs, loosely=True) is None
         if near and found is not None and found.right:
             return outputs
@@ -414,7 +414,7 @@ class _Trial:
         return verdict if found is None else replace(verdict, refusal=found.added_to(refusal))
 
     def diagnosed(self) -> Finding | None:
-        """The launch in which a replay differs. Not to be called within transient memory: it captures. Not looked for
+        """The launch in which a replay differs. Not to be called within scratch memory: it captures. Not looked for
         where that would run the body of an operator that is written in Python."""
         program = self.scope.program
         if program is None or program.recording.python:

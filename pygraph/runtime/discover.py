@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.driver import Driver, Executable, Keepers, Program, Slot
+from pygraph.runtime.driver import Driver, Executable, Keepers, Program, Slot, one_graph
 from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
@@ -110,9 +110,9 @@ def _program(recording: Recording, table: SlotTable, args: Sequence[Any], keeper
         recording=recording,
         slots=table.slots,
         layout=plan(recording, table.slots, alignment=recording.alignment),
-        order=tuple(range(len(recording.launches))),
+        steps=one_graph(recording),
         alignment={i: ALIGNMENT for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)},
-        inert=table.inert,
+        non_pointers=table.non_pointers,
         keepers=keepers,
         name=name,
     )
@@ -128,7 +128,7 @@ def _real_memory(args: Sequence[Any]) -> list[Allocation]:
 
 
 def written_arguments(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
-    """Positions of the arguments that a launch may write: exact where accesses are known, else all that it is given
+    """Positions of the arguments that a launch may write: exact where uses are known, else all that it is given
     and that is not known to be read only."""
     inputs = [slot for slot in slots if slot.kind is AllocationKind.INPUT]
     return frozenset(slot.index for slot in inputs if recording.launches[slot.launch].may_write(slot.word, slot.key))
@@ -139,7 +139,7 @@ def outside(recording: Recording, slots: Sequence[Slot]) -> Refusal | None:
     sizes = {a.key: a.nbytes for a in recording.allocations}
     places = {(slot.launch, slot.word): slot for slot in slots}
     for launch in recording.launches:
-        for access in launch.accesses or ():
+        for access in launch.uses or ():
             slot = places.get((launch.index, access.word))
             if slot is None or not access.nbytes:
                 continue

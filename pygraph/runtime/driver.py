@@ -15,10 +15,21 @@ import torch
 
 from pygraph.runtime.recording import AllocationKind, Recording
 
-__all__ = ["Driver", "Executable", "Keepers", "Layout", "NonPointerWord", "Program", "Slot", "Transient"]
+__all__ = [
+    "Driver",
+    "Executable",
+    "GraphSegment",
+    "Keepers",
+    "Layout",
+    "NonPointerWord",
+    "Program",
+    "ScratchPool",
+    "Slot",
+    "one_graph",
+]
 
-Transient = Callable[[], AbstractContextManager[object]]
-"""Within ``with transient():``, entered as often as one likes, what this thread allocates is transient memory."""
+ScratchPool = Callable[[], AbstractContextManager[object]]
+"""Within ``with scratch():``, entered as often as one likes, what this thread allocates is scratch memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +82,35 @@ class Keepers:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphSegment:
+    """A step of a program: launches ``begin`` to ``end`` (excluded), launched as one graph."""
+
+    begin: int
+    end: int
+
+
+def one_graph(recording: Recording) -> tuple[GraphSegment, ...]:
+    """All launches of ``recording`` as one step."""
+    return (GraphSegment(0, len(recording.launches)),)
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """All that a driver needs to replay: the recording, which of its words are addresses, and where memory lies.
 
-    ``order`` is the order in which launches run (a permutation of their indices; the recorded order by default).
-    ``alignment`` gives, for each tensor argument, the bytes that a replayed address must be congruent to the
-    captured one by; an address that is not is copied first when the argument is only read. ``inert`` lists the words
-    that read as addresses and are not slots. ``keepers`` tells the arguments that outlive the call for others.
-    ``name`` is what profilers call a replay.
+    ``steps`` run one after the other, and cover the launches in their order; a driver may cut one into several, to give
+    memory back in between. ``alignment`` gives, for each tensor argument, the bytes that a replayed address must be
+    congruent to the captured one by; an address that is not is copied first when the argument is only read.
+    ``non_pointers`` lists the words that read as addresses and are not slots. ``keepers`` tells the arguments that
+    outlive the call for others. ``name`` is what profilers call a replay.
     """
 
     recording: Recording
     slots: tuple[Slot, ...]
     layout: Layout
-    order: tuple[int, ...]
+    steps: tuple[GraphSegment, ...]
     alignment: dict[int, int]
-    inert: tuple[NonPointerWord, ...] = ()
+    non_pointers: tuple[NonPointerWord, ...] = ()
     keepers: Keepers = field(default_factory=Keepers)
     name: str = ""
 
@@ -158,14 +182,14 @@ class Driver(Protocol):
         """
         ...
 
-    def transient(self, args: Sequence[Any]) -> AbstractContextManager[Transient]:
+    def scratch_pool(self, args: Sequence[Any]) -> AbstractContextManager[ScratchPool]:
         """Memory on the device of ``args`` for what nobody keeps; leaving gives it back to the system.
 
         A tensor that is alive even then goes on being valid, and holds its part of it.
         """
         ...
 
-    def trim(self, device: torch.device | None) -> None:
+    def release_cached(self, device: torch.device | None) -> None:
         """Give back to the system what uncaptured runs on ``device`` (None: the current one) have left for later ones,
         such as workspaces of libraries and cached memory. What is submitted to the current stream is waited for."""
         ...

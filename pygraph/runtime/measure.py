@@ -178,7 +178,7 @@ class Measurement:
         if self._entry is not None and not decision.disturbed:
             self._entry.write(decision)
         if decision.choice == REPLAY and self._tried:
-            self._driver.trim(self._device)
+            self._driver.release_cached(self._device)
         invalidate_all()
 
     def _begin(self) -> _Block | None:

@@ -177,7 +177,7 @@ def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Outpu
     """Whether an output, or the argument at a position, may come out otherwise each time: a launch that is known to be
     non-deterministic writes it, or one that reads what such a launch wrote, and so on.
 
-    A launch of unknown accesses reads all that it is given, and writes what it is not known to read only. What was
+    A launch of unknown uses reads all that it is given, and writes what it is not known to read only. What was
     once decided by such a launch counts as such for good, also where it is overwritten.
     """
     used: dict[int, list[Slot]] = {}

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.recording import Launch
+from pygraph.runtime.recording import UNKNOWN, Launch, Origin
 
 __all__ = [
     "UNKNOWN",
@@ -36,27 +36,6 @@ __all__ = [
     "reset_blame",
     "tracing",
 ]
-
-_SHOWN = 3
-"""Lines of the user's that one launch is said to come from; more are counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What one line runs: the operators of the compiled graph by name (several, where it cannot be told which of them
-    it is), and the user's line or lines, if known."""
-
-    nodes: tuple[str, ...] = ()
-    locs: tuple[str, ...] = ()
-
-    @property
-    def loc(self) -> str | None:
-        """The user's lines as one text, or None."""
-        more = [f"and {len(self.locs) - _SHOWN} more"] if len(self.locs) > _SHOWN else []
-        return ", ".join([*self.locs[:_SHOWN], *more]) or None
-
-
-UNKNOWN = Origin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +154,7 @@ class Refusal:
     @classmethod
     def at(cls, launch: Launch, reason: str, detail: str) -> Refusal:
         """A refusal caused by ``launch``."""
-        return cls(reason, detail, launch.name, launch.loc, launch.nodes)
+        return cls(reason, detail, launch.name, launch.origin.loc, launch.origin.nodes)
 
     @classmethod
     def of(cls, error: BaseException, failure: Failure | None = None) -> Refusal:

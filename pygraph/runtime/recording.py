@@ -11,17 +11,19 @@ from enum import Enum
 
 __all__ = [
     "COLLECTIVES",
-    "Access",
+    "UNKNOWN",
     "Allocation",
     "AllocationKind",
     "Launch",
     "LaunchKind",
+    "Origin",
     "Output",
     "OutputKind",
     "PythonCall",
     "Recording",
     "UnownedAddress",
     "UnownedMemory",
+    "Use",
 ]
 
 WORD = 8
@@ -81,7 +83,7 @@ class LaunchKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class Use:
     """Bytes that one word's memory is accessed at: from ``start`` (relative to the word's address), ``nbytes`` long."""
 
     word: int
@@ -113,13 +115,36 @@ class UnownedAddress:
     detail: str
 
 
+_SHOWN = 3
+"""Lines of the user's that one launch is said to come from; more are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What one line runs: the operators of the compiled graph by name (several, where it cannot be told which of them
+    it is), and the user's line or lines, if known."""
+
+    nodes: tuple[str, ...] = ()
+    locs: tuple[str, ...] = ()
+
+    @property
+    def loc(self) -> str | None:
+        """The user's lines as one text, or None."""
+        more = [f"and {len(self.locs) - _SHOWN} more"] if len(self.locs) > _SHOWN else []
+        return ", ".join([*self.locs[:_SHOWN], *more]) or None
+
+
+UNKNOWN = Origin()
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel, operator, copy or fill in the order of capture.
 
     ``words`` are the parameter's raw 8-byte words; ``signature`` is everything else that decides what the launch
-    does (sizes, strides, dtypes, flags) and must be equal in two captures. ``accesses`` is exact where the driver
-    knows it, else None (unknown). ``loc`` is the user's line, if known.
+    does (sizes, strides, dtypes, flags) and must be equal in two captures. ``uses`` is exact where the driver
+    knows it, else None: it may use all that it can reach. ``origin``
+    tells the operators of the compiled graph that it computes, or may compute, and the user's line.
     """
 
     index: int
@@ -127,15 +152,13 @@ class Launch:
     name: str
     words: tuple[int, ...]
     signature: Hashable
-    accesses: tuple[Access, ...] | None = None
-    loc: str | None = None
+    uses: tuple[Use, ...] | None = None
+    origin: Origin = UNKNOWN
     random: bool = False
     """Draws from a generator: such launches keep their order among themselves."""
     read_only: frozenset[tuple[AllocationKind, int]] = frozenset()
-    """Allocations that the launch surely does not write, where its accesses are unknown. (Not compared between
+    """Allocations that the launch surely does not write, where its uses are unknown. (Not compared between
     captures: it follows from the call that the launch came from.)"""
-    nodes: tuple[str, ...] = ()
-    """The operators of the compiled graph that it computes, or may compute, by name; none where that is not known."""
     call: str | None = None
     """The call that it came from, if known."""
     may_access: frozenset[tuple[AllocationKind, int]] | None = None
@@ -153,13 +176,13 @@ class Launch:
 
     def may_read(self, word: int) -> bool:
         """Whether it may read the memory that word ``word`` points into."""
-        return self.accesses is None or any(a.reads and a.word == word for a in self.accesses)
+        return self.uses is None or any(a.reads and a.word == word for a in self.uses)
 
     def may_write(self, word: int, owner: tuple[AllocationKind, int]) -> bool:
         """Whether it may write the memory that word ``word`` points into, which belongs to ``owner``."""
-        if self.accesses is None:
+        if self.uses is None:
             return owner not in self.read_only
-        return any(a.writes and a.word == word for a in self.accesses)
+        return any(a.writes and a.word == word for a in self.uses)
 
     def unowned_at(self, word: int) -> UnownedAddress | None:
         """What is known of word ``word`` as an address of nobody's memory."""

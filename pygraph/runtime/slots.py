@@ -33,13 +33,13 @@ class SlotTable:
     """The slots of a region, and the launch sequence (kinds, names, numbers of words) and phases that they hold for.
 
     ``padding`` lists (launch, word) of words that differ between captures and are no address on either side;
-    ``inert`` words read as addresses, but are no operands.
+    ``non_pointers`` words read as addresses, but are no operands.
     """
 
     slots: tuple[Slot, ...]
     padding: tuple[tuple[int, int], ...]
     sequence: _Shape
-    inert: tuple[NonPointerWord, ...]
+    non_pointers: tuple[NonPointerWord, ...]
     phases: tuple[int, ...] = ()
 
     @property
@@ -48,8 +48,8 @@ class SlotTable:
         differing = tuple(
             f"{self.sequence[i][1]}: word {w} differs between captures and is no address" for i, w in self.padding
         )
-        replaced = [word for word in self.inert if word.scratch]
-        left = [word for word in self.inert if not word.scratch]
+        replaced = [word for word in self.non_pointers if word.scratch]
+        left = [word for word in self.non_pointers if not word.scratch]
         return (
             *differing,
             *self._counted(replaced, "that nobody sets point at scratch memory"),
@@ -112,7 +112,7 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     explained = {index for call in first.python for launches in call.explained for index in launches}
     slots: list[Slot] = []
     padding: list[tuple[int, int]] = []
-    inert: list[NonPointerWord] = []
+    non_pointers: list[NonPointerWord] = []
     for a, position in _words(first):
         b = second.launches[a.index]
         verdict = _verdict(pair, a, b, position)
@@ -121,13 +121,13 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
         if isinstance(verdict, Slot):
             slots.append(verdict)
         elif verdict is not None:
-            inert.append(verdict)
+            non_pointers.append(verdict)
         elif a.words[position] != b.words[position]:
             if a.call in python and a.index not in explained:
                 said = f"word {position} is another number in the second capture of {a.call}"
                 return Refusal.at(a, "unstable-number", f"{said}, which depends on more than its arguments")
             padding.append((a.index, position))
-    return SlotTable(tuple(slots), tuple(padding), _sequence(first), tuple(inert), first.phases)
+    return SlotTable(tuple(slots), tuple(padding), _sequence(first), tuple(non_pointers), first.phases)
 
 
 def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] = ()) -> SlotTable | None:
@@ -146,16 +146,16 @@ def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] 
     if len(slots) < len(table.slots):
         return None
     expected = {(slot.launch, slot.word) for slot in slots}
-    inert: list[NonPointerWord] = []
+    non_pointers: list[NonPointerWord] = []
     for launch, position in _words(recording):
         if (launch.index, position) in expected:
             continue
         word, foreign = launch.words[position], _foreign(launch, position)
         if isinstance(foreign, NonPointerWord):
-            inert.append(foreign)
+            non_pointers.append(foreign)
         elif foreign is not None or addresses.places(word, launch.index) or addresses.inside(word) or real.inside(word):
             return None
-    return SlotTable(tuple(slots), table.padding, table.sequence, tuple(inert), table.phases)
+    return SlotTable(tuple(slots), table.padding, table.sequence, tuple(non_pointers), table.phases)
 
 
 def _again(slot: Slot, recording: Recording, addresses: AddressMap) -> Slot | None:
@@ -295,7 +295,7 @@ def _unstable(first: Recording, second: Recording) -> Refusal | None:
     for a, b in zip(first.launches, second.launches, strict=True):
         if (a.kind, a.name, len(a.words)) != (b.kind, b.name, len(b.words)):
             return Refusal.at(a, "unstable-launches", f"launch {a.index} was {a.name}, then {b.name}")
-        if a.signature != b.signature or a.accesses != b.accesses or a.random != b.random:
+        if a.signature != b.signature or a.uses != b.uses or a.random != b.random:
             return Refusal.at(a, "unstable-launches", f"launch {a.index} did not do the same twice")
     if first.phases != second.phases:
         return Refusal("unstable-order", "the same launches are put in another order by the second capture")

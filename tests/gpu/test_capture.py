@@ -150,9 +150,9 @@ def test_while_the_caller_captures_nothing_is_waited_for_or_given_back(driver: D
     x, graph = cuda(4), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         assert not driver.synchronise(None)
-        with driver.transient([x]) as transient, transient():
+        with driver.scratch_pool([x]) as transient, transient():
             y = x + 1
-        driver.trim(None)
+        driver.release_cached(None)
     graph.replay()
     assert torch.equal(y, x + 1)
 

@@ -124,7 +124,7 @@ def test_library_workspaces_are_not_held_twice(driver: Driver) -> None:
 
 def test_memory_goes_back_to_the_system(driver: Driver) -> None:
     before = torch.cuda.memory_reserved()
-    with driver.transient([]) as transient:
+    with driver.scratch_pool([]) as transient:
         for _ in range(2):
             with transient():
                 big = torch.ones(64 * MB, dtype=torch.uint8, device="cuda")
@@ -137,7 +137,7 @@ def test_memory_goes_back_to_the_system(driver: Driver) -> None:
 
 def test_a_tensor_that_outlives_it_stays_valid(driver: Driver) -> None:
     before = torch.cuda.memory_reserved()
-    with driver.transient([]) as transient, transient():
+    with driver.scratch_pool([]) as transient, transient():
         kept = torch.full((4 * MB,), 7, dtype=torch.int32, device="cuda")
     others = [torch.zeros(4 * MB, dtype=torch.int32, device="cuda") for _ in range(8)]
     assert bool((kept == 7).all())
@@ -153,7 +153,7 @@ def test_it_is_one_threads_memory(driver: Driver) -> None:
         return tuple(next(owners)["segment_pool_id"])
 
     found: list[torch.Tensor] = []
-    with driver.transient([]) as transient:
+    with driver.scratch_pool([]) as transient:
         with transient():
             mine = torch.ones(32 * MB, dtype=torch.uint8, device="cuda")
             other = threading.Thread(target=lambda: found.append(torch.ones(32 * MB, dtype=torch.uint8, device="cuda")))
@@ -168,9 +168,9 @@ def test_it_is_one_threads_memory(driver: Driver) -> None:
 def test_within_the_callers_own_pool_it_is_given_back_later(driver: Driver) -> None:
     before = torch.cuda.memory_reserved()
     pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool), driver.transient([]) as transient, transient():
+    with torch.cuda.use_mem_pool(pool), driver.scratch_pool([]) as transient, transient():
         torch.ones(64 * MB, dtype=torch.uint8, device="cuda")
-    with driver.transient([]):
+    with driver.scratch_pool([]):
         pass
     assert torch.cuda.memory_reserved() == before
 
@@ -208,7 +208,7 @@ def test_a_comparison_beside_captures_of_other_threads(driver: Driver) -> None:
         thread.join()
     assert not errors
     settle()
-    with driver.transient([]):
+    with driver.scratch_pool([]):
         pass
     pools = {tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()}
     assert pools <= {(0, 0)}, "a comparison's memory was not given back"

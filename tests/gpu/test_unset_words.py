@@ -14,7 +14,7 @@ import torch
 from pygraph.compat import storage_from_address
 from pygraph.runtime.cuda.addresses import SCRATCH
 from pygraph.runtime.discover import capture
-from pygraph.runtime.driver import Driver, NonPointerWord, Program
+from pygraph.runtime.driver import Driver, NonPointerWord, Program, one_graph
 from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import AllocationKind
@@ -61,7 +61,9 @@ def refused(driver: Driver, region: Region, args: list[Any]) -> Refusal:
     region(list(args))
     torch.cuda.synchronize()
     found = capture(region, driver, args)
-    assert isinstance(found, Refusal), f"captured, with slots {found.table.slots} and inert words {found.table.inert}"
+    assert isinstance(found, Refusal), (
+        f"captured, with slots {found.table.slots} and inert words {found.table.non_pointers}"
+    )
     return found
 
 
@@ -138,16 +140,18 @@ def program(driver: Driver, region: Region, args: list[Any]) -> Program:
     table = discover(first, second)
     assert isinstance(table, SlotTable), table
     layout = plan(first, table.slots, alignment=first.alignment)
-    return Program(first, table.slots, layout, tuple(range(len(first.launches))), {}, table.inert)
+    return Program(first, table.slots, layout, one_graph(first), {}, table.non_pointers)
 
 
 def test_an_unset_entry_of_a_list_may_point_at_scratch(driver: Driver) -> None:
     """Of the addresses that a fused list kernel takes by value, those behind the last tensor are never used."""
     made = program(driver, foreach, [rand(100), rand(7, 3)])
-    places = {(slot.launch, slot.word) for slot in made.slots} | {(word.launch, word.word) for word in made.inert}
+    places = {(slot.launch, slot.word) for slot in made.slots} | {
+        (word.launch, word.word) for word in made.non_pointers
+    }
     launch = next(found for found in made.recording.launches if "multi_tensor_apply" in found.name)
     assert (launch.index, 20) not in places, launch.words[:64]
-    marked = replace(made, inert=(*made.inert, NonPointerWord(launch.index, 20, scratch=True)))
+    marked = replace(made, non_pointers=(*made.non_pointers, NonPointerWord(launch.index, 20, scratch=True)))
     executable = driver.instantiate(marked)
     for _ in range(3):
         args = [rand(100), rand(7, 3)]
@@ -162,7 +166,7 @@ def test_an_operand_that_pointed_at_scratch_would_show(driver: Driver) -> None:
     slots = tuple(slot for slot in made.slots if slot is not operand)
     assert len(slots) == len(made.slots) - 1
     executable = driver.instantiate(
-        replace(made, slots=slots, inert=(NonPointerWord(operand.launch, operand.word, scratch=True),))
+        replace(made, slots=slots, non_pointers=(NonPointerWord(operand.launch, operand.word, scratch=True),))
     )
     x = rand(1000)
     outputs = executable.replay([x])

@@ -38,11 +38,11 @@ def conflicts(one: KernelNode, other: KernelNode, roots: dict[Value, Value]) -> 
         return True
     if (a.rng is not None and a.rng == b.rng) or (a.collective is not None and a.collective == b.collective):
         return True
-    pairs = [(i, j) for i, first in accesses(one) for j, then in accesses(other) if first or then]
+    pairs = [(i, j) for i, first in uses(one) for j, then in uses(other) if first or then]
     return any(roots[one.inputs[i]] is roots[other.inputs[j]] for i, j in pairs)
 
 
-def accesses(node: KernelNode) -> list[tuple[int, bool]]:
+def uses(node: KernelNode) -> list[tuple[int, bool]]:
     """Operands whose memory ``node`` touches, and whether it writes there."""
     reads = range(len(node.inputs)) if node.effects.reads is None else node.effects.reads
     return [*((i, False) for i in reads), *((i, True) for i in node.effects.writes)]

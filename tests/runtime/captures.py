@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from pygraph.runtime.recording import (
-    Access,
     Allocation,
     AllocationKind,
     Launch,
@@ -15,19 +14,20 @@ from pygraph.runtime.recording import (
     Output,
     OutputKind,
     Recording,
+    Use,
 )
 
 __all__ = ["Capture", "reads", "writes"]
 
 
-def reads(word: int, nbytes: int, start: int = 0) -> Access:
+def reads(word: int, nbytes: int, start: int = 0) -> Use:
     """``nbytes`` read at ``start`` bytes behind word ``word``."""
-    return Access(word, start, nbytes, reads=True, writes=False)
+    return Use(word, start, nbytes, reads=True, writes=False)
 
 
-def writes(word: int, nbytes: int, start: int = 0) -> Access:
+def writes(word: int, nbytes: int, start: int = 0) -> Use:
     """``nbytes`` written at ``start`` bytes behind word ``word``."""
-    return Access(word, start, nbytes, reads=False, writes=True)
+    return Use(word, start, nbytes, reads=False, writes=True)
 
 
 class Capture:
@@ -63,10 +63,10 @@ class Capture:
         """The next constant."""
         return self.allocate(AllocationKind.CONSTANT, nbytes, address)
 
-    def launch(self, *words: int, name: str = "kernel", accesses: Sequence[Access] | None = None, **facts: Any) -> None:
+    def launch(self, *words: int, name: str = "kernel", uses: Sequence[Use] | None = None, **facts: Any) -> None:
         """The next launch."""
-        known = None if accesses is None else tuple(accesses)
-        fields = {"kind": LaunchKind.KERNEL, "signature": (), "accesses": known, **facts}
+        known = None if uses is None else tuple(uses)
+        fields = {"kind": LaunchKind.KERNEL, "signature": (), "uses": known, **facts}
         self.launches.append(Launch(len(self.launches), name=name, words=words, **fields))
 
     def fresh(self, allocation: int) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.driver import Program, Transient
+from pygraph.runtime.driver import Program, ScratchPool
 from pygraph.runtime.provenance import ran
-from pygraph.runtime.recording import Access, PythonCall, Recording
+from pygraph.runtime.recording import Origin, PythonCall, Recording, Use
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.runtime.tensors import bits, extent
 from tests.runtime.captures import Capture
@@ -104,14 +104,17 @@ class FakeDriver:
         sizes = {i: extent(a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
         words = [capture.input(nbytes, index=i) for i, nbytes in sizes.items()]
         pool = capture.pool(64)
-        accesses = None
+        uses = None
         if self.written is not None:
-            accesses = [Access(w, 0, n, True, i in self.written) for w, (i, n) in enumerate(sizes.items())]
-        facts_of_launch = {"loc": "toy.py:1", "nondeterministic": self.nondeterministic}
+            uses = [Use(w, 0, n, True, i in self.written) for w, (i, n) in enumerate(sizes.items())]
+        facts_of_launch: dict[str, Any] = {
+            "origin": Origin(locs=("toy.py:1",)),
+            "nondeterministic": self.nondeterministic,
+        }
         for call in self.python:
             ran(call.name)
-            facts_of_launch.update(call=call.name, nodes=call.nodes)
-        capture.launch(*words, pool, name="toy", accesses=accesses, **facts_of_launch)
+            facts_of_launch.update(call=call.name, origin=Origin(call.nodes, ("toy.py:1",)))
+        capture.launch(*words, pool, name="toy", uses=uses, **facts_of_launch)
         if self.edits:
             self.edits.pop(0)(capture)
         payload = (fn, facts(args, self.sensitive, exact=self.exact))
@@ -145,12 +148,12 @@ class FakeDriver:
         assert device is None
         return self.drains()
 
-    def trim(self, device: torch.device | None) -> None:
+    def release_cached(self, device: torch.device | None) -> None:
         assert device is None
         self.trimmed += 1
 
     @contextlib.contextmanager
-    def transient(self, args: Sequence[Any]) -> Iterator[Transient]:
+    def scratch_pool(self, args: Sequence[Any]) -> Iterator[ScratchPool]:
         try:
             yield self._inside
         finally:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pygraph.errors import ReplayError
-from pygraph.runtime.driver import Transient
+from pygraph.runtime.driver import ScratchPool
 from pygraph.runtime.nondeterminism import RUNS
 from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.fake import FakeDriver, watched_region
@@ -277,8 +277,8 @@ def test_nothing_of_a_comparison_outlives_its_memory() -> None:
 
     class Watching(FakeDriver):
         @contextlib.contextmanager
-        def transient(self, args: Sequence[Any]) -> Iterator[Transient]:
-            with super().transient(args) as transient:
+        def scratch_pool(self, args: Sequence[Any]) -> Iterator[ScratchPool]:
+            with super().scratch_pool(args) as transient:
                 yield transient
             assert not [ref for ref in alive if ref() is not None]
 

@@ -62,7 +62,7 @@ def test_an_address_of_what_a_call_cannot_use_stays_as_captured(reason: str) -> 
     table = both(may_access=OPERAND, words=DOUBTS[reason])
     assert isinstance(table, SlotTable)
     assert table.slots == (Slot(0, 0, INPUT, 0, 0),)
-    assert table.inert == (NonPointerWord(0, 1, call="aten.sum.default"),)
+    assert table.non_pointers == (NonPointerWord(0, 1, call="aten.sum.default"),)
     (note,) = table.notes
     assert note.startswith("1 word read as addresses of what their calls do not use")
     assert note.endswith("(first: sum word 1 of aten.sum.default)")
@@ -115,7 +115,7 @@ def test_memory_of_nobodys(memory: UnownedMemory, word: int, outcome: str, again
         assert found.detail == f"word 1 is {word:#x} of nobody's (in a call of aten.sum.default)"
     else:
         assert isinstance(found, SlotTable)
-        assert found.inert == (NonPointerWord(0, 1, outcome == "scratch", "aten.sum.default"),)
+        assert found.non_pointers == (NonPointerWord(0, 1, outcome == "scratch", "aten.sum.default"),)
 
 
 @pytest.mark.parametrize("memory", list(UnownedMemory))
@@ -224,7 +224,7 @@ def test_rubbish_never_stops_a_region_and_never_hides_an_operand(program: list[l
     assert isinstance(table, SlotTable), table
     assert truth <= set(table.slots)
     operands = {(slot.launch, slot.word) for slot in truth}
-    inert = {(word.launch, word.word): word for word in table.inert}
+    inert = {(word.launch, word.word): word for word in table.non_pointers}
     assert not operands & inert.keys()
     blocks = {(i, w) for i, words in enumerate(program) for w, word in enumerate(words) if word[0] == "block"}
     assert {place for place, word in inert.items() if word.scratch} == blocks
@@ -234,7 +234,7 @@ def test_rubbish_never_stops_a_region_and_never_hides_an_operand(program: list[l
 def check_parameters(recording: Recording, table: SlotTable, blocks: set[tuple[int, int]]) -> None:
     """In the parameters, those words are scratch addresses of the same residue, and every other byte is as captured."""
     patched = {slot.launch for slot in table.slots}
-    kept = tuple(word for word in table.inert if word.launch in patched)
+    kept = tuple(word for word in table.non_pointers if word.launch in patched)
     layout = plan(recording, table.slots, alignment=512)
     program = Program(recording, table.slots, layout, tuple(range(len(recording.launches))), {}, kept)
     nodes = [_node(launch.words) for launch in recording.launches]

@@ -250,8 +250,8 @@ def test_many_threads_get_their_own_results() -> None:
 def test_an_access_outside_of_its_allocation_is_refused() -> None:
     def widen(capture: Capture) -> None:
         launch = capture.launches[0]
-        assert launch.accesses is not None
-        capture.launches[0] = replace(launch, accesses=(replace(launch.accesses[0], nbytes=9),))
+        assert launch.uses is not None
+        capture.launches[0] = replace(launch, uses=(replace(launch.uses[0], nbytes=9),))
 
     region, driver = make()
     driver.edits = [widen, widen]

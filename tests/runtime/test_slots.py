@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pygraph.runtime.driver import Slot
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import Allocation, AllocationKind, LaunchKind, Output, OutputKind
+from pygraph.runtime.recording import Allocation, AllocationKind, LaunchKind, Origin, Output, OutputKind
 from pygraph.runtime.slots import SlotTable, discover, resolve
 from tests.runtime.captures import Capture
 
@@ -109,7 +109,7 @@ def test_a_word_belongs_to_what_was_live_at_its_launch() -> None:
 def _half(capture: Capture) -> None:
     x = capture.input(64)
     inside = capture.allocations[0].address == ELSEWHERE
-    capture.launch(x if inside else 77, name="gather", loc="model.py:7")
+    capture.launch(x if inside else 77, name="gather", origin=Origin(locs=("model.py:7",)))
 
 
 def _unpaired(capture: Capture) -> None:
@@ -209,7 +209,7 @@ def _other_signature(capture: Capture) -> None:
 
 def _other_accesses(capture: Capture) -> None:
     _base(capture)
-    capture.launches[0] = replace(capture.launches[0], accesses=())
+    capture.launches[0] = replace(capture.launches[0], uses=())
 
 
 def _more_memory(capture: Capture) -> None:

@@ -324,7 +324,7 @@ def test_a_number_that_an_operator_gave_to_aten_is_told_from_bytes_that_nobody_s
 def set_number(capture: Capture, number: int) -> None:
     """Give the launch a word more, which is no address."""
     launch = capture.launches[0]
-    capture.launches[0] = replace(launch, words=(*launch.words, number), accesses=None)
+    capture.launches[0] = replace(launch, words=(*launch.words, number), uses=None)
 
 
 def test_runs_are_not_alive_together() -> None:

@@ -1,4 +1,4 @@
-"""Keys, signatures, the table of variants; counts, options, and what accesses tell."""
+"""Keys, signatures, the table of variants; counts, options, and what uses tell."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def test_options_out_of_range(values: dict[str, int]) -> None:
 
 def test_written_arguments_are_exact_where_accesses_are_known() -> None:
     capture = Capture()
-    capture.launch(1, 2, 3, accesses=[reads(0, 8), writes(1, 8)])
-    capture.launch(1, accesses=[reads(0, 8)])
+    capture.launch(1, 2, 3, uses=[reads(0, 8), writes(1, 8)])
+    capture.launch(1, uses=[reads(0, 8)])
     slots = [Slot(0, 0, INPUT, 0, 0), Slot(0, 1, INPUT, 1, 0), Slot(0, 2, INPUT, 2, 0), Slot(1, 0, INPUT, 3, 0)]
     assert written_arguments(capture.recording(), slots) == {1}
     capture.launch(1)
@@ -141,7 +141,7 @@ def test_written_arguments_are_exact_where_accesses_are_known() -> None:
 def test_accesses_outside_of_their_allocation(offset: int, start: int, nbytes: int, inside: bool) -> None:
     capture = Capture()
     capture.input(64)
-    capture.launch(0, name="mm", accesses=[reads(0, nbytes, start)])
+    capture.launch(0, name="mm", uses=[reads(0, nbytes, start)])
     refusal = outside(capture.recording(), [Slot(0, 0, INPUT, 0, offset)])
     assert (refusal is None) is inside
     assert refusal is None or (refusal.reason, refusal.launch) == ("outside-allocation", "mm")
@@ -156,9 +156,9 @@ def test_what_a_non_deterministic_launch_decides(known: bool, decides: int) -> N
     first, second, apart = (capture.pool(16) for _ in range(3))
     chain = [(x, first), (x, apart), (first, second), (second, total)]
     for index, words in enumerate(chain):
-        accesses = [reads(0, 16), writes(1, 16)] if known else None
+        uses = [reads(0, 16), writes(1, 16)] if known else None
         facts = {} if known else {"read_only": frozenset({KEYS[index]})}
-        capture.launch(*words, accesses=accesses, nondeterministic=index == decides, **facts)
+        capture.launch(*words, uses=uses, nondeterministic=index == decides, **facts)
     recording = capture.recording()
     keys = {x: (INPUT, 0), total: (INPUT, 1), first: (POOL, 0), second: (POOL, 1), apart: (POOL, 2)}
     slots = [Slot(i, w, *keys[word], 0) for i, words in enumerate(chain) for w, word in enumerate(words)]

@@ -23,7 +23,7 @@ from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.bindings import call, succeeded
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, UnownedAddress, UnownedMemory
 
-__all__ = ["ALIGNMENT", "GUARD", "Arena", "Arenas", "with_foreign"]
+__all__ = ["ALIGNMENT", "GUARD", "Arena", "Arenas", "with_unowned"]
 
 ALIGNMENT = 512
 """Bytes that every allocation's address is a multiple of, as the ordinary CUDA allocator's are."""
@@ -241,7 +241,7 @@ class Arenas:
 # A replay would go on using such memory after its owner gave it up.
 
 
-def with_foreign(
+def with_unowned(
     driver: ModuleType,
     launches: Sequence[Launch],
     allocations: Sequence[Allocation],

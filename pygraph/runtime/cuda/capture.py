@@ -20,7 +20,7 @@ from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.critical import only_capture
-from pygraph.runtime.cuda.addresses import ALIGNMENT, Arenas, with_foreign
+from pygraph.runtime.cuda.addresses import ALIGNMENT, Arenas, with_unowned
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.memory import SessionMemory, stand_ins
 from pygraph.runtime.cuda.nodes import Node, handles, read_nodes
@@ -208,7 +208,7 @@ class _Attempt:
         outputs = tuple(described.output(value) for value in returned)
         everything = (*own, *described.empty, *self._fixed())
         explained = with_calls(launches, self._observer.spans, everything, self._random)
-        known = with_foreign(device.driver, explained, everything, self._lease.arena.covers, device.arenas.covers)
+        known = with_unowned(device.driver, explained, everything, self._lease.arena.covers, device.arenas.covers)
         payload = CudaCapture(
             graph,
             tuple(nodes),

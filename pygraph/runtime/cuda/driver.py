@@ -16,7 +16,7 @@ from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import DeviceCapture, payload_of
 from pygraph.runtime.cuda.executable import make_executable
 from pygraph.runtime.cuda.memory import check_arguments
-from pygraph.runtime.driver import Executable, Program, Transient
+from pygraph.runtime.driver import Executable, Program, ScratchPool
 from pygraph.runtime.identity import cpu_model, kernel_driver
 from pygraph.runtime.recording import Recording
 
@@ -78,7 +78,7 @@ class CudaDriver:
         return True
 
     @contextlib.contextmanager
-    def transient(self, args: Sequence[Any]) -> Iterator[Transient]:
+    def scratch_pool(self, args: Sequence[Any]) -> Iterator[ScratchPool]:
         """A private pool of torch's allocator; ordinary memory where the allocator in use has no such pools, and
         while the caller's own stream is being captured."""
         devices = [arg.device.index for arg in args if isinstance(arg, torch.Tensor) and arg.device.type == "cuda"]
@@ -86,20 +86,20 @@ class CudaDriver:
         if torch.cuda.is_current_stream_capturing():
             yield contextlib.nullcontext
             return
-        pool = self._transient_pool(device)
+        pool = self._pool_on(device)
         try:
             yield contextlib.nullcontext if pool is None else (lambda: _within(pool))
         finally:
             _give_back(pool, device)
 
-    def trim(self, device: torch.device | None) -> None:
+    def release_cached(self, device: torch.device | None) -> None:
         """Library workspaces, and the segments of torch's cache that no tensor lies in; nothing while the current
         stream is being captured."""
         index = torch.cuda.current_device() if device is None or device.index is None else device.index
         if not torch.cuda.is_current_stream_capturing():
-            _give_back(self._transient_pool(index), index)
+            _give_back(self._pool_on(index), index)
 
-    def _transient_pool(self, device: int) -> Any:
+    def _pool_on(self, device: int) -> Any:
         try:
             return self._native.ScratchPool(device)
         except RuntimeError:  # the allocator in use (asynchronous, or pluggable) has no private pools

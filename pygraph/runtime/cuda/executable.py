@@ -15,7 +15,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
-from pygraph.runtime.assembling import add_arguments, add_outputs, check_layout
+from pygraph.runtime.assembling import add_arguments, add_outputs, check_program
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
@@ -55,9 +55,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
     Raises CaptureError when an address would not be replaced or lie outside, for an order other than the recorded
     one, and when the capture was instantiated before.
     """
-    if program.order != tuple(range(len(program.recording.launches))):
-        raise CaptureError("invalid-program", "the launches of a CUDA graph run in the recorded order")
-    check_layout(program, program.recording.alignment)
+    check_program(program, program.recording.alignment)
     _check_slots(program)
     nodes = with_scratch(program, capture.nodes)
     graph, capture.graph = capture.graph, None
@@ -82,7 +80,7 @@ def _check_slots(program: Program) -> None:
     """Every address of the capture that is an operand has to be replaced: nothing but a stand-in page lies there at
     replay."""
     addresses = AddressMap(program.recording.allocations)
-    patched = {(slot.launch, slot.word) for slot in program.slots} | {(w.launch, w.word) for w in program.inert}
+    patched = {(slot.launch, slot.word) for slot in program.slots} | {(w.launch, w.word) for w in program.non_pointers}
     for launch in program.recording.launches:
         for position, word in enumerate(launch.words):
             if addresses.inside(word) is not None and (launch.index, position) not in patched:
@@ -99,7 +97,7 @@ def with_scratch(program: Program, nodes: Sequence[Node]) -> list[Node]:
     recording, made = program.recording, list(nodes)
     sizes = {a.key: a.nbytes for a in recording.allocations}
     patched = {slot.launch for slot in program.slots if sizes[slot.kind, slot.index]}
-    for inert in program.inert:
+    for inert in program.non_pointers:
         if not inert.scratch:
             continue
         node, launch = made[inert.launch], recording.launches[inert.launch]

@@ -22,7 +22,7 @@ from typing import Any
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import call, succeeded
-from pygraph.runtime.recording import WORD, Access, Launch, LaunchKind
+from pygraph.runtime.recording import WORD, Launch, LaunchKind, Use
 
 __all__ = ["CopyNode", "EmptyNode", "FillNode", "KernelNode", "Node", "handles", "read_nodes"]
 
@@ -143,7 +143,7 @@ class CopyNode(Node):
             int(params.dstDevice) + int(params.dstXInBytes),
             int(params.srcDevice) + int(params.srcXInBytes),
         )
-        uses = (Access(0, 0, nbytes, reads=False, writes=True), Access(1, 0, nbytes, reads=True, writes=False))
+        uses = (Use(0, 0, nbytes, reads=False, writes=True), Use(1, 0, nbytes, reads=True, writes=False))
         return cls(int(handle), nbytes), Launch(index, LaunchKind.MEMCPY, "memcpy", words, nbytes, uses)
 
     def add(self, region: Any, handle: int, segment: int) -> int:
@@ -171,7 +171,7 @@ class FillNode(Node):
         if int(params.height) != 1:
             raise CaptureError("unsupported-fill", f"launch {index} fills {int(params.height)} rows", launch=index)
         signature = (int(params.value), int(params.elementSize), int(params.width))
-        uses = (Access(0, 0, signature[1] * signature[2], reads=False, writes=True),)
+        uses = (Use(0, 0, signature[1] * signature[2], reads=False, writes=True),)
         return cls(int(handle)), Launch(index, LaunchKind.MEMSET, "memset", (int(params.dst),), signature, uses)
 
     def add(self, region: Any, handle: int, segment: int) -> int:

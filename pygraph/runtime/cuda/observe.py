@@ -195,8 +195,7 @@ def with_calls(
             made[launch.index] = replace(
                 launch,
                 call=span.name,
-                loc=span.origin.loc,
-                nodes=span.origin.nodes,
+                origin=span.origin,
                 nondeterministic=span.nondeterministic,
                 read_only=only_read,
                 may_access=may_access if launch.kind is LaunchKind.KERNEL else None,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.driver import Executable, Program, Transient
+from pygraph.runtime.driver import Executable, Program, ScratchPool
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.instantiate import make_graph
@@ -85,9 +85,9 @@ class HostDriver:
         """Nothing to wait for: a call on the host returns when it is done."""
         return True
 
-    def transient(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[Transient]:  # noqa: ARG002
+    def scratch_pool(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[ScratchPool]:  # noqa: ARG002
         """Ordinary memory: the system gets back what is freed on the CPU."""
         return contextlib.nullcontext(contextlib.nullcontext)
 
-    def trim(self, device: torch.device | None) -> None:
+    def release_cached(self, device: torch.device | None) -> None:
         """Nothing is kept on the CPU."""

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.assembling import add_arguments, add_outputs, check_layout
+from pygraph.runtime.assembling import add_arguments, add_outputs, check_program
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.host.arena import ALIGNMENT
 from pygraph.runtime.host.kernels import Kernel, Parameter
@@ -23,9 +23,7 @@ _WORKSPACE = 0
 
 def make_graph(native: ModuleType, program: Program, capture: HostCapture) -> Any:
     """The native graph of ``program``. Raises CaptureError when an address would not be replaced, or lie outside."""
-    if sorted(program.order) != list(range(len(program.recording.launches))):
-        raise CaptureError("invalid-program", "the order is no permutation of the launches")
-    check_layout(program, ALIGNMENT)
+    check_program(program, ALIGNMENT)
     _check_slots(program, capture)
     graph = native.HostGraph(program.layout.nbytes)
     graph.set_name(program.name)
@@ -40,8 +38,6 @@ def make_graph(native: ModuleType, program: Program, capture: HostCapture) -> An
     add_outputs(graph, native.OutputKind, program, capture.same)
     for pair in sorted(capture.exclusive):
         graph.add_exclusive(*pair)
-    order = list(program.order)
-    graph.set_order(order, order != sorted(order))
     return graph
 
 

@@ -48,11 +48,6 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
 
   void add_exclusive(size_t written, size_t other) { exclusive_.emplace_back(written, other); }
 
-  void set_order(const std::vector<size_t>& order, bool reordered) {
-    reordered_ = reordered;
-    for (auto index : order) order_.push_back(launches_.at(index).get());
-  }
-
   // Empties the list in the end. None: `args` is as it was.
   py::object replay(py::handle args) {
     if (!may_replay(args.ptr())) return py::none();
@@ -74,14 +69,7 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
     for (const auto& [written, other] : exclusive_) {
       if (arguments_.elements(call, written).meets(arguments_.elements(call, other))) return false;
     }
-    return !reordered_ || !any_written_shared(call);
-  }
-
-  bool any_written_shared(const Call& call) const {
-    for (size_t i = 0; i < arguments_.size(); ++i) {
-      if (arguments_[i].is_tensor && arguments_.shares_with_written(call, i)) return true;
-    }
-    return false;
+    return true;
   }
 
   void launch(Call& call) {
@@ -95,7 +83,7 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
       call.fresh.push_back(new_storage(nbytes, *allocator));
       move(sources_[source++], reinterpret_cast<uintptr_t>(call.fresh.back().data()));
     }
-    for (auto* each : order_) each->run();
+    for (const auto& each : launches_) each->run();
   }
 
   static void move(Source<Patch>& source, uintptr_t to) {
@@ -108,7 +96,6 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
   }
 
   void release() override {
-    order_.clear();
     launches_.clear();
     Region::release();
   }
@@ -116,9 +103,7 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
   size_t workspace_;
   std::vector<size_t> fresh_;
   std::vector<std::unique_ptr<Launch>> launches_;
-  std::vector<Launch*> order_;
   std::vector<std::pair<size_t, size_t>> exclusive_; // arguments that must not overlap
-  bool reordered_ = false;
 };
 
 // Address space without memory behind it: any access faults.
@@ -162,7 +147,6 @@ void bind(py::module_& m) {
       .def("add_patch", &HostGraph::add_patch)
       .def("add_output", &HostGraph::add_output)
       .def("add_exclusive", &HostGraph::add_exclusive)
-      .def("set_order", &HostGraph::set_order)
       .def("close", &HostGraph::close);
 }
 

@@ -21,7 +21,7 @@ from pygraph.compat import (
 )
 from pygraph.errors import CaptureError
 from pygraph.runtime.host.launches import OperatorLaunch
-from pygraph.runtime.host.recorder import Recorder, Use
+from pygraph.runtime.host.recorder import Operand, Recorder
 from pygraph.runtime.host.signature import describe, leaves
 from pygraph.runtime.nondeterminism import nondeterministic_operator
 from pygraph.runtime.recording import COLLECTIVES, AllocationKind
@@ -92,7 +92,7 @@ def is_built_in(op: OpOverload) -> bool:
     return op.namespace in _BUILT_IN
 
 
-def operand_uses(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Use] | None:
+def operand_uses(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Operand] | None:
     """The tensors that are the first words of the launch that ``op`` is recorded as; None for a view or an allocation,
     which is none."""
     call = _Call(op, tuple(args), kwargs)
@@ -284,7 +284,7 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     moves = tuple(_moves(recorder, use) for use in uses)
     returned = [_place(recorder, call, result) for result in results]
     fresh = [_if_fresh(t, before) for t, before in zip(leaves(returned), leaves(results), strict=True)]
-    uses += [Use(tensor, reads=False, writes=True) for tensor in fresh if tensor is not None]
+    uses += [Operand(tensor, reads=False, writes=True) for tensor in fresh if tensor is not None]
     kept = tuple(fresh) if any(t is not None for t in fresh) else ()
     signature = (str(call.op), describe(recorder, [value for _, value in call.operands()]))
     random = torch.Tag.nondeterministic_seeded in call.op.tags or _takes_generator(call)
@@ -311,19 +311,19 @@ def _if_fresh(tensor: torch.Tensor, before: torch.Tensor) -> torch.Tensor | None
     return None if tensor is before else tensor
 
 
-def _uses(call: _Call) -> Iterator[Use]:
+def _uses(call: _Call) -> Iterator[Operand]:
     """Each tensor argument in the order of the schema, and whether it is read or written."""
     for argument, value in call.operands():
         writes = argument.alias_info is not None and argument.alias_info.is_write
         reads = not (argument.is_out and call.op.namespace == "aten")
         for item in leaves(value):
             if isinstance(item, torch.Tensor):
-                yield Use(item, reads, writes)
+                yield Operand(item, reads, writes)
             elif "Tensor" in str(argument.type):
-                yield Use(None, reads=False, writes=False)
+                yield Operand(None, reads=False, writes=False)
 
 
-def _moves(recorder: Recorder, use: Use) -> bool:
+def _moves(recorder: Recorder, use: Operand) -> bool:
     if use.tensor is None or recorder.opaque_name(use.tensor) is not None:
         return False
     return recorder.owner(use.tensor).kind is not AllocationKind.CONSTANT

@@ -20,16 +20,16 @@ from pygraph.runtime.host.arena import Arena
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.host.launches import OperatorLaunch
 from pygraph.runtime.provenance import here
-from pygraph.runtime.recording import Access, Allocation, AllocationKind, Launch, LaunchKind
+from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Use
 
-__all__ = ["Recorder", "Use"]
+__all__ = ["Operand", "Recorder"]
 
 _WORD_MASK = (1 << 64) - 1
 _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class Operand:
     """One tensor among the words of a launch, and what happens to its memory. None: a word that is no address."""
 
     tensor: torch.Tensor | None
@@ -122,44 +122,44 @@ class Recorder:
         floats = parameters.count(Parameter.FLOAT)
         if floats > self.native.MAX_FLOATS or len(parameters) - floats > self.native.MAX_WORDS:
             raise CaptureError("too-many-parameters", f"{kernel.name} has {len(parameters)}")
-        uses = [_kernel_use(kernel, p, a) for p, a in zip(parameters, args, strict=True)]
+        operands = [_kernel_use(kernel, p, a) for p, a in zip(parameters, args, strict=True)]
         words = [
             self.word(u) if u.tensor is not None else _value(p, a)
-            for u, p, a in zip(uses, parameters, args, strict=True)
+            for u, p, a in zip(operands, parameters, args, strict=True)
         ]
-        shapes = tuple(_layout(use.tensor) for use in uses)
-        signature = (kernel.identity, parameters, shapes)
-        self._launch(LaunchKind.KERNEL, kernel.name, words, signature, uses, nondeterministic=kernel.nondeterministic)
+        shapes = tuple(_layout(use.tensor) for use in operands)
+        facts = (kernel.name, words, (kernel.identity, parameters, shapes), operands)
+        self._launch(LaunchKind.KERNEL, *facts, nondeterministic=kernel.nondeterministic)
         self.payloads.append(kernel)
 
     def operator(
         self,
         name: str,
-        uses: Sequence[Use],
+        operands: Sequence[Operand],
         signature: Hashable,
         launch: OperatorLaunch,
         *,
         random: bool,
         nondeterministic: bool,
     ) -> None:
-        """Record one call of an operator, which does nothing besides what ``uses`` says."""
-        words = [self.word(use) for use in uses]
-        self._note_exclusive(uses)
+        """Record one call of an operator, which does nothing besides what ``operands`` says."""
+        words = [self.word(use) for use in operands]
+        self._note_exclusive(operands)
         kind = LaunchKind.OPERATOR
-        self._launch(kind, name, words, signature, uses, random=random, nondeterministic=nondeterministic)
+        self._launch(kind, name, words, signature, operands, random=random, nondeterministic=nondeterministic)
         self.payloads.append(launch)
 
-    def _note_exclusive(self, uses: Sequence[Use]) -> None:
+    def _note_exclusive(self, operands: Sequence[Operand]) -> None:
         """Operators look at whether what they write overlaps what else they are given, and then do another thing."""
-        owners = [None if u.tensor is None or self.opaque_name(u.tensor) else self.owner(u.tensor) for u in uses]
+        owners = [None if u.tensor is None or self.opaque_name(u.tensor) else self.owner(u.tensor) for u in operands]
         arguments = [
             (o.index, use.writes)
-            for o, use in zip(owners, uses, strict=True)
+            for o, use in zip(owners, operands, strict=True)
             if o is not None and o.kind is AllocationKind.INPUT
         ]
         self.exclusive.update((w, i) for w, writes in arguments if writes for i, _ in arguments if i != w)
 
-    def word(self, use: Use) -> int:
+    def word(self, use: Operand) -> int:
         """The address that ``use`` bakes into its launch: 0 for no elements, as ``data_ptr()`` has it."""
         if use.tensor is None or self.opaque_name(use.tensor) is not None:
             return 0
@@ -172,17 +172,17 @@ class Recorder:
         name: str,
         words: Sequence[int],
         signature: Hashable,
-        uses: Sequence[Use],
+        operands: Sequence[Operand],
         *,
         random: bool = False,
         nondeterministic: bool = False,
     ) -> None:
-        accesses = tuple(a for a in map(self._access, range(len(words)), words, uses) if a is not None)
+        used = tuple(a for a in map(self._use, range(len(words)), words, operands) if a is not None)
         index, origin = len(self.launches), here()
-        launch = Launch(index, kind, name, tuple(words), signature, accesses, origin.loc, random, nodes=origin.nodes)
+        launch = Launch(index, kind, name, tuple(words), signature, used, origin, random)
         self.launches.append(replace(launch, nondeterministic=nondeterministic))
 
-    def _access(self, position: int, word: int, use: Use) -> Access | None:
+    def _use(self, position: int, word: int, use: Operand) -> Use | None:
         """What is accessed through one word. Of an argument, all of it: its caller may hold more than is passed."""
         if use.tensor is None or word == 0:
             return None
@@ -190,16 +190,16 @@ class Recorder:
         if use.writes and owner.kind is AllocationKind.INPUT:
             self.written.add(owner.index)
         if owner.kind is AllocationKind.INPUT:
-            return Access(position, owner.address - word, owner.nbytes, use.reads, use.writes)
-        return Access(position, 0, self.native.extent(use.tensor), use.reads, use.writes)
+            return Use(position, owner.address - word, owner.nbytes, use.reads, use.writes)
+        return Use(position, 0, self.native.extent(use.tensor), use.reads, use.writes)
 
 
-def _kernel_use(kernel: Kernel, parameter: Parameter, argument: Any) -> Use:
+def _kernel_use(kernel: Kernel, parameter: Parameter, argument: Any) -> Operand:
     if not parameter.is_pointer:
-        return Use(None, reads=False, writes=False)
+        return Operand(None, reads=False, writes=False)
     if not isinstance(argument, torch.Tensor):
         raise CaptureError("unknown-kernel", f"{kernel.name} is given {type(argument).__name__} for an address")
-    return Use(argument, reads=True, writes=parameter is Parameter.WRITE)
+    return Operand(argument, reads=True, writes=parameter is Parameter.WRITE)
 
 
 def _value(parameter: Parameter, argument: Any) -> int:

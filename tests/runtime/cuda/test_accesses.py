@@ -21,7 +21,7 @@ def test_an_argument_is_written_unless_its_call_says_that_it_is_only_read() -> N
     capture.launch(z)
     span = Span(0, 1, "add", reads=(x, y + 8), writes=(y, out))
     launches = with_calls(capture.launches, [span], capture.allocations, [])
-    assert [launch.accesses for launch in launches] == [None, None]
+    assert [launch.uses for launch in launches] == [None, None]
     assert launches[0].read_only == {(INPUT, 0)}
     slots = [Slot(0, 0, INPUT, 0, 0), Slot(0, 1, INPUT, 1, 0), Slot(0, 2, POOL, 0, 0), Slot(1, 0, INPUT, 2, 0)]
     assert written_arguments(capture.recording(launches=launches), slots) == {1, 2}

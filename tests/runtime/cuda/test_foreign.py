@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.runtime.cuda.addresses import with_foreign
+from pygraph.runtime.cuda.addresses import with_unowned
 from pygraph.runtime.recording import UnownedAddress, UnownedMemory
 from tests.runtime.captures import Capture
 from tests.runtime.cuda.fake import FakeDriver
@@ -31,7 +31,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 def found(driver: Any, capture: Capture) -> tuple[UnownedAddress, ...]:
     """What is told of the only launch."""
-    (launch,) = with_foreign(
+    (launch,) = with_unowned(
         driver,
         capture.launches,
         capture.allocations,

@@ -77,10 +77,10 @@ def test_copies_and_fills() -> None:
     nodes, launches = read_nodes(FakeDriver(memcpy(), memset()))
     assert [type(node) for node in nodes] == [CopyNode, FillNode]
     assert launches[0].words == (B + 16, A)
-    assert launches[0].accesses == (writes(0, 64), reads(1, 64))
+    assert launches[0].uses == (writes(0, 64), reads(1, 64))
     assert launches[0].signature == 64
     assert launches[1].words == (A,)
-    assert launches[1].accesses == (writes(0, 40),)
+    assert launches[1].uses == (writes(0, 40),)
     assert launches[1].signature == (0, 4, 10)
     assert [launch.index for launch in launches] == [0, 1]
 

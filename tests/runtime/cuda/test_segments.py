@@ -21,7 +21,7 @@ from pygraph.runtime.cuda.segments import (
     cut,
     pieces,
 )
-from pygraph.runtime.driver import Keepers, Layout, Program, Slot
+from pygraph.runtime.driver import Keepers, Layout, Program, Slot, one_graph
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 from pygraph.runtime.slots import SlotTable, discover
@@ -61,8 +61,7 @@ def backward(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
 
 
 def program(recording: Recording, slots: tuple[Slot, ...], keepers: Keepers = NOBODY) -> Program:
-    order = tuple(range(len(recording.launches)))
-    return Program(recording, slots, plan(recording, slots, alignment=512), order, {}, keepers=keepers)
+    return Program(recording, slots, plan(recording, slots, alignment=512), one_graph(recording), {}, keepers=keepers)
 
 
 def sizes_of(recording: Recording) -> dict[int, int]:
@@ -266,7 +265,7 @@ def with_uses(graph: Branched, uses: list[set[int]], nbytes: int) -> Program:
     used = sorted((at, i) for i, launches in enumerate(uses) for at in launches)
     slots = tuple(Slot(at, i, AllocationKind.POOL, i, 0) for at, i in used)
     recording = replace(capture.recording(), alignment=512, phases=phases(graph.count, graph.edges))
-    return Program(recording, slots, plan(recording, slots, alignment=512), tuple(range(graph.count)), {})
+    return Program(recording, slots, plan(recording, slots, alignment=512), one_graph(recording), {})
 
 
 @settings(deadline=None, max_examples=200)

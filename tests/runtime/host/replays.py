@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.driver import Executable, Program
+from pygraph.runtime.driver import Executable, Program, one_graph
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import Recording
@@ -25,7 +25,7 @@ def make_program(driver: HostDriver, fn: Any, args: Sequence[Any], *, alignment:
     assert isinstance(table, SlotTable), table
     aligned = {i: alignment for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
     layout = plan(first, table.slots)
-    program = Program(first, table.slots, layout, tuple(range(len(first.launches))), aligned)
+    program = Program(first, table.slots, layout, one_graph(first), aligned)
     return replace(program, **changes)
 
 

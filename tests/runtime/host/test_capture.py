@@ -77,9 +77,9 @@ def test_every_word_of_a_tensor_is_its_address(driver: HostDriver, call: RegionC
     addmm = next(launch for launch in recording.launches if launch.name == "aten.addmm.out")
     owners = [starts[word].kind for word in addmm.words]
     assert owners == [AllocationKind.INPUT] * 3 + [AllocationKind.POOL]
-    assert addmm.accesses is not None
-    assert [(a.reads, a.writes) for a in addmm.accesses] == [(True, False)] * 3 + [(False, True)]
-    assert [a.nbytes for a in addmm.accesses] == [starts[word].nbytes for word in addmm.words]
+    assert addmm.uses is not None
+    assert [(a.reads, a.writes) for a in addmm.uses] == [(True, False)] * 3 + [(False, True)]
+    assert [a.nbytes for a in addmm.uses] == [starts[word].nbytes for word in addmm.words]
     randint = next(launch for launch in recording.launches if "randint" in launch.name)
     assert randint.random
     assert not addmm.random
@@ -93,8 +93,8 @@ def test_kernels_say_what_they_read_and_write(driver: HostDriver, call: RegionCa
     seen = next(i for i, a in enumerate(call.args) if a.numel() == 1)
     assert written == {seen}
     address = recording.allocations[seen].address
-    accesses = [a for k in kernels for a in k.accesses or () if k.words[a.word] == address]
-    assert any(a.writes for a in accesses)
+    uses = [a for k in kernels for a in k.uses or () if k.words[a.word] == address]
+    assert any(a.writes for a in uses)
 
 
 def test_allocations_are_disjoint_and_aligned(driver: HostDriver, call: RegionCall) -> None:
@@ -107,7 +107,7 @@ def test_allocations_are_disjoint_and_aligned(driver: HostDriver, call: RegionCa
 def test_two_captures_differ_in_addresses_alone(driver: HostDriver, call: RegionCall) -> None:
     first, second = driver.capture(call.fn, call.args), driver.capture(call.fn, call.fresh(seed=3))
     assert [launch.signature for launch in first.launches] == [launch.signature for launch in second.launches]
-    assert [launch.accesses for launch in first.launches] == [launch.accesses for launch in second.launches]
+    assert [launch.uses for launch in first.launches] == [launch.uses for launch in second.launches]
     assert first.outputs == second.outputs
     assert [a.key for a in first.allocations] == [a.key for a in second.allocations]
     assert {w for launch in first.launches for w in launch.words}.isdisjoint(

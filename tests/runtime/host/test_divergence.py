@@ -54,8 +54,8 @@ def shifted(program: Program, slot: Slot, distance: int) -> Program:
 
 def misread(program: Program, launch: int) -> Program:
     """``program`` in which a launch reads four bytes behind where it should: harmless to whoever replays it."""
-    accesses = program.recording.launches[launch].accesses or ()
-    words = [access.word for access in accesses if not access.writes]
+    uses = program.recording.launches[launch].uses or ()
+    words = [access.word for access in uses if not access.writes]
     return shifted(program, next(s for s in program.slots if s.launch == launch and s.word in words), 4)
 
 

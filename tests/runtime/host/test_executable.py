@@ -194,22 +194,6 @@ def test_operators_that_would_see_an_overlap_are_not_replayed(executable: Execut
     assert executable.replay([halves[:12].view(4, 3), halves[16:28].view(4, 3), 2.5]) is not None
 
 
-def test_overlapping_arguments_in_another_order_are_turned_away(driver: HostDriver) -> None:
-    def region(args: list[Any]) -> tuple[Any, ...]:
-        x, y = args
-        a = torch.mul(y, 2)
-        x.add_(1)
-        return (a,)
-
-    call = RegionCall(region, [torch.randn(8), torch.randn(8)])
-    executable, _ = make_executable(driver, call, order=(1, 0))
-    replay_and_compare(driver, call, executable, call.args)
-    storage = torch.randn(16)
-    assert executable.replay([storage[:8], storage[8:]]) is None
-    same = torch.randn(8)
-    assert executable.replay([same, same]) is None
-
-
 def test_nothing_is_replayed_under_a_mode(executable: Executable) -> None:
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -297,8 +281,8 @@ def test_programs_that_leave_an_address_behind_are_refused(driver: HostDriver) -
     program = make_program(driver, call.fn, call.args)
     for broken in (
         replace(program, slots=program.slots[1:]),
-        replace(program, order=(0,)),
-        replace(program, order=(0, 0)),
+        replace(program, steps=()),
+        replace(program, steps=(*program.steps, *program.steps)),
         replace(program, layout=replace(program.layout, fresh=())),
     ):
         with pytest.raises(CaptureError) as caught:

@@ -72,7 +72,6 @@ def test_integers_floats_and_addresses_in_any_order(driver: HostDriver, tmp_path
     source = graph.add_fresh(8 * max(len(kinds), 1))
     graph.add_patch(0, len(words), source, 0)
     graph.add_output(native.OutputKind.FRESH, 0, 0, [len(kinds)], [1], torch.float64, None)
-    graph.set_order([0], False)
     (out,) = graph.replay([])
     assert out.tolist() == values
 
@@ -86,7 +85,6 @@ def test_an_exception_of_a_kernel_is_a_runtime_error(driver: HostDriver, tmp_pat
     native = build.load()
     graph = native.HostGraph(0)
     graph.add_kernel(load_kernel(source), [3], [])
-    graph.set_order([0], False)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="three"):
             graph.replay([])

@@ -32,7 +32,6 @@ def passing(native: Any, captured: torch.Tensor, *, offset: int, alignment: int 
     nbytes = captured.numel() * captured.itemsize
     graph.add_tensor_argument(captured, False, offset, nbytes, alignment, 0)
     graph.add_output(native.OutputKind.ARGUMENT, 0, 0, [], [], None, None)
-    graph.set_order([], False)
     return graph
 
 
@@ -125,7 +124,6 @@ def storing(native: Any, operator: str, count: int) -> Any:
     for index in range(count):
         graph.add_patch(0, 1 + index, graph.add_fresh(12), 0)
         graph.add_output(native.OutputKind.FRESH, index, 0, [3], [1], torch.float32, None)
-    graph.set_order([0], False)
     return graph
 
 
@@ -161,7 +159,6 @@ def test_an_output_is_the_same_as_an_earlier_one_only(native: Any) -> None:
     with pytest.raises(RuntimeError, match="no such output before"):
         graph.add_output(native.OutputKind.SAME, 1, 0, [], [], None, None)
     graph.add_output(native.OutputKind.SAME, 0, 0, [], [], None, None)
-    graph.set_order([], False)
     assert graph.replay([]) == [value, value]
 
 
@@ -180,7 +177,6 @@ def test_other_threads_run_python_code_during_a_replay(native: Any, tmp_path: Pa
     asked, answered = ctypes.c_int64(0), ctypes.c_int64(0)
     graph = native.HostGraph(0)
     graph.add_kernel(load_kernel(source), [ctypes.addressof(asked), ctypes.addressof(answered)], [])
-    graph.set_order([0], False)
     over = threading.Event()
 
     def answer() -> None:
