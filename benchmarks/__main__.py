@@ -22,7 +22,7 @@ from benchmarks.running import SUITE, program_of, workloads
 from benchmarks.sides import SUITE_SIDES
 from benchmarks.workload import Workload
 from pygraph.bench.measure import Bench, Program
-from pygraph.bench.process import Process, gist
+from pygraph.bench.process import gist
 from pygraph.bench.render import LOSS, line, page, with_head, write_all
 from pygraph.bench.results import SCHEMA, Document, document, machine, row_of, wall_ratio, write
 from pygraph.bench.sides import BASELINES, OURS, REFERENCE, sides_for
@@ -125,7 +125,8 @@ def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | 
 
     with tempfile.TemporaryDirectory() as scratch, working("benchmark") as step:
         folder = Path(options["caches"] or scratch)
-        bench = Bench(folder, device, blocks=options["blocks"], seed=options["seed"], step=step)
+        blocks = 0 if options["compile_only"] else options["blocks"]
+        bench = Bench(folder, device, blocks=blocks, seed=options["seed"], step=step)
         if options["compile_only"]:
             return fill(bench, programs, end, options["jobs"])
         for program, row in each_measured(bench, programs, end):
@@ -143,7 +144,7 @@ def fill(bench: Bench, programs: Sequence[Program], end: float, jobs: int) -> No
     """Compile all sides of all programs into the caches, ``jobs`` programs at once, until ``end``."""
 
     def one(program: Program) -> None:
-        failed = {side: found.error for side, found in bench.fill(program, end).items() if found.failure}
+        failed = {side: each.error for side, each in bench.measure(program, end).sides.items() if each.failure}
         click.echo(
             f"{program.name}: {'; '.join(f'{s}: {gist(why)}' for s, why in failed.items()) or 'compiled'}", err=True
         )
@@ -153,25 +154,12 @@ def fill(bench: Bench, programs: Sequence[Program], end: float, jobs: int) -> No
 
 
 def each_measured(bench: Bench, programs: Sequence[Program], end: float) -> Iterable[tuple[Program, Document]]:
-    """Each program with its row. While one compiles, the processes of the next one import what they need."""
-    running: dict[str, Process] = {}
-
-    def beside() -> Iterable[Process]:
-        for program in following:
-            running.update(bench.start(program))
-        return list(running.values())
-
-    try:
-        for place, program in enumerate(programs):
-            if time.monotonic() >= end:
-                break
-            share = time.monotonic() + (end - time.monotonic()) / (len(programs) - place)
-            own, following = dict(running), programs[place + 1 : place + 2]
-            running.clear()
-            yield program, row_of(program, bench.measure(program, end, share, own, beside))
-    finally:
-        for process in running.values():
-            process.end(end)
+    """Each program that there was time for, with its row."""
+    for place, program in enumerate(programs):
+        if time.monotonic() >= end:
+            return
+        share = time.monotonic() + (end - time.monotonic()) / (len(programs) - place)
+        yield program, row_of(program, bench.measure(program, end, share))
 
 
 # -- what is told of a suite, beyond what is told of a script ----------------------------------------------------------

@@ -15,14 +15,22 @@ from torch import nn
 from benchmarks.workload import Step
 from pygraph.bench.sides import OURS, SIDES, Side
 from pygraph.bench.sides import compile_as as compile_as_users_do
-from pygraph.bench.worker import Inapplicable
 
-__all__ = ["SUITE_SIDES", "WHOLE_STEP", "GraphedModule", "WholeStep", "cloning", "compile_as", "step_as"]
+__all__ = [
+    "SUITE_SIDES",
+    "WHOLE_STEP",
+    "GraphedModule",
+    "Inapplicable",
+    "WholeStep",
+    "cloning",
+    "compile_as",
+    "step_as",
+]
 
 GRAPHED, WHOLE_STEP = "make-graphed-callables", "whole-step"
 _BY_HAND = (
-    Side(GRAPHED, "the module under torch.cuda.make_graphed_callables", cuda=True),
-    Side(WHOLE_STEP, "the step captured by hand with torch.cuda.graph", cuda=True),
+    Side(GRAPHED, cuda=True),
+    Side(WHOLE_STEP, cuda=True),
 )
 
 SUITE_SIDES: dict[str, Side] = {name: side for name, side in SIDES.items() if name != OURS}
@@ -64,6 +72,12 @@ def cloning(target: Callable[..., Any]) -> Callable[..., Any]:
         return type(result)(map(cloned, result)) if isinstance(result, (tuple, list)) else result
 
     return lambda *args, **more: cloned(target(*args, **more))
+
+
+class Inapplicable(Exception):
+    """A side cannot run this program at all; the message says why."""
+
+    failure = "inapplicable"
 
 
 def why_not_graphed(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from pygraph.version import __version__
 if TYPE_CHECKING:
     from pygraph.api import Explanation, counters, explain, reports, reset
     from pygraph.passes.base import Pass, PassContext, PassResult
-    from pygraph.passes.registry import register
+    from pygraph.passes.pipeline import register
 
 __all__ = [
     "Explanation",
@@ -36,7 +36,7 @@ _HOMES = {
     "PassResult": "pygraph.passes.base",
     "counters": "pygraph.api",
     "explain": "pygraph.api",
-    "register": "pygraph.passes.registry",
+    "register": "pygraph.passes.pipeline",
     "reports": "pygraph.api",
     "reset": "pygraph.api",
 }

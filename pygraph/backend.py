@@ -31,7 +31,7 @@ from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
 from pygraph.logs import configure
 from pygraph.report.model import GraphReport, PassReport, RegionReport, open_report
-from pygraph.runtime.driver import Driver
+from pygraph.runtime.driver import Driver, make_driver, start_build
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.settings import Settings
@@ -408,14 +408,7 @@ def _options(settings: Settings) -> RegionOptions:
 
 def prepare(device_types: Collection[str], settings: Settings) -> None:
     """Begin to build the native half of the driver that a graph on these devices needs, in the background."""
-    if "cuda" in device_types:
-        from pygraph.runtime.cuda import build as cuda
-
-        cuda.load.start(settings.cache_dir)
-    elif "cpu" in device_types:
-        from pygraph.runtime.host import build as host
-
-        host.load.start(settings.cache_dir)
+    start_build(device_types, settings.cache_dir)
 
 
 def _driver(facts: Facts, report: GraphReport, settings: Settings) -> Driver | None:
@@ -446,12 +439,4 @@ def _warn_once(text: str) -> None:
 @functools.cache
 def driver_for(device: str) -> Driver | None:
     """The driver that captures on a kind of device, or None when there is none. Raises CaptureError when it cannot."""
-    if device.partition(":")[0] == "cuda" and torch.cuda.is_available():
-        from pygraph.runtime.cuda import CudaDriver
-
-        return CudaDriver()
-    if device != "cpu":
-        return None
-    from pygraph.runtime.host import HostDriver
-
-    return HostDriver()
+    return make_driver(device.partition(":")[0])

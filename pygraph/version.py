@@ -11,13 +11,13 @@ __all__ = ["PACKAGE", "__version__", "digest", "package_digest"]
 __version__ = "0.1.0"
 
 PACKAGE = Path(__file__).parent
-_SHAPING_NOTHING = ("bench", "cli", "report")
+_SHAPING_NOTHING = ("bench", "cli", "report", "testing")
 
 
 @functools.cache
 def package_digest(package: Path) -> str:
     """A hash of the files that may shape a program, by path and content."""
-    files = (path for path in package.rglob("*") if path.suffix in (".py", ".lark"))
+    files = (path for path in package.rglob("*") if path.suffix == ".py")
     names = {path.relative_to(package).as_posix(): path for path in files}
     rows = [f"{n} {digest(names[n])}" for n in sorted(names) if n.partition("/")[0] not in _SHAPING_NOTHING]
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()

@@ -1,21 +1,13 @@
-"""Hypothesis strategies for IR graphs, shared by all property tests.
-
-``text_graphs`` holds anything that the Graph API can build, however senseless: for text. ``operator_graphs``
-keeps the verifier's rules and has effects that matter: for orders, passes and meaning.
-"""
+"""Strategies for anything that the Graph API can build, however senseless: for tests of text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import sympy
 from hypothesis import strategies as st
 
 from pygraph.ir import (
-    CAPTURABLE,
-    PURE,
-    REASON,
     Arg,
     Cost,
     Device,
@@ -50,7 +42,6 @@ __all__ = [
     "locations",
     "metas",
     "names",
-    "operator_graphs",
     "text_graphs",
     "types",
 ]
@@ -205,70 +196,3 @@ def _draw_regions(draw: st.DrawFn, graph: Graph) -> None:
     table = st.dictionaries(st.sampled_from(values), parameters, max_size=2) if values else st.just({})
     for index in draw(st.lists(st.integers(-2, 5), max_size=2, unique=True)):
         graph.regions[index] = Region(index, draw(table), draw(metas))
-
-
-# -- graphs with meaning -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A kind of operator: how many operands, results, and what it does beside computing them."""
-
-    op: str
-    operands: int
-    results: int = 1
-    effects: Effects = PURE
-
-
-_KINDS = (
-    _Kind("aten.relu.default", 1),
-    _Kind("aten.add.Tensor", 2),
-    _Kind("aten.var_mean.correction", 1, 2),
-    _Kind("aten.view.default", 1, 1, Effects(aliases=((0, 0),), reads=())),
-    _Kind("aten.split.Tensor", 1, 2, Effects(aliases=((0, 0), (1, 0)), reads=())),
-    _Kind("aten.relu_.default", 1, 1, Effects(writes=(0,), aliases=((0, 0),))),
-    _Kind("aten.add_.Tensor", 2, 1, Effects(writes=(0,), aliases=((0, 0),))),
-    _Kind("aten.copy_.default", 2, 1, Effects(writes=(0,), aliases=((0, 0),), reads=(1,))),
-    _Kind("mylib.swap_.default", 2, 0, Effects(writes=(0, 1))),
-    _Kind("aten.rand_like.default", 1, 1, Effects(rng="cuda:0", reads=())),
-    _Kind("aten.bernoulli.default", 1, 1, Effects(rng="cpu")),
-    _Kind("_c10d_functional.all_reduce.default", 1, 1, Effects(collective="0")),
-    _Kind("aten._local_scalar_dense.default", 1, 1, Effects(sync=True, dynamic=True)),
-    _Kind("aten._assert_async.default", 1, 0, Effects(barrier=True)),
-)
-
-
-@st.composite
-def operator_graphs(
-    draw: st.DrawFn, max_nodes: int = 10, judged: bool = False, kinds: Sequence[_Kind] = _KINDS
-) -> Graph:
-    """Operators on tensors: views, mutation, random numbers, collectives, syncs and barriers, at most one device each.
-
-    With ``judged`` each node is marked capturable or not (with a reason), at random.
-    """
-    graph = Graph(stage=Stage.JUDGED if judged else Stage.LIFTED)
-    device = draw(st.sampled_from([CPU, CUDA]))
-    tensor = TensorType(DType.F32, (symbol("s0"), 4), device)
-    graph.hints["s0"] = 8
-    tensors = [graph.add_input(tensor, f"x{i}") for i in range(draw(st.integers(1, 3)))]
-    for kind in draw(st.lists(st.sampled_from(kinds), max_size=max_nodes)):
-        node = _add_kind(draw, graph, kind, tensors, tensor)
-        if judged:
-            capturable = draw(st.booleans())
-            node.meta.set(CAPTURABLE, capturable)
-            if not capturable:
-                node.meta.set(REASON, "chosen")
-        tensors += [out for out in node.outputs if isinstance(out.type, TensorType)]
-    for first, then in draw(st.lists(st.tuples(*[st.integers(0, max_nodes)] * 2), max_size=1)):
-        if first < then < len(graph.nodes):
-            graph.add_order(graph.nodes[first], graph.nodes[then])
-    graph.set_outputs(draw(st.lists(st.sampled_from(tensors), max_size=3)))
-    return graph
-
-
-def _add_kind(draw: st.DrawFn, graph: Graph, kind: _Kind, tensors: list[Value], tensor: TensorType) -> KernelNode:
-    operands = [draw(st.sampled_from(tensors)) for _ in range(kind.operands)]
-    result: Type = ScalarType("float") if kind.effects.sync else tensor
-    size = tensor.nbytes
-    cost = Cost(0, 0, 0, 0, 0) if kind.effects.reads == () else Cost(symbol("s0") * 4, size, size, 1, 0)
-    return graph.add(kind.op, operands, [result] * kind.results, effects=kind.effects, cost=cost)

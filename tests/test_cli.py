@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pygraph import __version__
 from pygraph.cli import main
-from pygraph.ir.parser import parse
+from pygraph.ir import Stage, parse
 from pygraph.passes import default_registry
 
 ROOT = Path(__file__).parents[1]
@@ -105,6 +105,29 @@ def test_opt_times_and_bisects_and_dumps(file: Callable[[str], str], tmp_path: P
     assert [row.split()[0] for row in rows] == ["legality", "placement", "all"]
     assert parse(result.stdout).stage.value == "placed"
     assert sorted(path.name for path in folder.iterdir()) == ["00-lifted.pgir", "01-legality.pgir", "02-placement.pgir"]
+
+
+MODULE = """
+import pygraph.ir
+
+@pygraph.register
+def mark_first(graph, ctx):
+    graph.nodes[0].meta.set(pygraph.ir.REASON, "marked")
+    return True
+"""
+
+
+def test_opt_loads_a_module_with_passes(
+    file: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "passes_of_mine.py").write_text(MODULE, encoding="utf-8")
+    assert "no pass is called 'mark-first'" in run("opt", file(GRAPH), "-p", "mark-first").stderr
+    shown = run("opt", file(GRAPH), "--load", "passes_of_mine", "-p", "mark-first,legality").stdout
+    assert parse(shown).stage is Stage.JUDGED
+    failed = run("opt", file(GRAPH), "--load", "no_such_module")
+    assert (failed.exit_code, "--load no_such_module: ModuleNotFoundError" in failed.stderr) == (1, True)
 
 
 def test_opt_takes_the_device_from_the_graph_the_header_or_the_option(file: Callable[[str], str]) -> None:
@@ -418,25 +441,6 @@ def test_an_option_that_nobody_knows_is_refused_before_the_script_runs(
     assert (result.exit_code, result.stdout) == (2, "")
     assert re.search("No such option:? '?--htm", result.stderr)
     assert "Options of the script go after '--'" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("{", "property name"),
-        ('{"a": 1}', "schema|'format'"),
-        ("\xff", "can't decode"),
-        (None, "No such file"),
-    ],
-)
-def test_a_broken_file_is_named_with_the_reason(tmp_path: Path, text: str | None, why: str) -> None:
-    source = tmp_path / "results.json"
-    if text is not None:
-        source.write_text(text, encoding="latin-1")
-    result = run("calibrate", "--from", str(source), "--json", "-")
-    assert result.exit_code == 1, "as --help says of files at fault"
-    assert re.match(f"{re.escape(str(source))}: .*({why})", result.stderr), result.stderr
-    assert "KeyError" not in result.stderr
 
 
 def test_the_package_lists_its_public_names_only() -> None:

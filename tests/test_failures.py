@@ -159,6 +159,32 @@ def test_strict_raises_each_time() -> None:
                 ours(inputs(), w)
 
 
+def test_a_call_that_raises_uncaptured_too_is_no_operators_fault() -> None:
+    @torch.library.custom_op("quantized::pygraphfails_picky", mutates_args=())
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() < 0:
+            raise ValueError("negative")
+        return x * 2
+
+    picky.register_fake(failing.compiling_only)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(picky(x)) + 1
+
+    good = inputs().abs()
+    again()
+    ours = compiled(fn)
+    with torch.no_grad():
+        ours(good)
+        with pytest.raises(ValueError, match="negative"):
+            ours(-good)
+    again()
+    ours = compiled(fn)
+    with torch.no_grad():
+        ours(good)
+    assert list(only().uncaptured()) == []
+
+
 def test_other_lines_are_another_program() -> None:
     run(one)
     run(lambda x, w: one(x, w) * 1.0)

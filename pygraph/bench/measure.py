@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,6 @@ __all__ = ["CALLS_COMPARED", "Bench", "Measured", "Outcome", "Program"]
 
 CALLS_COMPARED = 7
 """Calls whose results are compared at least. By the fourth, each side has captured what is the same in each call."""
-FILLING_CALLS = 4
-"""Calls that find everything there is to compile: a graph of other sizes, a region that is cut once more."""
 LEAD_CALLS = 3
 """Calls at the beginning of a block that do not count."""
 FEWEST_ROUNDS = 3
@@ -99,15 +97,11 @@ class Group:
             outcome.failure, outcome.error = answer.failure, answer.error
             del self.alive[side]
 
-    def ready(self, until: float) -> None:
-        """Wait until all have imported what they need."""
-        for side, process in list(self.alive.items()):
-            self.note(side, process.ready(until))
-
     def together(self, until: float, sides: Sequence[str], does: str, **more: Any) -> None:
-        """Have ``sides`` do something at the same time."""
+        """Have ``sides`` do something at the same time; to be ``ready``, that is, to have imported all, they need no
+        telling."""
         asked = [(side, self.alive[side]) for side in sides if side in self.alive]
-        for _, process in asked:
+        for _, process in asked if does != "ready" else ():
             process.tell(does, **more)
         for side, process in asked:
             self.note(side, process.answer(until))
@@ -121,7 +115,7 @@ class Group:
 
 
 class Bench:
-    """Measures programs on ``device``, with ``blocks`` rounds in an order drawn from ``seed``.
+    """Measures programs on ``device``, with ``blocks`` rounds (0: caches are filled) in an order drawn from ``seed``.
 
     ``folder`` holds caches, results and logs, by program and side. ``command`` makes the command line of a process;
     ``step`` is told what is being done.
@@ -140,44 +134,24 @@ class Bench:
         self._folder, self._device, self._command = folder.absolute(), device, command
         self._blocks, self._seed, self._step = blocks, seed, step
 
-    def start(self, program: Program, *, check: bool = False) -> dict[str, Process]:
-        """A process for each side; none of them has been told to compile."""
-        threads = max((os.cpu_count() or 1) // len(program.sides), 1)
-        return {side: self._process(program, side, check, threads) for side in program.sides}
-
-    def fill(self, program: Program, end: float) -> dict[str, Outcome]:
-        """Compile all sides into their caches on disk. May be called for several programs at a time."""
-        outcomes = self._computed(program, end, False, FILLING_CALLS)
-        return {**outcomes, **self._computed(program, end, True, program.compared)} if program.apart else outcomes
-
     def measure(
         self,
         program: Program,
         end: float,
         share: float = math.inf,
-        running: Mapping[str, Process] | None = None,
-        beside: Callable[[], Iterable[Process]] = tuple,
     ) -> Measured:
-        """Measure ``program`` until ``end`` (of ``time.monotonic``) at most; its ``share`` of time ends before that.
-
-        ``running`` are its processes, where they have been started. ``beside`` may start processes of another program,
-        which have to be ready before anything is timed.
-        """
-        processes = running or self.start(program)
+        """Measure ``program`` until ``end`` (of ``time.monotonic``) at most; its ``share`` of time ends before that."""
         found = Measured({side: Outcome() for side in program.sides})
-        group = Group(processes, found.sides)
+        group = Group(self._start(program), found.sides)
         try:
             if program.apart:
                 self._check(program, group, found, end)
-            group.ready(_within(end, _STALLED))
+            group.together(_within(end, _STALLED), program.sides, "ready")
             self._step(f"{program.name}: compiling")
             until = _within(end, _COMPILING)
             first = [side for side in group.alive if side != REFERENCE][:1]
             group.together(until, first, "compile")
-            others = beside()
             group.together(until, [side for side in group.alive if side not in first], "compile")
-            for other in others:
-                other.ready(_within(end, _STALLED))
             self._warm(program, group, found, end)
             self._rounds(program, group, found, end, share)
             group.together(max(_within(end, _STALLED), time.monotonic() + _FAREWELL), list(group.alive), "finish")
@@ -185,7 +159,11 @@ class Bench:
         finally:
             group.end(end)
 
-    def _process(self, program: Program, side: str, check: bool, threads: int) -> Process:
+    def _start(self, program: Program, *, check: bool = False) -> dict[str, Process]:
+        """A process for each side; none of them has been told to compile."""
+        return {side: self._process(program, side, check) for side in program.sides}
+
+    def _process(self, program: Program, side: str, check: bool) -> Process:
         own = self._folder / program.name / side
         own.mkdir(parents=True, exist_ok=True)
         result = self._result(program, side, check)
@@ -195,7 +173,7 @@ class Bench:
             **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": str(own / "compiled"),
             "TRITON_CACHE_DIR": str(own.parent / "triton"),
-            "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
+            "TORCHINDUCTOR_COMPILE_THREADS": str(max((os.cpu_count() or 1) // len(program.sides), 1)),
             **({"PYGRAPH_MEASURE": "0"} if check else {}),
         }
         return Process([*self._command, spec.text()], environ, result.with_suffix(".log"))
@@ -203,22 +181,18 @@ class Bench:
     def _result(self, program: Program, side: str, check: bool) -> Path:
         return self._folder / program.name / side / ("check.pt" if check else "time.pt")
 
-    def _computed(self, program: Program, end: float, check: bool, calls: int) -> dict[str, Outcome]:
-        """What became of all sides in the first calls, made by processes that are then ended."""
-        outcomes = {side: Outcome() for side in program.sides}
-        group, until = Group(self.start(program, check=check), outcomes), _within(end, _COMPILING)
-        try:
-            group.ready(until)
-            group.together(until, program.sides, "compile")
-            group.together(until, program.sides, "warm", calls=calls, seconds=0.0)
-        finally:
-            group.end(end)
-        return outcomes
-
     def _check(self, program: Program, group: Group, found: Measured, end: float) -> None:
         """Compare results computed with Inductor drawing as eager does; sides that fail here are not timed."""
         self._step(f"{program.name}: comparing results")
-        for side, outcome in self._computed(program, end, True, program.compared).items():
+        outcomes = {side: Outcome() for side in program.sides}
+        checking, until = Group(self._start(program, check=True), outcomes), _within(end, _COMPILING)
+        try:
+            checking.together(until, program.sides, "ready")
+            checking.together(until, program.sides, "compile")
+            checking.together(until, program.sides, "warm", calls=program.compared, seconds=0.0)
+        finally:
+            checking.end(end)
+        for side, outcome in outcomes.items():
             if outcome.failure in (None, "ended"):
                 self._compare(program, group, found, side, True)
             else:
@@ -232,7 +206,7 @@ class Bench:
         if not reference.exists():
             return
         apart = difference(load(reference), load(path)) if path.exists() else math.inf
-        found.sides[side].difference = apart
+        found.sides[side].difference = apart if apart is not None and math.isfinite(apart) else None
         if apart is not None and not apart <= program.tolerance:
             shown = f"{apart:.3g}" if math.isfinite(apart) else "an infinite part"
             told = f"results differ from {REFERENCE}'s by {shown} of their largest magnitude"

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 __all__ = ["Answer", "Process", "Spec", "gist"]
 
@@ -62,8 +62,8 @@ class Spec:
 class Answer:
     """The outcome of a command: ``row`` with what was found, or ``failure`` and, in words, ``error``.
 
-    A failure is ``failed`` (it raised), ``inapplicable`` (the side cannot run this program), ``memory``, ``ended`` (a
-    script came to its end), ``died`` or ``late`` (no answer in time).
+    A failure is ``failed`` (it raised), ``inapplicable`` (the side cannot run this program: the exception had that as
+    ``failure``), ``ended`` (a script came to its end), ``died`` or ``late`` (no answer in time).
     """
 
     row: dict[str, Any] = field(default_factory=dict)
@@ -76,25 +76,26 @@ class Process:
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self._log = log
-        self._first: Answer | None = None
         self._answers: queue.Queue[Answer | None] = queue.Queue()
         pipe = subprocess.PIPE
         with open(log, "wb") as err:
             self._process = subprocess.Popen(
                 list(command), env=dict(environ), stdin=pipe, stdout=pipe, stderr=err, start_new_session=True
             )
+        self._commands = cast(IO[bytes], self._process.stdin)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def tell(self, does: str, **more: Any) -> None:
         """Give it a command; its answer is to be waited for."""
-        if self._process.stdin is None or self._process.stdin.closed:
-            return
         with contextlib.suppress(BrokenPipeError):  # it has ended already, and answer() says how
-            self._process.stdin.write((json.dumps({"do": does, **more}) + "\n").encode())
-            self._process.stdin.flush()
+            self._commands.write((json.dumps({"do": does, **more}) + "\n").encode())
+            self._commands.flush()
 
     def answer(self, until: float) -> Answer:
-        """Its next answer, waited for until a time of ``time.monotonic``. One that fails ends the process."""
+        """Its next answer, waited for until a time of ``time.monotonic``. One that fails ends the process.
+
+        The first one comes untold, once it has imported what it needs.
+        """
         try:
             found = self._answers.get(timeout=_left(until, threading.TIMEOUT_MAX))
         except queue.Empty:
@@ -106,12 +107,6 @@ class Process:
             self.end(until, _PATIENCE)
         return found
 
-    def ready(self, until: float) -> Answer:
-        """Its first answer, which says that it has imported what it needs; the same one when asked again."""
-        if self._first is None:
-            self._first = self.answer(until)
-        return self._first
-
     def ask(self, until: float, does: str, **more: Any) -> Answer:
         """``tell`` and ``answer``."""
         self.tell(does, **more)
@@ -119,9 +114,8 @@ class Process:
 
     def end(self, until: float, patience: float = 0.0) -> None:
         """End it and whatever it started; within ``patience`` seconds, and before ``until``, it may do so itself."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        with contextlib.suppress(OSError):
+            self._commands.close()
         self._wait(_left(until, patience))
         self.kill()
         self._wait(max(_left(until, _KILLED), 1.0))
@@ -136,8 +130,7 @@ class Process:
             self._process.wait(seconds)
 
     def _listen(self) -> None:
-        stream = self._process.stdout
-        for line in stream if stream is not None else ():
+        for line in cast(IO[bytes], self._process.stdout):
             message = json.loads(line)
             self._answers.put(Answer(message["row"], message["failure"], message["error"]))
         self._answers.put(None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pygraph.bench.process import gist
-from pygraph.bench.results import LEVEL, Document, wall_ratio, write
+from pygraph.bench.results import LEVEL, Document, write
 from pygraph.bench.sides import BASELINES, OURS
 from pygraph.cache import write_atomically
 
@@ -21,7 +21,8 @@ __all__ = ["LOSS", "draw", "line", "page", "with_head", "write_all"]
 LOSS = 1 / 1.02
 """A ratio below this is a loss: PyGraph takes over 2 % longer."""
 _NONE = "–"
-_PICTURES = {"gains": "Gains over Inductor's modes", "memory": "Reserved memory"}
+_PICTURES = {"gains": ("Gains over Inductor's modes", "wall_us"), "memory": ("Reserved memory", "reserved_bytes")}
+"""Title, and the ratio that is drawn, by the word that ends the file's name."""
 
 
 def write_all(folder: Path, found: Document, more: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
@@ -40,7 +41,7 @@ def page(found: Document, pictures: str | None = None, more: Mapping[str, Iterab
     """The page. ``pictures`` is the base name of pictures that lie beside it, ``more`` are lines of further sections
     by title."""
     rows = found["workloads"]
-    shown = [f"![{_PICTURES[kind]}]({pictures}-{kind}.png)" for kind in _kinds(found)] if pictures else []
+    shown = [f"![{_PICTURES[kind][0]}]({pictures}-{kind}.png)" for kind in _kinds(found)] if pictures else []
     sections: dict[str, Iterable[str]] = {"WRONG RESULTS": _wrong(found), **more}
     for domain in dict.fromkeys(row["domain"] for row in rows.values()):
         sections[domain.capitalize()] = _table({n: row for n, row in rows.items() if row["domain"] == domain})
@@ -125,15 +126,14 @@ def line(*cells: str) -> str:
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
-_COLOURS = ("#0072B2", "#D55E00", "#E69F00")
-"""PyGraph's gains, its losses, another side: those of Okabe and Ito, for readers who see few colours."""
+_GAIN, _LOSS = "#0072B2", "#D55E00"
+"""Colours of Okabe and Ito, for readers who see few."""
 
 
 def _kinds(found: Document) -> list[str]:
     """The pictures that there is something to draw for."""
-    rows = found["workloads"].values()
-    gains = any(wall_ratio(row, side) is not None for row in rows for side in BASELINES)
-    return [kind for kind, there in (("gains", gains), ("memory", any(map(_reserved, rows)))) if there]
+    ratios = [row["ratios"].get(side, {}) for row in found["workloads"].values() for side in BASELINES]
+    return [kind for kind, (_, key) in _PICTURES.items() if any(key in each for each in ratios)]
 
 
 def draw(found: Document, base: Path) -> None:
@@ -144,49 +144,35 @@ def draw(found: Document, base: Path) -> None:
     from matplotlib.figure import Figure
 
     rows, machine = found["workloads"], found["machine"]
+    where = f"{machine.get('gpu') or 'CPU'}, torch {machine['torch']}, {machine['date']}"
     for kind in _kinds(found):
+        title, key = _PICTURES[kind]
         sides = [side for side in reversed(BASELINES) if any(side in row["sides"] for row in rows.values())]
         figure = Figure(figsize=(4.0 + 4.0 * len(sides), 1.5 + 0.27 * max(len(rows), 3)), layout="constrained")
-        figure.suptitle(
-            f"{_PICTURES[kind]} – {machine.get('gpu') or 'CPU'}, torch {machine['torch']}, {machine['date']}"
-        )
+        figure.suptitle(f"{title} – {where}")
         axes = figure.subplots(1, len(sides), sharey=True, squeeze=False)[0]
         for axis, side in zip(axes, sides, strict=True):
-            _panel(axis, rows, side, _time if kind == "gains" else _memory)
-            axis.set_title(f"{'time' if kind == 'gains' else 'reserved memory'} of {side} / of PyGraph", fontsize=9)
+            _panel(axis, rows, side, key)
+            axis.set_title(f"{key.partition('_')[0]}: {side} / PyGraph", fontsize=9)
         axes[0].set_yticks(range(len(rows)), list(rows), fontsize=7)
         axes[0].set_ylim(len(rows) - 0.4, -0.6)
         figure.savefig(base.with_name(f"{base.stem}-{kind}.png"), dpi=150)
 
 
-def _time(row: Document, side: str) -> tuple[float, Sequence[float]] | None:
-    found = row["ratios"].get(side, {}).get("wall_us")
-    return None if found is None else (found["ratio"], found["interval"] or ())
-
-
-def _memory(row: Document, side: str) -> tuple[float, Sequence[float]] | None:
-    found = row["ratios"].get(side, {}).get("reserved_bytes")
-    return None if found is None else (found, ())
-
-
-def _reserved(row: Document) -> bool:
-    return any(_memory(row, side) for side in BASELINES)
-
-
-def _panel(axis: Axes, rows: Document, side: str, value: Callable[[Document, str], Any]) -> None:
+def _panel(axis: Axes, rows: Document, side: str, key: str) -> None:
     """A bar for each program from 1 to its ratio, with the interval of the median; a word where there is none."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     axis.set_xscale("log", base=2)
     seen = [0.8, 1.5]
     for place, row in enumerate(rows.values()):
-        found = value(row, side)
+        found = row["ratios"].get(side, {}).get(key)
         if found is None:
             status = [row["sides"].get(name, {}).get("status", "not measured") for name in (side, OURS)]
             axis.text(1.02, place, "wrong results" if "wrong" in status else status[0], va="center", fontsize=7)
             continue
-        ratio, interval = found
-        axis.barh(place, ratio - 1.0, left=1.0, height=0.7, color=_COLOURS[ratio < LOSS])
+        ratio, interval = (found["ratio"], found["interval"] or []) if isinstance(found, dict) else (found, [])
+        axis.barh(place, ratio - 1.0, left=1.0, height=0.7, color=_LOSS if ratio < LOSS else _GAIN)
         axis.plot(interval, [place] * len(interval), color="black", linewidth=1)
         edge = (max(ratio, 1.0, *interval), place)
         axis.annotate(f"{ratio:.2f}", edge, (3, 0), textcoords="offset points", va="center", fontsize=7)

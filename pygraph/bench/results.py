@@ -73,7 +73,7 @@ def row_of(program: Program, found: Measured) -> dict[str, Any]:
 
 def _side(side: str, outcome: Outcome, found: Measured) -> dict[str, Any]:
     status = "ok" if outcome.failure is None else _STATUS.get(outcome.failure, "failed")
-    row: dict[str, Any] = {"status": status, "error": outcome.error, "difference": _finite(outcome.difference)}
+    row: dict[str, Any] = {"status": status, "error": outcome.error, "difference": outcome.difference}
     if status != "ok":
         return row
     if outcome.difference is None:
@@ -150,10 +150,6 @@ def machine(device: str) -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
     }
     return {**found, "gpu": torch.cuda.get_device_name(), "driver": kernel_driver()} if device == "cuda" else found
-
-
-def _finite(value: float | None) -> float | str | None:
-    return "infinite" if value is not None and not math.isfinite(value) else value
 
 
 def _rounded(row: Mapping[str, float]) -> dict[str, float]:

@@ -19,11 +19,9 @@ BASELINES = ("default", "reduce-overhead")
 
 @dataclass(frozen=True)
 class Side:
-    """``about`` describes it for readers. ``arguments`` returns those of torch.compile; None: it does not compile.
-    ``cuda``: it needs a GPU."""
+    """``arguments`` returns those of torch.compile; None: it does not compile. ``cuda``: it needs a GPU."""
 
     name: str
-    about: str
     arguments: Callable[[], Mapping[str, Any]] | None = None
     cuda: bool = False
 
@@ -38,10 +36,10 @@ def _ours() -> Mapping[str, Any]:
 SIDES: dict[str, Side] = {
     side.name: side
     for side in (
-        Side(REFERENCE, "PyTorch without a compiler"),
-        Side("default", "torch.compile as it comes", dict),
-        Side("reduce-overhead", 'mode="reduce-overhead": CUDA Graph Trees', lambda: {"mode": "reduce-overhead"}, True),
-        Side(OURS, "backend=pygraph", _ours),
+        Side(REFERENCE),
+        Side("default", dict),
+        Side("reduce-overhead", lambda: {"mode": "reduce-overhead"}, True),
+        Side(OURS, _ours),
     )
 }
 """The sides that any program has, by name, in the order in which they are shown."""

@@ -31,20 +31,16 @@ from pygraph.bench.sides import OURS
 from pygraph.report.facts import summarize
 from pygraph.settings import Settings
 
-__all__ = ["Inapplicable", "Serving", "serve"]
+__all__ = ["Serving", "serve"]
 
 _PARENT_SECONDS = 0.5
 """Between two looks whether the coordinator is still there: a thread that sleeps disturbs nothing."""
-_SETTLING_SECONDS, _BETWEEN_LOOKS = 5.0, 50
+_SETTLING_SECONDS, _BETWEEN_LOOKS = 5.0, 10
 """How long warming up goes on for measured selection that has not decided, and calls between two looks at it."""
 _MEMORY_CALLS = 3
 """Calls over which the peak of memory is taken."""
 
 Steps = Generator[bool, None, dict[str, Any]]
-
-
-class Inapplicable(Exception):
-    """A side cannot run this program at all; the message says why."""
 
 
 class Serving:
@@ -130,9 +126,7 @@ class Serving:
 
     def _until(self, end: float) -> Iterator[bool]:
         """Not drained in between, since a measurement that is under way would see it."""
-        while time.perf_counter() < end:
-            yield from self._call()
-        while self._settling() and time.perf_counter() < end + _SETTLING_SECONDS:
+        while time.perf_counter() < end + (_SETTLING_SECONDS if self._settling() else 0.0):
             for _ in range(_BETWEEN_LOOKS):
                 yield from self._call()
 
@@ -237,20 +231,9 @@ def serve(spec: Spec, commands: IO[str], answers: IO[str]) -> int:
     except Exception as error:  # noqa: BLE001 - a side runs anybody's program: whatever it raises is the answer
         traceback.print_exc()
         told = "".join(traceback.format_exception_only(error)).strip()
-        serving.answer({}, _kind(error), told)
+        serving.answer({}, getattr(error, "failure", "failed"), told)
         return 1
     return 0
-
-
-def _kind(error: BaseException) -> str:
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, Inapplicable):
-            return "inapplicable"
-        if isinstance(chain, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in str(chain):
-            return "memory"
-        chain = chain.__cause__ or chain.__context__
-    return "failed"
 
 
 if __name__ == "__main__":

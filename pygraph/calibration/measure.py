@@ -26,7 +26,7 @@ from pygraph import compat
 from pygraph.calibration.store import identity_of
 from pygraph.errors import CaptureError
 from pygraph.ir import DeviceModel, Peak
-from pygraph.runtime.driver import Driver
+from pygraph.runtime.driver import Driver, make_driver
 from pygraph.runtime.region import Region
 
 __all__ = ["Effort", "calibrate"]
@@ -115,7 +115,9 @@ def _model(kind: str, us: dict[str, float], flops: dict[str, float], nbytes: int
 
 def _calls(kind: str, effort: Effort, stack: ExitStack) -> Iterator[tuple[str, Sampler]]:
     """Host time of calls: uncaptured, replayed where they were, and replayed with every argument moved."""
-    programs, driver = (_emitted(stack) if kind == "cpu" else None), _driver(kind)
+    programs, driver = (_emitted(stack) if kind == "cpu" else None), make_driver(kind)
+    if driver is None:
+        raise CaptureError("no-device", f"no driver captures on {kind}")
     for count in COUNTS:
         fn = _negations if programs is None else getattr(programs, f"negations_{count}")
         args, others = ([torch.ones(_ELEMENTS, device=kind) for _ in range(count)] for _ in range(2))
@@ -123,16 +125,6 @@ def _calls(kind: str, effort: Effort, stack: ExitStack) -> Iterator[tuple[str, S
         yield f"uncaptured {count}", _host(partial(_call, fn, args), kind, effort, count)
         yield f"replayed {count}", _host(partial(_call, region, args), kind, effort, 16)
         yield f"moved {count}", _host(partial(_call, region, args, others), kind, effort, 32, per=2)
-
-
-def _driver(kind: str) -> Driver:
-    if kind == "cuda":
-        from pygraph.runtime.cuda import CudaDriver
-
-        return CudaDriver()
-    from pygraph.runtime.host import HostDriver
-
-    return HostDriver()
 
 
 def _captured(fn: Function, args: Sequence[Any], driver: Driver, stack: ExitStack) -> Region:

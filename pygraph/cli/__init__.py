@@ -17,7 +17,7 @@ import click
 
 from pygraph import __version__
 from pygraph.errors import PassError, PygraphError, Span, VerifyError
-from pygraph.ir.lexical import name_text
+from pygraph.ir.text.words import name_text
 from pygraph.logs import configure
 
 __all__ = ["Failure", "ScriptCommand", "failing", "main", "write_out"]

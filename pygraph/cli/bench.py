@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from pygraph.cli import Failure, ScriptCommand
+from pygraph.cli import ScriptCommand
 from pygraph.logs import working
 
 __all__ = ["bench"]
@@ -64,17 +64,14 @@ def bench(
         wanted = sides_for([name.strip() for name in sides.split(",") if name.strip()], kind)
         if not Path(script).is_file():
             raise ValueError(f"there is no script {script}")
-    except ValueError as error:
+        if out is not None:
+            Path(out).mkdir(parents=True, exist_ok=True)  # a long run must not end in a folder that cannot be written
+    except (OSError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     name = re.sub(r"[^\w.-]+", "-", Path(script).stem)
     about = {"about": " ".join([script, *args])}
     program = Program(name, "pygraph.bench.script:run_script", script, wanted, args, about=about, calls=calls)
     settings = {"blocks": blocks, "seed": seed, "seconds": seconds, "device": kind, "tiny": False}
-    try:
-        if out is not None:
-            Path(out).mkdir(parents=True, exist_ok=True)  # a long run must not end in a folder that cannot be written
-    except OSError as error:
-        raise Failure(f"{out}: {error.strerror}") from error
     with tempfile.TemporaryDirectory() as folder, working("benchmark") as step:
         measuring = Bench(Path(folder), kind, blocks=blocks, seed=seed, step=step)
         found = measuring.measure(program, time.monotonic() + seconds)

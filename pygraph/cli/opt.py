@@ -6,6 +6,7 @@ Everything about passes is ``pygraph.passes``'s; this module reads options and f
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 from typing import Any
 
@@ -14,13 +15,12 @@ import click
 from pygraph.cli import Failure, failing, write_out
 from pygraph.errors import OptionError
 from pygraph.ir import H200, HOST, Graph
-from pygraph.ir.parser import parse as parse_graph
+from pygraph.ir import parse as parse_graph
 from pygraph.ir.verify import verify as verify_graph
 from pygraph.passes import Pass, PassContext, PassManager, PipelineResult
+from pygraph.passes import parse as parse_pipeline
 from pygraph.passes.legality.rules import captured_device
-from pygraph.passes.manager import Check
-from pygraph.passes.registry import parse as parse_pipeline
-from pygraph.passes.reproducer import Reproducer, read_header
+from pygraph.passes.manager import Check, Reproducer, read_header
 
 __all__ = ["opt"]
 
@@ -31,6 +31,7 @@ _CHECKS: dict[bool | None, Check] = {None: "result", True: "full", False: "off"}
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option("-p", "--pipeline", help="Passes to run, such as 'legality,partitioning{max-regions=4}'.")
+@click.option("--load", multiple=True, metavar="MODULE", help="Import MODULE first, for the passes that it registers.")
 @click.option("--print-before", multiple=True, metavar="PASS", help="Print the graph before PASS (or 'all') on stderr.")
 @click.option("--print-after", multiple=True, metavar="PASS", help="Print the graph after PASS (or 'all') on stderr.")
 @click.option(
@@ -45,7 +46,14 @@ _CHECKS: dict[bool | None, Check] = {None: "result", True: "full", False: "off"}
 @click.option("--dump-dir", type=click.Path(file_okay=False), help="Write the graph after each pass, and reproducers.")
 @click.option("-o", "--output", default="-", type=click.Path(dir_okay=False, allow_dash=True), help="[default: stdout]")
 def opt(
-    file: str, pipeline: str | None, verify: bool | None, timing: bool, device: str | None, output: str, **around: Any
+    file: str,
+    pipeline: str | None,
+    load: tuple[str, ...],
+    verify: bool | None,
+    timing: bool,
+    device: str | None,
+    output: str,
+    **around: Any,
 ) -> None:
     """Run passes on the graph in FILE ('-' for stdin) and print the result.
 
@@ -54,6 +62,8 @@ def opt(
     """
     source, text = _read(file)
     with failing(source, text):
+        for module in load:
+            _import(module)
         header = _header(source, text)
         graph = parse_graph(text, source)
         if verify is not False:
@@ -63,6 +73,16 @@ def opt(
     if timing:
         _print_times(result)
     write_out(output, str(graph))
+
+
+def _import(module: str) -> None:
+    """Import a module of the user's, also from the working directory, as ``python -m`` does."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise OptionError(f"--load {module}: {type(error).__name__}: {error}") from error
 
 
 def _read(file: str) -> tuple[str, str]:

@@ -15,8 +15,21 @@ from torch import fx
 
 from pygraph import compat
 from pygraph.frontend.names import FrontendError, op_name, resolve_op
-from pygraph.ir import Arg, Device, Dim, DType, GraphRef, OpaqueType, ScalarType, TensorType, Token, Type, Value, dims
-from pygraph.ir.types import as_dim, contiguous_stride, symbol
+from pygraph.ir import (
+    Arg,
+    Device,
+    Dim,
+    DType,
+    GraphRef,
+    OpaqueType,
+    ScalarType,
+    TensorType,
+    Token,
+    Type,
+    Value,
+    canonical,
+)
+from pygraph.ir.types import as_dim, contiguous_stride
 
 __all__ = ["DICT", "SymbolReader", "TypeReader", "literal", "to_fx_arg"]
 
@@ -96,16 +109,8 @@ class SymbolReader:
 
     def translate(self, expr: sympy.Basic) -> sympy.Expr:
         """``expr`` of torch in the IR's own terms."""
-        if isinstance(expr, sympy.Symbol):
-            self._used[expr.name] = None
-            return symbol(expr.name)
-        if not expr.args:
-            return sympy.sympify(dims.canonical(expr))
-        args = [self.translate(arg) for arg in expr.args]
-        for operator in dims.OPERATORS.values():
-            if isinstance(expr, operator):
-                return operator(*args)
-        return dims.apply(type(expr).__name__, args)
+        self._used.update((str(found), None) for found in expr.free_symbols)
+        return sympy.sympify(canonical(expr))
 
     def _note(self, expr: sympy.Basic, shape_env: Any) -> None:
         # ShapeEnv.backed_var_to_val: checked on 2.11, 2.13.

@@ -100,7 +100,7 @@ class CaptureFailures:
             return
         try:
             cache.write_atomically(self._path, json.dumps(self._known, indent=1) + "\n")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError where text cannot be encoded
             _log.warning("a failed capture is not remembered in %s: %s", self._path, error)
 
 

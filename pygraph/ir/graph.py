@@ -1,19 +1,22 @@
 """The graph: an ordered DAG of kernel nodes. It owns every mutation and every name.
 
-Questions about a graph live in ``pygraph.passes.analysis``; text in ``printer`` and ``parser``; rules in ``verify``.
+Questions about a graph live in ``pygraph.passes.analysis``; text in ``pygraph.ir.text``; rules in ``verify``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import TypeVar, get_args
+from html import escape
+from typing import Any, TypeVar, get_args
 
 from pygraph.errors import PygraphError
-from pygraph.ir.annotations import Region
+from pygraph.ir.annotations import CAPTURABLE, REGION, Region
 from pygraph.ir.cost import UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.node import Arg, KernelNode, Location, Value, map_arg, values_in
+from pygraph.ir.text.print import print_graph
 from pygraph.ir.types import Type
 
 __all__ = ["Graph", "GraphError", "Stage"]
@@ -297,9 +300,33 @@ class Graph:
         return f"<Graph {self.name}: {len(self)} nodes, {self.stage.value}>"
 
     def __str__(self) -> str:
-        from pygraph.ir.printer import print_graph  # the printer imports this module
-
         return print_graph(self)
+
+    # -- showing ---------------------------------------------------------------------------------------------------
+
+    def _repr_html_(self) -> str:
+        """The text for notebooks, with a colour for each region."""
+        return f"<pre>{''.join(map(_html_line, str(self).splitlines()))}</pre>"
+
+    def to_networkx(self) -> Any:
+        """The flow of data as a ``networkx.DiGraph``: inputs and nodes by name, each edge with the values it carries.
+
+        Nodes have the attributes ``op`` (``input`` for inputs), ``region`` and ``capturable`` (None where not decided);
+        an edge that only ``after`` asks for carries no values. What must run before what, effects included, is
+        ``pygraph.ir.dependences``.
+        """
+        import networkx as nx  # takes a while
+
+        flow: Any = nx.DiGraph(name=self.name)
+        for value in self._inputs:
+            flow.add_node(value.name, op="input", region=None, capturable=None)
+        for node in self._nodes:
+            flow.add_node(node.name, op=node.op, region=node.meta.get(REGION), capturable=node.meta.get(CAPTURABLE))
+            carried: dict[str, list[str]] = {before.name: [] for before in node.after}
+            for value in dict.fromkeys(node.inputs):
+                carried.setdefault((value.producer or value).name, []).append(value.name)
+            flow.add_edges_from((source, node.name, {"values": tuple(values)}) for source, values in carried.items())
+        return flow
 
     # -- names and links -------------------------------------------------------------------------------------------
 
@@ -334,6 +361,12 @@ def _add_twin(node: KernelNode, copy: Graph, values: dict[Value, Value]) -> Kern
     twin.meta = node.meta.copy()
     values.update(zip(node.outputs, twin.outputs, strict=True))
     return twin
+
+
+def _html_line(line: str) -> str:
+    found = re.search(r"\bregion = (\d+)", line)
+    shown = escape(line) + "\n"
+    return f'<span style="background: hsl({int(found[1]) * 137 % 360} 60% 90%)">{shown}</span>' if found else shown
 
 
 def _nodes_of(graph: Graph) -> tuple[KernelNode, ...]:

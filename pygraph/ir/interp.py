@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from pygraph.ir.graph import Graph
 from pygraph.ir.node import UPLOAD, Arg, GraphRef, KernelNode, Value, base_name
-from pygraph.ir.printer import literal_text
+from pygraph.ir.text.print import literal_text
 from pygraph.ir.types import Device, ScalarType, TensorType
 
 __all__ = ["Outcome", "Returned", "Term", "interpret"]

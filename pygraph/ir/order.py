@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from pygraph.ir.effects import NAMED
 from pygraph.ir.graph import Graph
 from pygraph.ir.node import KernelNode, Value
 
@@ -116,7 +117,8 @@ class _Tracker:
             memory.readers.append(node)
 
     def _links(self, node: KernelNode) -> Iterator[KernelNode]:
-        for kind, name in (("rng", node.effects.rng), ("collective", node.effects.collective)):
+        for kind in NAMED:
+            name = getattr(node.effects, kind)
             if name is None:
                 continue
             if (kind, name) in self.chains:

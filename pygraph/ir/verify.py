@@ -1,30 +1,314 @@
 """Whether a graph keeps the rules of its stage: one table of rules per stage, run in order, first violation raised.
 
-Rules of structure are in ``rules``, of judged and partitioned graphs in ``region_rules``. A rule yields what breaks it.
+Each rule yields ``(node, reason)`` for whatever breaks it; node is None where no single node does.
 """
 
 from __future__ import annotations
 
-from pygraph.errors import VerifyError
-from pygraph.ir import region_rules, rules
-from pygraph.ir.graph import Graph, Stage
-from pygraph.ir.rules import Rule
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import TypeAlias
 
-__all__ = ["RULES", "verify"]
+import sympy
+
+from pygraph.errors import VerifyError
+from pygraph.ir.annotations import CAPTURABLE, REASON, REGION, SELECTED, Unit, unit_of
+from pygraph.ir.dims import canonical
+from pygraph.ir.graph import Graph, Stage
+from pygraph.ir.node import KernelNode, Value, graph_refs_in, values_in
+from pygraph.ir.order import dependences
+from pygraph.ir.text.words import COST_FIELDS
+from pygraph.ir.types import Dim, OpaqueType, ScalarType, TensorType, Type
+
+__all__ = ["DECISIONS", "RULES", "verify"]
+
+Violation: TypeAlias = tuple[KernelNode | None, str]
+Rule: TypeAlias = Callable[[Graph], Iterator[Violation]]
+
+
+def names(graph: Graph) -> Iterator[Violation]:
+    """Every input and node has a name of its own, by which the graph finds it."""
+    seen: set[str] = set()
+    owners: list[KernelNode | Value] = [*graph.inputs, *graph.nodes]
+    for owner in owners:
+        node = owner if isinstance(owner, KernelNode) else None
+        if owner.name in seen:
+            yield node, f"the name '{owner.name}' is used twice"
+        seen.add(owner.name)
+        if graph.owner(owner.name) is not owner:
+            yield node, f"the graph does not know '{owner.name}' under its name"
+
+
+def links(graph: Graph) -> Iterator[Violation]:
+    """Operands belong to the graph; results know their producer; users are exactly who uses a value, and how often."""
+    users: dict[Value, Counter[KernelNode]] = {value: Counter() for value in graph.values()}
+    for node in graph.nodes:
+        yield from _node_links(node, users)
+    for value, counted in users.items():
+        if dict(counted) != value.users:
+            yield value.producer, f"the users recorded for {value!r} are not those that use it"
+
+
+def _node_links(node: KernelNode, users: dict[Value, Counter[KernelNode]]) -> Iterator[Violation]:
+    operands = tuple(values_in((*node.args, *node.attrs.values())))
+    if operands != node.inputs:
+        yield node, "its flattened operands are not those of its arguments and attributes"
+    for index, value in enumerate(node.outputs):
+        if value.producer is not node or value.index != index:
+            yield node, f"result {index} does not say that this node produces it"
+    for value in operands:
+        if value not in users:
+            yield node, f"operand {value!r} belongs to no node or input of this graph"
+        else:
+            users[value][node] += 1
+
+
+def outputs(graph: Graph) -> Iterator[Violation]:
+    """What is returned belongs to the graph."""
+    known = set(graph.values())
+    for value in graph.output_values:
+        if value not in known:
+            yield None, f"returned value {value!r} belongs to no node or input of this graph"
+
+
+def order(graph: Graph) -> Iterator[Violation]:
+    """Program order is topological: producers, and nodes named by ``after``, come first."""
+    place = {node: index for index, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        needed = [value.producer for value in node.inputs if value.producer is not None]
+        for before in (*needed, *node.after):
+            if before not in place:
+                yield node, f"it must run after {before.name}, which is not in this graph"
+            elif place[before] >= place[node]:
+                yield node, f"it needs {before.name}, which comes later"
+
+
+def effects(graph: Graph) -> Iterator[Violation]:
+    """Effects name operands and results that exist; written operands have memory."""
+    for node in graph.nodes:
+        stated = node.effects
+        operands, results = range(len(node.inputs)), range(len(node.outputs))
+        positions = [*stated.writes, *(stated.reads or ()), *(operand for _, operand in stated.aliases)]
+        for position in positions:
+            if position not in operands:
+                yield node, f"its effects name operand {position}, but it has {len(operands)}"
+        for result, _ in stated.aliases:
+            if result not in results:
+                yield node, f"its effects name result {result}, but it has {len(results)}"
+        for position in stated.writes:
+            if position in operands and isinstance(node.inputs[position].type, ScalarType):
+                yield node, f"it writes operand {position}, a number, which has no memory"
+
+
+def types(graph: Graph) -> Iterator[Violation]:
+    """Sizes are no negative numbers, strides one per size, scalars int, float or bool, names not empty."""
+    for value in graph.values():
+        reason = _type_fault(value.type)
+        if reason:
+            yield value.producer, f"{value!r}: {reason}"
+
+
+def _type_fault(type: Type) -> str | None:
+    if isinstance(type, TensorType):
+        return _tensor_fault(type)
+    if isinstance(type, ScalarType) and type.kind not in ("int", "float", "bool"):
+        return f"'{type.kind}' is no kind of number"
+    if isinstance(type, OpaqueType) and not type.name:
+        return "an opaque type needs a name"
+    return None
+
+
+def _tensor_fault(type: TensorType) -> str | None:
+    if type.stride is not None and len(type.stride) != len(type.shape):
+        return f"{len(type.shape)} sizes but {len(type.stride)} strides"
+    negative = [size for size in (*type.shape, *type.strides) if _is_negative(size)]
+    return f"size or stride {negative[0]} is negative" if negative else None
+
+
+def _is_negative(size: Dim) -> bool:
+    return isinstance(size, int) and size < 0
+
+
+def expressions(graph: Graph) -> Iterator[Violation]:
+    """Sizes and costs are in the IR's own terms, so that they print, parse and compare."""
+    for value in graph.values():
+        for size in _dims_of(value.type):
+            if not _is_canonical(size):
+                yield value.producer, f"{value!r}: size {size} uses terms that the IR does not have"
+    for node in graph.nodes:
+        for field in COST_FIELDS:
+            cost = getattr(node.cost, field)
+            if cost is not None and not _is_canonical(cost):
+                yield node, f"its cost {field} = {cost} uses terms that the IR does not have"
+
+
+def _dims_of(type: Type) -> tuple[Dim, ...]:
+    if isinstance(type, TensorType):
+        return (*type.shape, *(type.stride or ()))
+    return (type.expr,) if isinstance(type, ScalarType) and type.expr is not None else ()
+
+
+def _is_canonical(value: Dim) -> bool:
+    if isinstance(value, (int, float)):
+        return True
+    return isinstance(value, sympy.Expr) and _is_canonical_expression(value)
+
+
+@lru_cache(maxsize=16384)
+def _is_canonical_expression(value: sympy.Expr) -> bool:
+    return bool(canonical(value) == value)
+
+
+def subgraphs(graph: Graph) -> Iterator[Violation]:
+    """Operands and attributes refer to subgraphs that exist."""
+    for node in graph.nodes:
+        for reference in graph_refs_in((*node.args, *node.attrs.values())):
+            if reference.name not in graph.subgraphs:
+                yield node, f"there is no subgraph @{reference.name}"
+
+
+# -- judged, partitioned, indirected and selected graphs ---------------------------------------------------------------
+
+DECISIONS = ("static", "patched")
+"""What may become of a region's parameter."""
+
+
+def judged(graph: Graph) -> Iterator[Violation]:
+    """Every node is judged; one that cannot be captured says why."""
+    for node in graph.nodes:
+        capturable = node.meta.get(CAPTURABLE)
+        if capturable is None:
+            yield node, "it is not judged: annotation 'capturable' is missing"
+        elif not capturable and not node.meta.get(REASON):
+            yield node, "it is not capturable but gives no 'reason'"
+
+
+def membership(graph: Graph) -> Iterator[Violation]:
+    """Capturable nodes are in a region, or say why not; no other node is in one."""
+    for node in graph.nodes:
+        capturable = node.meta.get(CAPTURABLE)
+        region = node.meta.get(REGION)
+        reason: str | None = node.meta.get(REASON)
+        if region is not None and not capturable:
+            yield node, f"it is in region {region} but cannot be captured: {reason}"
+        if region is None and capturable and not reason:
+            yield node, "it is capturable, in no region, and gives no 'reason'"
+
+
+def table(graph: Graph) -> Iterator[Violation]:
+    """The table of regions lists exactly the regions that nodes are in."""
+    used: dict[int, KernelNode] = {}
+    for node in graph.nodes:
+        region = node.meta.get(REGION)
+        if region is not None:
+            used.setdefault(region, node)
+    for index, node in used.items():
+        if index not in graph.regions:
+            yield node, f"its region {index} is not in the table of regions"
+    for index, entry in graph.regions.items():
+        if index not in used:
+            yield None, f"region {index} has no nodes"
+        if entry.index != index:
+            yield None, f"region {entry.index} is in the table as {index}"
+
+
+def quotient(graph: Graph) -> Iterator[Violation]:
+    """With each region contracted to one node, the dependences have no cycle. So each region is convex, too."""
+    following: dict[Unit, dict[Unit, None]] = {unit_of(node): {} for node in graph.nodes}
+    for before, node in dependences(graph):
+        if unit_of(before) != unit_of(node):
+            following[unit_of(before)][unit_of(node)] = None
+    cycle = _cycle(following)
+    if cycle:
+        yield _first_node(cycle, graph), "regions and nodes need each other: " + " → ".join(map(_name, cycle))
+
+
+def parameters(graph: Graph) -> Iterator[Violation]:
+    """Every value that a region takes from outside is a parameter, with a known decision, and nothing else is."""
+    outside: dict[int, dict[Value, KernelNode]] = {index: {} for index in graph.regions}
+    for node in graph.nodes:
+        region = node.meta.get(REGION)
+        if region is None:
+            continue
+        for value in node.inputs:
+            if value.producer is None or value.producer.meta.get(REGION) != region:
+                outside[region].setdefault(value, node)
+    for index, region_entry in graph.regions.items():
+        for value, node in outside[index].items():
+            if value not in region_entry.parameters:
+                yield node, f"region {index} takes {value!r} from outside, but that is no parameter of it"
+        for value, parameter in region_entry.parameters.items():
+            if value not in outside[index]:
+                yield None, f"region {index} does not take its parameter {value!r} from outside"
+            if parameter.decision not in DECISIONS:
+                yield None, f"parameter {value!r} of region {index}: unknown decision '{parameter.decision}'"
+
+
+def selected(graph: Graph) -> Iterator[Violation]:
+    """Every region is selected or not, and says why."""
+    for index, region in graph.regions.items():
+        if region.meta.get(SELECTED) is None or not region.meta.get(REASON):
+            yield None, f"region {index} lacks 'selected' or 'reason'"
+
+
+# -- the quotient graph ------------------------------------------------------------------------------------------------
+
+
+def _name(part: Unit) -> str:
+    return f"region {part}" if isinstance(part, int) else part.name
+
+
+def _first_node(cycle: list[Unit], graph: Graph) -> KernelNode | None:
+    return next((node for node in graph.nodes if unit_of(node) in cycle), None)
+
+
+def _cycle(following: dict[Unit, dict[Unit, None]]) -> list[Unit]:
+    """One cycle, closed by its first part, or nothing. Parts that a topological sort leaves over contain one."""
+    needed = dict.fromkeys(following, 0)
+    for parts in following.values():
+        for part in parts:
+            needed[part] += 1
+    ready = deque(part for part, count in needed.items() if not count)
+    while ready:
+        for part in following[ready.popleft()]:
+            needed[part] -= 1
+            if not needed[part]:
+                ready.append(part)
+    left = {part for part, count in needed.items() if count}
+    return _walk_back(following, left)
+
+
+def _walk_back(following: dict[Unit, dict[Unit, None]], left: set[Unit]) -> list[Unit]:
+    """Each part left over has a predecessor left over: walk back until one comes again."""
+    start = next((part for part in following if part in left), None)
+    if start is None:
+        return []
+    preceding = {after: part for part in reversed(following) if part in left for after in following[part]}
+    path: dict[Unit, int] = {}
+    part = start
+    while part not in path:
+        path[part] = len(path)
+        part = preceding[part]
+    cycle = list(path)[path[part] :]
+    return [part, *reversed(cycle)]
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 _STRUCTURE: tuple[Rule, ...] = (
-    rules.names,
-    rules.links,
-    rules.outputs,
-    rules.order,
-    rules.effects,
-    rules.types,
-    rules.expressions,
-    rules.subgraphs,
+    names,
+    links,
+    outputs,
+    order,
+    effects,
+    types,
+    expressions,
+    subgraphs,
 )
-_JUDGED: tuple[Rule, ...] = (*_STRUCTURE, region_rules.judged)
-_PARTITIONED: tuple[Rule, ...] = (*_JUDGED, region_rules.membership, region_rules.table, region_rules.quotient)
-_INDIRECTED: tuple[Rule, ...] = (*_PARTITIONED, region_rules.parameters)
+_JUDGED: tuple[Rule, ...] = (*_STRUCTURE, judged)
+_PARTITIONED: tuple[Rule, ...] = (*_JUDGED, membership, table, quotient)
+_INDIRECTED: tuple[Rule, ...] = (*_PARTITIONED, parameters)
 
 RULES: dict[Stage, tuple[Rule, ...]] = {
     Stage.LIFTED: _STRUCTURE,
@@ -32,7 +316,7 @@ RULES: dict[Stage, tuple[Rule, ...]] = {
     Stage.PLACED: _JUDGED,
     Stage.PARTITIONED: _PARTITIONED,
     Stage.INDIRECTED: _INDIRECTED,
-    Stage.SELECTED: (*_INDIRECTED, region_rules.selected),
+    Stage.SELECTED: (*_INDIRECTED, selected),
 }
 """The rules of each stage. What held at an earlier stage still holds."""
 

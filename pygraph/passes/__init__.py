@@ -1,10 +1,23 @@
-"""Passes: what they are (``base``), how they are named, parsed and run, and the built-in ones."""
+"""Passes: what they are, pipelines of them as text, the manager that runs them, and the built-in ones.
 
-from pygraph.passes.base import Pass, PassContext, PassResult
-from pygraph.passes.instruments import Instrument, Step
-from pygraph.passes.manager import DEFAULT_PIPELINE, PassManager, PassRecord, PipelineResult, bisect
-from pygraph.passes.options import print_pipeline
-from pygraph.passes.registry import PassInfo, Registry, default_registry, parse, register
+    pipeline text ──► Pass, Pass, … ──► PassManager.run(graph, context) ──► the graph, verified after each pass
+
+A pass is a frozen dataclass whose fields are its options (``base``), or a plain function. ``pipeline`` parses and
+prints pipelines and knows passes by name; ``manager`` checks contracts, times, dumps, bisects, writes reproducers.
+"""
+
+from pygraph.passes.base import Pass, PassContext, PassResult, as_pass
+from pygraph.passes.manager import (
+    DEFAULT_PIPELINE,
+    Instrument,
+    PassManager,
+    PassRecord,
+    PipelineResult,
+    Step,
+    bisect,
+    read_header,
+)
+from pygraph.passes.pipeline import PassInfo, Registry, default_registry, parse, print_pass, print_pipeline, register
 
 __all__ = [
     "DEFAULT_PIPELINE",
@@ -18,9 +31,12 @@ __all__ = [
     "PipelineResult",
     "Registry",
     "Step",
+    "as_pass",
     "bisect",
     "default_registry",
     "parse",
+    "print_pass",
     "print_pipeline",
+    "read_header",
     "register",
 ]

@@ -1,18 +1,20 @@
 """What a pass is: a frozen dataclass with a contract, run on a graph within a context, returning what it did.
 
-Running pipelines of them lives in ``manager``; names and look-up in ``registry``; option text in ``options``.
+A plain function of a graph and a context is a pass, too (``as_pass``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from functools import cache
+from typing import ClassVar, TypeAlias
 
+from pygraph.errors import OptionError
 from pygraph.ir import HOST, DeviceModel, Graph, Stage
 
-__all__ = ["Pass", "PassContext", "PassResult"]
+__all__ = ["Pass", "PassContext", "PassFunction", "PassResult", "as_pass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +58,27 @@ class Pass(ABC):
     @abstractmethod
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         """Transform or annotate ``graph`` in place."""
+
+
+PassFunction: TypeAlias = Callable[[Graph, PassContext], "PassResult | bool"]
+"""A pass as a plain function: it transforms or annotates the graph in place, and says whether it changed anything."""
+
+
+@cache
+def as_pass(function: PassFunction, *, requires: Stage = Stage.LIFTED, ensures: Stage | None = None) -> type[Pass]:
+    """The pass class, without options, that runs ``function``; ``keep_out`` becomes the pass ``keep-out``.
+
+    Raises OptionError for a function without a name.
+    """
+
+    def run(self: Pass, graph: Graph, ctx: PassContext) -> PassResult:  # noqa: ARG001
+        result = function(graph, ctx)
+        return PassResult(result) if isinstance(result, bool) else result
+
+    qualname = getattr(function, "__qualname__", type(function).__name__)
+    name = qualname.rpartition(".")[2]
+    if not name.isidentifier():
+        raise OptionError(f"a pass needs a name, which {function!r} does not have")
+    members = {"name": name.replace("_", "-"), "requires": requires, "ensures": ensures, "run": run}
+    about = {"__doc__": function.__doc__, "__module__": function.__module__, "__qualname__": qualname}
+    return dataclass(frozen=True)(type(name, (Pass,), members | about))

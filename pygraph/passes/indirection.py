@@ -1,8 +1,4 @@
-"""Indirection: how each region gets the address of each value that it reads from outside.
-
-Finding the words to patch in a captured graph is the runtime's work; here it is decided what may move at all, and
-what a move is expected to cost.
-"""
+"""Indirection: how each region gets the address of each value that it reads from outside, and at which cost."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pygraph.ir import Graph, OpaqueType, Parameter, ScalarType, Stage, Value
-from pygraph.passes.analysis import Addresses, RegionView, region_addresses, region_views
+from pygraph.passes.analysis import region_addresses, region_views
 from pygraph.passes.base import Pass, PassContext, PassResult
 
 __all__ = ["Indirection"]
@@ -38,7 +34,8 @@ class Indirection(Pass):
         modified = False
         decisions: list[str] = []
         for index, view in region_views(graph).items():
-            chosen = _Chooser(ctx, view, region_addresses(view, values)).choose()
+            uses = region_addresses(view, values).uses
+            chosen = {value: _fixed(value) or _patched(uses[value], ctx.model.patch_us) for value in view.reads}
             region = graph.regions[index]
             modified |= list(region.parameters.items()) != list(chosen.items())
             region.parameters = chosen
@@ -47,31 +44,19 @@ class Indirection(Pass):
         return PassResult(modified, (f"region parameters: {', '.join(counts)}",))
 
 
-class _Chooser:
-    """The decisions for one region."""
+def _fixed(value: Value) -> Parameter | None:
+    if isinstance(value.type, ScalarType):
+        return Parameter("static", "scalar: part of the region's key", 0.0)
+    if isinstance(value.type, OpaqueType):
+        return Parameter("static", "opaque: held, and compared by identity", 0.0)
+    if value.role == "constant":
+        return Parameter("static", "constant of the compiled program", 0.0)
+    if value.static:
+        return Parameter("static", "its address stays: guarded", 0.0)
+    return None
 
-    def __init__(self, ctx: PassContext, view: RegionView, addresses: Addresses) -> None:
-        self.ctx = ctx
-        self.view = view
-        self.addresses = addresses
 
-    def choose(self) -> dict[Value, Parameter]:
-        return {value: self._fixed(value) or self._moving(value) for value in self.view.reads}
-
-    def _fixed(self, value: Value) -> Parameter | None:
-        if isinstance(value.type, ScalarType):
-            return Parameter("static", "scalar: part of the region's key", 0.0)
-        if isinstance(value.type, OpaqueType):
-            return Parameter("static", "opaque: held, and compared by identity", 0.0)
-        if value.role == "constant":
-            return Parameter("static", "constant of the compiled program", 0.0)
-        if value.static:
-            return Parameter("static", "its address stays: guarded", 0.0)
-        return None
-
-    def _moving(self, value: Value) -> Parameter:
-        uses = self.addresses.uses[value]
-        if uses is None:
-            return Parameter("patched", "the number of launches is unknown")
-        patch_us = self.ctx.model.patch_us
-        return Parameter("patched", f"patching {uses:g} × {patch_us:g} µs", patch_us * uses)
+def _patched(uses: float | None, patch_us: float) -> Parameter:
+    if uses is None:
+        return Parameter("patched", "the number of launches is unknown")
+    return Parameter("patched", f"patching {uses:g} × {patch_us:g} µs", patch_us * uses)

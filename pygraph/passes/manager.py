@@ -1,37 +1,55 @@
 """The pass manager: runs a pipeline over a graph, holds each pass to its contract, and says where it broke.
 
-Reading pipeline text lives in ``options`` and ``registry``; dumps and prints in ``instruments``; failures are written
-by ``reproducer``.
+    set back to what the pass requires ─ run ─ verify at what it ensures ─ record, dump, print
+                                          └─ raised or broke its contract: PassError, and a reproducer
+
+A reproducer is one ``.pgir`` file: the graph before the pass and, in leading comments, what runs the pass again.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from pygraph.errors import OptionError, PassError, VerifyError
-from pygraph.ir import Graph, Stage
-from pygraph.ir.verify import verify
-from pygraph.passes.base import Pass, PassContext, PassResult
-from pygraph.passes.instruments import Dump, Instrument, Print, Step
-from pygraph.passes.options import nearest, print_pass, print_pipeline
-from pygraph.passes.registry import default_registry, parse
-from pygraph.passes.reproducer import write_reproducer
-from pygraph.passes.stages import set_back
+from pygraph.ir import CAPTURABLE, DETAIL, H200, HOST, REASON, REGION, SELECTED, DeviceModel, Graph, Stage, verify
+from pygraph.passes.base import Pass, PassContext, PassFunction, PassResult, as_pass
+from pygraph.passes.pipeline import default_registry, nearest, parse, print_pass, print_pipeline
 
-__all__ = ["DEFAULT_PIPELINE", "Check", "PassManager", "PassRecord", "Pipeline", "PipelineResult", "bisect", "resolve"]
+__all__ = [
+    "DEFAULT_PIPELINE",
+    "Check",
+    "Instrument",
+    "PassManager",
+    "PassRecord",
+    "Pipeline",
+    "PipelineResult",
+    "Reproducer",
+    "Step",
+    "bisect",
+    "read_header",
+    "resolve",
+    "write_reproducer",
+]
 
 Check: TypeAlias = Literal["off", "result", "full"]
 """How passes are checked: not at all; the verifier on each result; and ``modified`` against the printed graph too."""
 
-Pipeline: TypeAlias = "str | Sequence[Pass | str]"
-"""A pipeline as users give it: text, or passes and texts in a sequence."""
+Pipeline: TypeAlias = "str | Sequence[Pass | PassFunction | str]"
+"""A pipeline as users give it: text, or passes, functions and texts in a sequence."""
 
 DEFAULT_PIPELINE = "legality,placement,partitioning,indirection,selection"
+
+_ALL = "all"
+"""Stands for every pass where names of passes are asked for."""
 
 _log = logging.getLogger("pygraph")
 
@@ -72,10 +90,92 @@ def resolve(pipeline: Pipeline) -> tuple[Pass, ...]:
         return parse(pipeline)
     passes: list[Pass] = []
     for item in pipeline:
-        if not isinstance(item, Pass | str):
-            raise OptionError(f"a pipeline consists of passes and text, not of {type(item).__name__}")
-        passes += parse(item) if isinstance(item, str) else [item]
+        if isinstance(item, str):
+            passes += parse(item)
+        elif isinstance(item, Pass):
+            passes.append(item)
+        elif callable(item) and not isinstance(item, type):
+            passes.append(as_pass(item)())
+        else:
+            raise OptionError(f"a pipeline consists of passes, functions and text, not of {type(item).__name__}")
     return tuple(passes)
+
+
+# -- instruments -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One execution of a pass: its place in the pipeline, counted from 1, and the pass."""
+
+    number: int
+    item: Pass
+
+    @property
+    def name(self) -> str:
+        """The name of the pass."""
+        return self.item.name
+
+
+class Instrument:
+    """Base of what watches a run: each method does nothing until it is overridden. Graphs are to be read only."""
+
+    def start(self, graph: Graph) -> None:
+        """Called once, before the first pass."""
+
+    def before(self, step: Step, graph: Graph) -> None:
+        """Called before each pass."""
+
+    def after(self, step: Step, graph: Graph) -> None:
+        """Called after each pass, once the graph that it left has been checked."""
+
+
+class _Dump(Instrument):
+    """Writes ``00-lifted.pgir`` before the first pass and ``01-legality.pgir``, … after each.
+
+    A folder that cannot be written is warned of once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._broken = False
+
+    def start(self, graph: Graph) -> None:
+        self._write(f"00-{graph.stage.value}.pgir", graph)
+
+    def after(self, step: Step, graph: Graph) -> None:
+        self._write(f"{step.number:02}-{step.name}.pgir", graph)
+
+    def _write(self, name: str, graph: Graph) -> None:
+        if self._broken:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(str(graph), encoding="utf-8")
+        except OSError as error:
+            self._broken = True
+            _log.warning("cannot write dumps to %s: %s", self.folder, error)
+
+
+@dataclass(frozen=True)
+class _Print(Instrument):
+    """Prints the graph before or after the named passes, under a comment that says where it was taken."""
+
+    names_before: Sequence[str]
+    names_after: Sequence[str]
+
+    def before(self, step: Step, graph: Graph) -> None:
+        self._print("before", self.names_before, step, graph)
+
+    def after(self, step: Step, graph: Graph) -> None:
+        self._print("after", self.names_after, step, graph)
+
+    def _print(self, when: str, names: Sequence[str], step: Step, graph: Graph) -> None:
+        if _ALL in names or step.name in names:
+            print(f"// {when} {step.number}: {print_pass(step.item)}\n{str(graph).rstrip()}", file=sys.stderr)
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
 
 
 class PassManager:
@@ -111,10 +211,13 @@ class PassManager:
         self.check = check
         self.bisect_limit = bisect_limit
         self.dump_dir = None if dump_dir is None else Path(dump_dir)
-        printing = Print(print_before, print_after)
-        printing.check(self.passes)
-        dumps = () if self.dump_dir is None else (Dump(self.dump_dir),)
-        self._instruments: tuple[Instrument, ...] = (*dumps, printing, *instruments)
+        known = [item.name for item in self.passes]
+        for name in (*print_before, *print_after):
+            if name not in (_ALL, *known):
+                hint = nearest(name, dict.fromkeys(known))
+                raise OptionError(f"cannot print around '{name}': it is not in the pipeline{hint}")
+        dumps = () if self.dump_dir is None else (_Dump(self.dump_dir),)
+        self._instruments: tuple[Instrument, ...] = (*dumps, _Print(print_before, print_after), *instruments)
 
     def run(self, graph: Graph, ctx: PassContext | None = None) -> PipelineResult:
         """Run the pipeline on ``graph`` in place.
@@ -126,13 +229,12 @@ class PassManager:
         for instrument in self._instruments:
             instrument.start(graph)
         for number, item in enumerate(self.passes, 1):
-            if not self._admitted(number, item, graph):
-                continue
-            records.append(self._step(Step(number, item), graph, ctx, tuple(record.name for record in records)))
+            if self._admits(number, item, graph):
+                records.append(self._step(Step(number, item), graph, ctx, tuple(record.name for record in records)))
         skipped = self.passes[len(records) :]
         return PipelineResult(tuple(records), tuple(print_pass(item) for item in skipped))
 
-    def _admitted(self, number: int, item: Pass, graph: Graph) -> bool:
+    def _admits(self, number: int, item: Pass, graph: Graph) -> bool:
         if self.bisect_limit is None:
             return True
         runs = number <= self.bisect_limit
@@ -143,80 +245,37 @@ class PassManager:
     def _step(self, step: Step, graph: Graph, ctx: PassContext, ran: tuple[str, ...]) -> PassRecord:
         for instrument in self._instruments:
             instrument.before(step, graph)
-        run = _Execution(step, graph, ctx, ran, self.check, self.dump_dir)
-        result, time_ms = run.execute()
+        before = graph.clone()
+        try:
+            result, time_ms = _run_pass(step.item, graph, ctx)
+            if self.check != "off":
+                verify(graph)
+            if self.check == "full":
+                _check_modified(step.item, result, before, graph)
+        except Exception as error:  # a pass is anybody's code; raised again with the place where it failed
+            raise self._failure(error, step, graph, before, ctx, ran) from error
         for instrument in self._instruments:
             instrument.after(step, graph)
         record = PassRecord(step.name, print_pass(step.item), graph.stage, time_ms, result.modified, result.notes)
         _log.debug("%s: %s took %.2f ms; %s", graph.name, record.text, time_ms, "; ".join(record.notes) or "no notes")
         return record
 
-
-@dataclass(frozen=True)
-class _Execution:
-    """One pass on one graph: the contract checked on both sides, failures turned into PassError."""
-
-    step: Step
-    graph: Graph
-    ctx: PassContext
-    ran: tuple[str, ...]
-    check: Check
-    dump_dir: Path | None
-
-    def execute(self) -> tuple[PassResult, float]:
-        self._check_requires()
-        before = self.graph.clone()
-        try:
-            result, time_ms = self._run_pass()
-            if self.check != "off":
-                verify(self.graph)
-            if self.check == "full":
-                self._check_modified(result, before)
-        except Exception as error:  # a pass is anybody's code; raised again with the place where it failed
-            raise self._failure(error, before) from error
-        return result, time_ms
-
-    def _run_pass(self) -> tuple[PassResult, float]:
-        """The pass's own result; stages are set back before it and moved on after it."""
-        item, graph = self.step.item, self.graph
-        _enter(graph, item)
-        start = time.perf_counter()
-        result = item.run(graph, self.ctx)
-        time_ms = (time.perf_counter() - start) * 1e3
-        if not isinstance(result, PassResult):
-            raise ContractError(f"run() must return a PassResult, not {type(result).__name__}")
-        _leave(graph, item)
-        return result, time_ms
-
-    def _check_requires(self) -> None:
-        if not self.graph.stage.reached(self.step.item.requires):
-            wanted = self.step.item.requires.value
-            missing = f"it requires a graph at stage {wanted}, and this one is at {self.graph.stage.value}"
-            raise self._error(missing + _leading_to(self.step.item.requires))
-
-    def _check_modified(self, result: PassResult, before: Graph) -> None:
-        """Hold ``modified`` against the printed graphs, the change of stage apart, which is the manager's doing."""
-        untouched = before.clone()
-        _enter(untouched, self.step.item)
-        _leave(untouched, self.step.item)
-        if result.modified != (str(untouched) != str(self.graph)):
-            said, did = ("modified", "the same") if result.modified else ("not modified", "different")
-            raise ContractError(f"it says that the graph was {said}, and the printed graph is {did}")
-
-    def _failure(self, error: Exception, before: Graph) -> PassError:
+    def _failure(
+        self, error: Exception, step: Step, graph: Graph, before: Graph, ctx: PassContext, ran: tuple[str, ...]
+    ) -> PassError:
         reason = str(error) if isinstance(error, VerifyError | ContractError) else f"{type(error).__name__}: {error}"
-        name = f"reproducer-{self.step.number:02}-{self.step.name}"
-        path = write_reproducer(before, print_pass(self.step.item), self.ctx, name, reason, self.dump_dir)
-        return self._error(reason, getattr(error, "node", None), path)
-
-    def _error(self, reason: str, node: object = None, reproducer: str | None = None) -> PassError:
+        node = getattr(error, "node", None)
+        path = None
+        if not isinstance(error, _StageError):
+            name = f"reproducer-{step.number:02}-{step.name}"
+            path = write_reproducer(before, print_pass(step.item), ctx, name, reason, self.dump_dir)
         return PassError(
             reason,
-            pass_name=self.step.name,
-            stage=self.graph.stage.value,
+            pass_name=step.name,
+            stage=graph.stage.value,
             node=None if node is None else str(getattr(node, "name", node)),
-            passes_run=self.ran,
-            reproducer=reproducer,
+            passes_run=ran,
+            reproducer=path,
         )
 
 
@@ -224,22 +283,34 @@ class ContractError(Exception):
     """A pass whose result is not what it says. Reaches users as the cause of a PassError."""
 
 
-def _leading_to(stage: Stage) -> str:
-    """Which of the known passes brings a graph to ``stage``, as the end of a sentence."""
-    found = [info.name for info in default_registry.describe() if info.ensures is stage]
-    return f"; {' or '.join(found)} gets it there" if found else ""
+class _StageError(ContractError):
+    """A graph that has not reached the stage that a pass requires: a mistake in the pipeline, not in the pass."""
 
 
-def _enter(graph: Graph, item: Pass) -> None:
-    """Drop what later stages said, but for what the pass itself requires."""
-    if item.ensures is not None:
-        set_back(graph, item.requires if item.requires.reached(item.ensures) else item.ensures)
+def _run_pass(item: Pass, graph: Graph, ctx: PassContext) -> tuple[PassResult, float]:
+    """The pass's own result, and its wall time in ms. Stages are set back before it and moved on after it."""
+    if not graph.stage.reached(item.requires):
+        missing = f"it requires a graph at stage {item.requires.value}, and this one is at {graph.stage.value}"
+        leading = [info.name for info in default_registry.describe() if info.ensures is item.requires]
+        raise _StageError(f"{missing}; {' or '.join(leading)} gets it there" if leading else missing)
+    _enter(graph, item)
+    start = time.perf_counter()
+    result = item.run(graph, ctx)
+    time_ms = (time.perf_counter() - start) * 1e3
+    if not isinstance(result, PassResult):
+        raise ContractError(f"run() must return a PassResult, not {type(result).__name__}")
+    _leave(graph, item)
+    return result, time_ms
 
 
-def _leave(graph: Graph, item: Pass) -> None:
-    if item.ensures is not None:
-        set_back(graph, item.ensures)
-        graph.stage = item.ensures
+def _check_modified(item: Pass, result: PassResult, before: Graph, after: Graph) -> None:
+    """Hold ``modified`` against the printed graphs, the change of stage apart, which is the manager's doing."""
+    untouched = before.clone()
+    _enter(untouched, item)
+    _leave(untouched, item)
+    if result.modified != (str(untouched) != str(after)):
+        said, did = ("modified", "the same") if result.modified else ("not modified", "different")
+        raise ContractError(f"it says that the graph was {said}, and the printed graph is {did}")
 
 
 def bisect(
@@ -262,3 +333,112 @@ def bisect(
         if not good(current):
             return Step(number, item), before
     return None
+
+
+# -- stages ------------------------------------------------------------------------------------------------------------
+
+
+def _enter(graph: Graph, item: Pass) -> None:
+    """Drop what later stages said, but for what the pass itself requires."""
+    if item.ensures is not None:
+        _set_back(graph, item.requires if item.requires.reached(item.ensures) else item.ensures)
+
+
+def _leave(graph: Graph, item: Pass) -> None:
+    if item.ensures is not None:
+        _set_back(graph, item.ensures)
+        graph.stage = item.ensures
+
+
+def _set_back(graph: Graph, stage: Stage) -> None:
+    """Make ``stage`` the graph's, if it is an earlier one, and drop the annotations of every stage after it.
+
+    What later stages said was said of another graph. Whether a node is capturable goes with JUDGED, the regions and
+    why a capturable node is in none with PARTITIONED, the parameters of regions with INDIRECTED, their selection with
+    SELECTED. What placement did to a node stays, and so do annotations that other passes bring with them.
+    """
+    if not graph.stage.reached(stage):
+        return
+    graph.stage = stage
+    for region in graph.regions.values():
+        if not stage.reached(Stage.SELECTED):
+            region.meta.drop(SELECTED)
+            region.meta.drop(REASON)
+            region.meta.drop(DETAIL)
+        if not stage.reached(Stage.INDIRECTED):
+            region.parameters.clear()
+    if not stage.reached(Stage.PARTITIONED):
+        graph.regions.clear()
+    for node in graph.nodes:
+        partitioned, judged = stage.reached(Stage.PARTITIONED), stage.reached(Stage.JUDGED)
+        if not partitioned:
+            node.meta.drop(REGION)
+        if not judged or (not partitioned and node.meta.get(CAPTURABLE)):
+            node.meta.drop(REASON)
+            node.meta.drop(DETAIL)
+        if not judged:
+            node.meta.drop(CAPTURABLE)
+
+
+# -- reproducers -------------------------------------------------------------------------------------------------------
+
+_MODELS = {model.name: model for model in (HOST, H200)}
+_HEADER = re.compile(r"//\s*([a-z]+):\s*(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Reproducer:
+    """The pipeline text and the context that a file's leading comments name; None where they do not."""
+
+    pipeline: str | None
+    ctx: PassContext | None
+
+
+def write_reproducer(
+    graph: Graph, pipeline: str, ctx: PassContext, name: str, error: str, folder: Path | None
+) -> str | None:
+    """Write ``graph`` with a header to ``folder``, or to the directory for temporary files, and return the path.
+
+    Returns None, after a warning, where nothing can be written.
+    """
+    values = ", ".join(f"{symbol}={value}" for symbol, value in sorted(ctx.values.items()))
+    known = ctx.model in _MODELS.values()
+    header = {
+        "pipeline": pipeline,
+        "device": ctx.device,
+        "model": ctx.model.name if known else json.dumps(ctx.model.as_json()),  # nobody else may have its figures
+        "values": values,
+        "error": " ".join(error.split()),
+    }
+    try:
+        text = "".join(f"// {key}: {value}\n" for key, value in header.items() if value) + str(graph)
+        folder = Path(tempfile.mkdtemp(prefix="pygraph-")) if folder is None else folder
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.pgir"
+        path.write_text(text, encoding="utf-8")
+    except Exception as problem:  # noqa: BLE001 - the graph may be too broken to print; the failure itself must be told
+        _log.warning("cannot write a reproducer for %s: %s", name, problem)
+        return None
+    return str(path)
+
+
+def read_header(text: str) -> Reproducer:
+    """What the leading comment lines of a ``.pgir`` text say. Raises ValueError where a value is malformed."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if not line.startswith("//"):
+            break
+        match = _HEADER.fullmatch(line.strip())
+        if match:
+            found[match[1]] = match[2]
+    return Reproducer(found.get("pipeline"), _context(found))
+
+
+def _context(found: Mapping[str, str]) -> PassContext | None:
+    if "device" not in found:
+        return None
+    pairs = (item.split("=") for item in found.get("values", "").split(",") if item.strip())
+    values = {name.strip(): int(value) for name, value in pairs}
+    text = found.get("model", "")
+    model = DeviceModel.from_json(json.loads(text)) if text.startswith("{") else _MODELS.get(text, HOST)
+    return PassContext(found["device"], model, values)

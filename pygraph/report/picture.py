@@ -14,7 +14,7 @@ from itertools import pairwise
 import networkx as nx
 
 from pygraph.ir import Graph, KernelNode, Value, dependences
-from pygraph.ir.printer import type_text
+from pygraph.ir.text.print import type_text
 from pygraph.report.facts import clean, membership, plural
 from pygraph.report.model import GraphReport, Uncaptured
 

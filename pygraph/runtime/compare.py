@@ -32,7 +32,8 @@ __all__ = ["Scope", "Verdict", "compare", "observe", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
-_UNSTEADY, _ANOTHER_RUN = "non-deterministic: ", "in another uncaptured run"
+_WRONG = ("comparison-failed", "replay-raised")
+"""Refusals that a launch of the replay may be to blame for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,14 @@ class Verdict:
     """The uncaptured run's ``outputs``, which answer the call, and whether the replay may be used from now on.
 
     ``spread`` is that of a region which does not repeat itself. ``runs`` counts the uncaptured runs besides the one
-    that answers the call.
+    that answers the call. Not ``comparable``: these runs are too unlike to hold a replay against them.
     """
 
     outputs: Sequence[Any]
     refusal: Refusal | None
     spread: Spread | None = None
     runs: int = 0
+    comparable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +318,7 @@ class _Trial:
             for _ in range(runs):
                 wider = self._run_again(first, left, spread)
                 if isinstance(wider, Refusal):
-                    return Verdict(outputs, wider)
+                    return Verdict(outputs, wider, comparable=False)
                 spread = wider
             replayed = self._replay_again(first)
             if replayed is None:
@@ -341,10 +343,10 @@ class _Trial:
             return Refusal("random-state", moved)
         unlike = difference(reference, outcome, values=False) or self._undecided(reference, outcome)
         if unlike is not None:
-            return _unsteady(f"{_ANOTHER_RUN}, {unlike}")
+            return _unsteady(f"in another uncaptured run, {unlike}")
         found = widened(spread, left.results, again.results, reference.equal(outcome))
         if isinstance(found, Unlike):
-            return _unsteady(f"{_ANOTHER_RUN}, {reference.name(found.index)} {found.how}")
+            return _unsteady(f"in another uncaptured run, {reference.name(found.index)} {found.how}")
         return found
 
     def _uncaptured_again(self, first: _First) -> _Run:
@@ -408,7 +410,7 @@ class _Trial:
     def explained(self, verdict: Verdict) -> Verdict:
         """``verdict`` with the launch that differs, if it refuses a replay as wrong."""
         refusal = verdict.refusal
-        if refusal is None or not _about_values(refusal):
+        if refusal is None or refusal.reason not in _WRONG or not verdict.comparable:
             return verdict
         found = self.diagnosed()
         return verdict if found is None else replace(verdict, refusal=found.added_to(refusal))
@@ -467,15 +469,8 @@ class _Trial:
         return [digest(span(self.args[p])) for p in self.read_in_place]
 
 
-def _about_values(refusal: Refusal) -> bool:
-    """Whether a refusal says that a replay went wrong, and not that uncaptured runs cannot be compared."""
-    if refusal.reason == "replay-raised" or refusal.detail.startswith("replayed: "):
-        return True
-    return refusal.detail.startswith(_UNSTEADY) and _ANOTHER_RUN not in refusal.detail
-
-
 def _unsteady(detail: str) -> Refusal:
-    return Refusal("comparison-failed", f"{_UNSTEADY}{detail}")
+    return Refusal("comparison-failed", f"non-deterministic: {detail}")
 
 
 def _nbytes(chosen: Sequence[Block]) -> int:

@@ -6,9 +6,10 @@ Everything above a driver (keys, slots, layout, comparison, life of a region) is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +26,9 @@ __all__ = [
     "Program",
     "ScratchPool",
     "Slot",
+    "make_driver",
     "one_graph",
+    "start_build",
 ]
 
 ScratchPool = Callable[[], AbstractContextManager[object]]
@@ -193,3 +196,25 @@ class Driver(Protocol):
         """Give back to the system what uncaptured runs on ``device`` (None: the current one) have left for later ones,
         such as workspaces of libraries and cached memory. What is submitted to the current stream is waited for."""
         ...
+
+
+# -- which drivers there are -------------------------------------------------------------------------------------------
+
+_PACKAGES = {"cuda": "pygraph.runtime.cuda", "cpu": "pygraph.runtime.host"}
+"""The package of the driver for each type of device, those that the others work for first. A package has
+``make_driver``, and ``build.load``, whose ``start`` builds its native half in the background."""
+
+
+def make_driver(device_type: str) -> Driver | None:
+    """A driver for devices of a type, such as ``cpu``, or None when there is none. Raises CaptureError when it cannot
+    work here."""
+    package = _PACKAGES.get(device_type)
+    driver: Driver | None = None if package is None else import_module(package).make_driver()
+    return driver
+
+
+def start_build(device_types: Collection[str], folder: str | None) -> None:
+    """Begin to build the native half of the driver that a graph on these types of devices needs. Returns at once."""
+    package = next((package for kind, package in _PACKAGES.items() if kind in device_types), None)
+    if package is not None:
+        import_module(package).build.load.start(folder)

@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import logging
 import math
-import os
 import platform
 import weakref
 from collections.abc import Callable, Sequence
@@ -40,10 +39,10 @@ __all__ = [
     "REPLAY",
     "UNCAPTURED",
     "Decision",
-    "Decisions",
     "Entry",
     "Measurement",
     "invalidate_all",
+    "kept_entry",
     "several_ranks",
 ]
 
@@ -257,37 +256,21 @@ def several_ranks() -> bool:
 
 _SCHEMA = 3
 """Raised when a field or the procedure changes: files of another version are not read."""
-_FILES = 4096
-"""Files that are kept: of more, those that were not used for longest go."""
-
-_unwritable: set[Path] = set()
 
 
-class Decisions:
-    """What earlier processes decided on the calls of one region: a small JSON file for each variant, in ``folder``."""
-
-    def __init__(self, fn: Function, driver: Driver, folder: Path) -> None:
-        self._fn, self._driver, self._folder, self._content = fn, driver, folder, ""
-
-    @classmethod
-    def of(cls, fn: Function, driver: Driver, cache_dir: str | None) -> Decisions | None:
-        """Those on ``fn``; None if nothing is kept."""
-        if cache_dir is None:
-            return None
-        try:
-            return cls(fn, driver, usable(cache_dir) / "decisions")
-        except OSError:  # there is no temporary folder either
-            return None
-
-    def entry(self, args: Sequence[Any]) -> Entry | None:
-        """The file for calls like this one; None if the region's content cannot be told."""
-        self._content = self._content or _content_digest(self._fn) or ""
-        if not self._content:
-            return None
-        machine = self._driver.identity(_device(args))
-        key = {**_versions(), "content": self._content, "call": _call_digest(args), "device": machine}
-        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
-        return Entry(self._folder / f"{name}.json", key)
+def kept_entry(fn: Function, driver: Driver, args: Sequence[Any], cache_dir: str | None) -> Entry | None:
+    """The file in ``cache_dir`` for decisions on calls of ``fn`` like this one; None if nothing is kept, or if it
+    cannot be told what ``fn`` does."""
+    content = _content_digest(fn) if cache_dir is not None else None
+    if cache_dir is None or content is None:
+        return None
+    machine = driver.identity(_device(args))
+    key = {**_versions(), "content": content, "call": _call_digest(args), "device": machine}
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
+    try:
+        return Entry(usable(cache_dir) / "decisions" / f"{name}.json", key)
+    except OSError:  # there is no temporary folder either
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,35 +294,18 @@ class Entry:
             times = float(found["replay_us"]), float(found["uncaptured_us"])
             if found["choice"] not in (REPLAY, UNCAPTURED) or not all(0 <= time < math.inf for time in times):
                 raise ValueError("it is no decision")
-            decision = Decision(found["choice"], *times, int(found["calls"]), path=str(self.path))
+            return Decision(found["choice"], *times, int(found["calls"]), path=str(self.path))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             warn_once(self.path, f"{type(error).__name__}: {error}")
             return None
-        with contextlib.suppress(OSError):  # only the order in which files go
-            os.utime(self.path)
-        return decision
 
     def write(self, decision: Decision) -> None:
-        """Keep ``decision``; one warning for each folder that cannot be written."""
+        """Keep ``decision``; a warning where it cannot be written."""
         fields = {"schema": _SCHEMA, "key": self.key, **dataclasses.asdict(decision)}
-        folder = self.path.parent
         try:
             write_atomically(self.path, json.dumps(fields, indent=1) + "\n")
-            _prune(folder)
         except (OSError, ValueError) as error:  # a ValueError where the path can be no file's
-            if folder not in _unwritable:
-                _unwritable.add(folder)
-                _log.warning("decisions are not kept across processes in %s: %s", folder, error)
-
-
-def _prune(folder: Path) -> None:
-    """Remove an eighth of the files once there are too many, so that not each new file looks at all others' ages."""
-    files = list(folder.iterdir())
-    if len(files) <= _FILES:
-        return
-    with contextlib.suppress(FileNotFoundError):  # another process prunes as well
-        for path in sorted(files, key=lambda path: path.stat().st_mtime)[: len(files) - _FILES * 7 // 8]:
-            path.unlink(missing_ok=True)
+            _log.warning("a decision is not kept across processes: %s", error)
 
 
 @functools.cache

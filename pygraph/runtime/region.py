@@ -31,10 +31,10 @@ from pygraph.runtime.measure import (
     REPLAY,
     UNCAPTURED,
     Decision,
-    Decisions,
     Entry,
     Measurement,
     invalidate_all,
+    kept_entry,
     several_ranks,
 )
 from pygraph.runtime.provenance import Origin, Refusal, blamed, tracing
@@ -125,8 +125,6 @@ class Region:
         self._origins: Mapping[int, Origin] = origins or {}
         self._variants = VariantTable(self._options.max_captures, self._options.capture_after - 1)
         self._clock = clock
-        measured = self._options.measure and not self._options.verify_always
-        self._decisions = Decisions.of(fn, driver, self._options.cache_dir) if measured else None
         self._replay_last: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
         self._timed: Variant | None = None
@@ -306,7 +304,7 @@ class Region:
         try:
             with critical():
                 measures = not variant.decided and self._measures()
-                entry = self._decisions.entry(args) if measures and self._decisions is not None else None
+                entry = kept_entry(self._fn, self._driver, args, self._options.cache_dir) if measures else None
                 if entry is not None:
                     self._recall(variant, entry)
                 return self._uncaptured(args) if variant.state is State.SKIPPED else self._capture(variant, args, entry)
@@ -349,8 +347,9 @@ class Region:
         made = self._try_capture(args)
         if isinstance(made, Refusal):
             self._refuse(variant, made)
+            outputs = self._uncaptured(args)  # where this raises too, it is the call that is at fault
             self._tell(made)
-            return self._uncaptured(args)
+            return outputs
         try:
             variant.written = made.written
             sensitive = made.program.recording.offset_sensitive

@@ -75,6 +75,7 @@ def bench(folder: Path, plans: Mapping[str, Mapping[str, Any]] | None = None, bl
     """Measures with processes that follow ``plans``, by side or by program and side."""
     torch.save({1: [torch.ones(3)], 7: [torch.ones(3)]}, folder / "right.pt")
     torch.save({1: [torch.ones(3)], 7: [torch.full((3,), 1.5)]}, folder / "wrong.pt")
+    torch.save({1: [torch.ones(3)], 7: [torch.ones(4)]}, folder / "longer.pt")
     command = (sys.executable, "-S", "-c", WORKER, str(folder), json.dumps(plans or {}))
     return Bench(folder / "work", "cpu", blocks=blocks, seed=seed, command=command)
 

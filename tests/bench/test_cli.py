@@ -44,7 +44,7 @@ def test_what_makes_no_sense_is_refused(args: list[str], why: str) -> None:
 def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = bench(__file__, "--device", "cpu", "--out", tmp_path / "file" / "folder")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "Not a directory" in result.stderr
 
 

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.bench import compare
 from pygraph.bench.compare import Kept, difference, load, tensors_of
 
 NAN, INF = float("nan"), float("inf")
@@ -104,13 +103,3 @@ def test_results_are_copies_and_come_back_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "result.pt"
     kept.save(path)
     assert [tensor.tolist() for tensor in load(path)[1]] == [[1.0, 1.0, 1.0], 2]
-
-
-def test_there_is_room_for_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_ROOM", 100)
-    kept = Kept()
-    assert kept.has_room()
-    kept.add(1, torch.zeros(24))
-    assert kept.has_room()
-    kept.add(2, torch.zeros(1))
-    assert not kept.has_room()

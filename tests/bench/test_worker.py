@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from pygraph.bench.process import Spec
 
 COORDINATOR = """
@@ -34,6 +36,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.sweep
 def test_it_ends_with_its_coordinator_and_takes_its_helpers_along(tmp_path: Path) -> None:
     script = tmp_path / "busy.py"
     script.write_text(SCRIPT)

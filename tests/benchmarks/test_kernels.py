@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kernels import Choices, kernel_key, sharing
+from benchmarks.kernels import kernel_key, sharing
 from pygraph.compat import inductor_timing
 
 SOURCE = "def {name}(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):\n    tl.store(out_ptr0, xnumel)\n"
@@ -120,33 +114,3 @@ def test_kernels_keep_no_choices_of_inductors(tmp_path: Path, monkeypatch: pytes
         meta = kernel.inductor_meta_common()
     assert meta == {"autotune_local_cache": False, "autotune_remote_cache": False, "max_autotune": kernel}
     assert kernel.inductor_meta_common()["autotune_local_cache"] is True
-
-
-def test_a_process_that_is_killed_leaves_what_it_had_decided(tmp_path: Path) -> None:
-    text = """
-import os, signal, sys
-from pathlib import Path
-from benchmarks.kernels import Choices
-Choices(Path(sys.argv[1])).put("first", 1)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
-    done = subprocess.run([sys.executable, "-c", text, str(tmp_path / "choices.json")], env=environ, check=False)
-    assert done.returncode == -signal.SIGKILL
-    choices = Choices(tmp_path / "choices.json")
-    assert (choices.put("first", 2), choices.get("first"), choices.get("second")) == (1, 1, None)
-
-
-def test_many_deciding_at_once_lose_nothing(tmp_path: Path) -> None:
-    choices = [Choices(tmp_path / "choices.json") for _ in range(4)]
-
-    def decide(number: int) -> None:
-        for key in range(20):
-            choices[number].put(f"{number} {key}", key)
-
-    threads = [threading.Thread(target=decide, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(json.loads((tmp_path / "choices.json").read_text())) == 80

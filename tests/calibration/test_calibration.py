@@ -22,7 +22,7 @@ from pygraph.inductor.compile import model_for
 from pygraph.ir import H200, HOST, UNKNOWN, Cost, DeviceModel, Peak, parse
 from pygraph.passes import PassContext
 from pygraph.passes.analysis import node_time_us
-from pygraph.passes.reproducer import read_header, write_reproducer
+from pygraph.passes.manager import read_header, write_reproducer
 from tests.passes.build import build
 
 IDENTITY = Identity("cuda", "some device", "550.1", "2.11", "0.1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.filecheck.runner import CheckFailure, run_text, split_cases
+from pygraph.testing import CheckFailure, check_text
 
 GRAPH = """
 graph @g (%x : f32[4]@cpu) {
@@ -16,7 +16,7 @@ graph @g (%x : f32[4]@cpu) {
 
 
 def check(*directives: str, graph: str = GRAPH) -> None:
-    run_text("\n".join([f"// {directive}" for directive in directives]) + graph)
+    check_text("\n".join([f"// {directive}" for directive in directives]) + graph)
 
 
 def test_checks_match_in_order() -> None:
@@ -65,11 +65,9 @@ def test_a_pipeline_runs_and_is_verified() -> None:
 
 def test_cases_are_split_and_inherit_the_pipeline() -> None:
     text = f"// RUN: legality\n// DEVICE: cuda\n// CHECK: return{GRAPH}// -----\n// CHECK: judged{GRAPH}"
-    first, second = split_cases(text)
-    assert (first.pipeline, first.device) == (second.pipeline, second.device) == ("legality", "cuda")
-    assert second.line == 10
+    check_text(text)
     with pytest.raises(CheckFailure, match="line 10"):
-        run_text(text.replace("// CHECK: judged", "// CHECK: placed"))
+        check_text(text.replace("// CHECK: judged", "// CHECK: placed"))
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph.frontend.lift import lift
-from pygraph.ir import Graph
-from pygraph.ir.parser import parse
+from pygraph.ir import Graph, parse
 from pygraph.ir.verify import verify
 
 Boxed: TypeAlias = Callable[[list[Any]], Any]

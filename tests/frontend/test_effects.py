@@ -54,20 +54,40 @@ def gpu(*size: int, **options: Any) -> Tensor:
     return torch.empty(size, device="meta", **options)
 
 
+IN_PLACE = {"writes": (0,), "aliases": ((0, 0),)}
+COUNTS = gpu(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (effects_of_call(aten.add.Tensor, cpu(4), cpu(4)), PURE),
+        (effects_of_call(aten.add_.Tensor, cpu(4), cpu(4)), Effects(**IN_PLACE)),
+        (effects_of_call(aten.copy_.default, cpu(4), cpu(4)), Effects(**IN_PLACE, reads=(1,))),
+        (effects_of_call(aten.uniform_.default, cpu(4)), Effects(**IN_PLACE, rng="cpu")),
+        (effects_of_call(aten.view.default, cpu(4), [2, 2], value=cpu(2, 2)), Effects(aliases=((0, 0),), reads=())),
+        (effects_of_call(aten._unsafe_view.default, cpu(4), [4]), Effects(aliases=((0, 0),), reads=())),
+        (effects_of_call(aten.reshape.default, cpu(4), [2, 2], value=cpu(2, 2)), Effects(aliases=((0, 0),))),
+        (effects_of_call(aten.dropout.default, cpu(4), 0.5, False).aliases, ((0, 0),)),
+        (effects_of_call(aten.set_.source_Tensor, cpu(4), cpu(4)).barrier, True),
+        (effects_of_call(aten.copy_.default, cpu(4), gpu(4)).sync, True),
+        (effects_of_call(aten.copy_.default, cpu(4), gpu(4), True).sync, False),
+        (effects_of_call(aten.copy_.default, gpu(4), cpu(4), value=gpu(4)).sync, False),
+        (effects_of_call(torch.ops.prims.device_put.default, gpu(4), torch.device("cpu")).sync, True),
+        (effects_of_call(aten.equal.default, gpu(4), gpu(4), value=True).sync, True),
+        (effects_of_call(aten.nonzero.default, gpu(4), value=gpu(2, 1)), Effects(sync=True, dynamic=True)),
+        (effects_of_call(aten.nonzero.default, cpu(4), value=cpu(2, 1)), Effects(dynamic=True)),
+        (effects_of_call(aten.repeat_interleave.Tensor, COUNTS, value=gpu(9)), Effects(sync=True, dynamic=True)),
+        (effects_of_call(aten.repeat_interleave.Tensor, COUNTS, value=gpu(9), output_size=9), PURE),
+        (effects_of_call(torch.ops._c10d_functional.wait_tensor.default, cpu(4)).collective, "unknown"),
+        (effects_of_call(torch.ops._c10d_functional.wait_tensor.default, cpu(4)).barrier, True),
+    ],
+)
+def test_effects_of_single_calls(found: object, expected: object) -> None:
+    assert found == expected
+
+
 # -- memory ------------------------------------------------------------------------------------------------------------
-
-
-def test_pointwise_operators_are_pure() -> None:
-    assert effects_of_call(aten.add.Tensor, cpu(4), cpu(4)) == PURE
-
-
-def test_in_place_operators_write_and_return_their_operand() -> None:
-    assert effects_of_call(aten.add_.Tensor, cpu(4), cpu(4)) == Effects(writes=(0,), aliases=((0, 0),))
-
-
-def test_a_copy_reads_its_source_alone() -> None:
-    found = effects_of_call(aten.copy_.default, cpu(4), cpu(4))
-    assert found == Effects(writes=(0,), aliases=((0, 0),), reads=(1,))
 
 
 def test_an_out_argument_is_written() -> None:
@@ -93,15 +113,6 @@ def test_each_part_of_a_tensor_is_a_view_of_it(op: Any) -> None:
     assert found == Effects(aliases=((0, 0), (1, 0)), reads=())
 
 
-@pytest.mark.parametrize("op", [aten.view.default, aten._unsafe_view.default])
-def test_views_share_memory_and_read_nothing(op: Any) -> None:
-    assert effects_of_call(op, cpu(4), [2, 2], value=cpu(2, 2)) == Effects(aliases=((0, 0),), reads=())
-
-
-def test_what_may_be_a_view_is_taken_for_one_that_reads() -> None:
-    assert effects_of_call(aten.reshape.default, cpu(4), [2, 2]) == Effects(aliases=((0, 0),))
-
-
 def test_an_epilogue_comes_after_all_uses_of_what_it_overwrites() -> None:
     def step(x: Tensor, y: Tensor) -> Tensor:
         z = x.view(-1)[2:] * 2
@@ -112,10 +123,6 @@ def test_an_epilogue_comes_after_all_uses_of_what_it_overwrites() -> None:
     copy = only(graph, "aten.copy_.default")
     before = {edge[0].op for edge in dependences(graph) if edge[1] is copy}
     assert "aten.mul.Tensor" in before
-
-
-def test_giving_a_tensor_other_memory_is_a_barrier() -> None:
-    assert effects_of_call(aten.set_.source_Tensor, cpu(4), cpu(4)).barrier
 
 
 def test_results_of_several_alias_by_their_place() -> None:
@@ -144,11 +151,6 @@ def test_draws_name_the_device_of_their_generator() -> None:
     assert only(graph, "aten.bernoulli.default").effects == Effects(rng="cuda:0")
 
 
-def test_in_place_draws_write_too() -> None:
-    found = effects_of_call(aten.uniform_.default, cpu(4))
-    assert found == Effects(writes=(0,), aliases=((0, 0),), rng="cpu")
-
-
 @pytest.mark.parametrize(("dropout", "expected"), [(0.0, None), (0.1, "cpu")])
 def test_attention_draws_only_with_dropout(dropout: float, expected: str | None) -> None:
     op = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -175,26 +177,6 @@ def test_copies_from_an_accelerator_wait_unless_told_not_to() -> None:
     assert [node.effects.sync for node in graph.nodes] == [True, False, False, False]
 
 
-def test_copying_into_a_host_tensor_waits() -> None:
-    assert effects_of_call(aten.copy_.default, cpu(4), gpu(4)).sync
-    assert not effects_of_call(aten.copy_.default, cpu(4), gpu(4), True).sync
-    assert not effects_of_call(aten.copy_.default, gpu(4), cpu(4), value=gpu(4)).sync
-
-
-def test_moving_by_prims_waits() -> None:
-    assert effects_of_call(torch.ops.prims.device_put.default, gpu(4), torch.device("cpu")).sync
-
-
-def test_comparing_tensors_waits() -> None:
-    assert effects_of_call(aten.equal.default, gpu(4), gpu(4), value=True).sync
-
-
-@pytest.mark.parametrize(("where", "waits"), [(gpu, True), (cpu, False)])
-def test_counting_results_waits_on_an_accelerator(where: Callable[..., Tensor], waits: bool) -> None:
-    found = effects_of_call(aten.nonzero.default, where(4), value=where(2, 1))
-    assert found == Effects(sync=waits, dynamic=True)
-
-
 def test_masks_as_indices_are_searched() -> None:
     mask, places = gpu(4, dtype=torch.bool), gpu(2, dtype=torch.int64)
     assert _index(aten.index.Tensor, [mask]) == Effects(sync=True, dynamic=True)
@@ -210,12 +192,6 @@ def _index(op: Any, indices: list[Tensor | None], *values: Tensor) -> Effects:
     picked = [None if t is None else builder.input(f"i{n}", t) for n, t in enumerate(indices)]
     rest = [builder.input(f"v{n}", t) for n, t in enumerate(values)]
     return builder.lift(builder.call(op, (x, picked, *rest), gpu(4))).nodes[0].effects
-
-
-def test_repeats_of_known_size_need_no_count() -> None:
-    repeats = gpu(4, dtype=torch.int64)
-    assert effects_of_call(aten.repeat_interleave.Tensor, repeats, value=gpu(9)).sync
-    assert effects_of_call(aten.repeat_interleave.Tensor, repeats, value=gpu(9), output_size=9) == PURE
 
 
 # -- checks, barriers, tags --------------------------------------------------------------------------------------------
@@ -291,12 +267,6 @@ def test_each_view_is_known_to_share_memory(name: str) -> None:
     assert all(f.aliases or f.composite or name in HIDDEN_VIEWS for f in functional)
 
 
-def test_what_other_operators_do_may_be_a_view() -> None:
-    assert effects_of_call(aten.dropout.default, cpu(4), 0.5, False).aliases == ((0, 0),)
-    assert effects_of_call(aten.atleast_1d.default, cpu(4)).aliases == ((0, 0),)
-    assert effects_of_call(aten.add.Tensor, cpu(4), cpu(4)).aliases == ()
-
-
 def test_a_lowering_of_inductor_only_computes() -> None:
     def mm_plus_mm(*args: Any) -> None: ...
 
@@ -347,9 +317,3 @@ def test_waiting_completes_the_memory_that_it_waits_for(process_group: Any) -> N
     graph = lift_inference(lambda x: functional.all_reduce(x, "sum", process_group) + 1, torch.randn(4))
     wait = only(graph, "_c10d_functional.wait_tensor.default")
     assert (wait.effects.writes, wait.effects.aliases) == ((0,), ((0, 0),))
-
-
-def test_a_collective_of_an_unknown_group_is_a_barrier() -> None:
-    found = effects_of_call(torch.ops._c10d_functional.wait_tensor.default, cpu(4))
-    assert found.barrier
-    assert found.collective == "unknown"

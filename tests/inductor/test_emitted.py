@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pygraph.inductor.emitted import annotate, read_program
 
 SOURCE = '''
@@ -49,20 +47,9 @@ def test_regions_and_outside_are_read() -> None:
     assert program.outside == ("item", "aten.nonzero.default")
 
 
-def test_a_program_without_regions() -> None:
-    program = read_program("def call(args):\n    aten.mul.out(args[0], args[1], out=args[2])\n")
-    assert program.regions == ()
-    assert program.outside == ("aten.mul.out",)
-
-
 def test_comments_stand_above_their_region_and_the_text_still_parses() -> None:
     text = annotate(SOURCE, {0: ["first"], 1: ["second", "more"]}, ["head"])
     assert text.startswith("# head\n")
     assert "# first\ndef partition_0(args):" in text
     assert "# second\n# more\ndef partition_1(args):" in text
     assert read_program(text).regions[1].kernels == ("aten.sort.stable",)
-
-
-def test_text_that_is_no_python_is_refused() -> None:
-    with pytest.raises(SyntaxError):
-        read_program("def partition_0(:\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 
 import pytest
 
@@ -173,3 +175,31 @@ def test_mistakes_are_told_in_words() -> None:
     node = graph.add("op", (graph.add_input(T, "x"),), (T,))
     with pytest.raises(TypeError, match="set by a MetaKey, such as REASON, and not by 'foo'"):
         node.meta.set("foo", 1)  # type: ignore[arg-type]
+
+
+SHOWN = """graph @main (%x : f32[4]@cpu, %y : f32[4]@cpu) {
+  %a:2 = aten.split.Tensor(%x, %y) : (f32[4]@cpu, f32[4]@cpu) {capturable = true, region = 3}
+  ^stop = "a<b"(%a.0, %a.1, %a.0) {capturable = false}
+  %b = aten.neg.default(%x) after(^stop) : f32[4]@cpu
+  return (%b)
+}"""
+
+
+def test_a_graph_becomes_a_networkx_graph_of_its_data() -> None:
+    flow = parse(SHOWN).to_networkx()
+    assert list(flow.edges(data="values")) == [
+        ("x", "a", ("x",)),
+        ("x", "b", ("x",)),
+        ("y", "a", ("y",)),
+        ("a", "stop", ("a.0", "a.1")),
+        ("stop", "b", ()),
+    ]
+    assert flow.nodes["a"] == {"op": "aten.split.Tensor", "region": 3, "capturable": True}
+    assert flow.nodes["x"] == {"op": "input", "region": None, "capturable": None}
+
+
+def test_a_graph_shows_itself_in_notebooks() -> None:
+    shown = parse(SHOWN)._repr_html_()
+    assert "a&lt;b" in shown
+    assert shown.count("<span") == 1
+    assert html.unescape(re.sub("<[^>]*>", "", shown)) == str(parse(SHOWN))

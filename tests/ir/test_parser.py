@@ -114,7 +114,7 @@ def test_operands_may_be_defined_later() -> None:
         ("^a = f(complicated(1, 2))", 10, "unexpected 'complicated'"),
         ("^a = f(-oo)", 11, "'oo' is no number: use digits, inf or nan"),
         ("^a = f(k = 1, %x)", 3, "an operand cannot follow an attribute"),
-        ("^a = f(k = 1, k = 2)", 17, "attribute 'k' is given twice"),
+        ("^a = f(k = 1, k = 2)", 17, "'k' is given twice"),
         ("^a = f() !wirtes[0]", 13, "unknown effect 'wirtes'"),
         ("^a = f() !writes[0:0]", 13, "write !writes[0]"),
         ("^a = f() !aliases[0]", 13, "write !aliases[0:0]"),
@@ -133,10 +133,8 @@ def test_operands_may_be_defined_later() -> None:
         ('^a = f("open)', 10, "this string is not closed on its line"),
         ("^a = f($(Mod(1, 0)))", 12, "not an expression:"),
         ("^a = f($(floor()))", 12, "not an expression: floor takes exactly 1 argument (0 given)"),
-        ("^a = f($(Add(1, 2)))", 12, "not an expression: 'Add' is written infix"),
-        ("^a = f($(foo!(1)))", 12, "not an expression: 'foo' has no exact form"),
-        ("^a = f($(9**9**9))", 13, "not an expression: this power takes too many digits"),
-        ("^a = f($((2*s0)**99999))", 18, "not an expression: this power takes too many digits"),
+        ("^a = f($(9**9**9))", 12, "not an expression: this power takes too many digits"),
+        ("^a = f($((2*s0)**99999))", 12, "not an expression: this power takes too many digits"),
         ("^a = f($(1e999))", 12, "not an expression: 1e999 exceeds the range of a double"),
         ("^a = f($(" + "9" * 5000 + "))", 12, "not an expression:"),
         ("^a = f(" + "9" * 5000 + ")", 10, "this integer has too many digits"),
@@ -166,7 +164,7 @@ def test_errors_point_at_the_place(line: str, column: int, reason: str) -> None:
         ("graph @g {hints = a} () { return () }", (1, 11), "'hints' takes {symbol = value}"),
         ("graph @g {kin = a} () { return () }", (1, 11), "unknown setting 'kin'"),
         ("graph @g {kind = a, kind = b} () { return () }", (1, 21), "'kind' is given twice"),
-        ("graph @g {hints = {a = 1, a = 2}} () { return () }", (1, 27), "symbol 'a' has two hints"),
+        ("graph @g {hints = {a = 1, a = 2}} () { return () }", (1, 27), "'a' is given twice"),
         ("graph @g (%x : int {rloe = input}) { return () }", (1, 21), "an input takes"),
         ("graph @g (%x : int, %x : int) { return () }", (1, 21), "the name 'x' is taken"),
         ("graph @g () { return (%x) }", (1, 23), "unknown value %x"),
@@ -191,15 +189,15 @@ def test_large_texts_parse_in_seconds() -> None:
     graph = Graph()
     tensor = TensorType(DType.F32, (S0, 64), Device("cuda", 0))
     value = first = graph.add_input(tensor)
-    for line in range(5000):
+    for line in range(2000):
         node = graph.add(
             "aten.add.Tensor", [value, first], [tensor], cost=Cost(64 * S0 + line, 8, 8, 1), loc=Location("a", line)
         )
         value = node.output
     text = str(graph)
     start = time.process_time()
-    assert len(parse(text)) == 5000
-    assert time.process_time() - start < 30
+    assert len(parse(text)) == 2000
+    assert time.process_time() - start < 10
 
 
 CHOICES = [f"s{i}" for i in range(300)]
@@ -209,7 +207,6 @@ CHOICES = [f"s{i}" for i in range(300)]
     "size",
     [
         "(1/3)**65535",
-        "Pow!(1/3, 65535)",
         "9" * 5000,
         f"Max({', '.join(CHOICES)})",
         "Max(" * 60 + "a" + "".join(f", Min(b{i}, c{i}))" for i in range(60)),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pygraph.ir import Device, Graph
-from pygraph.ir.parser import parse
+from pygraph.ir import Device, Graph, parse
 from pygraph.passes.legality.rules import Objection, Target, judge
 
 __all__ = ["CPU", "CUDA", "GPU", "graph_of", "judge_line", "subgraph"]

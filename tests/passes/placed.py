@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pygraph.ir import CAPTURABLE, Device, Graph, KernelNode, Stage, TensorType
+from pygraph.ir import CAPTURABLE, Device, Graph, KernelNode, Stage, TensorType, parse
 from pygraph.ir.interp import interpret
-from pygraph.ir.parser import parse
 from pygraph.ir.verify import verify
 from pygraph.passes.base import PassContext, PassResult
 from pygraph.passes.legality import Legality

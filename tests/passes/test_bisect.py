@@ -9,9 +9,7 @@ import pytest
 
 from pygraph.ir import Graph, Stage
 from pygraph.passes import Pass, PassManager, bisect
-from pygraph.passes.partitioning import Partitioning
-from tests.passes.build import regions
-from tests.passes.sample_passes import PIPELINE, Idle, Raising, run, sample
+from tests.passes.sample_passes import PIPELINE, Idle, Raising, sample
 
 
 def test_a_bisect_limit_stops_the_pipeline_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -65,10 +63,3 @@ def test_bisect_finds_nothing_where_all_is_well() -> None:
 def test_bisect_needs_a_good_start() -> None:
     with pytest.raises(ValueError, match="not good before the first pass"):
         bisect(PIPELINE, sample(), lambda graph: False)
-
-
-def test_partitioning_after_a_broken_limit_recovers() -> None:
-    graph = sample()
-    run(PIPELINE, graph, bisect_limit=1)
-    run([Partitioning(max_regions=1), "indirection,selection"], graph)
-    assert regions(graph) == "a b"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pygraph.ir import Graph, Stage
-from pygraph.ir.parser import parse as parse_graph
+from pygraph.ir import parse as parse_graph
 from pygraph.passes import Instrument, Step
 from tests.passes.sample_passes import PIPELINE, Idle, Raising, failure, run, sample
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pygraph.errors import OptionError, ParseError, VerifyError
-from pygraph.ir import Stage
-from pygraph.passes import PassManager
+from pygraph.ir import CAPTURABLE, REASON, Graph, Stage
+from pygraph.passes import PassContext, PassManager, Registry, as_pass, parse
 from tests.passes.sample_passes import PIPELINE, Breaking, Idle, Lying, Raising, Wordless, failure, run, sample
 
 
@@ -37,14 +37,6 @@ def test_text_of_a_pipeline_is_canonical() -> None:
     assert PassManager(["partitioning{ max-regions = none }", Idle(2)]).text == "partitioning,idle{size=2}"
 
 
-def test_a_run_leaves_nothing_behind_in_the_manager() -> None:
-    manager = PassManager(PIPELINE)
-    first, second = sample(), sample()
-    manager.run(first)
-    manager.run(second)
-    assert str(first) == str(second)
-
-
 def test_every_check_gives_the_same_graph() -> None:
     texts = set()
     for check in ("off", "result", "full"):
@@ -59,7 +51,7 @@ def test_every_check_gives_the_same_graph() -> None:
     [
         ("partitioning{", ParseError, "the text ends"),
         ("partitoning", OptionError, "did you mean 'partitioning'"),
-        ([3], OptionError, "passes and text, not of int"),
+        ([3], OptionError, "functions and text, not of int"),
         ([Idle(size={1})], OptionError, "a set has no text"),  # type: ignore[arg-type]
     ],
 )
@@ -123,3 +115,37 @@ def test_modified_is_held_against_the_printed_graph(changes: bool, reason: str, 
 
 def test_a_pass_must_return_a_result(tmp_path: Path) -> None:
     assert failure([Wordless()], sample(), dump_dir=tmp_path).reason == "run() must return a PassResult, not NoneType"
+
+
+def keep_out(graph: Graph, ctx: PassContext) -> bool:
+    """Keep the first node out of every region."""
+    graph.nodes[0].meta.set(CAPTURABLE, False)
+    graph.nodes[0].meta.set(REASON, ctx.device)
+    return True
+
+
+def test_a_function_is_a_pass() -> None:
+    graph = sample()
+    result = PassManager([keep_out, "partitioning"], check="full").run(graph)
+    assert [record.text for record in result.passes] == ["keep-out", "partitioning"]
+    assert graph.nodes[0].meta.get(REASON) == "cpu"
+    registry = Registry(points=())
+    assert registry.register(keep_out) is keep_out
+    assert parse("keep-out", registry=registry) == (as_pass(keep_out)(),)
+    assert registry.describe()[-1].summary == "Keep the first node out of every region."
+
+
+def test_a_function_may_state_its_stages() -> None:
+    judge_again = as_pass(keep_out, requires=Stage.PLACED, ensures=Stage.JUDGED)
+    graph = sample()
+    PassManager(["partitioning", judge_again()], check="full").run(graph)
+    assert (graph.stage, graph.regions) == (Stage.JUDGED, {})
+
+
+def test_a_function_must_return_a_result_and_have_a_name(tmp_path: Path) -> None:
+    def silent(graph: Graph, ctx: PassContext) -> None: ...
+
+    error = failure([silent], sample(), dump_dir=tmp_path)  # type: ignore[list-item]
+    assert "must return a PassResult" in error.reason
+    with pytest.raises(OptionError, match="needs a name"):
+        PassManager([lambda graph, ctx: True])

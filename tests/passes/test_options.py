@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pygraph.errors import OptionError, ParseError
 from pygraph.ir import Graph
+from pygraph.passes import pipeline
 from pygraph.passes.base import Pass, PassContext, PassResult
-from pygraph.passes.options import parse_pipeline, print_pass, print_pipeline, print_value
-from pygraph.passes.registry import Registry
+from pygraph.passes.pipeline import Registry, print_pass, print_pipeline
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ for _cls in (Plain, Rich, Demanding):
 
 
 def parse(text: str) -> tuple[Pass, ...]:
-    return parse_pipeline(text, REGISTRY.lookup)
+    return pipeline.parse(text, registry=REGISTRY)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,6 @@ def test_wrong_names_and_values_are_refused(text: str, place: str, reason: str) 
     assert str(caught.value).endswith("^")
 
 
-def test_underline_covers_the_name() -> None:
-    with pytest.raises(OptionError, match=r"\n     \^{10}$"):
-        parse("rich{max-region=4}")
-
-
 def test_a_value_without_text_is_refused() -> None:
     with pytest.raises(OptionError, match="option 'label' of pass 'rich': a set has no text"):
         print_pass(Rich(label={1}))  # type: ignore[arg-type]
@@ -215,7 +210,3 @@ def test_any_text_parses_or_is_refused_with_a_place(text: str) -> None:
         return
     assert 1 <= found[0] <= text.count("\n") + 1
     assert 1 <= found[1] <= len(text) + 1
-
-
-def test_value_text() -> None:
-    assert print_value((1, 2.0, True, None, "x", "x y", ("a",))) == '[1,2.0,true,none,x,"x y",[a]]'

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, Device
-from pygraph.ir.parser import parse
+from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, Device, parse
 from pygraph.passes.placement import Placement
 from pygraph.passes.placement.exact import is_exact
 from tests.passes.placed import COPY, CPU, GPU, INPUTS, place, shown

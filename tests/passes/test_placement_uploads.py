@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.ir import CAPTURABLE, PLACEMENT, Device, DType, TensorType
-from pygraph.ir.parser import parse
+from pygraph.ir import CAPTURABLE, PLACEMENT, Device, DType, TensorType, parse
 from pygraph.passes.legality import Legality
 from pygraph.passes.placement import Placement
 from tests.passes.placed import CONTEXT, COPY, CPU, GPU, place, shown

@@ -13,7 +13,7 @@ import pytest
 from pygraph.errors import OptionError
 from pygraph.ir import Graph, Stage
 from pygraph.passes.base import Pass, PassContext, PassResult
-from pygraph.passes.registry import BUILT_IN, GROUP, Registry, default_registry
+from pygraph.passes.pipeline import BUILT_IN, GROUP, Registry, default_registry
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,6 @@ def test_built_in_passes_are_entry_points_of_the_distribution() -> None:
     assert project["entry-points"][GROUP] == BUILT_IN
 
 
-def test_registering_by_decorator() -> None:
-    registry = Registry(points=())
-    assert registry.register(Custom) is Custom
-    assert registry.lookup("custom") is Custom
-    assert registry.register(Custom) is Custom  # again: the same class
-
-
 def test_an_installed_pass_is_found_and_described() -> None:
     registry = Registry([point("custom", f"{HERE}:Custom")])
     assert registry.lookup("custom") is Custom
@@ -106,11 +99,6 @@ def test_two_installed_passes_of_one_name_are_refused() -> None:
     assert registry.lookup("partitioning").name == "partitioning"
 
 
-def test_the_same_entry_point_twice_is_one_pass() -> None:
-    registry = Registry([point("custom", f"{HERE}:Custom"), point("custom", f"{HERE}:Custom")])
-    assert registry.lookup("custom") is Custom
-
-
 def test_a_name_can_be_registered_once() -> None:
     registry = Registry(points=())
     registry.register(Custom)
@@ -130,13 +118,6 @@ def test_a_class_that_is_defined_again_takes_the_place_of_the_first() -> None:
     first, second = registry.register(cell()), registry.register(cell())
     assert first is not second
     assert registry.lookup("mine") is second
-
-
-def test_an_installed_name_is_taken_before_it_is_loaded() -> None:
-    registry = Registry([point("custom", f"{HERE}:Custom")])
-    with pytest.raises(OptionError, match="the name 'custom' is taken by"):
-        registry.register(Other)
-    assert registry.register(Custom) is Custom
 
 
 def test_built_in_names_are_taken(caplog: pytest.LogCaptureFixture) -> None:

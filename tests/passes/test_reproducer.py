@@ -8,9 +8,9 @@ import pytest
 
 from pygraph.errors import PassError
 from pygraph.ir import H200
-from pygraph.ir.parser import parse as parse_graph
+from pygraph.ir import parse as parse_graph
 from pygraph.passes import PassContext, PassManager
-from pygraph.passes.reproducer import read_header
+from pygraph.passes.manager import read_header
 from tests.passes.sample_passes import Breaking, Raising, failure, run, sample
 
 

@@ -6,21 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pygraph.ir import CAPTURABLE, REASON, REGION, SELECTED, Graph, Stage
-from pygraph.passes import PassContext, PassManager, PassResult
+from pygraph.passes import PassContext, PassResult
 from pygraph.passes.indirection import Indirection
 from pygraph.passes.selection import Selection
 from tests.passes.build import build
 from tests.passes.sample_passes import PIPELINE, Idle, Rewriting, run, sample
-
-
-def test_a_pass_run_again_sets_the_stage_back() -> None:
-    graph = sample()
-    run(PIPELINE, graph)
-    result = PassManager("partitioning").run(graph)
-    assert graph.stage is Stage.PARTITIONED
-    assert result.passes[0].stage is Stage.PARTITIONED
-    assert all(not region.parameters and SELECTED not in region.meta for region in graph.regions.values())
-    assert all(region.meta.get(REASON) is None for region in graph.regions.values())
 
 
 def test_parameters_go_with_their_stage_even_if_the_pass_keeps_the_regions() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pygraph.ir import Effects, Graph, KernelNode, Value, dependences, parse, verify
 from pygraph.ir.interp import interpret
 from pygraph.ir.order import memory_roots
-from tests.strategies import operator_graphs
+from pygraph.testing.strategies import operator_graphs
 
 graphs = operator_graphs()
 
@@ -56,13 +56,13 @@ def observe(graph: Graph) -> tuple[object, dict[str, str]]:
     return interpret(graph, trace=trace), trace
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graphs)
 def test_strategies_keep_the_rules(graph: Graph) -> None:
     verify(graph)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(graphs)
 def test_dependences_are_the_closure_of_conflicts(graph: Graph) -> None:
     note(str(graph))
@@ -72,7 +72,7 @@ def test_dependences_are_the_closure_of_conflicts(graph: Graph) -> None:
     assert closure(nodes, dependences(graph)) == closure(nodes, pairs)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(operator_graphs(max_nodes=30))
 def test_dependences_are_linear_in_number(graph: Graph) -> None:
     note(str(graph))
@@ -82,7 +82,7 @@ def test_dependences_are_linear_in_number(graph: Graph) -> None:
     assert len(edges) == len(set(edges))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(graphs, st.data())
 def test_any_topological_order_means_the_same(graph: Graph, data: st.DataObject) -> None:
     note(str(graph))
@@ -108,7 +108,7 @@ def same_deed(first: KernelNode, then: KernelNode, events: dict[str, str]) -> bo
     return events[first.name] == events[then.name]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(graphs, st.data())
 def test_swapping_conflicting_neighbours_is_seen(graph: Graph, data: st.DataObject) -> None:
     note(str(graph))

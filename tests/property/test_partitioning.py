@@ -18,9 +18,9 @@ from pygraph.passes import PassContext, PassManager
 from pygraph.passes.analysis import dependence_lists
 from pygraph.passes.partitioning import Partitioning
 from pygraph.passes.region_order import Kind
+from pygraph.testing.strategies import operator_graphs
 from tests.passes.brute_force import fewer_regions
 from tests.passes.build import build
-from tests.strategies import operator_graphs
 
 CTX = PassContext()
 LIMITS = st.none() | st.integers(0, 3)

@@ -37,7 +37,7 @@ def placed(graph: Graph, floating: bool = False) -> Graph:
     return copy
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(mixed_graphs(), st.booleans())
 def test_the_meaning_stays(graph: Graph, floating: bool) -> None:
     before = judged(graph)
@@ -46,7 +46,7 @@ def test_the_meaning_stays(graph: Graph, floating: bool) -> None:
     assert [value.type for value in after.output_values] == [value.type for value in before.output_values]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(mixed_graphs())
 def test_no_further_node_is_uncapturable(graph: Graph) -> None:
     before = judged(graph)
@@ -57,7 +57,7 @@ def test_no_further_node_is_uncapturable(graph: Graph) -> None:
     assert len(now) <= len(refused)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(mixed_graphs())
 def test_verdicts_are_those_of_the_judge(graph: Graph) -> None:
     after = placed(judged(graph))
@@ -68,7 +68,7 @@ def test_verdicts_are_those_of_the_judge(graph: Graph) -> None:
         assert (node.meta.get(CAPTURABLE), node.meta.get(REASON)) == (objection is None, code)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(mixed_graphs())
 def test_captured_nodes_touch_no_cpu_tensor(graph: Graph) -> None:
     after = placed(judged(graph))
@@ -80,7 +80,7 @@ def test_captured_nodes_touch_no_cpu_tensor(graph: Graph) -> None:
             assert CPU not in devices, node
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(mixed_graphs())
 def test_what_stays_blocked_could_not_be_helped(graph: Graph) -> None:
     for node in placed(judged(graph)).nodes:
@@ -89,7 +89,7 @@ def test_what_stays_blocked_could_not_be_helped(graph: Graph) -> None:
             assert node.meta.get(CAPTURABLE)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(mixed_graphs())
 def test_once_is_enough(graph: Graph) -> None:
     once = placed(judged(graph))
@@ -99,7 +99,7 @@ def test_once_is_enough(graph: Graph) -> None:
     assert again == once
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(mixed_graphs())
 def test_it_says_whether_it_changed_anything(graph: Graph) -> None:
     before = judged(graph)
@@ -107,7 +107,7 @@ def test_it_says_whether_it_changed_anything(graph: Graph) -> None:
     assert Placement().run(after, CONTEXT).modified == (after != before)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(mixed_graphs())
 def test_nothing_happens_when_the_cpu_is_captured(graph: Graph) -> None:
     host = PassContext("cpu")

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from pygraph.errors import ParseError
 from pygraph.ir import Graph, canonical, parse
-from pygraph.ir.dim_text import dim_text
+from pygraph.ir.dims import dim_text
 from pygraph.ir.types import Dim
-from tests.strategies import dims, operator_graphs, text_graphs
+from pygraph.testing.strategies import operator_graphs
+from tests.strategies import dims, text_graphs
 
 SEED = """graph @main {kind = inference, stage = partitioned, hints = {s0 = 8}} (
   %x : f32[s0, 16]@cpu {role = input},
@@ -48,10 +49,10 @@ PIECES = [
     "!",
     "-",
 ]
-PIECES += ["$(", "s0", "=", ",", ":", "\0", "\ud800", "é", "f32[", "after(", "None", "/0", "%", "floor(", "Max!(", "oo"]
+PIECES += ["$(", "s0", "=", ",", ":", "\0", "\ud800", "é", "f32[", "after(", "None", "/0", "%", "floor(", "oo"]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(text_graphs())
 def test_print_parse_round_trip(graph: Graph) -> None:
     text = str(graph)
@@ -60,13 +61,13 @@ def test_print_parse_round_trip(graph: Graph) -> None:
     assert str(again) == text
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(operator_graphs(judged=True))
 def test_meaningful_graphs_round_trip(graph: Graph) -> None:
     assert parse(str(graph)) == graph
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(text_graphs())
 def test_clone_is_equal_and_prints_the_same(graph: Graph) -> None:
     copy = graph.clone()
@@ -74,7 +75,7 @@ def test_clone_is_equal_and_prints_the_same(graph: Graph) -> None:
     assert str(copy) == str(graph)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(dims)
 def test_expressions_round_trip(value: Dim) -> None:
     text = f"graph @g () {{ %x = f() : int({dim_text(value)}) return () }}"
@@ -100,7 +101,7 @@ def parses_or_says_why(text: str) -> None:
     assert 1 <= result.span.column <= len(lines[result.span.line - 1]) + 1
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_mutated_text_is_a_graph_or_a_parse_error(data: st.DataObject) -> None:
     text = SEED
@@ -112,21 +113,21 @@ def test_mutated_text_is_a_graph_or_a_parse_error(data: st.DataObject) -> None:
     parses_or_says_why(text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, SEED.index("} regions")))
 def test_truncated_text_is_a_parse_error(length: int) -> None:
     with pytest.raises(ParseError):
         parse(SEED[:length])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.text(st.characters(), max_size=40) | st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 def test_random_text_is_a_parse_error(text: str) -> None:
     with pytest.raises(ParseError):
         parse(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(st.sampled_from([*PIECES, "+", "*", "/", "1", "2.5", "u0", "Mod(", "a", "1e308", "FloorDiv("]), max_size=9)
 )
@@ -134,10 +135,8 @@ def test_random_expressions_are_expressions_or_parse_errors(pieces: list[str]) -
     parses_or_says_why(f"graph @g () {{ %x = f($({' '.join(pieces)})) : int return () }}")
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.sampled_from(["(", "[", "$(", "f(", "-", "2**", "floor(", "{", "Add!("]), st.integers(50, 3000), st.booleans()
-)
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(["(", "[", "$(", "f(", "-", "2**", "floor(", "{"]), st.integers(50, 3000), st.booleans())
 def test_deep_nesting_never_exhausts_the_stack(opener: str, count: int, closed: bool) -> None:
     closer = {"[": "]", "{": "}"}.get(opener[-1], ")" if opener.endswith("(") else "")
     inner = opener * count + "x" + (closer * count if closed else "")

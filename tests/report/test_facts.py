@@ -9,8 +9,7 @@ from collections import Counter
 import pytest
 
 from pygraph.inductor.decision import decide
-from pygraph.ir import DETAIL, H200, HOST, SELECTED
-from pygraph.ir.parser import parse
+from pygraph.ir import DETAIL, H200, HOST, SELECTED, parse
 from pygraph.passes.legality.reasons import REASONS
 from pygraph.report import facts
 from pygraph.report.facts import (

@@ -16,8 +16,8 @@ from pygraph.report.html import render_html
 from pygraph.report.model import GraphReport
 from pygraph.report.picture import Box, draw
 from pygraph.report.text import NOTHING
+from pygraph.testing.strategies import operator_graphs
 from tests.report.samples import EVIL, failed_report, full_report
-from tests.strategies import operator_graphs
 
 VOID = {"meta", "rect", "path"}
 

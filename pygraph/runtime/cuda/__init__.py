@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from pygraph.runtime.cuda import build
 from pygraph.runtime.cuda.driver import CudaDriver
 
-__all__ = ["CudaDriver", "build"]
+__all__ = ["CudaDriver", "build", "make_driver"]
+
+
+def make_driver() -> CudaDriver | None:
+    """The driver, or None where torch sees no device."""
+    return CudaDriver() if torch.cuda.is_available() else None

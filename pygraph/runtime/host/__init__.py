@@ -5,4 +5,6 @@ from __future__ import annotations
 from pygraph.runtime.host import build
 from pygraph.runtime.host.driver import HostDriver, HostExecutable
 
-__all__ = ["HostDriver", "HostExecutable", "build"]
+__all__ = ["HostDriver", "HostExecutable", "build", "make_driver"]
+
+make_driver = HostDriver

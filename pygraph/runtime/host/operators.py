@@ -6,7 +6,8 @@ region. Fused kernels do not come this way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,52 @@ from pygraph.compat import (
     OpOverload,
 )
 from pygraph.errors import CaptureError
-from pygraph.runtime.host.launches import OperatorLaunch
-from pygraph.runtime.host.recorder import Operand, Recorder
-from pygraph.runtime.host.signature import describe, leaves
+from pygraph.runtime.host.recorder import Operand, OperatorLaunch, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
 from pygraph.runtime.recording import COLLECTIVES, AllocationKind
 
-__all__ = ["fresh_results", "is_built_in", "operand_uses", "record_operator"]
+__all__ = ["describe", "is_built_in", "leaves", "record_operator"]
+
+_PLAIN = (str, torch.dtype, torch.layout, torch.memory_format, torch.device)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Everything in nested lists and tuples that is not None, in order."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    elif value is not None:
+        yield value
+
+
+def describe(recorder: Recorder, value: Any, seen: dict[int, int] | None = None) -> Hashable:
+    """A hashable that is equal for arguments that make an operator do the same, wherever their memory lies.
+
+    ``seen`` numbers the tensors and storages met so far: what shares them is part of what an operator sees. Raises
+    CaptureError (``unsupported-argument``) for an object that cannot be compared.
+    """
+    numbers = {} if seen is None else seen
+    if isinstance(value, (list, tuple)):
+        return tuple(describe(recorder, item, numbers) for item in value)
+    if isinstance(value, torch.Tensor):
+        return _describe_tensor(recorder, value, numbers)
+    if isinstance(value, float):
+        return ("float", struct.pack("<d", value))
+    if isinstance(value, complex):
+        return ("complex", struct.pack("<dd", value.real, value.imag))
+    if value is None or type(value) in (bool, int) or isinstance(value, _PLAIN):
+        return (type(value).__name__, str(value))
+    raise CaptureError("unsupported-argument", f"an operator is given {type(value).__name__}")
+
+
+def _describe_tensor(recorder: Recorder, tensor: torch.Tensor, seen: dict[int, int]) -> Hashable:
+    name = recorder.opaque_name(tensor)
+    if name is not None:
+        return ("opaque", name)
+    same_tensor = seen.setdefault(id(tensor), len(seen))
+    same_storage = seen.setdefault(-recorder.native.storage_base(tensor), len(seen))
+    return ("tensor", tuple(tensor.size()), tuple(tensor.stride()), str(tensor.dtype), same_tensor, same_storage)
+
 
 _BUILT_IN = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized"})
 """Namespaces whose schemas tell all that an operator does."""
@@ -90,20 +130,6 @@ def is_built_in(op: OpOverload) -> bool:
     """Whether the schema of ``op`` tells all that it does. Any other may count, print or communicate, and would do so
     once more in each comparison."""
     return op.namespace in _BUILT_IN
-
-
-def operand_uses(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Operand] | None:
-    """The tensors that are the first words of the launch that ``op`` is recorded as; None for a view or an allocation,
-    which is none."""
-    call = _Call(op, tuple(args), kwargs)
-    return None if _is_view(call) or call.name in _EMPTY else list(_uses(call))
-
-
-def fresh_results(op: OpOverload, returned: Any) -> list[torch.Tensor]:
-    """The tensors that are the last words of that launch: those of ``returned`` that are no arguments."""
-    declared = op._schema.returns
-    values = returned if len(declared) > 1 else [returned][: len(declared)]
-    return [t for r, value in zip(declared, values, strict=True) if r.alias_info is None for t in leaves(value)]
 
 
 # -- what cannot be recorded --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.host.launches import HostCapture
+from pygraph.runtime.host.recorder import HostCapture
 from pygraph.runtime.recording import AllocationKind, LaunchKind, Recording
 from tests.runtime.host.replays import make_executable
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits

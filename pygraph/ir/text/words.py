@@ -1,6 +1,6 @@
 """The words of ``.pgir`` text: which names are written bare, how others and strings are quoted, how literals look.
 
-Shared by the printer and the parser, so that both agree. The grammar itself is in ``grammar.lark``.
+Shared by the printer and the parser, so that both agree.
 """
 
 from __future__ import annotations

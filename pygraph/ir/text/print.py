@@ -1,23 +1,26 @@
 """Graphs as ``.pgir`` text: the same text for the same graph, always, and one that parses back to an equal graph.
 
-The words are in ``lexical``, expressions in ``dim_text``, the grammar in ``grammar.lark``. ``docs/ir.md`` explains it.
+Names are quoted by ``words``, expressions written by ``pygraph.ir.dims``; ``docs/ir.md`` explains the language.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import sympy
 
 from pygraph.ir.annotations import Parameter, Region
 from pygraph.ir.cost import Cost
-from pygraph.ir.dim_text import dim_text
-from pygraph.ir.effects import Effects
-from pygraph.ir.graph import Graph
-from pygraph.ir.lexical import COST_FIELDS, name_text, quote, symbol_text, word_text
+from pygraph.ir.dims import dim_text
+from pygraph.ir.effects import FLAGS, NAMED, Effects
 from pygraph.ir.node import GraphRef, KernelNode, Token, Value
+from pygraph.ir.text.words import COST_FIELDS, name_text, quote, symbol_text, word_text
 from pygraph.ir.types import Device, DType, ScalarType, TensorType, Type
+
+if TYPE_CHECKING:
+    from pygraph.ir.graph import Graph  # which prints itself by this module
 
 __all__ = ["literal_text", "print_graph", "type_text", "value_text"]
 
@@ -152,13 +155,10 @@ def _effect_texts(effects: Effects) -> Iterator[str]:
         yield f"!writes[{', '.join(map(str, effects.writes))}]"
     if effects.aliases:
         yield f"!aliases[{', '.join(f'{output}:{operand}' for output, operand in effects.aliases)}]"
-    if effects.rng is not None:
-        yield f"!rng({quote(effects.rng)})"
-    if effects.collective is not None:
-        yield f"!collective({quote(effects.collective)})"
-    for flag in ("sync", "dynamic", "barrier"):
-        if getattr(effects, flag):
-            yield f"!{flag}"
+    for kind in NAMED:
+        if getattr(effects, kind) is not None:
+            yield f"!{kind}({quote(getattr(effects, kind))})"
+    yield from (f"!{flag}" for flag in FLAGS if getattr(effects, flag))
 
 
 def _annotation_texts(node: KernelNode) -> Iterator[str]:

@@ -1,5 +1,14 @@
 """Runs a ``.pgir`` file through a pipeline and checks the printed result against the directives in its comments.
 
+    // RUN: legality
+    // CHECK: aten.relu.default(%x) {{.*}}capturable = true
+    graph @g (%x : f32[4]@cpu) {
+      %a = aten.relu.default(%x) : f32[4]@cpu
+      return (%a)
+    }
+
+The directives:
+
 // RUN: legality,placement      the pipeline (may be empty: print what was parsed); ``%s`` is not needed
 // DEVICE: cuda                 the device whose work is captured (cpu when left out)
 // CHECK: text                  the text comes on this line or later
@@ -15,12 +24,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pygraph.errors import PygraphError
 from pygraph.ir import H200, HOST, parse
 from pygraph.passes import PassContext, PassManager
 
-__all__ = ["Case", "CheckFailure", "Directive", "run_text", "split_cases"]
+__all__ = ["CheckFailure", "check_file", "check_text"]
 
 _DIRECTIVE = re.compile(r"//\s*(RUN|DEVICE|CHECK[A-Z-]*):(.*)")
 _CHECKS = ("CHECK", "CHECK-NEXT", "CHECK-NOT", "CHECK-ERROR")
@@ -31,7 +41,7 @@ class CheckFailure(AssertionError):
 
 
 @dataclass(frozen=True)
-class Directive:
+class _Directive:
     """One check: its kind, the text, and the line of the file that it is on."""
 
     kind: str
@@ -48,27 +58,27 @@ class Directive:
 
 
 @dataclass
-class Case:
+class _Case:
     """One input text with its pipeline and checks. ``line`` is its first line in the file."""
 
     text: str
     line: int
     pipeline: str | None = None
     device: str = "cpu"
-    checks: list[Directive] = field(default_factory=list)
+    checks: list[_Directive] = field(default_factory=list)
 
 
-def split_cases(text: str) -> list[Case]:
+def _split_cases(text: str) -> list[_Case]:
     """The cases of a file. Raises CheckFailure for directives that do not exist or have nothing to check."""
-    cases = [Case("", 1)]
+    cases = [_Case("", 1)]
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() == "// -----":
-            cases.append(Case("", number + 1, cases[-1].pipeline, cases[-1].device))
+            cases.append(_Case("", number + 1, cases[-1].pipeline, cases[-1].device))
             continue
         cases[-1].text += line + "\n"
         match = _DIRECTIVE.search(line)
         if match:
-            _add_directive(cases[-1], *match.groups(), number)
+            _add_directive(cases[-1], match[1], match[2], number)
     for case in cases:
         if case.pipeline is None or not case.checks:
             raise CheckFailure(f"line {case.line}: a case needs '// RUN:' and something to check")
@@ -77,13 +87,18 @@ def split_cases(text: str) -> list[Case]:
     return cases
 
 
-def run_text(text: str) -> None:
-    """Run every case of a file. Raises CheckFailure for the first check that does not hold."""
-    for case in split_cases(text):
+def check_file(path: str | Path) -> None:
+    """Run every case of the file at ``path``. Raises CheckFailure, as ``check_text`` does, and OSError."""
+    check_text(Path(path).read_text(encoding="utf-8"))
+
+
+def check_text(text: str) -> None:
+    """Run every case of a file's text. Raises CheckFailure for the first check that does not hold."""
+    for case in _split_cases(text):
         _run_case(case)
 
 
-def _add_directive(case: Case, kind: str, text: str, line: int) -> None:
+def _add_directive(case: _Case, kind: str, text: str, line: int) -> None:
     if kind == "RUN":
         case.pipeline = text.strip()
     elif kind == "DEVICE":
@@ -93,10 +108,10 @@ def _add_directive(case: Case, kind: str, text: str, line: int) -> None:
     elif not text.strip():
         raise CheckFailure(f"line {line}: {kind} of nothing")
     else:
-        case.checks.append(Directive(kind, text.strip(), line))
+        case.checks.append(_Directive(kind, text.strip(), line))
 
 
-def _run_case(case: Case) -> None:
+def _run_case(case: _Case) -> None:
     expected = [check for check in case.checks if check.kind == "CHECK-ERROR"]
     try:
         output = _output_of(case)
@@ -113,7 +128,7 @@ def _run_case(case: Case) -> None:
     _check_lines([check for check in case.checks if check.kind != "CHECK-ERROR"], output)
 
 
-def _output_of(case: Case) -> str:
+def _output_of(case: _Case) -> str:
     graph = parse(case.text, f"line {case.line}")
     model = HOST if case.device == "cpu" else H200
     if case.pipeline:
@@ -121,11 +136,11 @@ def _output_of(case: Case) -> str:
     return str(graph)
 
 
-def _check_lines(checks: list[Directive], output: str) -> None:
+def _check_lines(checks: list[_Directive], output: str) -> None:
     """Each CHECK is searched after the match of the one before; a CHECK-NOT holds in the lines in between."""
     lines = [_blanks(line) for line in output.split("\n")]
     at = -1
-    forbidden: list[Directive] = []
+    forbidden: list[_Directive] = []
     for check in checks:
         if check.kind == "CHECK-NOT":
             forbidden.append(check)
@@ -137,7 +152,7 @@ def _check_lines(checks: list[Directive], output: str) -> None:
     _refuse(forbidden, lines[at + 1 :], output)
 
 
-def _find(check: Directive, lines: list[str], at: int, output: str) -> int:
+def _find(check: _Directive, lines: list[str], at: int, output: str) -> int:
     if check.kind == "CHECK-NEXT":
         if at + 1 < len(lines) and check.pattern.search(lines[at + 1]):
             return at + 1
@@ -148,7 +163,7 @@ def _find(check: Directive, lines: list[str], at: int, output: str) -> int:
     raise check.fail(f"not found after line {at + 1} of the output", output)
 
 
-def _refuse(forbidden: list[Directive], lines: list[str], output: str) -> None:
+def _refuse(forbidden: list[_Directive], lines: list[str], output: str) -> None:
     for check in forbidden:
         if any(check.pattern.search(line) for line in lines):
             raise check.fail("found where it must not be", output)

@@ -1,0 +1,7 @@
+"""``.pgir`` text: every graph prints to it deterministically, and it parses back to an equal graph.
+
+    Graph ── print.py ──► text ── parse.py ──► Graph
+              words.py: which names are quoted, and how
+
+Symbolic expressions are written and read by ``pygraph.ir.dims``. Nothing in a text is ever evaluated as Python.
+"""

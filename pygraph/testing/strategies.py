@@ -1,0 +1,99 @@
+"""Hypothesis strategies for graphs that keep the verifier's rules and whose effects matter.
+
+@given(operator_graphs(kinds=(*KINDS, Kind("mylib.scale.default", operands=2))))
+def test_my_pass(graph): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from pygraph.ir import (
+    CAPTURABLE,
+    PURE,
+    REASON,
+    Cost,
+    Device,
+    DType,
+    Effects,
+    Graph,
+    KernelNode,
+    ScalarType,
+    Stage,
+    TensorType,
+    Type,
+    Value,
+    symbol,
+)
+
+__all__ = ["KINDS", "Kind", "operator_graphs"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of operator: its name, the number of its tensor operands and results, and its effects.
+
+    An operator that syncs returns a float instead of a tensor; one that reads nothing (a view) is free of cost.
+    """
+
+    op: str
+    operands: int
+    results: int = 1
+    effects: Effects = PURE
+
+
+KINDS = (
+    Kind("aten.relu.default", 1),
+    Kind("aten.add.Tensor", 2),
+    Kind("aten.var_mean.correction", 1, 2),
+    Kind("aten.view.default", 1, 1, Effects(aliases=((0, 0),), reads=())),
+    Kind("aten.split.Tensor", 1, 2, Effects(aliases=((0, 0), (1, 0)), reads=())),
+    Kind("aten.relu_.default", 1, 1, Effects(writes=(0,), aliases=((0, 0),))),
+    Kind("aten.add_.Tensor", 2, 1, Effects(writes=(0,), aliases=((0, 0),))),
+    Kind("aten.copy_.default", 2, 1, Effects(writes=(0,), aliases=((0, 0),), reads=(1,))),
+    Kind("mylib.swap_.default", 2, 0, Effects(writes=(0, 1))),
+    Kind("aten.rand_like.default", 1, 1, Effects(rng="cuda:0", reads=())),
+    Kind("aten.bernoulli.default", 1, 1, Effects(rng="cpu")),
+    Kind("_c10d_functional.all_reduce.default", 1, 1, Effects(collective="0")),
+    Kind("aten._local_scalar_dense.default", 1, 1, Effects(sync=True, dynamic=True)),
+    Kind("aten._assert_async.default", 1, 0, Effects(barrier=True)),
+)
+"""Views, in-place operators, random numbers, a collective, a sync and a barrier."""
+
+
+@st.composite
+def operator_graphs(draw: st.DrawFn, max_nodes: int = 10, judged: bool = False, kinds: Sequence[Kind] = KINDS) -> Graph:
+    """Graphs of up to ``max_nodes`` operators of ``kinds`` on tensors of one type and device.
+
+    With ``judged`` the graph is at the stage ``judged``: each node is marked capturable or not (with a reason), at
+    random. Otherwise it is at the stage ``lifted``.
+    """
+    graph = Graph(stage=Stage.JUDGED if judged else Stage.LIFTED)
+    device = draw(st.sampled_from([Device("cpu"), Device("cuda", 0)]))
+    tensor = TensorType(DType.F32, (symbol("s0"), 4), device)
+    graph.hints["s0"] = 8
+    tensors = [graph.add_input(tensor, f"x{i}") for i in range(draw(st.integers(1, 3)))]
+    for kind in draw(st.lists(st.sampled_from(kinds), max_size=max_nodes)):
+        node = _add_kind(draw, graph, kind, tensors, tensor)
+        if judged:
+            capturable = draw(st.booleans())
+            node.meta.set(CAPTURABLE, capturable)
+            if not capturable:
+                node.meta.set(REASON, "chosen")
+        tensors += [out for out in node.outputs if isinstance(out.type, TensorType)]
+    for first, then in draw(st.lists(st.tuples(*[st.integers(0, max_nodes)] * 2), max_size=1)):
+        if first < then < len(graph.nodes):
+            graph.add_order(graph.nodes[first], graph.nodes[then])
+    graph.set_outputs(draw(st.lists(st.sampled_from(tensors), max_size=3)))
+    return graph
+
+
+def _add_kind(draw: st.DrawFn, graph: Graph, kind: Kind, tensors: list[Value], tensor: TensorType) -> KernelNode:
+    operands = [draw(st.sampled_from(tensors)) for _ in range(kind.operands)]
+    result: Type = ScalarType("float") if kind.effects.sync else tensor
+    size = tensor.nbytes
+    cost = Cost(0, 0, 0, 0, 0) if kind.effects.reads == () else Cost(symbol("s0") * 4, size, size, 1, 0)
+    return graph.add(kind.op, operands, [result] * kind.results, effects=kind.effects, cost=cost)
