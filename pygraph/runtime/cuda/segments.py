@@ -209,7 +209,7 @@ class _Facts:
         return Segments(bounds, workspaces, tuple(blocks), fresh, dead, held, self._ideal())
 
     def _pack(self, lives: Sequence[Lifetime]) -> Layout:
-        offsets = pack(lives, reuse=True, alignment=self.alignment)
+        offsets = pack(lives, alignment=self.alignment)
         end = max((offsets[life.index] + life.nbytes for life in lives), default=0)
         return Layout(-(-end // self.alignment) * self.alignment, offsets, ())
 
