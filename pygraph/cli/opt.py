@@ -14,7 +14,7 @@ import click
 
 from pygraph.cli import Failure, failing, write_out
 from pygraph.errors import OptionError
-from pygraph.ir import H200, HOST, Graph
+from pygraph.ir import MODELS, Graph
 from pygraph.ir import parse as parse_graph
 from pygraph.ir.verify import verify as verify_graph
 from pygraph.passes import Pass, PassContext, PassManager, PipelineResult
@@ -24,7 +24,6 @@ from pygraph.passes.manager import Check, Reproducer, read_header
 
 __all__ = ["opt"]
 
-_MODELS = {"cpu": HOST, "cuda": H200}
 _CHECKS: dict[bool | None, Check] = {None: "result", True: "full", False: "off"}
 
 
@@ -41,7 +40,7 @@ _CHECKS: dict[bool | None, Check] = {None: "result", True: "full", False: "off"}
     "[default: verify each result]",
 )
 @click.option("--timing", is_flag=True, help="Print the time of each pass on stderr.")
-@click.option("--device", type=click.Choice(list(_MODELS)), help="What is captured.  [default: as the graph says]")
+@click.option("--device", type=click.Choice(list(MODELS)), help="What is captured.  [default: as the graph says]")
 @click.option("--bisect-limit", type=click.IntRange(min=0), metavar="N", help="Run the first N passes only.")
 @click.option("--dump-dir", type=click.Path(file_okay=False), help="Write the graph after each pass, and reproducers.")
 @click.option("-o", "--output", default="-", type=click.Path(dir_okay=False, allow_dash=True), help="[default: stdout]")
@@ -116,7 +115,7 @@ def _context(graph: Graph, header: Reproducer, device: str | None) -> PassContex
     if device is None and header.ctx is not None:
         return ctx
     chosen = device or captured_device(graph)
-    return dataclasses.replace(ctx, device=chosen, model=_MODELS[chosen])
+    return dataclasses.replace(ctx, device=chosen, model=MODELS[chosen])
 
 
 def _print_times(result: PipelineResult) -> None:

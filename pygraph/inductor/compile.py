@@ -18,15 +18,12 @@ from pygraph.frontend.lift import lift
 from pygraph.inductor.decision import Decision
 from pygraph.inductor.emitted import ProgramRecord
 from pygraph.inductor.partition_hooks import PartitionHooks
-from pygraph.ir import CAPTURABLE, CONSTANT, H200, HOST, REASON, DeviceModel, Graph, TensorType
+from pygraph.ir import CAPTURABLE, CONSTANT, MODELS, REASON, DeviceModel, Graph, TensorType
 from pygraph.passes.base import Pass, PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.legality.rules import captured_device
 
-__all__ = ["MODELS", "compare", "compile_under", "model_for", "pass_context", "program_key"]
-
-MODELS: dict[str, DeviceModel] = {"cpu": HOST, "cuda": H200}
-"""The built-in device models, by the kind of device whose work is captured: used where none was calibrated."""
+__all__ = ["compare", "compile_under", "model_for", "pass_context", "program_key"]
 
 
 def pass_context(graph: Graph) -> PassContext:

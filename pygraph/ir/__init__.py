@@ -13,7 +13,7 @@ from pygraph.ir.annotations import (
     Region,
     sources,
 )
-from pygraph.ir.cost import FREE, H200, HOST, UNKNOWN, Cost, DeviceModel, Peak
+from pygraph.ir.cost import FREE, H200, HOST, MODELS, UNKNOWN, Cost, DeviceModel, Peak
 from pygraph.ir.dims import canonical
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.graph import Graph, GraphError, Stage
@@ -47,6 +47,7 @@ __all__ = [
     "H200",
     "HOST",
     "MADE_FROM",
+    "MODELS",
     "PLACEMENT",
     "PURE",
     "REASON",

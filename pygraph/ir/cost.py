@@ -14,7 +14,7 @@ import sympy
 
 from pygraph.ir.types import Dim, as_dim, symbol
 
-__all__ = ["FREE", "H200", "HOST", "UNKNOWN", "Cost", "DeviceModel", "Peak", "evaluate", "total"]
+__all__ = ["FREE", "H200", "HOST", "MODELS", "UNKNOWN", "Cost", "DeviceModel", "Peak", "evaluate", "total"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +177,6 @@ H200 = DeviceModel("h200", 4300.0, 790_000.0, 2.7, 0.9, 0.0011, 0.24, 1.0)
 
 HOST = DeviceModel("host", 12.0, 60.0, 1.6, 2.5, 0.25, 0.01, 0.2)
 """A small CPU: overheads are those of Inductor's Python wrapper and of the host driver's replay."""
+
+MODELS = {"cpu": HOST, "cuda": H200}
+"""The built-in device models, by the kind of device whose work is captured: used where none was calibrated."""

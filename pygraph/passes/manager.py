@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from pygraph.errors import OptionError, PassError, VerifyError
-from pygraph.ir import CAPTURABLE, DETAIL, H200, HOST, REASON, REGION, SELECTED, DeviceModel, Graph, Stage, verify
+from pygraph.ir import CAPTURABLE, DETAIL, HOST, MODELS, REASON, REGION, SELECTED, DeviceModel, Graph, Stage, verify
 from pygraph.passes.base import Pass, PassContext, PassFunction, PassResult, as_pass
 from pygraph.passes.pipeline import default_registry, nearest, parse, print_pass, print_pipeline
 
@@ -382,7 +382,7 @@ def _set_back(graph: Graph, stage: Stage) -> None:
 
 # -- reproducers -------------------------------------------------------------------------------------------------------
 
-_MODELS = {model.name: model for model in (HOST, H200)}
+_MODELS = {model.name: model for model in MODELS.values()}
 _HEADER = re.compile(r"//\s*([a-z]+):\s*(.*)")
 
 

@@ -5,7 +5,7 @@ How launches are added and addresses are patched is each driver's own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,29 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.driver import Program
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 
-__all__ = ["add_arguments", "add_outputs", "check_program"]
+__all__ = ["NativeExecutable", "add_arguments", "add_outputs", "check_program"]
+
+
+class NativeExecutable:
+    """A region ready for replay. ``replay`` is the native region's own method: there is no Python on the way.
+
+    A replay that finds another one of the same executable under way (of another thread, or around it) returns None.
+    ``kept`` is what the native region points into.
+    """
+
+    __slots__ = ("__weakref__", "_kept", "_region", "replay")
+
+    replay: Callable[[list[Any]], list[Any] | None]
+
+    def __init__(self, region: Any, kept: Sequence[object]) -> None:
+        self._region = region
+        self._kept = tuple(kept)
+        self.replay = region.replay
+
+    def close(self) -> None:
+        """Give back everything that the executable holds; replaying afterwards returns None."""
+        self._region.close()
+        self._kept = ()
 
 
 def check_program(program: Program, alignment: int) -> None:

@@ -32,16 +32,12 @@ class Lifetime:
         return self.first <= other.last and other.first <= self.last
 
 
-def plan(
-    recording: Recording, slots: Sequence[Slot], *, reuse: bool = True, alignment: int = WORKSPACE_ALIGNMENT
-) -> Layout:
-    """Place every intermediate. With ``reuse``, those that are never alive together may share bytes, which holds
-    for the recorded order, for every order that keeps ``ordering.dependences``, and however the launches of one phase
-    overlap; without, each has its own range.
-    """
+def plan(recording: Recording, slots: Sequence[Slot], *, alignment: int = WORKSPACE_ALIGNMENT) -> Layout:
+    """Place every intermediate. Those that are never alive together may share bytes, however the launches of one phase
+    overlap."""
     fresh = tuple(sorted({o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}))
     lives = lifetimes(recording, slots, fresh)
-    offsets = pack(lives, reuse=reuse, alignment=alignment)
+    offsets = pack(lives, alignment=alignment)
     end = max((offsets[life.index] + life.nbytes for life in lives), default=0)
     return Layout(_aligned(end, alignment), offsets, fresh)
 
@@ -71,18 +67,12 @@ def _extents(recording: Recording) -> tuple[Sequence[int], Sequence[int]]:
     return begins, ends
 
 
-def pack(lives: Sequence[Lifetime], *, reuse: bool, alignment: int = WORKSPACE_ALIGNMENT) -> dict[int, int]:
+def pack(lives: Sequence[Lifetime], *, alignment: int = WORKSPACE_ALIGNMENT) -> dict[int, int]:
     """Offsets in bytes, by index. The largest is placed first, each in the smallest gap among its contemporaries.
 
     Equal sizes are placed in order of birth, for which first-fit is optimal on intervals.
     """
     offsets: dict[int, int] = {}
-    if not reuse:
-        cursor = 0
-        for life in lives:
-            offsets[life.index] = cursor
-            cursor = _aligned(cursor + life.nbytes, alignment)
-        return offsets
     placed: list[tuple[int, int, Lifetime]] = []
     for life in sorted(lives, key=lambda item: (-_aligned(item.nbytes, alignment), item.first, item.index)):
         taken = [(low, high) for low, high, other in placed if other.meets(life)]

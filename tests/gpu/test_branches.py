@@ -119,14 +119,13 @@ def shape(graph: int) -> dict[str, object]:
     """Nodes, roots and edges of a graph, and how often each kind of edge data occurs."""
     driver = load()
     edges = read_edges(graph)
-    assert edges is not None, "this CUDA driver does not tell edges"
-    later = {edge.later for edge in edges}
+    followers = {later for _, later, _ in edges}
     nodes = [int(handle) for handle in handles(driver, graph)]
     return {
         "nodes": len(nodes),
-        "roots": sum(node not in later for node in nodes),
+        "roots": sum(node not in followers for node in nodes),
         "edges": len(edges),
-        "data": Counter(edge.data.hex() for edge in edges),
+        "data": Counter(data.hex() for _, _, data in edges),
     }
 
 

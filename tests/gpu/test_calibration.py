@@ -9,8 +9,8 @@ import torch
 
 from pygraph.calibration.measure import calibrate
 from pygraph.calibration.store import identity_of, save, stored_model
-from pygraph.inductor.compile import MODELS, model_for
-from pygraph.ir import DeviceModel
+from pygraph.inductor.compile import model_for
+from pygraph.ir import MODELS, DeviceModel
 from pygraph.runtime.cuda import CudaDriver
 
 MOST_SECONDS = 30.0

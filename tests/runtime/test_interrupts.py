@@ -211,7 +211,7 @@ def problems(call: RegionCall, error: type[BaseException], step: int) -> dict[st
     return found
 
 
-SOME, EVERY = 16, 1
+SOME, EVERY = 24, 1
 
 
 @pytest.mark.parametrize("step", [SOME, pytest.param(EVERY, marks=pytest.mark.sweep)])

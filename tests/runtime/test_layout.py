@@ -38,11 +38,11 @@ def end(items: list[Lifetime], offsets: dict[int, int]) -> int:
     return max((-(-(offsets[item.index] + item.nbytes) // 64) * 64 for item in items), default=0)
 
 
-def assert_sound(items: list[Lifetime], offsets: dict[int, int], *, reuse: bool) -> None:
+def assert_sound(items: list[Lifetime], offsets: dict[int, int]) -> None:
     assert sorted(offsets) == sorted(item.index for item in items)
     assert all(offset >= 0 and offset % 64 == 0 for offset in offsets.values())
     for a, b in itertools.combinations(items, 2):
-        if reuse and not a.meets(b):
+        if not a.meets(b):
             continue
         apart = offsets[a.index] + a.nbytes <= offsets[b.index] or offsets[b.index] + b.nbytes <= offsets[a.index]
         assert apart or not a.nbytes or not b.nbytes
@@ -51,31 +51,23 @@ def assert_sound(items: list[Lifetime], offsets: dict[int, int], *, reuse: bool)
 @settings(deadline=None, max_examples=200)
 @given(lives())
 def test_what_is_alive_together_never_overlaps(items: list[Lifetime]) -> None:
-    offsets = pack(items, reuse=True)
-    assert_sound(items, offsets, reuse=True)
+    offsets = pack(items)
+    assert_sound(items, offsets)
     total = sum(-(-item.nbytes // 64) * 64 for item in items)
     assert lower_bound(items) <= end(items, offsets) <= total
-
-
-@settings(deadline=None, max_examples=100)
-@given(lives())
-def test_without_reuse_each_has_its_own_range(items: list[Lifetime]) -> None:
-    offsets = pack(items, reuse=False)
-    assert_sound(items, offsets, reuse=False)
-    assert end(items, offsets) == sum(-(-item.nbytes // 64) * 64 for item in items)
 
 
 @settings(deadline=None, max_examples=200)
 @given(lives(sizes=st.just(100)))
 def test_equal_sizes_are_packed_exactly(items: list[Lifetime]) -> None:
-    assert end(items, pack(items, reuse=True)) == lower_bound(items)
+    assert end(items, pack(items)) == lower_bound(items)
 
 
 @settings(deadline=None, max_examples=60)
 @given(lives(max_size=5, sizes=st.integers(1, 4).map(lambda n: n * 64)))
 def test_small_cases_are_never_far_from_the_optimum(items: list[Lifetime]) -> None:
     best = _optimum(items)
-    assert lower_bound(items) <= best <= end(items, pack(items, reuse=True)) <= 2 * best
+    assert lower_bound(items) <= best <= end(items, pack(items)) <= 2 * best
 
 
 def _optimum(items: list[Lifetime]) -> int:
@@ -99,7 +91,7 @@ def _optimum(items: list[Lifetime]) -> int:
 
 def test_a_chain_needs_room_for_two() -> None:
     chain = [Lifetime(i, 64, i, i + 1) for i in range(50)]
-    assert end(chain, pack(chain, reuse=True)) == 128
+    assert end(chain, pack(chain)) == 128
 
 
 def _recorded() -> tuple[Capture, list[Slot]]:
@@ -139,14 +131,13 @@ def test_outputs_and_untouched_allocations_take_no_workspace() -> None:
     assert layout.nbytes == 128
 
 
-def test_a_dead_intermediate_makes_room_only_with_reuse() -> None:
+def test_a_dead_intermediate_makes_room() -> None:
     capture = Capture()
     for _ in range(2):
         capture.pool(64)
         capture.launch()
     slots = [Slot(0, 0, POOL, 0, 0), Slot(1, 0, POOL, 1, 0)]
     assert plan(capture.recording(), slots).nbytes == 64
-    assert plan(capture.recording(), slots, reuse=False).nbytes == 128
     assert plan(capture.recording(), slots, alignment=256).nbytes == 256
 
 
@@ -216,8 +207,6 @@ def test_branches_compute_the_same_in_every_order(
     captured = _computed(range(graph.count), layout, recording, inputs)
     for number in range(4):
         assert _computed(graph.order(Random(seed + number)), layout, recording, inputs) == captured
-    apart = plan(recording, slots, reuse=False)
-    assert _computed(range(graph.count), apart, recording, inputs) == captured
 
 
 def _computed(order: Iterable[int], layout: Layout, recording: Recording, inputs: list[set[int]]) -> dict[int, int]:

@@ -25,7 +25,7 @@ _SOURCES = (
     "nodes.h",
     "random_order.h",
     "region.h",
-    "transient.h",
+    "scratch_pool.h",
 )
 
 _log = logging.getLogger("pygraph.native")

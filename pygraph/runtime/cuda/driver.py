@@ -101,7 +101,7 @@ class CudaDriver:
 
     def _pool_on(self, device: int) -> Any:
         try:
-            return self._native.TransientPool(device)
+            return self._native.ScratchPool(device)
         except RuntimeError:  # the allocator in use (asynchronous, or pluggable) has no private pools
             return None
 

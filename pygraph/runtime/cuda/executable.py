@@ -6,7 +6,7 @@ uploaded, and the native region is told where each patched word's address comes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
-from pygraph.runtime.assembling import add_arguments, add_outputs, check_program
+from pygraph.runtime.assembling import NativeExecutable, add_arguments, add_outputs, check_program
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
@@ -25,31 +25,10 @@ from pygraph.runtime.discover import written_arguments
 from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.recording import AllocationKind
 
-__all__ = ["CudaExecutable", "Part", "make_executable", "split", "with_scratch"]
+__all__ = ["Part", "make_executable", "split", "with_scratch"]
 
 
-class CudaExecutable:
-    """A region ready for replay. ``replay`` is the native region's own method: there is no Python on the way.
-
-    A replay that finds another one of the same executable under way (of another thread, or around it) returns None.
-    """
-
-    __slots__ = ("__weakref__", "_kept", "_region", "replay")
-
-    replay: Callable[[list[Any]], list[Any] | None]
-
-    def __init__(self, region: Any, kept: Sequence[object]) -> None:
-        self._region = region
-        self._kept = tuple(kept)
-        self.replay = region.replay
-
-    def close(self) -> None:
-        """Give back everything that the executable holds; replaying afterwards returns None."""
-        self._region.close()
-        self._kept = ()
-
-
-def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> CudaExecutable:
+def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> NativeExecutable:
     """What replays ``program``. It takes the capture's graph.
 
     Raises CaptureError when an address would not be replaced or lie outside, for an order other than the recorded
@@ -70,7 +49,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
         region.set_name(program.name)
         _Builder(region, program, capture.arguments, nodes, plan, parts).build()
         add_outputs(region, device.native.OutputKind, program, capture.same)
-    return CudaExecutable(region, capture.kept)
+    return NativeExecutable(region, capture.kept)
 
 
 # -- words --------------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-// The Python module: capture sessions, regions that are replayed, and transient memory.
+// The Python module: capture sessions, regions that are replayed, and pools for what nobody keeps.
 
 #include "../native/generator.h"
 #include "../native/method.h"
 #include "allocator.h"
 #include "region.h"
-#include "transient.h"
+#include "scratch_pool.h"
 
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 
@@ -39,11 +39,11 @@ void bind(py::module_& m) {
       }))
       .def("__enter__", [](RandomTurn& turn) { return turn.begin(/*runs_python=*/true); }, ReleasedGil())
       .def("__exit__", [](RandomTurn& turn, const py::args&) { turn.end(); }, ReleasedGil());
-  py::class_<TransientPool>(m, "TransientPool")
+  py::class_<ScratchPool>(m, "ScratchPool")
       .def(py::init<c10::DeviceIndex>())
-      .def("enter", &TransientPool::enter)
-      .def("leave", &TransientPool::leave)
-      .def("close", &TransientPool::close, ReleasedGil());
+      .def("enter", &ScratchPool::enter)
+      .def("leave", &ScratchPool::leave)
+      .def("close", &ScratchPool::close, ReleasedGil());
   bind_output_kinds(m);
   py::class_<CudaRegion> region(m, "CudaRegion");
   def_method<CudaRegion, &CudaRegion::replay>(region, "replay");

@@ -187,20 +187,19 @@ def with_calls(
     """``launches`` with what the calls that they came from (``spans``) say of them. Those that use a word of
     ``random`` draw."""
     addresses, reach = AddressMap(allocations), _Reach(allocations)
-    begins = [span.begin for span in spans]
-    made: list[Launch] = []
-    for launch in launches:
-        draws = any(word in random for word in launch.words)
-        known = replace(launch, random=draws)
-        number = bisect_right(begins, launch.index) - 1
-        if number < 0 or launch.index >= spans[number].end:
-            made.append(known)
-            continue
-        span = spans[number]
-        known = replace(known, origin=span.origin, call=span.name)
-        known = replace(known, nondeterministic=span.nondeterministic)
-        limits = reach.of(span) if launch.kind is LaunchKind.KERNEL else None
-        made.append(replace(known, read_only=_only_read(span, addresses), may_access=limits))
+    made = [replace(launch, random=any(word in random for word in launch.words)) for launch in launches]
+    for span in spans:
+        only_read = _owners(span.reads, addresses) - _owners(span.writes, addresses)
+        may_access = reach.of(span)
+        for launch in made[span.begin : span.end]:
+            made[launch.index] = replace(
+                launch,
+                call=span.name,
+                origin=span.origin,
+                nondeterministic=span.nondeterministic,
+                read_only=only_read,
+                may_access=may_access if launch.kind is LaunchKind.KERNEL else None,
+            )
     return tuple(made)
 
 
@@ -227,11 +226,6 @@ class _Reach:
             given |= owners
         first, last = bisect_left(self._births, span.begin), bisect_right(self._births, span.end)
         return frozenset(given.union(a.key for a in self._pool[first:last]))
-
-
-def _only_read(span: Span, addresses: AddressMap) -> frozenset[_Key]:
-    """Allocations that a call was given and does not write."""
-    return _owners(span.reads, addresses) - _owners(span.writes, addresses)
 
 
 def _owners(words: Iterable[int], addresses: AddressMap) -> frozenset[_Key]:

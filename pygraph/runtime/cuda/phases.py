@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import edge_query
 
-__all__ = ["Edge", "phases", "phases_of", "read_edges"]
+__all__ = ["phases", "phases_of", "read_edges"]
+
+Edge: TypeAlias = tuple[int, int, bytes]
 
 _DATA = 8
 """Bytes of an edge's data: the port that it leaves from, the one that it arrives at, its type, and 5 unused ones."""
@@ -32,15 +33,6 @@ _PROGRAMMATIC = bytes((1, 0, 1))
 itself (``griddepcontrol.wait``) until the earlier one has completed, before it touches what others touch as well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """Two nodes, by their handles, and the data of the edge between them."""
-
-    earlier: int
-    later: int
-    data: bytes
-
-
 def phases_of(graph: int, nodes: Sequence[Any]) -> tuple[int, ...]:
     """The phase of each of ``nodes``, which are those of ``graph`` in the order of capture, as in ``Recording.phases``.
 
@@ -51,14 +43,15 @@ def phases_of(graph: int, nodes: Sequence[Any]) -> tuple[int, ...]:
     edges = read_edges(graph)
     place = {int(handle): index for index, handle in enumerate(nodes)}
     _between(place, edges)
-    complete = _between(place, [edge for edge in edges if edge.data[:3] == _COMPLETE])
-    early = _between(place, [edge for edge in edges if edge.data[:3] == _PROGRAMMATIC]) - complete
+    complete = _between(place, [edge for edge in edges if edge[2][:3] == _COMPLETE])
+    early = _between(place, [edge for edge in edges if edge[2][:3] == _PROGRAMMATIC]) - complete
     apart = {(earlier, later) for earlier, later in early if later != earlier + 1}
     return phases(len(place), complete | early, apart)
 
 
 def read_edges(graph: int) -> list[Edge]:
-    """The edges of a graph. Raises CaptureError (``driver-error``) where the CUDA driver does not tell them."""
+    """The edges of a graph: the earlier node, the later one, and the edge's data. Raises CaptureError
+    (``driver-error``) where the CUDA driver does not tell them."""
     query, length = edge_query(), ctypes.c_size_t()
     if query(graph, None, None, None, ctypes.byref(length)):
         raise CaptureError("driver-error", "cuGraphGetEdges fails")
@@ -71,14 +64,14 @@ def read_edges(graph: int) -> list[Edge]:
         raise CaptureError("driver-error", "cuGraphGetEdges fails")
     facts = bytes(data)
     return [
-        Edge(int(earlier[i] or 0), int(later[i] or 0), facts[_DATA * i : _DATA * (i + 1)])
+        (int(earlier[i] or 0), int(later[i] or 0), facts[_DATA * i : _DATA * (i + 1)])
         for i in range(min(count, length.value))
     ]
 
 
 def _between(place: Mapping[int, int], edges: Collection[Edge]) -> set[tuple[int, int]]:
     """The (earlier, later) nodes of ``edges``, by their places."""
-    pairs = {(place[edge.earlier], place[edge.later]) for edge in edges}
+    pairs = {(place[earlier], place[later]) for earlier, later, _ in edges}
     for earlier, later in pairs:
         if earlier >= later:
             raise CaptureError("unordered-nodes", f"node {later} comes before one that it depends on")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TypeAlias
@@ -70,18 +70,15 @@ def cut(program: Program) -> Segments:
     """Few segments whose peak comes close to the uncaptured program's; one, with ``layout``, where that saves too
     little. Workspaces are in pieces."""
     facts = _Facts(program)
-    plan = facts.plan(facts.everything, program.layout)
-    limit = plan.ideal + max(WORTHWHILE, int(EXCESS * plan.ideal))
-    if plan.held > limit:
-        segmented = facts.plan(facts.greedy(limit))
-        if segmented.held > limit:  # to pack workspaces took more than their sizes tell: aim lower by as much
-            lower = facts.plan(facts.greedy(max(plan.ideal, 2 * limit - segmented.held)))
-            segmented = min(segmented, lower, key=lambda each: each.held)
-        if plan.held - segmented.held >= WORTHWHILE:
-            plan = segmented
-    sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is AllocationKind.POOL}
-    workspaces = tuple(tuple(pieces(layout, sizes)) for (layout,) in plan.workspaces)
-    return replace(plan, workspaces=workspaces)
+    whole = facts.plan(facts.everything, program.layout)
+    limit = whole.ideal + max(WORTHWHILE, int(EXCESS * whole.ideal))
+    if whole.held <= limit:
+        return whole
+    segmented = facts.plan(facts.greedy(limit))
+    if segmented.held > limit:  # to pack workspaces took more than their sizes tell: aim lower by as much
+        lower = facts.plan(facts.greedy(max(whole.ideal, 2 * limit - segmented.held)))
+        segmented = min(segmented, lower, key=lambda plan: plan.held)
+    return segmented if whole.held - segmented.held >= WORTHWHILE else whole
 
 
 def pieces(layout: Layout, sizes: Mapping[int, int]) -> Iterator[Layout]:
@@ -128,6 +125,7 @@ class _Facts:
         self.launches, self.alignment = len(recording.launches), recording.alignment
         self.lives = sorted(lifetimes(recording, program.slots, program.layout.fresh), key=lambda life: life.first)
         sizes = {a.key: a.nbytes for a in recording.allocations}
+        self.sizes = {index: nbytes for (kind, index), nbytes in sizes.items() if kind is pool}
         first: dict[tuple[AllocationKind, int], int] = {}
         last: dict[tuple[AllocationKind, int], int] = {}
         for slot in program.slots:
@@ -207,10 +205,11 @@ class _Facts:
         fresh = {index: where[first] for index, (_, first) in self.fresh.items()}
         dead = {index: where[last] for index, last in self.dying.items()}
         held = self._held(where, layouts, blocks)
-        return Segments(bounds, tuple((each,) for each in layouts), tuple(blocks), fresh, dead, held, self._ideal())
+        workspaces = tuple(tuple(pieces(each, self.sizes)) for each in layouts)
+        return Segments(bounds, workspaces, tuple(blocks), fresh, dead, held, self._ideal())
 
     def _pack(self, lives: Sequence[Lifetime]) -> Layout:
-        offsets = pack(lives, reuse=True, alignment=self.alignment)
+        offsets = pack(lives, alignment=self.alignment)
         end = max((offsets[life.index] + life.nbytes for life in lives), default=0)
         return Layout(-(-end // self.alignment) * self.alignment, offsets, ())
 

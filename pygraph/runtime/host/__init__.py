@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pygraph.runtime.host import build
-from pygraph.runtime.host.driver import HostDriver, HostExecutable
+from pygraph.runtime.host.driver import HostDriver
 
-__all__ = ["HostDriver", "HostExecutable", "build", "make_driver"]
+__all__ = ["HostDriver", "build", "make_driver"]
 
 make_driver = HostDriver

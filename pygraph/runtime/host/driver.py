@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.assembling import add_arguments, add_outputs, check_program
+from pygraph.runtime.assembling import NativeExecutable, add_arguments, add_outputs, check_program
 from pygraph.runtime.driver import Executable, Program, ScratchPool, Slot
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
@@ -23,7 +23,7 @@ from pygraph.runtime.host.recorder import ALIGNMENT, HostCapture, OperatorLaunch
 from pygraph.runtime.identity import cpu_model
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Recording
 
-__all__ = ["HostDriver", "HostExecutable", "add_launch", "make_graph", "native_word"]
+__all__ = ["HostDriver", "add_launch", "make_graph", "native_word"]
 
 _WORKSPACE = 0
 """The native number of the workspace; arguments and fresh allocations come after it."""
@@ -122,27 +122,6 @@ def _float(word: int) -> float:
     return value
 
 
-class HostExecutable:
-    """A region ready for replay. ``replay`` is the native graph's own method: there is no Python on the way.
-
-    A replay that finds another one of the same executable under way (of another thread, or around it) returns None.
-    """
-
-    __slots__ = ("__weakref__", "_graph", "_kept", "replay")
-
-    replay: Callable[[list[Any]], list[Any] | None]
-
-    def __init__(self, graph: Any, kept: Sequence[object]) -> None:
-        self._graph = graph
-        self._kept = tuple(kept)
-        self.replay = graph.replay
-
-    def close(self) -> None:
-        """Give back everything that the executable holds; replaying afterwards returns None."""
-        self._graph.close()
-        self._kept = ()
-
-
 _SPARE = 1 << 30
 
 
@@ -165,7 +144,7 @@ class HostDriver:
         payload = program.recording.payload
         if not isinstance(payload, HostCapture):
             raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
-        return HostExecutable(make_graph(self._native, program, payload), (*payload.constants, *payload.libraries))
+        return NativeExecutable(make_graph(self._native, program, payload), (*payload.constants, *payload.libraries))
 
     def generator(self, program: Program) -> torch.Generator | None:
         """The default CPU generator, if a launch draws."""

@@ -93,14 +93,14 @@ LIVE, SCRATCH = 0x7A00_0000_0610, 0x5100_0800_0000
 PLACES = ((0, 4), (8, 8), (16, 8))
 
 
-def with_stranger(inert: NonPointerWord, *, slots: bool = True, nbytes: int = 64, scratch: int = SCRATCH) -> Program:
+def with_stranger(word: NonPointerWord, *, slots: bool = True, nbytes: int = 64, scratch: int = SCRATCH) -> Program:
     """One kernel: a number, an operand, and an address of somebody's."""
     capture = Capture()
     x = capture.input(nbytes)
     capture.launch(7, x, LIVE)
     recording = capture.recording(scratch=scratch)
     found = (Slot(0, 1, AllocationKind.INPUT, 0, 0),) if slots else ()
-    return Program(recording, found, plan(recording, found), one_graph(recording), {}, (inert,))
+    return Program(recording, found, plan(recording, found), one_graph(recording), {}, (word,))
 
 
 def kernel() -> KernelNode:
@@ -131,14 +131,14 @@ def test_a_kernel_that_is_never_patched_is_refused(changes: dict[str, int]) -> N
 
 
 @pytest.mark.parametrize(
-    ("inert", "node", "scratch"),
+    ("word", "node", "scratch"),
     [
         (NonPointerWord(0, 0, scratch=True), kernel(), SCRATCH),
         (NonPointerWord(0, 2, scratch=True), CopyNode(1, 64), SCRATCH),
         (NonPointerWord(0, 2, scratch=True), kernel(), 0),
     ],
 )
-def test_what_cannot_point_there_is_an_error(inert: NonPointerWord, node: Node, scratch: int) -> None:
+def test_what_cannot_point_there_is_an_error(word: NonPointerWord, node: Node, scratch: int) -> None:
     with pytest.raises(CaptureError) as caught:
-        with_scratch(with_stranger(inert, scratch=scratch), [node])
+        with_scratch(with_stranger(word, scratch=scratch), [node])
     assert caught.value.reason == "invalid-program"

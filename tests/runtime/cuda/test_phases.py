@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda import phases as module
 from pygraph.runtime.cuda.bindings import edge_query
-from pygraph.runtime.cuda.phases import Edge, phases, phases_of, read_edges
+from pygraph.runtime.cuda.phases import phases, phases_of, read_edges
 from tests.runtime.branches import Branched, branched, closure
 from tests.runtime.cuda.fake import CUgraphNodeType, FakeDriver
 
@@ -113,7 +113,7 @@ def settled(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> tuple[int, .
 def test_edges_are_read_with_their_data(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = graph_of(3, {(0, 1), (0, 2)}, data={(0, 2): PROGRAMMATIC})
     monkeypatch.setattr(module, "edge_query", driver.edge_query)
-    assert read_edges(1) == [Edge(100, 101, bytes(8)), Edge(100, 102, PROGRAMMATIC + bytes(5))]
+    assert read_edges(1) == [(100, 101, bytes(8)), (100, 102, PROGRAMMATIC + bytes(5))]
     driver.edges = set()
     assert read_edges(1) == []
 

@@ -1,4 +1,5 @@
-// Transient memory of one thread: a private pool of torch's allocator, given back to the system afterwards.
+// A scratch pool is memory of one thread for what nobody keeps: a private pool of torch's allocator, given back to the
+// system afterwards.
 #pragma once
 
 #include <ATen/cuda/MemPool.h>
@@ -54,14 +55,14 @@ class EmptiedPools {
   std::vector<c10::MempoolId_t> waiting_;
 };
 
-class TransientPool {
+class ScratchPool {
  public:
   // Throws where torch's allocator has no private pools.
-  explicit TransientPool(c10::DeviceIndex device) : device_(device), id_(at::cuda::MemPool::graph_pool_handle()) {
+  explicit ScratchPool(c10::DeviceIndex device) : device_(device), id_(at::cuda::MemPool::graph_pool_handle()) {
     c10::cuda::CUDACachingAllocator::createOrIncrefPool(device_, id_);
   }
 
-  TransientPool(const TransientPool&) = delete;
+  ScratchPool(const ScratchPool&) = delete;
 
   // This thread allocates from the pool until it leaves. Pools nest: the one entered last counts.
   void enter() {
