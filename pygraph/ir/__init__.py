@@ -34,17 +34,10 @@ from pygraph.ir.node import (
     values_in,
 )
 from pygraph.ir.order import dependences, memory_roots
+from pygraph.ir.text.parse import parse
 from pygraph.ir.text.print import print_graph
 from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
 from pygraph.ir.verify import verify
-
-
-def parse(text: str, source: str = "<text>") -> Graph:
-    """The graph written in ``text``. ``source`` names it in errors. Raises ParseError."""
-    from pygraph.ir.text import parse as parser  # takes a while to import
-
-    return parser.parse(text, source)
-
 
 __all__ = [
     "CAPTURABLE",
