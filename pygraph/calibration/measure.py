@@ -81,29 +81,33 @@ def calibrate(kind: str, effort: Effort | None = None, step: Callable[[str], Non
                 samples[name].append(min(sampler() for _ in range(effort.blocks)))
     if kind == "cuda":
         torch.cuda.empty_cache()
-    found = {name: statistics.median(times) for name, times in samples.items()}
-    return _model(kind, found, flops, min(effort.largest, _room(kind)))
+    return _model(kind, samples, flops, min(effort.largest, _room(kind)))
 
 
-def _model(kind: str, us: dict[str, float], flops: dict[str, float], nbytes: int) -> DeviceModel:
+def _model(kind: str, samples: dict[str, list[float]], flops: dict[str, float], nbytes: int) -> DeviceModel:
+    """The medians over rounds. Lines are fitted within each round, since machines are busier in some than in others."""
     uncaptured, replayed, moved = (
-        statistics.linear_regression(COUNTS, [us[f"{what} {count}"] for count in COUNTS])
+        [
+            statistics.linear_regression(COUNTS, times)
+            for times in zip(*(samples[f"{what} {count}"] for count in COUNTS), strict=True)
+        ]
         for what in ("uncaptured", "replayed", "moved")
     )
+    launch_us = statistics.median(line.slope for line in uncaptured)
+    us = {name: statistics.median(times) for name, times in samples.items()}
     kernel = us["small kernel"]
     peaks = [Peak(name, work / (us[name] - kernel) / 1e3) for name, work in flops.items() if us[name] > kernel]
     traffic_us = us["large kernel"] - kernel
-    if uncaptured.slope <= 0.0 or traffic_us <= 0.0 or len(peaks) < len(flops):
+    if launch_us <= 0.0 or traffic_us <= 0.0 or len(peaks) < len(flops):
         raise ValueError("large programs take no longer than small ones")
-    node = max(replayed.slope, 0.0)
     return DeviceModel(
         name=identity_of(kind).device,
         bandwidth_gbs=2 * nbytes / traffic_us / 1e3,
         peak_gflops=peaks[0].gflops,
-        launch_us=uncaptured.slope,
-        replay_us=max(replayed.intercept, 0.0),
-        node_us=node,
-        patch_us=max(moved.slope - node, 0.0),
+        launch_us=launch_us,
+        replay_us=max(statistics.median(line.intercept for line in replayed), 0.0),
+        node_us=max(statistics.median(line.slope for line in replayed), 0.0),
+        patch_us=max(statistics.median(m.slope - r.slope for m, r in zip(moved, replayed, strict=True)), 0.0),
         kernel_us=kernel,
         peaks=tuple(peaks),
         source=f"calibrated {datetime.date.today().isoformat()}",
