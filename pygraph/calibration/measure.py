@@ -121,7 +121,7 @@ def _calls(kind: str, effort: Effort, stack: ExitStack) -> Iterator[tuple[str, S
     """Host time of calls: uncaptured, replayed where they were, and replayed with every argument moved."""
     programs, driver = (_emitted(stack) if kind == "cpu" else None), make_driver(kind)
     if driver is None:
-        raise CaptureError("no-device", f"no driver captures on {kind}")
+        raise CaptureError("no-device", f"nothing can be captured on {kind.upper()} here")
     for count in COUNTS:
         fn = _negations if programs is None else getattr(programs, f"negations_{count}")
         args, others = ([torch.ones(_ELEMENTS, device=kind) for _ in range(count)] for _ in range(2))

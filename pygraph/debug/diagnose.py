@@ -19,8 +19,8 @@ from typing import Any
 from pygraph.runtime.driver import Driver, Program, Slot
 from pygraph.runtime.layout import lifetimes
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import AllocationKind, Launch, Recording
-from pygraph.runtime.slots import SlotTable, discover
+from pygraph.runtime.recording import AllocationKind, Launch
+from pygraph.runtime.slots import SPORADIC, SlotTable, discover
 
 __all__ = ["Finding", "diagnose"]
 
@@ -49,7 +49,7 @@ def diagnose(
     Captures, and runs nothing. Never raises an Exception: it must not hide what was found wrong before.
     """
     try:
-        again = driver.capture(fn, list(args))
+        again = _captured_again(fn, driver, program, args)
         found = [*_shared_bytes(program), *_wrong_words(program, again)]
         certain = [finding for finding in found if not finding.right]
         return min(certain or found, key=_position, default=_NOTHING)
@@ -66,9 +66,23 @@ def _position(finding: Finding) -> int:
     return -1 if finding.launch is None else finding.launch.index
 
 
-def _wrong_words(program: Program, again: Recording) -> Iterator[Finding]:
+_ATTEMPTS = 3
+"""Captures that are made until one is not refused for bytes that nobody set."""
+
+
+def _captured_again(
+    fn: Callable[[list[Any]], Sequence[Any]], driver: Driver, program: Program, args: Sequence[Any]
+) -> SlotTable | Refusal:
+    """What another capture says of the words of ``program``."""
+    for _ in range(_ATTEMPTS):
+        table = discover(program.recording, driver.capture(fn, list(args)))
+        if isinstance(table, SlotTable) or table.reason not in SPORADIC:
+            break
+    return table
+
+
+def _wrong_words(program: Program, table: SlotTable | Refusal) -> Iterator[Finding]:
     """Slots that another capture contradicts, and words that move although they are none."""
-    table = discover(program.recording, again)
     if isinstance(table, Refusal):
         launch = next((each for each in program.recording.launches if each.name == table.launch), None)
         yield Finding(f"captured once more, the region is refused ({table})", launch)

@@ -16,25 +16,13 @@ from pygraph.runtime.driver import Driver, Executable, Keepers, Program, Slot, o
 from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
-from pygraph.runtime.slots import SlotTable, discover, resolve
+from pygraph.runtime.slots import SPORADIC, SlotTable, discover, resolve
 from pygraph.runtime.tensors import extent
 
 __all__ = ["ALIGNMENT", "Captured", "capture", "outside", "written_arguments"]
 
 ALIGNMENT = 16
 """Bytes that the address of a tensor argument stays congruent by: kernels load vectors of 16 bytes."""
-
-_SPORADIC = (
-    "half-address",
-    "unpaired-address",
-    "stray-address",
-    "unstable-allocations",
-    "unstable-order",
-    "unmoved-address",
-    "foreign-address",
-)
-"""Doubts that parts of parameters which nobody sets can raise: what happens to lie there need not do so again. And
-streams that are made anew for each call: torch hands out 32 in turn, so that two are the same one now and then."""
 
 _ATTEMPTS = 3
 """Captures that are made, one after the other, to agree with one of the two before."""
@@ -97,7 +85,7 @@ def _captured_twice(
         latest = driver.capture(fn, list(args))
         for before in reversed(earlier):
             found = discover(before, latest, real)
-            if not isinstance(found, Refusal) or found.reason not in _SPORADIC:
+            if not isinstance(found, Refusal) or found.reason not in SPORADIC:
                 return before, found
             doubt = doubt or found
         earlier = [*earlier[-1:], latest]

@@ -15,7 +15,19 @@ from pygraph.runtime.driver import NonPointerWord, Slot
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording, UnownedMemory
 
-__all__ = ["SlotTable", "discover", "resolve"]
+__all__ = ["SPORADIC", "SlotTable", "discover", "resolve"]
+
+SPORADIC = (
+    "half-address",
+    "unpaired-address",
+    "stray-address",
+    "unstable-allocations",
+    "unstable-order",
+    "unmoved-address",
+    "foreign-address",
+)
+"""Doubts that parts of parameters which nobody sets can raise: what happens to lie there need not do so again. And
+streams that are made anew for each call: torch hands out 32 in turn, so that two are the same one now and then."""
 
 _Shape = tuple[tuple[LaunchKind, str, int], ...]
 

@@ -224,7 +224,7 @@ with torch.no_grad():
         call(x, y)
     torch.cuda.synchronize()
 import pygraph
-print([region.state.value for report in pygraph.reports() for region in report.regions], outside() - before)
+print([region.state for report in pygraph.reports() for region in report.regions], outside() - before)
 """
 """What a process holds of the device besides torch's allocator, before a first capture and after it."""
 
