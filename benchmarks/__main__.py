@@ -21,11 +21,11 @@ import click
 from benchmarks.running import SUITE, program_of, workloads
 from benchmarks.sides import SUITE_SIDES
 from benchmarks.workload import Workload
-from pygraph.bench.measure import Bench, Program
 from pygraph.bench.process import gist
 from pygraph.bench.render import LOSS, line, page, with_head, write_all
 from pygraph.bench.results import SCHEMA, Document, document, machine, row_of, wall_ratio, write
 from pygraph.bench.sides import BASELINES, OURS, REFERENCE, sides_for
+from pygraph.bench.timing import Bench, Program
 from pygraph.logs import working
 
 ROOT = Path(__file__).resolve().parent.parent

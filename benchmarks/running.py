@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.kernels import sharing
 from benchmarks.sides import cloning, compile_as, step_as
 from benchmarks.workload import Workload
-from pygraph.bench.measure import CALLS_COMPARED, Program
 from pygraph.bench.process import Spec
+from pygraph.bench.timing import CALLS_COMPARED, Program
 from pygraph.bench.worker import Serving
 
 __all__ = ["SUITE", "program_of", "run_workload", "workloads"]

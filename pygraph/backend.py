@@ -31,7 +31,7 @@ from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
 from pygraph.logs import configure
 from pygraph.report.model import GraphReport, PassReport, RegionReport, open_report
-from pygraph.runtime.driver import Driver, make_driver, start_build
+from pygraph.runtime.contract import Driver, make_driver, start_build
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.settings import Settings

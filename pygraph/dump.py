@@ -19,7 +19,7 @@ import torch
 from pygraph import compat
 from pygraph.inductor.emitted import Step, annotate
 from pygraph.report.model import GraphReport
-from pygraph.runtime.driver import Program
+from pygraph.runtime.contract import Program
 
 __all__ = ["dump_launches", "dump_program", "graph_dir", "trace_report"]
 

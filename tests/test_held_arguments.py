@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pygraph.runtime.driver import Executable, Program
+from pygraph.runtime.contract import Executable, Program
 from pygraph.runtime.host import HostDriver
 
 pytestmark = pytest.mark.usefixtures("fresh")

@@ -51,10 +51,10 @@ def bench(
     """
     import torch
 
-    from pygraph.bench.measure import Bench, Program
     from pygraph.bench.render import page, write_all
     from pygraph.bench.results import document, machine, row_of
     from pygraph.bench.sides import sides_for
+    from pygraph.bench.timing import Bench, Program
 
     there = torch.cuda.is_available()
     try:

@@ -37,7 +37,7 @@ def calibrate(device: str | None, no_save: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from pygraph.calibration.measure import calibrate as measure
+    from pygraph.calibration.calibrate import calibrate as measure
     from pygraph.calibration.store import identity_of, save
     from pygraph.ir import H200, HOST
 

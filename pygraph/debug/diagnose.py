@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pygraph.runtime.driver import Driver, Program, Slot
+from pygraph.runtime.contract import Driver, Program, Slot
 from pygraph.runtime.layout import lifetimes
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import AllocationKind, Launch

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.driver import Program
+from pygraph.runtime.contract import Program
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 
 __all__ = ["NativeExecutable", "add_arguments", "add_outputs", "check_program"]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph.errors import ReplayError
-from pygraph.runtime.driver import Driver, Executable, Program, ScratchPool
+from pygraph.runtime.contract import Driver, Executable, Program, ScratchPool
 from pygraph.runtime.nondeterminism import AGREED, RUNS, Spread, Unlike, beyond, shares, unrepeatable, widened
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
 from pygraph.runtime.tensors import Block, Snapshot, bits, blocks, digest, extent, same_bytes, span, take

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.driver import Driver, Executable, Keepers, Program, Slot, one_graph
+from pygraph.runtime.contract import Driver, Executable, Keepers, Program, Slot, one_graph
 from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pygraph.runtime.driver import Layout, Slot
+from pygraph.runtime.contract import Layout, Slot
 from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
 
 __all__ = ["WORKSPACE_ALIGNMENT", "Lifetime", "lifetimes", "pack", "plan"]

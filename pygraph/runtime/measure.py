@@ -30,7 +30,7 @@ import torch
 import torch.distributed
 
 from pygraph.cache import read_json, usable, warn_once, write_atomically
-from pygraph.runtime.driver import Driver
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.tensors import bits
 from pygraph.runtime.variants import signature
 from pygraph.version import __version__

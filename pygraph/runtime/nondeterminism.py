@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from pygraph.compat import OpOverload
-from pygraph.runtime.driver import Slot
+from pygraph.runtime.contract import Slot
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 
 __all__ = [

@@ -23,10 +23,10 @@ from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import OptionError, ReplayError
 from pygraph.runtime import counters
 from pygraph.runtime.compare import Scope, Verdict, compare, verify
+from pygraph.runtime.contract import Driver, Executable, Keepers, Program
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.critical import capturing, capturing_turn, critical
 from pygraph.runtime.discover import Captured, capture
-from pygraph.runtime.driver import Driver, Executable, Keepers, Program
 from pygraph.runtime.measure import (
     REPLAY,
     UNCAPTURED,

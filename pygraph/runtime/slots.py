@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from pygraph.runtime.addresses import AddressMap, moving
-from pygraph.runtime.driver import NonPointerWord, Slot
+from pygraph.runtime.contract import NonPointerWord, Slot
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording, UnownedMemory
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph.runtime.driver import Executable, Program
+from pygraph.runtime.contract import Executable, Program
 from pygraph.runtime.nondeterminism import Spread
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.tensors import bits

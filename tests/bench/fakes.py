@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pygraph.bench.measure import Bench, Program
+from pygraph.bench.timing import Bench, Program
 
 __all__ = ["Event", "bench", "events", "program", "soon"]
 

@@ -16,7 +16,7 @@ from benchmarks.running import program_of
 from benchmarks.suite import WORKLOADS
 from benchmarks.workload import Compile, Workload
 from pygraph.backend import pygraph as backend
-from pygraph.bench.measure import CALLS_COMPARED
+from pygraph.bench.timing import CALLS_COMPARED
 
 DAILY = ("mlp-training",)
 """Compiled whenever tests run. The rest takes many minutes."""

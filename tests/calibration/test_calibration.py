@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import pygraph
 from pygraph import cache
-from pygraph.calibration import measure
+from pygraph.calibration import calibrate as measure
 from pygraph.calibration.store import Identity, identity_of, load, path_of, save, stored_model
 from pygraph.cli import main
 from pygraph.inductor.compile import model_for

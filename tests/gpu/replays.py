@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.discover import Captured, capture
-from pygraph.runtime.driver import Driver
 from tests.runtime.regions import copy_arguments, same_bits
 
 __all__ = ["Function", "assert_replays", "captured", "fresh_arguments", "replay_and_compare"]

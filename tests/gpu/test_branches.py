@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.cuda.bindings import call, load
 from pygraph.runtime.cuda.capture import payload_of
 from pygraph.runtime.cuda.nodes import handles
 from pygraph.runtime.cuda.phases import read_edges
-from pygraph.runtime.driver import Driver
 from pygraph.runtime.recording import Recording
 from tests.gpu.programs import DEVICE, device_tensor
 from tests.gpu.replays import Function, captured, fresh_arguments, replay_and_compare

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from pygraph.calibration.measure import calibrate
+from pygraph.calibration.calibrate import calibrate
 from pygraph.calibration.store import identity_of, save, stored_model
 from pygraph.inductor.compile import model_for
 from pygraph.ir import MODELS, DeviceModel

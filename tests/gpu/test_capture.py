@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.driver import Driver
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.recording import AllocationKind
 from tests.gpu.replays import assert_replays
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pygraph.compat import clear_cublas_workspaces
-from pygraph.runtime.driver import Driver
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.region import Region
 from tests.gpu.test_memory import MB, peak
 

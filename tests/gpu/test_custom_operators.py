@@ -11,7 +11,7 @@ import torch
 
 import pygraph
 from pygraph.report.model import GraphReport
-from pygraph.runtime.driver import Driver
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.region import Region
 
 pytestmark = pytest.mark.usefixtures("fresh")

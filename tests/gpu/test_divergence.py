@@ -15,9 +15,9 @@ from pygraph.backend import pygraph as backend
 from pygraph.debug.diagnose import Finding, diagnose
 from pygraph.errors import ReplayError
 from pygraph.runtime import region as region_module
+from pygraph.runtime.contract import Driver, Program, Slot
 from pygraph.runtime.cuda import CudaDriver
 from pygraph.runtime.discover import Captured
-from pygraph.runtime.driver import Driver, Program, Slot
 from pygraph.runtime.recording import AllocationKind
 from tests.gpu.replays import Function, captured
 from tests.gpu.test_operators import CASES, rand, region

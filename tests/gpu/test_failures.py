@@ -12,9 +12,9 @@ import torch
 
 import pygraph
 from pygraph.report.model import GraphReport
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.bindings import load as load_driver
-from pygraph.runtime.driver import Driver
 from pygraph.runtime.region import Region
 
 pytestmark = pytest.mark.usefixtures("fresh")

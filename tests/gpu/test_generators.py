@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.runtime.driver import Driver
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.region import Region
 
 pytestmark = pytest.mark.usefixtures("fresh")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pygraph.compat import dispatch_mode_depth
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.critical import capturing
-from pygraph.runtime.driver import Driver
 from pygraph.runtime.region import Region, RegionOptions
 from tests.gpu.replays import assert_replays
 from tests.runtime.regions import copy_arguments, same_bits

@@ -14,7 +14,7 @@ from torch import nn
 
 import pygraph
 from pygraph.backend import pygraph as backend
-from pygraph.runtime.driver import Driver
+from pygraph.runtime.contract import Driver
 from tests.gpu.replays import captured
 from tests.runtime.regions import copy_arguments, same_bits
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pygraph.runtime.driver import Driver
+from pygraph.runtime.contract import Driver
 from tests.gpu.replays import assert_replays
 
 Case = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]

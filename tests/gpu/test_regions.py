@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.cuda import build as cuda_build
-from pygraph.runtime.driver import Driver
 from pygraph.runtime.host import build as host_build
 from pygraph.runtime.region import Region
 

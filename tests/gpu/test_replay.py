@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.runtime.driver import Driver
+from pygraph.runtime.contract import Driver
 from pygraph.runtime.recording import AllocationKind, OutputKind
 from tests.gpu.replays import captured, replay_and_compare
 

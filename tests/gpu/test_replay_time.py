@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.driver import Driver
+from pygraph.runtime.contract import Driver
 from tests.gpu.replays import captured
 
 LAUNCHES = 300

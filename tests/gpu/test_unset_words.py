@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from pygraph.compat import storage_from_address
+from pygraph.runtime.contract import Driver, NonPointerWord, Program, one_graph
 from pygraph.runtime.cuda.addresses import SCRATCH
 from pygraph.runtime.discover import capture
-from pygraph.runtime.driver import Driver, NonPointerWord, Program, one_graph
 from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import AllocationKind

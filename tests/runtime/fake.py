@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.driver import Program, ScratchPool
+from pygraph.runtime.contract import Program, ScratchPool
 from pygraph.runtime.provenance import ran
 from pygraph.runtime.recording import Origin, PythonCall, Recording, Use
 from pygraph.runtime.region import Region, RegionOptions

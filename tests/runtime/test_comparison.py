@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pygraph.errors import ReplayError
-from pygraph.runtime.driver import ScratchPool
+from pygraph.runtime.contract import ScratchPool
 from pygraph.runtime.nondeterminism import RUNS
 from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.fake import FakeDriver, watched_region

@@ -10,8 +10,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pygraph.runtime.contract import Layout, Slot
 from pygraph.runtime.cuda.phases import phases
-from pygraph.runtime.driver import Layout, Slot
 from pygraph.runtime.layout import Lifetime, lifetimes, pack, plan
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 from tests.runtime.branches import Branched, branched

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pygraph.runtime.contract import NonPointerWord, Program, Slot
 from pygraph.runtime.cuda.executable import with_scratch
 from pygraph.runtime.cuda.nodes import KernelNode
 from pygraph.runtime.discover import capture
-from pygraph.runtime.driver import NonPointerWord, Program, Slot
 from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording, UnownedAddress, UnownedMemory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pygraph.runtime.driver import Slot
+from pygraph.runtime.contract import Slot
 from pygraph.runtime.recording import Allocation, AllocationKind
 from pygraph.runtime.slots import SlotTable, discover, resolve
 from tests.runtime.captures import Capture

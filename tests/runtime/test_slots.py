@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.driver import Slot
+from pygraph.runtime.contract import Slot
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, LaunchKind, Origin, Output, OutputKind
 from pygraph.runtime.slots import SlotTable, discover, resolve

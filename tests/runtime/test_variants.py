@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pygraph.errors import OptionError
 from pygraph.runtime import counters
+from pygraph.runtime.contract import Slot
 from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.discover import outside, written_arguments
-from pygraph.runtime.driver import Slot
 from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 from pygraph.runtime.region import RegionOptions

@@ -11,12 +11,12 @@ import torch
 
 from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
+from pygraph.runtime.contract import Executable, Program, ScratchPool
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import DeviceCapture, payload_of
 from pygraph.runtime.cuda.executable import make_executable
 from pygraph.runtime.cuda.memory import check_arguments
-from pygraph.runtime.driver import Executable, Program, ScratchPool
 from pygraph.runtime.identity import cpu_model, kernel_driver
 from pygraph.runtime.recording import Recording
 

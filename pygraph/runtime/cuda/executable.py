@@ -16,13 +16,13 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.assembling import NativeExecutable, add_arguments, add_outputs, check_program
+from pygraph.runtime.contract import Program, Slot
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.cuda.segments import Segments, cut
 from pygraph.runtime.discover import written_arguments
-from pygraph.runtime.driver import Program, Slot
 from pygraph.runtime.recording import AllocationKind
 
 __all__ = ["Part", "make_executable", "split", "with_scratch"]

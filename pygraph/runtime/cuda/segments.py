@@ -14,7 +14,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-from pygraph.runtime.driver import Layout, Program
+from pygraph.runtime.contract import Layout, Program
 from pygraph.runtime.layout import Lifetime, lifetimes, pack
 from pygraph.runtime.recording import AllocationKind, OutputKind
 

@@ -15,7 +15,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.assembling import NativeExecutable, add_arguments, add_outputs, check_program
-from pygraph.runtime.driver import Executable, Program, ScratchPool, Slot
+from pygraph.runtime.contract import Executable, Program, ScratchPool, Slot
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pygraph.runtime.contract import Slot
 from pygraph.runtime.cuda.observe import Span, with_calls
 from pygraph.runtime.discover import written_arguments
-from pygraph.runtime.driver import Slot
 from pygraph.runtime.recording import AllocationKind, LaunchKind
 from tests.runtime.captures import Capture
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pygraph.errors import CaptureError
+from pygraph.runtime.contract import NonPointerWord, Program, Slot, one_graph
 from pygraph.runtime.cuda.executable import Part, _Builder, with_scratch
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.cuda.segments import Segments, cut
-from pygraph.runtime.driver import NonPointerWord, Program, Slot, one_graph
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind, Recording
 from pygraph.runtime.slots import SlotTable, discover

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pygraph.runtime.contract import Keepers, Layout, Program, Slot, one_graph
 from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.cuda.segments import (
     EXCESS,
@@ -21,7 +22,6 @@ from pygraph.runtime.cuda.segments import (
     cut,
     pieces,
 )
-from pygraph.runtime.driver import Keepers, Layout, Program, Slot, one_graph
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 from pygraph.runtime.slots import SlotTable, discover

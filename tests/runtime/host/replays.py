@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.driver import Executable, Program, one_graph
+from pygraph.runtime.contract import Executable, Program, one_graph
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import Recording

@@ -12,7 +12,7 @@ import torch
 
 from pygraph.debug.diagnose import Finding, diagnose
 from pygraph.errors import CaptureError, ReplayError
-from pygraph.runtime.driver import Layout, Program, Slot
+from pygraph.runtime.contract import Layout, Program, Slot
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.recording import AllocationKind

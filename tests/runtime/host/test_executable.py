@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.driver import Executable
+from pygraph.runtime.contract import Executable
 from pygraph.runtime.host import HostDriver
 from tests.runtime.host.replays import make_executable, make_program, replay_and_compare
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.driver import Executable
+from pygraph.runtime.contract import Executable
 from pygraph.runtime.host import HostDriver
 from tests.runtime.host.replays import make_executable
 from tests.runtime.regions import RegionCall, same_bits

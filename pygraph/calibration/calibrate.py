@@ -26,7 +26,7 @@ from pygraph import compat
 from pygraph.calibration.store import identity_of
 from pygraph.errors import CaptureError
 from pygraph.ir import DeviceModel, Peak
-from pygraph.runtime.driver import Driver, make_driver
+from pygraph.runtime.contract import Driver, make_driver
 from pygraph.runtime.region import Region
 
 __all__ = ["Effort", "calibrate"]

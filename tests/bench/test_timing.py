@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pygraph.bench.measure import Measured, Program, block_calls
 from pygraph.bench.process import gist
 from pygraph.bench.results import row_of
+from pygraph.bench.timing import Measured, Program, block_calls
 from tests.bench.fakes import Event, bench, events, program, soon
 
 SIDES = ("eager", "default", "pygraph")
