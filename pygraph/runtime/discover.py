@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.contract import Driver, Executable, Keepers, Program, Slot, one_graph
+from pygraph.runtime.contract import Driver, Executable, Keepers, Program, one_graph
 from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
-from pygraph.runtime.slots import SPORADIC, SlotTable, discover, resolve
+from pygraph.runtime.slots import SPORADIC, SlotTable, discover, outside, resolve, written_arguments
 from pygraph.runtime.tensors import extent
 
-__all__ = ["ALIGNMENT", "Captured", "capture", "outside", "written_arguments"]
+__all__ = ["ALIGNMENT", "Captured", "capture"]
 
 ALIGNMENT = 16
 """Bytes that the address of a tensor argument stays congruent by: kernels load vectors of 16 bytes."""
@@ -113,27 +113,3 @@ def _real_memory(args: Sequence[Any]) -> list[Allocation]:
         for i, arg in enumerate(args)
         if isinstance(arg, torch.Tensor) and extent(arg)
     ]
-
-
-def written_arguments(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
-    """Positions of the arguments that a launch may write: exact where uses are known, else all that it is given
-    and that is not known to be read only."""
-    inputs = [slot for slot in slots if slot.kind is AllocationKind.INPUT]
-    return frozenset(slot.index for slot in inputs if recording.launches[slot.launch].may_write(slot.word, slot.key))
-
-
-def outside(recording: Recording, slots: Sequence[Slot]) -> Refusal | None:
-    """The first known access that leaves its allocation (``outside-allocation``), or None."""
-    sizes = {a.key: a.nbytes for a in recording.allocations}
-    places = {(slot.launch, slot.word): slot for slot in slots}
-    for launch in recording.launches:
-        for access in launch.uses or ():
-            slot = places.get((launch.index, access.word))
-            if slot is None or not access.nbytes:
-                continue
-            start = slot.offset + access.start
-            if start < 0 or start + access.nbytes > sizes[slot.key]:
-                reach = f"word {access.word} reaches bytes {start} to {start + access.nbytes}"
-                where = f"{reach} of {slot.kind.value} {slot.index}"
-                return Refusal.at(launch, "outside-allocation", where)
-    return None

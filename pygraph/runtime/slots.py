@@ -15,7 +15,7 @@ from pygraph.runtime.contract import NonPointerWord, Slot
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording, UnownedMemory
 
-__all__ = ["SPORADIC", "SlotTable", "discover", "resolve"]
+__all__ = ["SPORADIC", "SlotTable", "discover", "outside", "resolve", "written_arguments"]
 
 SPORADIC = (
     "half-address",
@@ -371,3 +371,27 @@ def _overlapping(first: Recording, second: Recording) -> Refusal | None:
 
 def _name(key: tuple[AllocationKind, int]) -> str:
     return f"{key[0].value} {key[1]}"
+
+
+def written_arguments(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
+    """Positions of the arguments that a launch may write: exact where uses are known, else all that it is given
+    and that is not known to be read only."""
+    inputs = [slot for slot in slots if slot.kind is AllocationKind.INPUT]
+    return frozenset(slot.index for slot in inputs if recording.launches[slot.launch].may_write(slot.word, slot.key))
+
+
+def outside(recording: Recording, slots: Sequence[Slot]) -> Refusal | None:
+    """The first known access that leaves its allocation (``outside-allocation``), or None."""
+    sizes = {a.key: a.nbytes for a in recording.allocations}
+    places = {(slot.launch, slot.word): slot for slot in slots}
+    for launch in recording.launches:
+        for access in launch.uses or ():
+            slot = places.get((launch.index, access.word))
+            if slot is None or not access.nbytes:
+                continue
+            start = slot.offset + access.start
+            if start < 0 or start + access.nbytes > sizes[slot.key]:
+                reach = f"word {access.word} reaches bytes {start} to {start + access.nbytes}"
+                where = f"{reach} of {slot.kind.value} {slot.index}"
+                return Refusal.at(launch, "outside-allocation", where)
+    return None

@@ -14,10 +14,10 @@ from pygraph.errors import OptionError
 from pygraph.runtime import counters
 from pygraph.runtime.contract import Slot
 from pygraph.runtime.counters import RegionRecord
-from pygraph.runtime.discover import outside, written_arguments
 from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 from pygraph.runtime.region import RegionOptions
+from pygraph.runtime.slots import outside, written_arguments
 from pygraph.runtime.variants import Variant, VariantTable, signature
 from tests.runtime.captures import Capture, reads, writes
 

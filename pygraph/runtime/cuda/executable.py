@@ -22,8 +22,8 @@ from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.cuda.segments import Segments, cut
-from pygraph.runtime.discover import written_arguments
 from pygraph.runtime.recording import AllocationKind
+from pygraph.runtime.slots import written_arguments
 
 __all__ = ["Part", "make_executable", "split", "with_scratch"]
 

@@ -6,8 +6,8 @@ import pytest
 
 from pygraph.runtime.contract import Slot
 from pygraph.runtime.cuda.observe import Span, with_calls
-from pygraph.runtime.discover import written_arguments
 from pygraph.runtime.recording import AllocationKind, LaunchKind
+from pygraph.runtime.slots import written_arguments
 from tests.runtime.captures import Capture
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
