@@ -206,8 +206,19 @@ def _formula(op: str) -> Callable[..., Any] | None:
             continue
         if isinstance(found, compat.OpOverloadPacket) and found in flop_registry:
             formula: Callable[..., Any] = flop_registry[found]
-            return formula
+            return _with_equal_heads(formula) if "_scaled_dot_product_" in name else formula
     return None
+
+
+def _with_equal_heads(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """``formula`` with as many heads of keys as of queries: torch 2.11 counts nothing where there are fewer."""
+
+    def count(first: Any, *others: Any, **attrs: Any) -> Any:
+        heads = first[1]
+        alike = (_Shape((x[0], heads, *x[2:])) if isinstance(x, _Shape) and len(x) == 4 else x for x in others)
+        return formula(first, *alike, **attrs)
+
+    return count
 
 
 def _counted(formula: Callable[..., Any], args: Iterable[Arg], attrs: Mapping[str, Arg], results: Arg) -> Dim | None:
