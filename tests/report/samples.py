@@ -24,7 +24,7 @@ from pygraph.ir import (
     TensorType,
 )
 from pygraph.report.model import GraphReport, PassReport, RegionReport
-from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.region import RegionRecord
 from pygraph.runtime.measure import Decision
 from pygraph.runtime.provenance import Refusal
 

@@ -29,7 +29,7 @@ from pygraph.report.facts import (
     why,
 )
 from pygraph.report.model import RegionReport, Uncaptured
-from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.region import RegionRecord
 from pygraph.runtime.provenance import Refusal
 from tests.report.samples import DECISION, cut_graph, failed_report, full_report
 

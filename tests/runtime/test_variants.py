@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import OptionError
-from pygraph.runtime import counters
 from pygraph.runtime.contract import Slot
-from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 from pygraph.runtime.region import RegionOptions
@@ -92,28 +89,6 @@ def test_a_variant_that_was_forgotten_can_still_be_installed() -> None:
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
 KEYS = [(INPUT, 0), (INPUT, 0), (POOL, 0), (POOL, 1)]
 """What each launch of a chain below only reads."""
-
-
-def test_counts_from_many_threads_add_up() -> None:
-    counters.reset()
-    record = RegionRecord("toy")
-
-    def work() -> None:
-        for _ in range(500):
-            record.tally("replays").hit()
-            counters.REPLAYS.hit()
-            counters.add("captures")
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counters.counters() == {"captures": 2000, "replays": 2000}
-    assert (record.replays, record.uncaptured) == (2000, 0)
-    counters.reset()
-    assert counters.counters() == {}
-    assert record.replays == 2000
 
 
 @pytest.mark.parametrize("values", [{"capture_after": 1}, {"max_captures": 0}])
