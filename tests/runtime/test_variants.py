@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import OptionError
-from pygraph.runtime.contract import Slot
+from pygraph.runtime.contract import Executable, Slot
 from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 from pygraph.runtime.region import RegionOptions
@@ -29,15 +29,8 @@ def test_signatures_hold_the_facts_of_tensors() -> None:
     assert signature([base[1:5]], ()) == signature([base[:4]], ())
 
 
-class _Executable:
-    def __init__(self, name: int) -> None:
-        self.name = name
-
-    def replay(self, args: list[Any]) -> list[Any] | None:
-        return None
-
-    def close(self) -> None:
-        pass
+def executable() -> Executable:
+    return Executable(SimpleNamespace(replay=lambda args: None, close=lambda: None))
 
 
 def _consistent(table: VariantTable) -> None:
@@ -54,11 +47,11 @@ def _consistent(table: VariantTable) -> None:
 def test_the_table_stays_bounded_and_keeps_the_most_recent(steps: list[tuple[str, int, int]]) -> None:
     table = VariantTable(max_captures=2, wanted=1, max_tracked=3)
     recent: list[Variant] = []
-    for number, (what, key, facts) in enumerate(steps):
+    for what, key, facts in steps:
         variant = table.find(key, facts)
         assert variant in table.under(key)
         if what == "install" and variant.executable is None:
-            evicted = table.install(variant, _Executable(number))
+            evicted = table.install(variant, executable())
             recent.append(variant)
             assert len(evicted) == max(0, len(recent) - 2)
             for gone in recent[:-2]:
@@ -81,7 +74,7 @@ def test_a_variant_that_was_forgotten_can_still_be_installed() -> None:
     variant = table.find(1, 1)
     table.find(2, 2)
     assert table.under(1) == ()
-    assert table.install(variant, _Executable(0)) == []
+    assert table.install(variant, executable()) == []
     assert table.under(1) == (variant,)
     _consistent(table)
 
