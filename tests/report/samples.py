@@ -96,7 +96,7 @@ def full_report(index: int = 0, known: bool = True) -> GraphReport:
         index=index,
         kind="inference",
         device="cpu",
-        origin=GraphOrigin("forward", Location("model.py", 9, "forward"), LINE, "Unsupported Tensor.item() call"),
+        origin=GraphOrigin("forward", Location("model.py", 9, "forward"), {LINE: "Unsupported Tensor.item() call"}),
         graph=graph,
         pipeline="legality,partitioning",
         passes=(
