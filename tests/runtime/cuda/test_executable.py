@@ -8,7 +8,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import NonPointerWord, Program, Slot, one_graph
+from pygraph.runtime.contract import NonPointerWord, Program, Slot
 from pygraph.runtime.cuda.executable import Part, _tell, with_scratch
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.cuda.segments import cut
@@ -33,7 +33,7 @@ def test_every_patch_names_the_piece_that_its_intermediate_lies_in() -> None:
     first, second = copies(0x7F00_0000_0000, 4096), copies(0x6600_0000_0000, 8192)
     table = discover(first, second)
     assert isinstance(table, SlotTable)
-    program = Program(first, table.slots, plan(first, table.slots, alignment=512), one_graph(first), {})
+    program = Program(first, table.slots, plan(first, table.slots, alignment=512))
     segments, region = cut(program), Mock()
     region.add_piece.side_effect = itertools.count()
     region.add_copy.side_effect = lambda handle, segment: handle
@@ -62,7 +62,7 @@ def with_stranger(word: NonPointerWord, *, slots: bool = True, nbytes: int = 64,
     capture.launch(7, x, LIVE)
     recording = capture.recording(scratch=scratch)
     found = (Slot(0, 1, AllocationKind.INPUT, 0, 0),) if slots else ()
-    return Program(recording, found, plan(recording, found), one_graph(recording), {}, (word,))
+    return Program(recording, found, plan(recording, found), (word,))
 
 
 def kernel() -> KernelNode:
