@@ -5,9 +5,9 @@ The JSON document is ``{schema, pygraph, summary, graphs}``. ``pygraph`` is the 
 
 ``index``, ``name``, ``kind``, ``device``
     ``kind`` is forward, backward or inference.
-``function``, ``loc``, ``graph_break``
-    The function of the user's and the line at which the graph begins. ``graph_break`` is ``{loc, code, reason}`` of
-    the line at which Dynamo had to end the graph.
+``function``, ``loc``, ``graph_breaks``
+    The function of the user's and the line at which the graph begins. ``graph_breaks`` are ``{loc, code, reason}`` of
+    the lines at which Dynamo had to stop: that which ended the graph, and those around it without a graph between.
 ``error``, ``notes``
     Why plain Inductor runs the graph instead, and where the program differs from what was decided.
 ``coverage``
@@ -69,7 +69,7 @@ __all__ = [
     "why",
 ]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised when a key of the JSON is renamed or removed, or its meaning changes."""
 
 _VALUE = re.compile(r'%("(?:[^"\\]|\\.)*"|[\w.]*\w)')
@@ -281,7 +281,7 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
         replays=sum(record.replays for record in records),
         captures=sum(record.captures for record in records),
         uncaptured=sum(1 for report in chosen for _ in report.uncaptured()),
-        breaks=sum(report.origin.graph_break is not None for report in chosen),
+        breaks=sum(len(report.origin.breaks) for report in chosen),
         errors=errors,
         coverage=None if errors or not programs else selected / launches if launches else 1.0,
     )
@@ -364,13 +364,12 @@ _COVERAGE = ("launches", "selected_launches", "replayed_launches")
 
 def _graph(report: GraphReport) -> dict[str, Any]:
     graph, origin, emitted = report.graph, report.origin, report.emitted
-    ended = origin.graph_break
     counts = {name: getattr(report, name) for name in _COVERAGE}
     return {
         **{name: _plain(getattr(report, name)) for name in _SAME},
         "function": origin.function or None,
         "loc": None if origin.start is None else str(origin.start),
-        "graph_break": None if ended is None else {"loc": str(ended), "code": ended.code, "reason": origin.reason},
+        "graph_breaks": [{"loc": str(at), "code": at.code, "reason": why} for at, why in origin.breaks.items()],
         "coverage": emitted and {**counts, "outside": list(emitted.outside), "share": report.coverage},
         "operators": None if graph is None else len(graph),
         "pgir": None if graph is None else str(graph),

@@ -91,9 +91,8 @@ def head(report: GraphReport) -> Iterator[tuple[str, str]]:
         yield "operators", "unknown: the graph was not lifted"
     else:
         yield "operators", f"{len(report.graph)}, of which {sum(1 for _ in report.uncaptured())} not captured"
-    line = report.origin.graph_break
-    if line is not None:
-        yield "graph break", f"{line}: {report.origin.reason}" + (f": {line.code}" if line.code else "")
+    for line, reason in report.origin.breaks.items():
+        yield "graph break", f"{line}: {reason}" + (f": {line.code}" if line.code else "")
     if report.pipeline:
         yield "pipeline", report.pipeline
     if report.times_ms:

@@ -24,9 +24,9 @@ from pygraph.ir import (
     TensorType,
 )
 from pygraph.report.model import GraphReport, PassReport, RegionReport
-from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.measure import Decision
 from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.region import RegionRecord
 
 CPU = Device("cpu")
 MATRIX = TensorType(DType.F32, (8, 8), CPU)
@@ -96,7 +96,7 @@ def full_report(index: int = 0, known: bool = True) -> GraphReport:
         index=index,
         kind="inference",
         device="cpu",
-        origin=GraphOrigin("forward", Location("model.py", 9, "forward"), LINE, "Unsupported Tensor.item() call"),
+        origin=GraphOrigin("forward", Location("model.py", 9, "forward"), {LINE: "Unsupported Tensor.item() call"}),
         graph=graph,
         pipeline="legality,partitioning",
         passes=(

@@ -29,8 +29,8 @@ from pygraph.report.facts import (
     why,
 )
 from pygraph.report.model import RegionReport, Uncaptured
-from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.region import RegionRecord
 from tests.report.samples import DECISION, cut_graph, failed_report, full_report
 
 
@@ -179,7 +179,7 @@ def test_the_document_says_what_the_report_says() -> None:
         "modified": True,
         "notes": ["1 node is not capturable"],
     }
-    assert graph["graph_break"]["reason"] == "Unsupported Tensor.item() call"
+    assert graph["graph_breaks"][0]["reason"] == "Unsupported Tensor.item() call"
     assert parse(graph["pgir"]) == cut_graph()
     assert failed["error"] == "LiftError: <unknown> operand & more"
     assert (failed["coverage"], failed["pgir"]) == (None, None)

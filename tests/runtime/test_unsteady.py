@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from pygraph.debug import diagnose
 from pygraph.debug.diagnose import Finding
 from pygraph.errors import ReplayError
-from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.nondeterminism import RUNS
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import PythonCall
-from pygraph.runtime.region import Region, RegionOptions
+from pygraph.runtime.region import Region, RegionOptions, RegionRecord
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver
 

@@ -15,8 +15,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.addresses import AddressMap
-from pygraph.runtime.assembling import NativeExecutable, add_arguments, add_outputs, check_program
-from pygraph.runtime.contract import Program, Slot
+from pygraph.runtime.contract import Executable, Program, Slot, add_arguments, add_outputs, check_program
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
@@ -28,11 +27,11 @@ from pygraph.runtime.slots import written_arguments
 __all__ = ["Part", "make_executable", "split", "with_scratch"]
 
 
-def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> NativeExecutable:
+def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
     """What replays ``program``. It takes the capture's graph.
 
-    Raises CaptureError when an address would not be replaced or lie outside, for an order other than the recorded
-    one, and when the capture was instantiated before.
+    Raises CaptureError when an address would not be replaced or lie outside, and when the capture was instantiated
+    before.
     """
     check_program(program, program.recording.alignment)
     _check_slots(program)
@@ -49,7 +48,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
         region.set_name(program.name)
         _Builder(region, program, capture.arguments, nodes, plan, parts).build()
         add_outputs(region, device.native.OutputKind, program, capture.same)
-    return NativeExecutable(region, capture.kept)
+    return Executable(region, capture.kept)
 
 
 # -- words --------------------------------------------------------------------------------------------------------

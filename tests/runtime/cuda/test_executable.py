@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import NonPointerWord, Program, Slot, one_graph
+from pygraph.runtime.contract import NonPointerWord, Program, Slot
 from pygraph.runtime.cuda.executable import Part, _Builder, with_scratch
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.cuda.segments import Segments, cut
@@ -62,7 +62,7 @@ def built() -> tuple[Program, Segments, Region]:
     table = discover(first, second)
     assert isinstance(table, SlotTable)
     layout = plan(first, table.slots, alignment=512)
-    program = Program(first, table.slots, layout, one_graph(first), {})
+    program = Program(first, table.slots, layout)
     segments, region = cut(program), Region()
     nodes = [CopyNode(i, 64) for i in range(6)]
     _Builder(region, program, (), nodes, segments, [Part(0, 0, {i: i for i in range(6)})]).build()
@@ -100,7 +100,7 @@ def with_stranger(word: NonPointerWord, *, slots: bool = True, nbytes: int = 64,
     capture.launch(7, x, LIVE)
     recording = capture.recording(scratch=scratch)
     found = (Slot(0, 1, AllocationKind.INPUT, 0, 0),) if slots else ()
-    return Program(recording, found, plan(recording, found), one_graph(recording), {}, (word,))
+    return Program(recording, found, plan(recording, found), (word,))
 
 
 def kernel() -> KernelNode:

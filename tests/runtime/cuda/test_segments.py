@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.contract import Keepers, Layout, Program, Slot, one_graph
+from pygraph.runtime.contract import Keepers, Layout, Program, Slot
 from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.cuda.segments import (
     EXCESS,
@@ -61,7 +61,7 @@ def backward(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
 
 
 def program(recording: Recording, slots: tuple[Slot, ...], keepers: Keepers = NOBODY) -> Program:
-    return Program(recording, slots, plan(recording, slots, alignment=512), one_graph(recording), {}, keepers=keepers)
+    return Program(recording, slots, plan(recording, slots, alignment=512), keepers=keepers)
 
 
 def sizes_of(recording: Recording) -> dict[int, int]:
@@ -265,7 +265,7 @@ def with_uses(graph: Branched, uses: list[set[int]], nbytes: int) -> Program:
     used = sorted((at, i) for i, launches in enumerate(uses) for at in launches)
     slots = tuple(Slot(at, i, AllocationKind.POOL, i, 0) for at, i in used)
     recording = replace(capture.recording(), alignment=512, phases=phases(graph.count, graph.edges))
-    return Program(recording, slots, plan(recording, slots, alignment=512), one_graph(recording), {})
+    return Program(recording, slots, plan(recording, slots, alignment=512))
 
 
 @settings(deadline=None, max_examples=200)
