@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pygraph.inductor.decision import Decision
     from pygraph.inductor.emitted import EmittedProgram, ProgramRecord
     from pygraph.ir import DeviceModel, Graph
-    from pygraph.runtime.counters import RegionRecord
+    from pygraph.runtime.region import RegionRecord
 
 __all__ = ["GraphReport", "PassReport", "RegionReport", "Uncaptured", "clear", "open_report", "reports"]
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 import pygraph
-from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.cuda import CudaDriver
+from pygraph.runtime.region import RegionRecord
 from tests.gpu.programs import EVERYTHING, assert_replayed, assert_same, compiled, device_tensor, figures
 
 SIZES = tuple(range(4, 204, 4))

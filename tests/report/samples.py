@@ -24,9 +24,9 @@ from pygraph.ir import (
     TensorType,
 )
 from pygraph.report.model import GraphReport, PassReport, RegionReport
-from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.measure import Decision
 from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.region import RegionRecord
 
 CPU = Device("cpu")
 MATRIX = TensorType(DType.F32, (8, 8), CPU)

@@ -29,8 +29,8 @@ from pygraph.report.facts import (
     why,
 )
 from pygraph.report.model import RegionReport, Uncaptured
-from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.region import RegionRecord
 from tests.report.samples import DECISION, cut_graph, failed_report, full_report
 
 
