@@ -201,17 +201,12 @@ class _Facts:
                 local[born].append(life)
             else:
                 blocks.append(Block(life.index, life.nbytes, born, died))
-        layouts = (layout,) if layout is not None else tuple(map(self._pack, local))
+        layouts = (layout,) if layout is not None else tuple(pack(lives, self.alignment) for lives in local)
         fresh = {index: where[first] for index, (_, first) in self.fresh.items()}
         dead = {index: where[last] for index, last in self.dying.items()}
         held = self._held(where, layouts, blocks)
         workspaces = tuple(tuple(pieces(each, self.sizes)) for each in layouts)
         return Segments(bounds, workspaces, tuple(blocks), fresh, dead, held, self._ideal())
-
-    def _pack(self, lives: Sequence[Lifetime]) -> Layout:
-        offsets = pack(lives, alignment=self.alignment)
-        end = max((offsets[life.index] + life.nbytes for life in lives), default=0)
-        return Layout(-(-end // self.alignment) * self.alignment, offsets, ())
 
     def _held(self, where: Sequence[int], layouts: Sequence[Layout], blocks: Sequence[Block]) -> int:
         """Bytes at the peak over all segments. ``where`` gives that of each launch."""

@@ -61,7 +61,7 @@ def built() -> tuple[Program, Segments, Region]:
     first, second = copies(0x7F00_0000_0000, 4096), copies(0x6600_0000_0000, 8192)
     table = discover(first, second)
     assert isinstance(table, SlotTable)
-    layout = plan(first, table.slots, alignment=512)
+    layout = plan(first, table.slots)
     program = Program(first, table.slots, layout)
     segments, region = cut(program), Region()
     nodes = [CopyNode(i, 64) for i in range(6)]
