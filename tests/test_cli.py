@@ -413,9 +413,9 @@ def test_explain_lists_graph_breaks_and_where_each_graph_begins(script: Callable
     assert re.search(r"graph break \S+net\.py:6: \S*.*Tensor\.item\(\).*: if y\.sum\(\)\.item\(\) > 0:", shown)
     assert shown.endswith("0 operators not captured, 1 graph break")
     first, second = json.loads(document.read_text(encoding="utf-8"))["graphs"]
-    assert first["graph_break"]["loc"].endswith("net.py:6")
-    assert "item()" in first["graph_break"]["reason"]
-    assert (first["function"], second["function"], second["graph_break"]) == ("scaled", "scaled", None)
+    assert first["graph_breaks"][0]["loc"].endswith("net.py:6")
+    assert "item()" in first["graph_breaks"][0]["reason"]
+    assert (first["function"], second["function"], second["graph_breaks"]) == ("scaled", "scaled", [])
 
 
 @pytest.mark.usefixtures("fresh")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from pygraph import compat
 from pygraph.errors import Location
 
-__all__ = ["UNKNOWN", "GraphOrigin", "location_of", "module_of", "origin_of", "parse_stack_trace"]
+__all__ = ["UNKNOWN", "GraphOrigin", "location_of", "module_of", "note_breaks", "origin_of", "parse_stack_trace"]
 
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>[^\n]*)\n?(?P<code>[^\n]*)', re.MULTILINE
@@ -40,30 +40,49 @@ class GraphOrigin:
     """Where a graph of Dynamo's begins and why it ends.
 
     ``function`` is what was compiled, a module's class where its code is torch's own; ``start`` is the first line of it
-    that the graph holds, None where there is none of the user's. ``graph_break`` is the line at which Dynamo had to end
-    the graph, None where the function ends; ``reason`` says why.
+    that the graph holds, None where there is none of the user's. ``breaks`` are the lines at which Dynamo had to stop,
+    with the reason: that which ended the graph, and those around it that have no graph between.
     """
 
     function: str = ""
     start: Location | None = None
-    graph_break: Location | None = None
-    reason: str = ""
+    breaks: dict[Location, str] = field(default_factory=dict)
 
 
 UNKNOWN = GraphOrigin()
 """The origin of a graph that nobody knows it of."""
 
 
+_latest: list[Any] = [UNKNOWN, None, None]
+"""Of the graph that Dynamo handed over last: its origin, why it ends, and the last break that was noted."""
+
+
 def origin_of(gm: torch.fx.GraphModule) -> GraphOrigin:
     """The origin of ``gm``, the module that Dynamo hands to a backend."""
     start = next(_outermost(gm), None)
-    function = start.function if start is not None else _outer_module(gm)
-    ended = compat.compile_reason(gm)
-    if ended is None or not ended.graph_break:
-        return GraphOrigin(function, start)
-    frames = [frame for frame in ended.user_stack if _is_user_file(frame.filename)] or ended.user_stack
-    line = _frame(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name, frames[-1].line or "")
-    return GraphOrigin(function, start, line, ended.reason.strip().partition("\n")[0])
+    origin = GraphOrigin(start.function if start is not None else _outer_module(gm), start)
+    _latest[:2] = origin, compat.compile_reason(gm)
+    note_breaks()
+    return origin
+
+
+def note_breaks() -> None:
+    """Note, at the graph that Dynamo handed over last, the breaks of its function that it has met since the one before
+    it. (Dynamo's list has those of all functions, also of other backends.)"""
+    origin, ended, noted = _latest
+    met = [] if compat.absent(compat.graph_break_reasons) else list(compat.graph_break_reasons)
+    new = met[next((i + 1 for i, reason in enumerate(met) if reason is noted), 0) :]
+    for reason in [*new, ended] if ended is not None else ():
+        if reason.graph_break and reason.user_stack and _function(reason) == _function(ended):
+            frames = [frame for frame in reason.user_stack if _is_user_file(frame.filename)] or reason.user_stack
+            line = _frame(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name, frames[-1].line or "")
+            origin.breaks[line] = reason.reason.strip().partition("\n")[0]
+    _latest[2] = met[-1] if met else None
+
+
+def _function(reason: Any) -> list[tuple[str, str]]:
+    """The function that Dynamo was compiling when it stopped: file and name."""
+    return [(frame.filename, _frame("", 0, frame.name, "").function) for frame in reason.user_stack[:1]]
 
 
 def _outermost(gm: torch.fx.GraphModule) -> Iterator[Location]:

@@ -1,12 +1,12 @@
-"""The contract between regions and whatever captures and replays them.
+"""The contract between regions and whatever captures and replays them: programs, executables, drivers.
 
-Two implementations answer it with the same tests: ``host`` (kernels of an Inductor CPU region) and ``cuda``.
-Everything above a driver (keys, slots, layout, comparison, life of a region) is written against this file alone.
+Two drivers answer it with the same tests: ``host`` (kernels of an Inductor CPU region) and ``cuda``. Everything above
+a driver (keys, slots, layout, comparison, life of a region) is written against this file alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,20 +14,22 @@ from typing import Any, Protocol
 
 import torch
 
-from pygraph.runtime.recording import AllocationKind, Recording
+from pygraph.errors import CaptureError
+from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 
 __all__ = [
     "Driver",
     "Executable",
-    "GraphSegment",
     "Keepers",
     "Layout",
     "NonPointerWord",
     "Program",
     "ScratchPool",
     "Slot",
+    "add_arguments",
+    "add_outputs",
+    "check_program",
     "make_driver",
-    "one_graph",
     "start_build",
 ]
 
@@ -85,59 +87,50 @@ class Keepers:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphSegment:
-    """A step of a program: launches ``begin`` to ``end`` (excluded), launched as one graph."""
-
-    begin: int
-    end: int
-
-
-def one_graph(recording: Recording) -> tuple[GraphSegment, ...]:
-    """All launches of ``recording`` as one step."""
-    return (GraphSegment(0, len(recording.launches)),)
-
-
-@dataclass(frozen=True, slots=True)
 class Program:
     """All that a driver needs to replay: the recording, which of its words are addresses, and where memory lies.
 
-    ``steps`` run one after the other, and cover the launches in their order; a driver may cut one into several, to give
-    memory back in between. ``alignment`` gives, for each tensor argument, the bytes that a replayed address must be
-    congruent to the captured one by; an address that is not is copied first when the argument is only read.
-    ``non_pointers`` lists the words that read as addresses and are not slots. ``keepers`` tells the arguments that
-    outlive the call for others. ``name`` is what profilers call a replay.
+    The address of a tensor argument stays congruent to the captured one by ``alignment`` bytes, since kernels load
+    vectors; one that is not is copied first when the argument is only read. ``non_pointers`` lists the words that read
+    as addresses and are not slots. ``name`` is what profilers call a replay.
     """
 
     recording: Recording
     slots: tuple[Slot, ...]
     layout: Layout
-    steps: tuple[GraphSegment, ...]
-    alignment: dict[int, int]
     non_pointers: tuple[NonPointerWord, ...] = ()
     keepers: Keepers = field(default_factory=Keepers)
     name: str = ""
+    alignment: int = 16
 
 
-class Executable(Protocol):
-    """A captured region, ready to be replayed any number of times."""
+class Executable:
+    """A captured region, ready to be replayed any number of times. ``kept`` is what the native ``region`` points into.
 
-    def replay(self, args: list[Any]) -> list[Any] | None:
-        """Run the region on ``args`` and return fresh outputs, or None when ``args`` are not what was captured.
+    ``replay`` is the native region's own method: there is no Python on the way. It runs the region on ``args`` and
+    returns fresh outputs. The list is emptied, and each argument let go of as soon as it is dead: who needs the
+    arguments afterwards passes a copy of the list. It returns None, with nothing written and ``args`` as it was, when
+    these are not what was captured, or when another replay of it is under way (of another thread, or around it).
+    Scalars match by type and by bits (``-0.0`` is not ``0.0``, ``True`` is not ``1``); an argument that is neither a
+    plain tensor nor what was captured does not match. Raises ReplayError, or what a kernel raised.
+    """
 
-        The list is emptied, and each argument let go of as soon as it is dead: a caller who needs the arguments
-        afterwards passes a copy of the list. None is returned before anything was written, with ``args`` as it was: the
-        caller then runs the region uncaptured. Scalars match by type and by bits (``-0.0`` is not ``0.0``, ``True`` is
-        not ``1``); an argument that is neither a plain tensor nor what was captured does not match. Raises ReplayError,
-        or what a kernel raised, when a launch failed.
-        """
-        ...
+    __slots__ = ("__weakref__", "_kept", "_region", "replay")
+
+    replay: Callable[[list[Any]], list[Any] | None]
+
+    def __init__(self, region: Any, kept: Sequence[object] = ()) -> None:
+        self._region = region
+        self._kept = tuple(kept)
+        self.replay = region.replay
 
     def close(self) -> None:
         """Give back everything that the executable holds; replaying afterwards returns None.
 
         While another thread replays, what that replay uses is given back when it ends.
         """
-        ...
+        self._region.close()
+        self._kept = ()
 
 
 class Driver(Protocol):
@@ -196,6 +189,65 @@ class Driver(Protocol):
         """Give back to the system what uncaptured runs on ``device`` (None: the current one) have left for later ones,
         such as workspaces of libraries and cached memory. What is submitted to the current stream is waited for."""
         ...
+
+
+# -- what both drivers do with a program -------------------------------------------------------------------------------
+
+
+def check_program(program: Program, alignment: int) -> None:
+    """Raise CaptureError (``invalid-program``) unless intermediates lie in the workspace, at multiples of ``alignment``
+    bytes, and the fresh allocations are those of the outputs."""
+    layout, recording = program.layout, program.recording
+    pool = {a.index: a for a in recording.allocations if a.kind is AllocationKind.POOL}
+    for index, offset in layout.offsets.items():
+        if index not in pool or offset < 0 or offset % alignment or offset + pool[index].nbytes > layout.nbytes:
+            raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
+    outputs = {o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}
+    if not outputs <= set(layout.fresh) or not set(layout.fresh) <= set(pool):
+        raise CaptureError("invalid-program", "the fresh allocations are not those of the outputs")
+
+
+def add_arguments(region: Any, program: Program, arguments: Sequence[Any], written: Collection[int]) -> dict[int, int]:
+    """Tell ``region`` what each argument has to be. Returns argument ▸ number of the source of its address.
+
+    ``arguments`` are the stand-ins that were captured, ``written`` positions of those that a launch may write.
+    """
+    recording = program.recording
+    allocations = {a.index: a for a in recording.allocations if a.kind is AllocationKind.INPUT}
+    sources: dict[int, int] = {}
+    for index, argument in enumerate(arguments):
+        if not isinstance(argument, torch.Tensor):
+            sources[index] = region.add_value_argument(argument)
+            continue
+        offset = argument.storage_offset() if index in recording.offset_sensitive else -1
+        allocation = allocations[index]
+        sources[index] = region.add_tensor_argument(
+            argument, index in written, offset, allocation.nbytes, program.alignment, allocation.address
+        )
+    return sources
+
+
+def add_outputs(region: Any, kinds: Any, program: Program, same: Mapping[int, int]) -> None:
+    """Tell ``region`` what it returns. ``kinds`` is its enumeration of kinds of outputs; ``same`` maps the position of
+    an output to that of an earlier one which is the same object."""
+    for position, output in enumerate(program.recording.outputs):
+        if position in same:
+            region.add_output(kinds.SAME, same[position], 0, [], [], None, None)
+        else:
+            _add_output(region, kinds, program, output)
+
+
+def _add_output(region: Any, kinds: Any, program: Program, output: Output) -> None:
+    if output.kind is OutputKind.ARGUMENT:
+        region.add_output(kinds.ARGUMENT, output.argument, 0, [], [], None, None)
+        return
+    if output.kind in (OutputKind.SCALAR, OutputKind.CONSTANT_TENSOR):
+        region.add_output(kinds.OBJECT, 0, 0, [], [], None, output.value)
+        return
+    is_view = output.kind is OutputKind.VIEW
+    kind = kinds.VIEW if is_view else kinds.FRESH
+    index = output.argument if is_view else program.layout.fresh.index(output.allocation)
+    region.add_output(kind, index, output.offset, list(output.size), list(output.stride), output.dtype, None)
 
 
 # -- which drivers there are -------------------------------------------------------------------------------------------

@@ -13,18 +13,17 @@ One thread captures at a time, and nobody waits for it: the others run uncapture
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import get_ident
 from time import perf_counter
 from typing import Any
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import OptionError, ReplayError
-from pygraph.runtime import counters
 from pygraph.runtime.compare import Scope, Verdict, compare, verify
 from pygraph.runtime.contract import Driver, Executable, Keepers, Program
-from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.critical import capturing, capturing_turn, critical
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.measure import (
@@ -41,7 +40,12 @@ from pygraph.runtime.provenance import Origin, Refusal, blamed, tracing
 from pygraph.runtime.slots import SlotTable
 from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
 
-__all__ = ["Region", "RegionOptions"]
+__all__ = ["Region", "RegionOptions", "RegionRecord", "counts"]
+
+counts: defaultdict[str, int] = defaultdict(int)
+"""What happened so far in this process, by name: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled``
+(decisions that were found on disk), ``refused``, and ``refused.CODE``. Threads and finalisers add to it without a lock:
+in CPython, an addition of this kind is not interrupted."""
 
 _MAX_REFUSALS = 2
 """Captures that fail before a region without any executable is left off (one, where no scalar tells calls apart)."""
@@ -85,6 +89,42 @@ class RegionOptions:
                 raise OptionError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
 
 
+@dataclass
+class RegionRecord:
+    """What a report reads of one region.
+
+    ``keys`` counts distinct keys (one that was forgotten counts again); ``slots``, ``launches`` and ``workspace_bytes``
+    are those of the last capture. ``python_runs``: how often the bodies of operators written in Python ran for captures
+    and comparisons, besides once for each uncaptured call. ``refusals`` holds the first of each reason. ``decisions``
+    has one for each measured variant; where all are left uncaptured, the state is ``uncaptured`` without a ``reason``.
+    """
+
+    name: str
+    state: State = State.COLD
+    reason: str | None = None
+    keys: int = 0
+    captures: int = 0
+    replays: int = 0
+    uncaptured: int = 0
+    slots: int = 0
+    launches: int = 0
+    workspace_bytes: int = 0
+    python_runs: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def count_replay(self) -> None:
+        """Here, and for the process."""
+        self.replays += 1
+        counts["replays"] += 1
+
+    def count_uncaptured(self) -> None:
+        """Here, and for the process."""
+        self.uncaptured += 1
+        counts["uncaptured"] += 1
+
+
 class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
@@ -115,8 +155,6 @@ class Region:
     ) -> None:
         self.record = RegionRecord(name)
         self._label = label or name
-        self._count_replay = self.record.tally("replays").hit
-        self._count_uncaptured = self.record.tally("uncaptured").hit
         self._fn = fn
         self._driver = driver
         self._options = options or RegionOptions()
@@ -163,8 +201,7 @@ class Region:
             raise
         if outputs is None:
             return None
-        self._count_replay()
-        counters.REPLAYS.hit()
+        self.record.count_replay()
         return outputs
 
     def close(self) -> None:
@@ -219,7 +256,7 @@ class Region:
             raise
 
     def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
-        if self._options.verify_always:
+        if variant.program is not None:
             scope = self._scope(variant, variant.program)
             outputs = verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
         else:
@@ -228,8 +265,7 @@ class Region:
             return None
         args.clear()  # a replay that was verified leaves them
         self._prefer(variant, executable)
-        self._count_replay()
-        counters.REPLAYS.hit()
+        self.record.count_replay()
         return outputs
 
     def _unverified(self, why: str) -> None:
@@ -316,7 +352,7 @@ class Region:
         decision = entry.read()
         if decision is None:
             return
-        counters.add("recalled")
+        counts["recalled"] += 1
         self.record.decisions.append(decision)
         variant.decided = True
         if decision.choice == UNCAPTURED:
@@ -336,8 +372,7 @@ class Region:
 
     def _run(self, args: list[Any]) -> Sequence[Any]:
         outputs = self._fn(args)
-        self._count_uncaptured()
-        counters.UNCAPTURED.hit()
+        self.record.count_uncaptured()
         if self.record.state is State.COLD:
             self.record.state = State.WARM
         return outputs
@@ -363,8 +398,7 @@ class Region:
             self._raised(args, error)
             raise
         args.clear()
-        self._count_uncaptured()
-        counters.UNCAPTURED.hit()
+        self.record.count_uncaptured()
         for call in made.program.recording.python * verdict.runs:
             self.record.python_runs[call.name] += 1
         self._settle(variant, made, verdict)
@@ -399,8 +433,8 @@ class Region:
         if self._on_capture is not None:
             self._on_capture(made.program)
 
-    def _scope(self, variant: Variant, program: Program | None) -> Scope:
-        return Scope(variant.written, self._sensitive, self._driver.spare_bytes(), variant.spread, program)
+    def _scope(self, variant: Variant, program: Program) -> Scope:
+        return Scope(program, variant.written, self._sensitive, variant.spread)
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""
@@ -444,13 +478,13 @@ class Region:
 
     def _note(self, refusal: Refusal) -> None:
         """Count a refusal; the first of each reason is kept for reports."""
-        counters.add("refused")
-        counters.add(f"refused.{refusal.reason}")
+        counts["refused"] += 1
+        counts[f"refused.{refusal.reason}"] += 1
         self.record.refusals.setdefault(refusal.reason, refusal)
 
     def _describe(self, made: Captured, verdict: Verdict) -> None:
         """Put a successful capture into the record."""
-        counters.add("captures")
+        counts["captures"] += 1
         record, program = self.record, made.program
         record.state, record.reason, record.captures = State.REPLAY, None, record.captures + 1
         record.slots, record.launches = len(program.slots), len(program.recording.launches)

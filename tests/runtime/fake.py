@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.contract import Program, ScratchPool
+from pygraph.runtime.contract import Executable, Program, ScratchPool
 from pygraph.runtime.provenance import ran
 from pygraph.runtime.recording import Origin, PythonCall, Recording, Use
 from pygraph.runtime.region import Region, RegionOptions
@@ -35,7 +35,7 @@ def facts(args: Sequence[Any], sensitive: frozenset[int], *, exact: bool = True)
 
 
 class FakeExecutable:
-    """Replays by calling a function on a copy of the list of arguments, if they have the facts captured."""
+    """A native region that replays by calling a function on a copy of its arguments, if they have the facts captured."""
 
     def __init__(self, driver: FakeDriver, fn: Function, expected: list[object]) -> None:
         self.driver = driver
@@ -120,14 +120,14 @@ class FakeDriver:
         payload = (fn, facts(args, self.sensitive, exact=self.exact))
         return capture.recording(payload=payload, offset_sensitive=self.sensitive, python=self.python)
 
-    def instantiate(self, program: Program) -> FakeExecutable:
+    def instantiate(self, program: Program) -> Executable:
         if self.refuses is not None:
             raise self.refuses
         payload: Any = program.recording.payload
         fn, expected = payload
         self.programs.append(program)
         self.executables.append(FakeExecutable(self, fn, expected))
-        return self.executables[-1]
+        return Executable(self.executables[-1])
 
     def generator(self, program: Program) -> torch.Generator | None:
         return torch.default_generator if self.random else None

@@ -17,9 +17,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import ReplayError
-from pygraph.runtime.counters import counters, reset
 from pygraph.runtime.measure import Decision
-from pygraph.runtime.region import Region, RegionOptions
+from pygraph.runtime.region import Region, RegionOptions, counts
 from tests.runtime.fake import FakeDriver
 
 BLOCK = 9
@@ -62,12 +61,10 @@ world = World()
 
 
 @pytest.fixture(autouse=True)
-def _own_world() -> Iterator[None]:
+def _own_world() -> None:
     global world
     world = World()
-    reset()
-    yield
-    reset()
+    counts.clear()
 
 
 def uncaptured(args: list[Any]) -> Sequence[Any]:
@@ -425,7 +422,7 @@ def test_a_decision_to_replay_is_not_measured_again(tmp_path: Path) -> None:
     assert region._replay_last == driver.executables[0].replay
     (decision,) = region.record.decisions
     assert decision == Decision("replay", pytest.approx(FAST), pytest.approx(SLOW), LOST, path=str(path))
-    assert counters()["recalled"] == 1
+    assert counts["recalled"] == 1
 
 
 def test_what_was_decided_uncaptured_is_not_captured(tmp_path: Path) -> None:

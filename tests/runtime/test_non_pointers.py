@@ -236,7 +236,7 @@ def check_parameters(recording: Recording, table: SlotTable, blocks: set[tuple[i
     patched = {slot.launch for slot in table.slots}
     kept = tuple(word for word in table.non_pointers if word.launch in patched)
     layout = plan(recording, table.slots, alignment=512)
-    program = Program(recording, table.slots, layout, tuple(range(len(recording.launches))), {}, kept)
+    program = Program(recording, table.slots, layout, kept)
     nodes = [_node(launch.words) for launch in recording.launches]
     for launch, node in zip(recording.launches, with_scratch(program, nodes), strict=True):
         assert isinstance(node, KernelNode)

@@ -14,16 +14,15 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError, ReplayError
-from pygraph.runtime import counters
 from pygraph.runtime.provenance import Origin, Refusal, blame
-from pygraph.runtime.region import Region
+from pygraph.runtime.region import Region, counts
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver, accumulate, double, make
 
 
 @pytest.fixture(autouse=True)
 def _clean_counters() -> None:
-    counters.reset()
+    counts.clear()
 
 
 @pytest.mark.parametrize("error", [CaptureError("host-read", "item"), RuntimeError("boom"), ZeroDivisionError()])
@@ -44,7 +43,7 @@ def test_a_capture_that_raises_half_way_leaves_the_call_answered(error: Exceptio
     assert region.record.state == "uncaptured"
     reason = error.reason if isinstance(error, CaptureError) else "capture-raised"
     assert list(region.record.refusals) == [reason]
-    assert counters.counters()[f"refused.{reason}"] == 1
+    assert counts[f"refused.{reason}"] == 1
     captures = driver.captures
     region([x, total])
     assert driver.captures == captures
@@ -244,7 +243,7 @@ def test_many_threads_get_their_own_results() -> None:
     assert wrong == []
     record = region.record
     assert record.replays + record.uncaptured == 360
-    assert counters.counters()["replays"] == record.replays
+    assert counts["replays"] == record.replays
 
 
 def test_an_access_outside_of_its_allocation_is_refused() -> None:

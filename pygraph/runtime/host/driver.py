@@ -14,8 +14,15 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.assembling import NativeExecutable, add_arguments, add_outputs, check_program
-from pygraph.runtime.contract import Executable, Program, ScratchPool, Slot
+from pygraph.runtime.contract import (
+    Executable,
+    Program,
+    ScratchPool,
+    Slot,
+    add_arguments,
+    add_outputs,
+    check_program,
+)
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
@@ -144,7 +151,7 @@ class HostDriver:
         payload = program.recording.payload
         if not isinstance(payload, HostCapture):
             raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
-        return NativeExecutable(make_graph(self._native, program, payload), (*payload.constants, *payload.libraries))
+        return Executable(make_graph(self._native, program, payload), (*payload.constants, *payload.libraries))
 
     def generator(self, program: Program) -> torch.Generator | None:
         """The default CPU generator, if a launch draws."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.contract import Keepers, Layout, Program, Slot, one_graph
+from pygraph.runtime.contract import Keepers, Layout, Program, Slot
 from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.cuda.segments import (
     EXCESS,
@@ -61,7 +61,7 @@ def backward(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
 
 
 def program(recording: Recording, slots: tuple[Slot, ...], keepers: Keepers = NOBODY) -> Program:
-    return Program(recording, slots, plan(recording, slots, alignment=512), one_graph(recording), {}, keepers=keepers)
+    return Program(recording, slots, plan(recording, slots, alignment=512), keepers=keepers)
 
 
 def sizes_of(recording: Recording) -> dict[int, int]:
@@ -76,7 +76,7 @@ def made(recording: Recording, slots: tuple[Slot, ...]) -> Segments:
 def whole(program_: Program) -> Segments:
     """The region as one segment, with the program's own layout."""
     facts = _Facts(program_)
-    return facts.plan(facts.everything, program_.layout)
+    return facts.plan(((0, facts.launches),), program_.layout)
 
 
 def test_a_region_that_holds_little_stays_whole() -> None:
@@ -265,7 +265,7 @@ def with_uses(graph: Branched, uses: list[set[int]], nbytes: int) -> Program:
     used = sorted((at, i) for i, launches in enumerate(uses) for at in launches)
     slots = tuple(Slot(at, i, AllocationKind.POOL, i, 0) for at, i in used)
     recording = replace(capture.recording(), alignment=512, phases=phases(graph.count, graph.edges))
-    return Program(recording, slots, plan(recording, slots, alignment=512), one_graph(recording), {})
+    return Program(recording, slots, plan(recording, slots, alignment=512))
 
 
 @settings(deadline=None, max_examples=200)
@@ -278,7 +278,7 @@ def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.Data
     uses = data.draw(st.lists(chosen, min_size=1, max_size=8))
     region = with_uses(graph, uses, WORTHWHILE)
     facts = _Facts(region)
-    for made in (cut(region), facts.plan(facts.everything, region.layout)):
+    for made in (cut(region), facts.plan(((0, facts.launches),), region.layout)):
         where = {launch: number for number, bound in enumerate(made.bounds) for launch in range(*bound)}
         before = graph.before() | {(a, b) for a in where for b in where if where[a] < where[b]}
         blocks = {block.index: block for block in made.blocks}
