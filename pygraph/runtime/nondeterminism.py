@@ -40,15 +40,12 @@ __all__ = [
     "TERMS",
     "Distance",
     "Spread",
-    "Unlike",
     "allowance",
-    "beyond",
     "distance",
     "nondeterministic_kernels",
     "nondeterministic_operator",
-    "shares",
+    "too_far",
     "unrepeatable",
-    "widened",
 ]
 
 _ATEN = (
@@ -253,10 +250,9 @@ class Distance:
     magnitude: torch.Tensor
     width: int
 
-    @property
-    def largest(self) -> float:
-        """The largest difference of all."""
-        return float(self.apart.max()) if self.apart.numel() else 0.0
+    def widened(self, other: Distance | None) -> Distance:
+        """This distance with at least the differences of ``other`` from the same reference."""
+        return self if other is None else replace(self, apart=torch.maximum(self.apart, other.apart))
 
     def start(self, block: int) -> int:
         """The element that a block begins at."""
@@ -271,9 +267,9 @@ class Distance:
 
     @property
     def share(self) -> float:
-        """The largest difference as a part of the largest magnitude."""
+        """The largest difference as a part of the largest magnitude: a distance of other values."""
         scale = float(self.magnitude.max()) if self.magnitude.numel() else 0.0
-        return self.largest / scale if scale else 0.0
+        return float(self.apart.max()) / scale if scale else 0.0
 
 
 Spread = Sequence[Distance | float | None]
@@ -281,72 +277,20 @@ Spread = Sequence[Distance | float | None]
 where they agree bit for bit; a Distance; or, for other values than those that ran, a part of the largest magnitude."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unlike:
-    """Which of the results of two runs are too unlike, by index, and in what way."""
-
-    index: int
-    how: str
-
-
-def widened(
-    spread: Spread, reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor], equal: Sequence[bool]
-) -> Spread | Unlike:
-    """``spread`` with one more uncaptured run in it, or what nothing is tolerated in and differs all the same.
-
-    ``equal`` says which results have the bits of the reference's.
-    """
-    parts = list(spread)
-    for index, (expected, actual) in enumerate(zip(reference, other, strict=True)):
-        if equal[index]:
-            continue
-        found = distance(expected, actual)
-        if isinstance(found, str):
-            return Unlike(index, found)
-        before = parts[index]
-        if isinstance(before, Distance):
-            found = replace(found, apart=torch.maximum(before.apart, found.apart))
-        parts[index] = found
-    return parts
-
-
-def shares(spread: Spread) -> Spread:
-    """``spread`` for other values, without memory on the device."""
-    return tuple(part.share if isinstance(part, Distance) else part for part in spread)
-
-
-def beyond(
-    spread: Spread,
-    reference: Sequence[torch.Tensor],
-    other: Sequence[torch.Tensor],
-    equal: Sequence[bool],
-    *,
-    loosely: bool = False,
-) -> Unlike | None:
-    """The first result of a replay (``other``) that lies further from the reference's than it may.
-
-    ``loosely``, a result in which uncaptured runs differ may also be off by LOOSE of its norm.
-    """
-    for index, part in enumerate(spread):
-        if equal[index]:
-            continue
-        found = distance(reference[index], other[index])
-        if loosely and part and not isinstance(found, str) and found.relative <= LOOSE:
-            continue
-        if part is None:
-            return Unlike(index, AGREED)
-        how = found if isinstance(found, str) else _too_far(found, part, reference[index].dtype)
-        if how is not None:
-            return Unlike(index, how)
-    return None
-
-
-def _too_far(found: Distance, part: Distance | float, dtype: torch.dtype) -> str | None:
-    """Where and by how much ``found`` exceeds what is allowed, if it does."""
-    if not found.apart.numel():
+def too_far(
+    reference: torch.Tensor, other: torch.Tensor, part: Distance | float | None, *, loosely: bool = False
+) -> str | None:
+    """Where and by how much a result of a replay (``other``) lies further from the reference's than its ``part`` of a
+    spread allows, if it does. ``loosely``: it may also be off by LOOSE of its norm, if uncaptured runs differ in it."""
+    found = distance(reference, other)
+    if isinstance(found, str):
+        return found
+    if part is None:
+        return AGREED
+    if not found.apart.numel() or (loosely and part and found.relative <= LOOSE):
         return None
     spread = part.apart if isinstance(part, Distance) else torch.full_like(found.apart, part) * found.magnitude.max()
-    allowed = FACTOR * spread + allowance(dtype) * found.magnitude
+    allowed = FACTOR * spread + allowance(reference.dtype) * found.magnitude
     excess = found.apart - allowed
     at = int(excess.argmax())
     if float(excess[at]) <= 0:

@@ -270,7 +270,7 @@ class Region:
             raise
 
     def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
-        if self._options.verify_always:
+        if variant.program is not None:
             scope = self._scope(variant, variant.program)
             outputs = verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
         else:
@@ -409,8 +409,8 @@ class Region:
         if self._on_capture is not None:
             self._on_capture(made.program)
 
-    def _scope(self, variant: Variant, program: Program | None) -> Scope:
-        return Scope(variant.written, self._sensitive, self._driver.spare_bytes(), variant.spread, program)
+    def _scope(self, variant: Variant, program: Program) -> Scope:
+        return Scope(program, variant.written, self._sensitive, variant.spread)
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""

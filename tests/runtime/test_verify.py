@@ -69,7 +69,7 @@ def test_verify_always_counts_the_calls_that_it_could_not_verify(monkeypatch: py
     assert "unverified" not in region.record.refusals
     failing.extend([0, 1] if when == "uncaptured" else [])
     if when == "compared":
-        monkeypatch.setattr("pygraph.runtime.compare.difference", fn_that_raises)
+        monkeypatch.setattr("pygraph.runtime.compare._Outcome.drew_otherwise", fn_that_raises)
     assert region([torch.ones(2)])[0].tolist() == [2, 2]
     assert counts["refused.unverified"] == 1
     assert "MemoryError" in str(region.record.refusals["unverified"])

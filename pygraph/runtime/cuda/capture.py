@@ -25,7 +25,7 @@ from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.memory import SessionMemory, stand_ins
 from pygraph.runtime.cuda.nodes import Node, handles, read_nodes
 from pygraph.runtime.cuda.observe import Observer, calls_operators, observing, with_calls
-from pygraph.runtime.cuda.phases import phases_of
+from pygraph.runtime.cuda.phases import phases_of, read_edges
 from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Output, OutputKind, Recording
 from pygraph.runtime.tensors import extent, module_constants, repeated
@@ -202,7 +202,7 @@ class _Attempt:
         device = self._device
         found = handles(device.driver, graph.raw_cuda_graph())
         nodes, launches = read_nodes(device.driver, found)
-        phases = phases_of(graph.raw_cuda_graph(), found)
+        phases = phases_of(read_edges(graph.raw_cuda_graph()), found)
         own = [*self._inputs, *self._memory.allocations()]
         described = _Outputs(self._arguments, self._constants, own)
         outputs = tuple(described.output(value) for value in returned)

@@ -49,10 +49,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     missing.parent.mkdir(parents=True)
     missing.touch()
     source = NativeLibrary(
-        module="simulated",
-        label="simulated",
-        directory=HERE,
-        sources=("simulated.cpp",),
+        "simulated",
+        HERE / "simulated.cpp",
         libraries=("c10", "torch_cpu", "torch_python"),
         includes=(*build._headers(), Path(build.__file__).parent, folder),
     )

@@ -76,7 +76,7 @@ def made(recording: Recording, slots: tuple[Slot, ...]) -> Segments:
 def whole(program_: Program) -> Segments:
     """The region as one segment, with the program's own layout."""
     facts = _Facts(program_)
-    return facts.plan(facts.everything, program_.layout)
+    return facts.plan(((0, facts.launches),), program_.layout)
 
 
 def test_a_region_that_holds_little_stays_whole() -> None:
@@ -278,7 +278,7 @@ def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.Data
     uses = data.draw(st.lists(chosen, min_size=1, max_size=8))
     region = with_uses(graph, uses, WORTHWHILE)
     facts = _Facts(region)
-    for made in (cut(region), facts.plan(facts.everything, region.layout)):
+    for made in (cut(region), facts.plan(((0, facts.launches),), region.layout)):
         where = {launch: number for number, bound in enumerate(made.bounds) for launch in range(*bound)}
         before = graph.before() | {(a, b) for a in where for b in where if where[a] < where[b]}
         blocks = {block.index: block for block in made.blocks}
