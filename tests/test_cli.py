@@ -240,10 +240,7 @@ def test_passes_are_listed_with_options_and_stages() -> None:
 
 
 def test_a_pass_that_does_not_load_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib.metadata import EntryPoint
-
-    point = EntryPoint("lost", "no_such_module:Lost", "pygraph.passes")
-    monkeypatch.setattr(default_registry, "_points", (point,))
+    monkeypatch.setitem(default_registry._paths, "lost", ["no_such_module:Lost"])
     shown = " ".join(run("passes").output.split())
     assert "lost (cannot be used)" in shown
     assert "No module named 'no_such_module'" in shown

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-import pygraph
 from pygraph.backend import pygraph as backend
+from tests.gpu.programs import assert_replayed
 from tests.gpu.zoo import SWEEP
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("fresh")]
@@ -32,15 +32,6 @@ def is_close(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) 
     ours = (actual.double() - exact.double()).abs().max() / scale
     theirs = (expected.double() - exact.double()).abs().max() / scale
     return bool(ours <= 4 * theirs + max(8 * torch.finfo(expected.dtype).eps, 1e-5))
-
-
-def assert_replayed() -> None:
-    reports = pygraph.reports()
-    assert [r.error for r in reports] == [None] * len(reports)
-    regions = [region for report in reports for region in report.regions if region.wrapped]
-    assert regions
-    refused = [f"{region.index}: {region.state} {region.why}" for region in regions if region.state != "replay"]
-    assert not refused, "\n".join(refused)
 
 
 @pytest.mark.parametrize("name", SWEEP)

@@ -25,8 +25,6 @@ CALLS = 5
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
-VERIFIED = tuple(MIXED)[::2]
-
 
 def calls_equal_eager(case: Mixed, **options: Any) -> None:
     """Fresh values at fresh addresses in each call; results, devices, and what the program mutates are eager's."""
@@ -70,16 +68,13 @@ def assert_counts(case: Mixed) -> None:
         assert region.record.replays == replayed, figures()
 
 
-@pytest.mark.parametrize("name", MIXED)
-def test_a_program_of_two_devices_equals_eager(name: str) -> None:
-    calls_equal_eager(MIXED[name])
-    assert_decided(MIXED[name])
-    assert_counts(MIXED[name])
-
-
-@pytest.mark.parametrize("name", VERIFIED)
-def test_a_program_of_two_devices_with_every_replay_verified(name: str) -> None:
-    calls_equal_eager(MIXED[name], verify="always")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {}) for name in MIXED] + [(name, {"verify": "always"}) for name in tuple(MIXED)[::2]],
+    ids=str,
+)
+def test_a_program_of_two_devices_equals_eager(name: str, options: dict[str, Any]) -> None:
+    calls_equal_eager(MIXED[name], **options)
     assert_decided(MIXED[name])
     assert_counts(MIXED[name])
 

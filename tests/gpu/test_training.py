@@ -233,25 +233,6 @@ def test_gradients_of_inputs() -> None:
     against_inductor(run)
 
 
-def test_statistics_of_a_batch_norm_advance_once_per_call() -> None:
-    """Also across the capture, which runs the region several times, and across a turn to evaluation and back."""
-
-    def run(compile: Compile) -> list[torch.Tensor]:
-        torch.manual_seed(4)
-        model = nn.Sequential(nn.Linear(32, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.BatchNorm1d(24, momentum=0.3))
-        model = model.to(DEVICE)
-        call = compile(model)
-        found = []
-        for step in range(3 * STEPS):
-            torch.manual_seed(step)
-            model.train(step % STEPS < STEPS - 2)
-            call(device_tensor(16, 32)).sum().backward()
-            found += [t.clone() for t in model.buffers()]
-        return found
-
-    against_inductor(run)
-
-
 def test_dropout_draws_what_inductor_draws_and_never_the_same_twice() -> None:
     call, plain = ours(lambda x: F.dropout(x, 0.4) * 2), torch.compile(lambda x: F.dropout(x, 0.4) * 2)
     x = torch.ones(4096, device=DEVICE)

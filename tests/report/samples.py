@@ -9,6 +9,7 @@ from pygraph.ir import (
     CAPTURABLE,
     DETAIL,
     FREE,
+    HOST,
     REASON,
     REGION,
     SELECTED,
@@ -98,6 +99,7 @@ def full_report(index: int = 0, known: bool = True) -> GraphReport:
         device="cpu",
         origin=GraphOrigin("forward", Location("model.py", 9, "forward"), {LINE: "Unsupported Tensor.item() call"}),
         graph=graph,
+        model=HOST,
         pipeline="legality,partitioning",
         passes=(
             PassReport("legality", 1.25, True, ("1 node is not capturable",)),
