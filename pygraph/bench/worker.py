@@ -188,7 +188,7 @@ def what_was_captured() -> dict[str, Any]:
 
 def main() -> None:
     """Serve until told to finish; whatever the program raises is answered, and ends the process with status 1."""
-    spec = Spec.read(sys.argv[1])
+    spec = Spec(**json.loads(sys.argv[1]))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     commands = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
