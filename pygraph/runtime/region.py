@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import get_ident
 from time import perf_counter
 from typing import Any
@@ -30,10 +31,10 @@ from pygraph.runtime.measure import (
     REPLAY,
     UNCAPTURED,
     Decision,
-    Entry,
     Measurement,
     invalidate_all,
-    kept_entry,
+    kept_path,
+    read,
     several_ranks,
 )
 from pygraph.runtime.provenance import Origin, Refusal, blamed, tracing
@@ -199,9 +200,8 @@ class Region:
         except BaseException as error:
             self._raised(args, error)
             raise
-        if outputs is None:
-            return None
-        self.record.count_replay()
+        if outputs is not None:
+            self.record.count_replay()
         return outputs
 
     def close(self) -> None:
@@ -243,14 +243,28 @@ class Region:
 
     def _use(self, variant: Variant, args: list[Any], *, alone: bool = True) -> Sequence[Any] | None:
         """Replay ``variant``, or run it uncaptured where measured selection says so; None, with nothing done, if it is
-        not captured or does not fit. ``alone``: the key knows no other variant."""
+        not captured or does not fit.
+
+        To find out that it does not fit where it runs uncaptured takes time: if it is ``alone``, the only variant of
+        its key, only calls that are not timed are looked at.
+        """
         executable, measurement = variant.executable, variant.measurement
         if executable is None:
             return None
         try:
-            if measurement is None:
-                return self._replay(variant, executable, args)
-            return self._measure(variant, executable, measurement, args, alone=alone)
+            block = None if measurement is None else measurement.enter()
+            if measurement is None or block is None or block.candidate == REPLAY:
+                outputs = self._replay(variant, executable, args)
+            elif (alone and block.calls) or measurement.fits(args):
+                self._prefer(variant)
+                outputs = self._run(args)
+            else:
+                return None
+            decision = None if measurement is None or outputs is None else measurement.leave(block)
+            if measurement is not None and decision is not None:
+                self._decide(variant, decision)
+                measurement.finish(decision)
+            return outputs
         except BaseException as error:
             self._raised(args, error)
             raise
@@ -264,7 +278,7 @@ class Region:
         if outputs is None:
             return None
         args.clear()  # a replay that was verified leaves them
-        self._prefer(variant, executable)
+        self._prefer(variant)
         self.record.count_replay()
         return outputs
 
@@ -272,20 +286,16 @@ class Region:
         """Count a call that was to be compared, and was not."""
         self._note(Refusal("unverified", why))
 
-    def _prefer(self, variant: Variant, executable: Executable) -> None:
+    def _prefer(self, variant: Variant) -> None:
         """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""
         self._variants.used(variant)
         if variant is not self._timed:
             self._invalidate()
+        executable = None if self._closed else variant.executable
         measured = variant.measurement is not None
-        usable = variant.executable is executable and not self._closed
         plain = self._key is not None and self._key.plain and not self._options.verify_always
-        self._timed = variant if measured and usable else None
-        self._replay_last = executable.replay if usable and plain and not measured else None
-
-    def _measures(self) -> bool:
-        """Whether a variant that is captured now is measured. Of several processes, each would decide by itself."""
-        return self._options.measure and not self._options.verify_always and not several_ranks()
+        self._timed = variant if executable is not None and measured else None
+        self._replay_last = executable.replay if executable is not None and plain and not measured else None
 
     def _timed_replay(self) -> Variant | None:
         """The variant that was used last, if it is being measured and a call that comes now is to be replayed."""
@@ -296,42 +306,15 @@ class Region:
         block = measurement.enter()
         return variant if block is None or block.candidate == REPLAY else None
 
-    def _measure(
-        self, variant: Variant, executable: Executable, measurement: Measurement, args: list[Any], *, alone: bool
-    ) -> Sequence[Any] | None:
-        """A call of a variant that is being measured; None, with nothing done, if it is of another one after all.
-
-        To find that out where it runs uncaptured takes time: where the variant is ``alone``, only calls that are not
-        timed are looked at.
-        """
-        block = measurement.enter()
-        outputs: Sequence[Any] | None = None
-        if block is None or block.candidate == REPLAY:
-            outputs = self._replay(variant, executable, args)
-        elif (alone and block.calls) or measurement.fits(args):
-            self._prefer(variant, executable)
-            outputs = self._run(args)
-        decision = None if outputs is None else measurement.leave(block)
-        if decision is not None:
-            self._decide(variant, executable, measurement, decision)
-        return outputs
-
-    def _decide(self, variant: Variant, executable: Executable, measurement: Measurement, decision: Decision) -> None:
+    def _decide(self, variant: Variant, decision: Decision) -> None:
         """Use ``variant`` as was decided from now on."""
         self.record.decisions.append(decision)
         variant.measurement, variant.decided = None, True
-        if decision.choice == UNCAPTURED:
-            self._skip(variant)
-        else:
-            self._prefer(variant, executable)
-        measurement.finish(decision)
-
-    def _skip(self, variant: Variant) -> None:
-        """Leave a variant uncaptured for good, since that is faster."""
-        executable = self._variants.skip(variant)
+        if decision.choice == REPLAY:
+            self._prefer(variant)
+            return
         self._replay_last = self._timed = None
-        if executable is not None:
-            executable.close()
+        self._variants.skip(variant)
         if not self._variants.captured:
             self.record.state = State.UNCAPTURED
 
@@ -339,24 +322,19 @@ class Region:
         """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
         try:
             with critical():
-                measures = not variant.decided and self._measures()
-                entry = kept_entry(self._fn, self._driver, args, self._options.cache_dir) if measures else None
-                if entry is not None:
-                    self._recall(variant, entry)
-                return self._uncaptured(args) if variant.state is State.SKIPPED else self._capture(variant, args, entry)
+                measures = self._options.measure and not self._options.verify_always and not variant.decided
+                measures = measures and not several_ranks()  # each would decide by itself
+                path = kept_path(self._fn, self._driver, args, self._options.cache_dir) if measures else None
+                decision = None if path is None else read(path)
+                if decision is None:
+                    return self._capture(variant, args, measures, path)
+                counts["recalled"] += 1
+                self._decide(variant, decision)
+                if decision.choice == UNCAPTURED:
+                    return self._uncaptured(args)
+                return self._capture(variant, args, False, None)
         finally:
             invalidate_all()
-
-    def _recall(self, variant: Variant, entry: Entry) -> None:
-        """Use what an earlier process decided on ``variant``, if one did."""
-        decision = entry.read()
-        if decision is None:
-            return
-        counts["recalled"] += 1
-        self.record.decisions.append(decision)
-        variant.decided = True
-        if decision.choice == UNCAPTURED:
-            self._skip(variant)
 
     def _invalidate(self) -> None:
         """A call came in between: the block that is being timed of the variant that was used last does not count."""
@@ -377,7 +355,7 @@ class Region:
             self.record.state = State.WARM
         return outputs
 
-    def _capture(self, variant: Variant, args: list[Any], entry: Entry | None) -> Sequence[Any]:
+    def _capture(self, variant: Variant, args: list[Any], measures: bool, path: Path | None) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
         made = self._try_capture(args)
         if isinstance(made, Refusal):
@@ -389,8 +367,8 @@ class Region:
             variant.written = made.written
             sensitive = made.program.recording.offset_sensitive
             self._sensitive |= sensitive
-            measured = self._measures() and not variant.decided
-            variant.measurement = Measurement(self._driver, args, sensitive, self._clock, entry) if measured else None
+            if measures:
+                variant.measurement = Measurement(self._driver, args, sensitive, self._clock, path)
             verdict = compare(self._fn, self._driver, made.executable, args, self._scope(variant, made.program))
         except BaseException as error:
             made.executable.close()
@@ -425,11 +403,9 @@ class Region:
         variant.spread = verdict.spread
         variant.program = made.program if self._options.verify_always else None
         self._describe(made, verdict)
-        for executable in self._variants.install(variant, made.executable):
-            self._replay_last = self._timed = None
-            executable.close()
+        self._variants.install(variant, made.executable)
         self._slots = made.table
-        self._prefer(variant, made.executable)
+        self._prefer(variant)
         if self._on_capture is not None:
             self._on_capture(made.program)
 
@@ -473,8 +449,7 @@ class Region:
         self._replay_last = self._timed = None
         self._slots = None
         self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
-        for executable in self._variants.clear():
-            executable.close()
+        self._variants.clear()
 
     def _note(self, refusal: Refusal) -> None:
         """Count a refusal; the first of each reason is kept for reports."""

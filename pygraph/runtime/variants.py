@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,7 @@ class State(str, Enum):
     __str__ = str.__str__
 
 
+@dataclass(slots=True, eq=False)
 class Variant:
     """One combination of key and signature: its ``state``, and what a call of it needs.
 
@@ -99,30 +101,18 @@ class Variant:
     and will not be again. ``program`` is kept where every replay is compared.
     """
 
-    __slots__ = (
-        "decided",
-        "executable",
-        "key",
-        "measurement",
-        "program",
-        "ran",
-        "refused",
-        "signature",
-        "skipped",
-        "spread",
-        "wanted",
-        "written",
-    )
-
-    def __init__(self, key: Hashable, facts: Hashable, wanted: int) -> None:
-        self.key, self.signature = key, facts
-        self.ran, self.wanted = 0, wanted
-        self.executable: Executable | None = None
-        self.measurement: Measurement | None = None
-        self.program: Program | None = None
-        self.spread: Spread | None = None
-        self.written: frozenset[int] = frozenset()
-        self.decided = self.skipped = self.refused = False
+    key: Hashable
+    signature: Hashable
+    wanted: int
+    ran: int = 0
+    executable: Executable | None = None
+    measurement: Measurement | None = None
+    program: Program | None = None
+    spread: Spread | None = None
+    written: frozenset[int] = frozenset()
+    decided: bool = False
+    skipped: bool = False
+    refused: bool = False
 
     @property
     def state(self) -> State:
@@ -136,11 +126,6 @@ class Variant:
         return State.WARM if self.ran else State.COLD
 
     @property
-    def name(self) -> Hashable:
-        """All that tells it from others."""
-        return (self.key, self.signature)
-
-    @property
     def due(self) -> bool:
         """Whether it should be captured now."""
         return self.ran >= self.wanted and self.state is State.WARM
@@ -152,6 +137,12 @@ class Variant:
         capture), and when one failed for a reason that another call may not have.
         """
         self.ran, self.wanted = 0, self.wanted * 2
+
+    def release(self) -> None:
+        """Free what was captured for it."""
+        executable, self.executable, self.program = self.executable, None, None
+        if executable is not None:
+            executable.close()
 
 
 class VariantTable:
@@ -167,8 +158,8 @@ class VariantTable:
         self._wanted = wanted
         self.keys = 0
         self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}
-        self._captured: OrderedDict[Hashable, Variant] = OrderedDict()
-        self._tracked: OrderedDict[Hashable, Variant] = OrderedDict()
+        self._captured: OrderedDict[Variant, None] = OrderedDict()
+        self._tracked: OrderedDict[Variant, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._captured) + len(self._tracked)
@@ -187,50 +178,48 @@ class VariantTable:
         variant = self._by_key.get(key, _NONE).get(facts)
         if variant is None:
             self.keys += key not in self._by_key
-            variant = self._listed(Variant(key, facts, self._wanted))
+            made = Variant(key, facts, self._wanted)
+            variant = self._by_key.setdefault(key, {}).setdefault(facts, made)  # another thread may have been first
             self._track(variant)
         elif variant.executable is None:
-            _move_to_end(self._tracked, variant)
+            with contextlib.suppress(KeyError):  # it may have gone meanwhile
+                self._tracked.move_to_end(variant)
         return variant
 
-    def install(self, variant: Variant, executable: Executable) -> list[Executable]:
-        """Give ``variant`` its executable; returns those that had to go for it, to be closed by the caller."""
+    def install(self, variant: Variant, executable: Executable) -> None:
+        """Give ``variant`` its executable; those that were not used for longest go for it."""
         variant.executable = executable
         self._by_key.setdefault(variant.key, {})[variant.signature] = variant
-        self._captured[variant.name] = variant
-        self._tracked.pop(variant.name, None)
-        evicted: list[Executable] = []
+        self._captured[variant] = None
+        self._tracked.pop(variant, None)
         for oldest in _beyond(self._captured, self._max_captures):
-            evicted += _released(oldest)
+            oldest.release()
             oldest.postpone()
             self._track(oldest)
-        return evicted
 
-    def skip(self, variant: Variant) -> Executable | None:
-        """Leave ``variant`` uncaptured for good; returns its executable, if it has one, to be closed by the caller."""
+    def skip(self, variant: Variant) -> None:
+        """Leave ``variant`` uncaptured for good."""
         variant.skipped = True
-        released = _released(variant)
-        if self._captured.pop(variant.name, None) is not None:
+        if variant in self._captured:
+            self._captured.pop(variant, None)
             self._track(variant)
-        return released[0] if released else None
+        variant.release()
 
     def used(self, variant: Variant) -> None:
         """``variant`` was replayed: it goes last."""
-        _move_to_end(self._captured, variant)
+        with contextlib.suppress(KeyError):  # it may have gone meanwhile
+            self._captured.move_to_end(variant)
 
-    def clear(self) -> list[Executable]:
-        """Forget everything; returns the executables, to be closed by the caller."""
-        listed = [variant for variants in list(self._by_key.values()) for variant in list(variants.values())]
+    def clear(self) -> None:
+        """Forget everything."""
+        captured = list(self._captured)
         for table in (self._by_key, self._captured, self._tracked):
             table.clear()
-        return [executable for variant in listed for executable in _released(variant)]
-
-    def _listed(self, variant: Variant) -> Variant:
-        """``variant``, or the one that another thread, or a finaliser, listed under its name meanwhile."""
-        return self._by_key.setdefault(variant.key, {}).setdefault(variant.signature, variant)
+        for variant in captured:
+            variant.release()
 
     def _track(self, variant: Variant) -> None:
-        self._tracked[variant.name] = variant
+        self._tracked[variant] = None
         for oldest in _beyond(self._tracked, self._max_tracked):
             variants = self._by_key.get(oldest.key, {})
             if variants.get(oldest.signature) is oldest:
@@ -242,19 +231,8 @@ class VariantTable:
 _NONE: dict[Hashable, Variant] = {}
 
 
-def _beyond(table: OrderedDict[Hashable, Variant], most: int) -> Iterator[Variant]:
+def _beyond(table: OrderedDict[Variant, None], most: int) -> Iterator[Variant]:
     """The oldest of ``table``, taken out of it, for as long as it holds more than ``most``."""
     while len(table) > most:
         with contextlib.suppress(KeyError):  # it may be empty by now
-            yield table.popitem(last=False)[1]
-
-
-def _move_to_end(table: OrderedDict[Hashable, Variant], variant: Variant) -> None:
-    with contextlib.suppress(KeyError):  # it may have gone meanwhile
-        table.move_to_end(variant.name)
-
-
-def _released(variant: Variant) -> list[Executable]:
-    """The executable of ``variant``, which it has no more."""
-    executable, variant.executable, variant.program = variant.executable, None, None
-    return [] if executable is None else [executable]
+            yield table.popitem(last=False)[0]

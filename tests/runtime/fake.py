@@ -35,7 +35,7 @@ def facts(args: Sequence[Any], sensitive: frozenset[int], *, exact: bool = True)
 
 
 class FakeExecutable:
-    """A native region that replays by calling a function on a copy of its arguments, if they have the facts captured."""
+    """A native region that replays by calling a function on a copy of its arguments, if these are as captured."""
 
     def __init__(self, driver: FakeDriver, fn: Function, expected: list[object]) -> None:
         self.driver = driver

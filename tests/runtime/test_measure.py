@@ -493,8 +493,6 @@ def _edited(**fields: Any) -> Callable[[Path], None]:
         lambda path: path.write_bytes(b"\xff\xfe"),
         lambda path: path.write_text("[" * 100_000),
         lambda path: path.write_text("[]"),
-        _edited(schema=1),
-        _edited(key={}),
         _edited(choice="copied"),
         _edited(replay_us="fast"),
         _edited(uncaptured_us=float("inf")),

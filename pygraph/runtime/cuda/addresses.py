@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.bindings import call, succeeded
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, UnownedAddress, UnownedMemory
+from pygraph.runtime.slots import AddressMap
 
 __all__ = ["ALIGNMENT", "GUARD", "Arena", "Arenas", "with_unowned"]
 

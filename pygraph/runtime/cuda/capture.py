@@ -18,7 +18,6 @@ import torch
 
 from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
-from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arenas, with_unowned
 from pygraph.runtime.cuda.bindings import call
@@ -28,6 +27,7 @@ from pygraph.runtime.cuda.observe import Observer, calls_operators, observing, w
 from pygraph.runtime.cuda.phases import phases_of, read_edges
 from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Output, OutputKind, Recording
+from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import extent, module_constants, repeated
 
 __all__ = ["CudaCapture", "DeviceCapture", "payload_of"]
