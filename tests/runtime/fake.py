@@ -65,7 +65,7 @@ class FakeExecutable:
 class FakeDriver:
     """``written``: arguments that the recorded launch writes (None: unknown). ``edits``, one per capture to come,
     change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region.
-    ``drains`` waits for the device, and says whether it could. ``machine``: its identity. ``nondeterministic``: whether
+    ``drains`` waits for the device, and says whether it could.  ``nondeterministic``: whether
     the launch is known to come out otherwise each time. ``random``: whether it draws. ``python``: operators written in
     Python that a capture calls. ``within``: whether transient memory is in use now; ``given_back``: how often it was
     given back, ``trimmed``: what uncaptured runs had left."""
@@ -83,15 +83,10 @@ class FakeDriver:
         self.programs: list[Program] = []
         self.within = False
         self.given_back = self.trimmed = 0
-        self.machine = "fake"
         self.nondeterministic = False
         self.random = True
         self.spare = 1 << 30
         self.python: tuple[PythonCall, ...] = ()
-
-    def identity(self, device: torch.device | None) -> str:
-        assert device is None
-        return self.machine
 
     def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
         self.captures += 1

@@ -9,11 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.errors import OptionError
 from pygraph.runtime.contract import Executable, Slot
 from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
-from pygraph.runtime.region import RegionOptions
 from pygraph.runtime.slots import written_arguments
 from pygraph.runtime.variants import Variant, VariantTable, signature
 from tests.runtime.captures import Capture, reads, writes
@@ -81,12 +79,6 @@ def test_a_variant_that_was_forgotten_can_still_be_installed() -> None:
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
 KEYS = [(INPUT, 0), (INPUT, 0), (POOL, 0), (POOL, 1)]
 """What each launch of a chain below only reads."""
-
-
-@pytest.mark.parametrize("values", [{"capture_after": 1}, {"max_captures": 0}])
-def test_options_out_of_range(values: dict[str, int]) -> None:
-    with pytest.raises(OptionError, match=next(iter(values))):
-        RegionOptions(**values)  # type: ignore[arg-type]
 
 
 def test_written_arguments_are_exact_where_accesses_are_known() -> None:
