@@ -58,7 +58,7 @@ def capture(
     doubt = outside(first, found.slots)
     if doubt is not None:
         return doubt
-    layout = plan(first, found.slots, alignment=first.alignment)
+    layout = plan(first, found.slots)
     program = Program(first, found.slots, layout, found.non_pointers, keepers or Keepers(), name)
     return Captured(driver.instantiate(program), program, found, written_arguments(first, found.slots))
 

@@ -79,7 +79,7 @@ class CudaDriver:
             return
         pool = self._pool_on(device)
         try:
-            yield contextlib.nullcontext if pool is None else (lambda: _within(pool))
+            yield contextlib.nullcontext if pool is None else (lambda: pool)
         finally:
             _give_back(pool, device)
 
@@ -112,13 +112,3 @@ def _give_back(pool: Any, device: int) -> None:
     if pool is not None:
         with torch.cuda.device(device):
             pool.close()
-
-
-@contextlib.contextmanager
-def _within(pool: Any) -> Iterator[None]:
-    """Allocations of this thread come from ``pool``."""
-    try:
-        pool.enter()
-        yield
-    finally:
-        pool.leave()

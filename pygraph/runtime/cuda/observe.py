@@ -23,10 +23,10 @@ import torch
 
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
 from pygraph.errors import CaptureError
-from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
 from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here, ran
 from pygraph.runtime.recording import COLLECTIVES, Allocation, AllocationKind, Launch, LaunchKind, PythonCall
+from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import rebound
 
 __all__ = ["Observer", "Span", "calls_operators", "observing", "with_calls"]

@@ -8,7 +8,7 @@ a little; a region that holds little is one segment. Pure functions over a Progr
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -179,7 +179,7 @@ class _Facts:
                 local[born].append(life)
             else:
                 blocks.append(Block(life.index, life.nbytes, born, died))
-        layouts = (layout,) if layout is not None else tuple(map(self._pack, local))
+        layouts = (layout,) if layout is not None else tuple(pack(lives, self.alignment) for lives in local)
         fresh = {index: where[first] for index, first in self.fresh.items()}
         dead = {index: where[last] for index, last in self.dying.items()}
         outside = [*self.outputs, *self.arguments]
@@ -190,11 +190,6 @@ class _Facts:
         ideal = max(_sums(max(self.launches, 1), everything))
         workspaces = tuple(tuple(pieces(each, self.sizes)) for each in layouts)
         return Segments(bounds, workspaces, tuple(blocks), fresh, dead, held, ideal)
-
-    def _pack(self, lives: Sequence[Lifetime]) -> Layout:
-        offsets = pack(lives, alignment=self.alignment)
-        end = max((offsets[life.index] + life.nbytes for life in lives), default=0)
-        return Layout(-(-end // self.alignment) * self.alignment, offsets, ())
 
 
 def _sums(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:

@@ -61,7 +61,7 @@ def backward(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
 
 
 def program(recording: Recording, slots: tuple[Slot, ...], keepers: Keepers = NOBODY) -> Program:
-    return Program(recording, slots, plan(recording, slots, alignment=512), keepers=keepers)
+    return Program(recording, slots, plan(recording, slots), keepers=keepers)
 
 
 def sizes_of(recording: Recording) -> dict[int, int]:
@@ -84,7 +84,7 @@ def test_a_region_that_holds_little_stays_whole() -> None:
     segments = made(recording, slots)
     assert segments.bounds == ((0, 32),)
     assert segments.blocks == ()
-    layout = plan(recording, slots, alignment=512)
+    layout = plan(recording, slots)
     assert segments.workspaces[0] == tuple(pieces(layout, sizes_of(recording)))
     assert segments == whole(program(recording, slots))
 
@@ -265,7 +265,7 @@ def with_uses(graph: Branched, uses: list[set[int]], nbytes: int) -> Program:
     used = sorted((at, i) for i, launches in enumerate(uses) for at in launches)
     slots = tuple(Slot(at, i, AllocationKind.POOL, i, 0) for at, i in used)
     recording = replace(capture.recording(), alignment=512, phases=phases(graph.count, graph.edges))
-    return Program(recording, slots, plan(recording, slots, alignment=512))
+    return Program(recording, slots, plan(recording, slots))
 
 
 @settings(deadline=None, max_examples=200)
