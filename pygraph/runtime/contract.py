@@ -67,8 +67,8 @@ class NonPointerWord:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where POOL allocations lie at replay: at ``offsets[index]`` bytes of one workspace of ``nbytes``; those of outputs
-    (``fresh``) are allocated anew for each call."""
+    """Where POOL allocations lie at replay: at ``offsets[index]`` bytes of one workspace of ``nbytes``; those of
+    outputs (``fresh``) are allocated anew for each call."""
 
     nbytes: int
     offsets: dict[int, int]
@@ -173,12 +173,7 @@ def check_program(program: Program) -> None:
     layout, recording, alignment = program.layout, program.recording, program.recording.alignment
     pool = {a.index: a for a in recording.allocations if a.kind is AllocationKind.POOL}
     for index, offset in layout.offsets.items():
-        if (
-            index not in pool
-            or offset < 0
-            or offset % recording.alignment
-            or offset + pool[index].nbytes > layout.nbytes
-        ):
+        if index not in pool or offset < 0 or offset % alignment or offset + pool[index].nbytes > layout.nbytes:
             raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
     outputs = {o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}
     if not outputs <= set(layout.fresh) or not set(layout.fresh) <= set(pool):
