@@ -267,8 +267,7 @@ def _facts(
     """What is known of ``program`` before it runs, in ``report`` too. ``modules``: the user's module of each node."""
     from pygraph.frontend.lift import held_inputs, lent_inputs
     from pygraph.inductor.compile import compare
-    from pygraph.inductor.emitted import read_program
-    from pygraph.inductor.line_map import line_origins
+    from pygraph.inductor.emitted import line_origins, read_program
 
     record = program_record(program)
     if record is None:
