@@ -43,11 +43,8 @@ def capture(
     keepers: Keepers | None = None,
     name: str = "",
 ) -> Captured | Refusal:
-    """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture.
-
-    ``keepers`` tells the arguments that others keep, ``name`` what profilers call a replay.
-    Raises what the driver raises: CaptureError, or anything that ``fn`` does on stand-ins.
-    """
+    """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture. Raises
+    CaptureError, and anything that ``fn`` does on stand-ins."""
     first = driver.capture(fn, list(args))
     alone = next((launch for launch in first.launches if launch.collective), None)
     if alone is not None:  # it can be neither captured again nor compared: it would run more often here than elsewhere

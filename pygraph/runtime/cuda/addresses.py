@@ -134,7 +134,7 @@ class Arena:
         """
         start = self._aligned(self.next, residue)
         if start + nbytes + self.gap > self.end:
-            self.grow(nbytes + 2 * ALIGNMENT + self.gap)
+            self.grow(self.next, nbytes + 2 * ALIGNMENT + self.gap)
             start = self._aligned(self.next, residue)
         self.next = start + nbytes + self.gap
         return start
@@ -143,8 +143,10 @@ class Arena:
         """Whether ``address`` lies in this arena's address space, handed out or not."""
         return any(found.base <= address < found.end for found in self._ranges)
 
-    def grow(self, nbytes: int) -> tuple[int, int]:
-        """Make room for ``nbytes`` more bytes in one piece; the part that is free from now on, as (next, end)."""
+    def grow(self, used: int, nbytes: int) -> tuple[int, int]:
+        """Make room for ``nbytes`` more bytes in one piece, where what lies below ``used`` was handed out. The part
+        that is free from now on, as (next, end)."""
+        self.next = used
         if self._current >= 0 and self.next + nbytes <= self._ranges[self._current].end:
             self._extend(self._ranges[self._current], self.next + nbytes)
             return self.next, self.end
