@@ -139,7 +139,7 @@ def program(driver: Driver, region: Region, args: list[Any]) -> Program:
     first, second = driver.capture(region, args), driver.capture(region, args)
     table = discover(first, second)
     assert isinstance(table, SlotTable), table
-    layout = plan(first, table.slots, alignment=first.alignment)
+    layout = plan(first, table.slots)
     return Program(first, table.slots, layout, table.non_pointers)
 
 

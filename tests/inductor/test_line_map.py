@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from pygraph.inductor.decision import Decision, Placed
-from pygraph.inductor.emitted import PatternNode, Step, read_program
-from pygraph.inductor.line_map import line_origins
+from pygraph.inductor.emitted import PatternNode, Step, line_origins, read_program
 from pygraph.runtime.provenance import Origin
 
 OPS = {

@@ -235,7 +235,7 @@ def check_parameters(recording: Recording, table: SlotTable, blocks: set[tuple[i
     """In the parameters, those words are scratch addresses of the same residue, and every other byte is as captured."""
     patched = {slot.launch for slot in table.slots}
     kept = tuple(word for word in table.non_pointers if word.launch in patched)
-    layout = plan(recording, table.slots, alignment=512)
+    layout = plan(recording, table.slots)
     program = Program(recording, table.slots, layout, kept)
     nodes = [_node(launch.words) for launch in recording.launches]
     for launch, node in zip(recording.launches, with_scratch(program, nodes), strict=True):

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.contract import Executable, Program, add_arguments, add_outputs, check_program
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call
@@ -23,7 +22,7 @@ from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.cuda.segments import Segments, cut
 from pygraph.runtime.recording import AllocationKind
-from pygraph.runtime.slots import written_arguments
+from pygraph.runtime.slots import AddressMap, written_arguments
 
 __all__ = ["Part", "make_executable", "split", "with_scratch"]
 
@@ -34,7 +33,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
     Raises CaptureError when an address would not be replaced or lie outside, and when the capture was instantiated
     before.
     """
-    check_program(program, program.recording.alignment)
+    check_program(program)
     _check_slots(program)
     nodes = with_scratch(program, capture.nodes)
     graph, capture.graph = capture.graph, None

@@ -8,7 +8,7 @@ a little; a region that holds little is one segment. Pure functions over a Progr
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -120,7 +120,7 @@ class _Facts:
     """
 
     def __init__(self, program: Program) -> None:
-        recording, keepers = program.recording, program.keepers
+        recording = program.recording
         pool, given = AllocationKind.POOL, AllocationKind.INPUT
         self.launches, self.alignment = len(recording.launches), recording.alignment
         self.lives = sorted(lifetimes(recording, program.slots, program.layout.fresh), key=lambda life: life.first)
@@ -134,8 +134,8 @@ class _Facts:
         self.outputs = [(first, end, sizes[pool, i]) for i, first in self.fresh.items()]
         needed = {o.argument for o in recording.outputs if o.kind in (OutputKind.ARGUMENT, OutputKind.VIEW)}
         arguments = [index for kind, index in sizes if kind is given]
-        self.dying = {i: max(used.get((given, i), [0])) for i in arguments if i not in needed | keepers.held}
-        certain = {i: last for i, last in self.dying.items() if i not in keepers.lent}
+        self.dying = {i: max(used.get((given, i), [0])) for i in arguments if i not in needed | program.held}
+        certain = {i: last for i, last in self.dying.items() if i not in program.lent}
         self.arguments = [(0, certain.get(i, end), sizes[given, i]) for i in arguments]
         # bytes by launch: of arguments that are still needed, of older intermediates, of outputs that were made before
         self._given = _sums(self.launches + 1, self.arguments)
@@ -179,7 +179,7 @@ class _Facts:
                 local[born].append(life)
             else:
                 blocks.append(Block(life.index, life.nbytes, born, died))
-        layouts = (layout,) if layout is not None else tuple(map(self._pack, local))
+        layouts = (layout,) if layout is not None else tuple(pack(lives, self.alignment) for lives in local)
         fresh = {index: where[first] for index, first in self.fresh.items()}
         dead = {index: where[last] for index, last in self.dying.items()}
         outside = [*self.outputs, *self.arguments]
@@ -190,11 +190,6 @@ class _Facts:
         ideal = max(_sums(max(self.launches, 1), everything))
         workspaces = tuple(tuple(pieces(each, self.sizes)) for each in layouts)
         return Segments(bounds, workspaces, tuple(blocks), fresh, dead, held, ideal)
-
-    def _pack(self, lives: Sequence[Lifetime]) -> Layout:
-        offsets = pack(lives, alignment=self.alignment)
-        end = max((offsets[life.index] + life.nbytes for life in lives), default=0)
-        return Layout(-(-end // self.alignment) * self.alignment, offsets, ())
 
 
 def _sums(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:

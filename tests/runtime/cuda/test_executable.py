@@ -33,7 +33,7 @@ def test_every_patch_names_the_piece_that_its_intermediate_lies_in() -> None:
     first, second = copies(0x7F00_0000_0000, 4096), copies(0x6600_0000_0000, 8192)
     table = discover(first, second)
     assert isinstance(table, SlotTable)
-    program = Program(first, table.slots, plan(first, table.slots, alignment=512))
+    program = Program(first, table.slots, plan(first, table.slots))
     segments, region = cut(program), Mock()
     region.add_piece.side_effect = itertools.count()
     region.add_copy.side_effect = lambda handle, segment: handle
