@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from pygraph import compat
 from pygraph.errors import Location
 
-__all__ = ["UNKNOWN", "GraphOrigin", "location_of", "module_of", "note_breaks", "origin_of", "parse_stack_trace"]
+__all__ = ["UNKNOWN", "GraphOrigin", "location_of", "module_of", "note_breaks", "origin_of"]
 
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>[^\n]*)\n?(?P<code>[^\n]*)', re.MULTILINE
@@ -31,8 +31,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 def location_of(meta: Mapping[str, Any]) -> Location | None:
     """The user's line of a node with that ``meta``, or None when it has no frame of the user's."""
-    trace = meta.get("stack_trace")
-    return parse_stack_trace(trace, os.getcwd()) if isinstance(trace, str) else None
+    return next(reversed(_user_frames(meta.get("stack_trace") or "", os.getcwd())), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,9 @@ _latest: list[Any] = [UNKNOWN, None, None]
 
 def origin_of(gm: torch.fx.GraphModule) -> GraphOrigin:
     """The origin of ``gm``, the module that Dynamo hands to a backend."""
-    start = next(_outermost(gm), None)
+    # A placeholder has the line of its first use.
+    traces = [node.meta.get("stack_trace") or "" for node in gm.graph.nodes if node.op != "placeholder"]
+    start = next((frame for trace in traces for frame in _user_frames(trace, os.getcwd())[:1]), None)
     origin = GraphOrigin(start.function if start is not None else _outer_module(gm), start)
     _latest[:2] = origin, compat.compile_reason(gm)
     note_breaks()
@@ -75,25 +76,15 @@ def note_breaks() -> None:
     for reason in [*new, ended] if ended is not None else ():
         if reason.graph_break and reason.user_stack and _function(reason) == _function(ended):
             frames = [frame for frame in reason.user_stack if _is_user_file(frame.filename)] or reason.user_stack
-            line = _frame(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name, frames[-1].line or "")
+            last = frames[-1]
+            line = _location(last.filename, last.lineno or 0, last.name, last.line or "", os.getcwd())
             origin.breaks[line] = reason.reason.strip().partition("\n")[0]
     _latest[2] = met[-1] if met else None
 
 
 def _function(reason: Any) -> list[tuple[str, str]]:
     """The function that Dynamo was compiling when it stopped: file and name."""
-    return [(frame.filename, _frame("", 0, frame.name, "").function) for frame in reason.user_stack[:1]]
-
-
-def _outermost(gm: torch.fx.GraphModule) -> Iterator[Location]:
-    """The user's outermost frame of each node that has one."""
-    for node in gm.graph.nodes:
-        if node.op == "placeholder":
-            continue  # has the line of its first use
-        for frame in _FRAME.finditer(node.meta.get("stack_trace") or ""):
-            if _is_user_file(frame["file"]):
-                yield _frame(frame["file"], int(frame["line"]), frame["function"], frame["code"])
-                break
+    return [(frame.filename, _location("", 0, frame.name, "", "").function) for frame in reason.user_stack[:1]]
 
 
 def _outer_module(gm: torch.fx.GraphModule) -> str:
@@ -113,28 +104,23 @@ def module_of(meta: Mapping[str, Any]) -> str:
     return _INDEX.sub(r".\1", _ROOT.sub("", path)).strip(".")
 
 
-def _frame(file: str, line: int, function: str, code: str) -> Location:
-    resumed = _RESUMED.fullmatch(function.strip())  # what Dynamo calls the rest of a function behind a graph break
-    name = resumed["function"] if resumed else function.strip()
-    return Location(_shorten(file, os.getcwd()), line, name, code.strip())
-
-
 @lru_cache(maxsize=8192)
-def parse_stack_trace(trace: str, directory: str) -> Location | None:
-    """The innermost user frame in a Python traceback text; files inside ``directory`` become relative to it."""
-    for frame in reversed(list(_FRAME.finditer(trace))):
+def _user_frames(trace: str, directory: str) -> tuple[Location, ...]:
+    """The user's frames in a Python traceback text, outermost first; files inside ``directory`` are relative to it."""
+    found = []
+    for frame in _FRAME.finditer(trace):
         if _is_user_file(frame["file"]):
-            code = frame["code"].strip()
-            code = "" if code.startswith('File "') else code
-            return Location(_shorten(frame["file"], directory), int(frame["line"]), frame["function"].strip(), code)
-    return None
+            code = "" if frame["code"].strip().startswith('File "') else frame["code"]
+            found.append(_location(frame["file"], int(frame["line"]), frame["function"], code, directory))
+    return tuple(found)
 
 
 def _is_user_file(file: str) -> bool:
     return not file.startswith("<") and not file.startswith(_TORCH)
 
 
-def _shorten(file: str, directory: str) -> str:
-    if directory == os.path.abspath(os.sep) or not file.startswith(directory + os.sep):
-        return file
-    return file[len(directory) + 1 :]
+def _location(file: str, line: int, function: str, code: str, directory: str) -> Location:
+    resumed = _RESUMED.fullmatch(function.strip())  # what Dynamo calls the rest of a function behind a graph break
+    name = resumed["function"] if resumed else function.strip()
+    inside = directory != os.path.abspath(os.sep) and file.startswith(directory + os.sep)
+    return Location(file[len(directory) + 1 :] if inside else file, line, name, code.strip())

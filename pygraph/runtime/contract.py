@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
+from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
 
 __all__ = [
     "Driver",
     "Executable",
-    "Keepers",
     "Layout",
     "NonPointerWord",
     "Program",
@@ -67,23 +66,12 @@ class NonPointerWord:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where POOL allocations lie at replay: at ``offsets[index]`` bytes of one workspace of ``nbytes``, unless fresh.
-
-    ``fresh`` lists the allocations that outlive the replay (outputs): each is allocated anew for each call.
-    """
+    """Where POOL allocations lie at replay: at ``offsets[index]`` bytes of one workspace of ``nbytes``; those of
+    outputs (``fresh``) are allocated anew for each call."""
 
     nbytes: int
     offsets: dict[int, int]
     fresh: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Keepers:
-    """Arguments that somebody else keeps beyond the call: ``held`` in any case, so that nothing is gained by letting go
-    of them early, ``lent`` perhaps, so that it is not to be counted on."""
-
-    held: frozenset[int] = frozenset()
-    lent: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +80,17 @@ class Program:
 
     The address of a tensor argument stays congruent to the captured one by ``alignment`` bytes, since kernels load
     vectors; one that is not is copied first when the argument is only read. ``non_pointers`` lists the words that read
-    as addresses and are not slots. ``name`` is what profilers call a replay.
+    as addresses and are not slots. Somebody else keeps the arguments ``held`` beyond the call in any case, so that to
+    let go of them early gains nothing, and those ``lent`` perhaps, so that it is not to be counted on. ``name`` is what
+    profilers call a replay.
     """
 
     recording: Recording
     slots: tuple[Slot, ...]
     layout: Layout
     non_pointers: tuple[NonPointerWord, ...] = ()
-    keepers: Keepers = field(default_factory=Keepers)
+    held: frozenset[int] = frozenset()
+    lent: frozenset[int] = frozenset()
     name: str = ""
     alignment: int = 16
 
@@ -125,10 +116,7 @@ class Executable:
         self.replay = region.replay
 
     def close(self) -> None:
-        """Give back everything that the executable holds; replaying afterwards returns None.
-
-        While another thread replays, what that replay uses is given back when it ends.
-        """
+        """Give everything back, at the end of a replay that is under way; replaying afterwards returns None."""
         self._region.close()
         self._kept = ()
 
@@ -136,68 +124,46 @@ class Executable:
 class Driver(Protocol):
     """Captures and replays regions on one kind of device."""
 
-    def identity(self, device: torch.device | None) -> str:
-        """All of the machine that times on ``device`` (None: the current one) depend on, as text: the same in every
-        process on equal machines. Versions of torch and of PyGraph are left out."""
-        ...
-
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
-        """Record ``fn`` on stand-ins for ``args``, disjoint from those of every earlier capture that is alive.
-
-        Nothing executes and ``args`` are read for their metadata only. Raises CaptureError with a reason code when
-        the region does what a captured program cannot.
-        """
-        ...
+        """Record ``fn`` on stand-ins for ``args``, disjoint from those of every earlier capture that is alive. Nothing
+        executes. Raises CaptureError with a reason code when the region does what a captured program cannot."""
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. Raises CaptureError when it cannot be."""
-        ...
 
     def generator(self, program: Program) -> torch.Generator | None:
         """The generator that ``program`` draws from when it is replayed, and its function when it runs uncaptured; None
         if it draws nothing. A capture draws nothing."""
-        ...
 
     def exchange_state(
         self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Set the state of ``generator``, and return the one before, so that no other thread draws in between.
-
-        With ``expected``, the state is set only if it is that one.
-        """
-        ...
+        """Set the state of ``generator``, if it is ``expected`` where that is given, and return the one before, so that
+        no other thread draws in between."""
 
     def spare_bytes(self) -> int:
         """Bytes of the current device's memory that copies may take for a moment."""
-        ...
 
     def synchronise(self, device: torch.device | None) -> bool:
         """Wait until ``device`` (None: the current one) has done what the caller submitted to its current stream.
-
-        False, with nothing done, where waiting is not possible, since that stream is being captured.
-        """
-        ...
+        False, with nothing done, where that stream is being captured."""
 
     def scratch_pool(self, args: Sequence[Any]) -> AbstractContextManager[ScratchPool]:
-        """Memory on the device of ``args`` for what nobody keeps; leaving gives it back to the system.
-
-        A tensor that is alive even then goes on being valid, and holds its part of it.
-        """
-        ...
+        """Memory on the device of ``args`` for what nobody keeps; leaving gives it back to the system, but for what is
+        alive even then."""
 
     def release_cached(self, device: torch.device | None) -> None:
         """Give back to the system what uncaptured runs on ``device`` (None: the current one) have left for later ones,
         such as workspaces of libraries and cached memory. What is submitted to the current stream is waited for."""
-        ...
 
 
 # -- what both drivers do with a program -------------------------------------------------------------------------------
 
 
-def check_program(program: Program, alignment: int) -> None:
-    """Raise CaptureError (``invalid-program``) unless intermediates lie in the workspace, at multiples of ``alignment``
-    bytes, and the fresh allocations are those of the outputs."""
-    layout, recording = program.layout, program.recording
+def check_program(program: Program) -> None:
+    """Raise CaptureError (``invalid-program``) unless intermediates lie in the workspace, aligned as recorded, and the
+    fresh allocations are those of the outputs."""
+    layout, recording, alignment = program.layout, program.recording, program.recording.alignment
     pool = {a.index: a for a in recording.allocations if a.kind is AllocationKind.POOL}
     for index, offset in layout.offsets.items():
         if index not in pool or offset < 0 or offset % alignment or offset + pool[index].nbytes > layout.nbytes:
@@ -231,23 +197,17 @@ def add_outputs(region: Any, kinds: Any, program: Program, same: Mapping[int, in
     """Tell ``region`` what it returns. ``kinds`` is its enumeration of kinds of outputs; ``same`` maps the position of
     an output to that of an earlier one which is the same object."""
     for position, output in enumerate(program.recording.outputs):
+        place = output.offset, list(output.size), list(output.stride), output.dtype
         if position in same:
             region.add_output(kinds.SAME, same[position], 0, [], [], None, None)
+        elif output.kind is OutputKind.ARGUMENT:
+            region.add_output(kinds.ARGUMENT, output.argument, 0, [], [], None, None)
+        elif output.kind is OutputKind.VIEW:
+            region.add_output(kinds.VIEW, output.argument, *place, None)
+        elif output.kind is OutputKind.FRESH:
+            region.add_output(kinds.FRESH, program.layout.fresh.index(output.allocation), *place, None)
         else:
-            _add_output(region, kinds, program, output)
-
-
-def _add_output(region: Any, kinds: Any, program: Program, output: Output) -> None:
-    if output.kind is OutputKind.ARGUMENT:
-        region.add_output(kinds.ARGUMENT, output.argument, 0, [], [], None, None)
-        return
-    if output.kind in (OutputKind.SCALAR, OutputKind.CONSTANT_TENSOR):
-        region.add_output(kinds.OBJECT, 0, 0, [], [], None, output.value)
-        return
-    is_view = output.kind is OutputKind.VIEW
-    kind = kinds.VIEW if is_view else kinds.FRESH
-    index = output.argument if is_view else program.layout.fresh.index(output.allocation)
-    region.add_output(kind, index, output.offset, list(output.size), list(output.stride), output.dtype, None)
+            region.add_output(kinds.OBJECT, 0, 0, [], [], None, output.value)
 
 
 # -- which drivers there are -------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ import torch.distributed
 
 from pygraph.cache import read_json, usable, warn_once, write_atomically
 from pygraph.runtime.contract import Driver
+from pygraph.runtime.identity import machine
 from pygraph.runtime.tensors import bits
 from pygraph.runtime.variants import signature
 from pygraph.version import __version__
@@ -254,7 +255,7 @@ _SCHEMA = 4
 """Part of the key. Raised when a field or the procedure changes."""
 
 
-def kept_path(fn: Function, driver: Driver, args: Sequence[Any], cache_dir: str | None) -> Path | None:
+def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None) -> Path | None:
     """The file in ``cache_dir`` for decisions on calls of ``fn`` like this one; None if nothing is kept, or if it
     cannot be told what ``fn`` does: it is in no file, or depends on a closure.
 
@@ -273,7 +274,7 @@ def kept_path(fn: Function, driver: Driver, args: Sequence[Any], cache_dir: str 
         for arg in args
     ]
     versions = __version__, torch.__version__, platform.python_version()
-    key = _SCHEMA, *versions, driver.identity(_device(args)), source, fn.__qualname__, call
+    key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call
     try:
         folder = usable(cache_dir) / "decisions"
     except OSError:  # there is no temporary folder either

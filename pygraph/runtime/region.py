@@ -22,9 +22,9 @@ from time import perf_counter
 from typing import Any
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
-from pygraph.errors import OptionError, ReplayError
+from pygraph.errors import ReplayError
 from pygraph.runtime.compare import Scope, Verdict, compare, verify
-from pygraph.runtime.contract import Driver, Executable, Keepers, Program
+from pygraph.runtime.contract import Driver, Executable, Program
 from pygraph.runtime.critical import capturing, capturing_turn, critical
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.measure import (
@@ -74,8 +74,7 @@ class RegionOptions:
     ``capture_after``: the occurrence of a key and variant at which it is captured (at least 2: once uncaptured).
     ``max_captures``: executables that one region holds; the least recently used goes. ``verify_always``: compare every
     replay with an uncaptured run. ``measure``: let real calls decide whether a replay pays, unless every replay is
-    compared. ``cache_dir``: the folder in which decisions are kept for other processes; None: nowhere. Raises
-    OptionError when a value is out of range.
+    compared. ``cache_dir``: the folder in which decisions are kept for other processes; None: nowhere.
     """
 
     capture_after: int = 2
@@ -83,11 +82,6 @@ class RegionOptions:
     verify_always: bool = False
     measure: bool = False
     cache_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, minimum in (("capture_after", 2), ("max_captures", 1)):
-            if getattr(self, name) < minimum:
-                raise OptionError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
 
 
 @dataclass
@@ -155,11 +149,10 @@ class Region:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.record = RegionRecord(name)
-        self._label = label or name
         self._fn = fn
         self._driver = driver
         self._options = options or RegionOptions()
-        self._keepers = Keepers(frozenset(held), frozenset(lent))
+        self._facts = {"held": frozenset(held), "lent": frozenset(lent), "name": label or name}
         self._on_capture, self._on_refusal = on_capture, on_refusal
         self._origins: Mapping[int, Origin] = origins or {}
         self._variants = VariantTable(self._options.max_captures, self._options.capture_after - 1)
@@ -324,7 +317,7 @@ class Region:
             with critical():
                 measures = self._options.measure and not self._options.verify_always and not variant.decided
                 measures = measures and not several_ranks()  # each would decide by itself
-                path = kept_path(self._fn, self._driver, args, self._options.cache_dir) if measures else None
+                path = kept_path(self._fn, args, self._options.cache_dir) if measures else None
                 decision = None if path is None else read(path)
                 if decision is None:
                     return self._capture(variant, args, measures, path)
@@ -385,7 +378,7 @@ class Region:
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
         with tracing(self._fn, self._origins) as bodies:
             try:
-                return capture(self._fn, self._driver, args, self._slots, self._keepers, self._label)
+                return capture(self._fn, self._driver, args, self._slots, **self._facts)
             except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                 return Refusal.of(error, blamed(error))
             finally:
@@ -402,12 +395,18 @@ class Region:
             return
         variant.spread = verdict.spread
         variant.program = made.program if self._options.verify_always else None
-        self._describe(made, verdict)
         self._variants.install(variant, made.executable)
         self._slots = made.table
         self._prefer(variant)
+        counts["captures"] += 1
+        record, program = self.record, made.program
+        record.state, record.reason, record.captures = State.REPLAY, None, record.captures + 1
+        record.slots, record.launches = len(program.slots), len(program.recording.launches)
+        record.workspace_bytes = program.layout.nbytes
+        tolerated = ["non-deterministic: compared within a tolerance"] if verdict.spread is not None else []
+        record.notes.extend(note for note in [*made.table.notes, *tolerated] if note not in record.notes)
         if self._on_capture is not None:
-            self._on_capture(made.program)
+            self._on_capture(program)
 
     def _scope(self, variant: Variant, program: Program) -> Scope:
         return Scope(program, variant.written, self._sensitive, variant.spread)
@@ -418,7 +417,7 @@ class Region:
         if refusal.reason in _ONE_CALLS_FAULT:
             variant.postpone()
         else:
-            variant.refused = True
+            variant.off = State.UNCAPTURED
             self._failures += 1
         if refusal.reason in _REGIONS_FAULT:
             self._retire(refusal)
@@ -456,15 +455,3 @@ class Region:
         counts["refused"] += 1
         counts[f"refused.{refusal.reason}"] += 1
         self.record.refusals.setdefault(refusal.reason, refusal)
-
-    def _describe(self, made: Captured, verdict: Verdict) -> None:
-        """Put a successful capture into the record."""
-        counts["captures"] += 1
-        record, program = self.record, made.program
-        record.state, record.reason, record.captures = State.REPLAY, None, record.captures + 1
-        record.slots, record.launches = len(program.slots), len(program.recording.launches)
-        record.workspace_bytes = program.layout.nbytes
-        notes = list(made.table.notes)
-        if verdict.spread is not None:
-            notes.append("non-deterministic: compared within a tolerance")
-        record.notes.extend(note for note in notes if note not in record.notes)

@@ -9,12 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.errors import OptionError
 from pygraph.runtime.contract import Executable, Slot
 from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
-from pygraph.runtime.region import RegionOptions
-from pygraph.runtime.slots import outside, written_arguments
+from pygraph.runtime.slots import written_arguments
 from pygraph.runtime.variants import Variant, VariantTable, signature
 from tests.runtime.captures import Capture, reads, writes
 
@@ -83,12 +81,6 @@ KEYS = [(INPUT, 0), (INPUT, 0), (POOL, 0), (POOL, 1)]
 """What each launch of a chain below only reads."""
 
 
-@pytest.mark.parametrize("values", [{"capture_after": 1}, {"max_captures": 0}])
-def test_options_out_of_range(values: dict[str, int]) -> None:
-    with pytest.raises(OptionError, match=next(iter(values))):
-        RegionOptions(**values)  # type: ignore[arg-type]
-
-
 def test_written_arguments_are_exact_where_accesses_are_known() -> None:
     capture = Capture()
     capture.launch(1, 2, 3, uses=[reads(0, 8), writes(1, 8)])
@@ -99,19 +91,6 @@ def test_written_arguments_are_exact_where_accesses_are_known() -> None:
     assert written_arguments(capture.recording(), [*slots, Slot(2, 0, INPUT, 4, 0)]) == {1, 4}
     pool = Slot(2, 0, AllocationKind.POOL, 0, 0)
     assert written_arguments(capture.recording(), [pool]) == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("offset", "start", "nbytes", "inside"),
-    [(0, 0, 64, True), (8, 0, 56, True), (8, 0, 57, False), (8, -8, 8, True), (0, -1, 1, False), (64, 0, 0, True)],
-)
-def test_accesses_outside_of_their_allocation(offset: int, start: int, nbytes: int, inside: bool) -> None:
-    capture = Capture()
-    capture.input(64)
-    capture.launch(0, name="mm", uses=[reads(0, nbytes, start)])
-    refusal = outside(capture.recording(), [Slot(0, 0, INPUT, 0, offset)])
-    assert (refusal is None) is inside
-    assert refusal is None or (refusal.reason, refusal.launch) == ("outside-allocation", "mm")
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -33,7 +33,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
     Raises CaptureError when an address would not be replaced or lie outside, and when the capture was instantiated
     before.
     """
-    check_program(program, program.recording.alignment)
+    check_program(program)
     _check_slots(program)
     nodes = with_scratch(program, capture.nodes)
     graph, capture.graph = capture.graph, None

@@ -23,14 +23,16 @@ void bind(py::module_& m) {
   m.def("random_memory", &random_memory);
   m.def("exchange_state", &exchange_state);
   m.def("advances", [](const std::shared_ptr<at::cuda::CUDAGraph>& graph) { return Generators::advanced_by(*graph); });
-  m.def("enter", [](const std::shared_ptr<Session>& session) { CaptureAllocator::get().enter(*session); });
-  m.def("leave", [] { CaptureAllocator::get().leave(); });
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
       .def(py::init<c10::DeviceIndex, uintptr_t, uintptr_t, uintptr_t, size_t, py::function>())
       .def("nodes", &Session::nodes)
-      .def("alive", &Session::alive)
+      .def("idle", &Session::idle)
       .def("pieces", &Session::pieces)
-      .def("close", &Session::close);
+      .def("begin", [](Session& session) { CaptureAllocator::get().enter(session); })
+      .def("end", [](Session& session) {
+        CaptureAllocator::get().leave();
+        session.close();
+      });
   using ReleasedGil = py::call_guard<py::gil_scoped_release>;
   // A context manager; entered, it says whether the turn began.
   py::class_<RandomTurn>(m, "RandomTurn")
@@ -41,8 +43,8 @@ void bind(py::module_& m) {
       .def("__exit__", [](RandomTurn& turn, const py::args&) { turn.end(); }, ReleasedGil());
   py::class_<ScratchPool>(m, "ScratchPool")
       .def(py::init<c10::DeviceIndex>())
-      .def("enter", &ScratchPool::enter)
-      .def("leave", &ScratchPool::leave)
+      .def("__enter__", &ScratchPool::enter)
+      .def("__exit__", [](ScratchPool& pool, const py::args&) { pool.leave(); })
       .def("close", &ScratchPool::close, ReleasedGil());
   bind_output_kinds(m);
   py::class_<CudaRegion> region(m, "CudaRegion");

@@ -26,8 +26,7 @@ from pygraph.runtime.contract import (
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
-from pygraph.runtime.host.recorder import ALIGNMENT, HostCapture, OperatorLaunch
-from pygraph.runtime.identity import cpu_model
+from pygraph.runtime.host.recorder import HostCapture, OperatorLaunch
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Recording
 
 __all__ = ["HostDriver", "add_launch", "make_graph", "native_word"]
@@ -38,7 +37,7 @@ _WORKSPACE = 0
 
 def make_graph(native: ModuleType, program: Program, capture: HostCapture) -> Any:
     """The native graph of ``program``. Raises CaptureError when an address would not be replaced, or lie outside."""
-    check_program(program, ALIGNMENT)
+    check_program(program)
     _check_slots(program, capture)
     graph = native.HostGraph(program.layout.nbytes)
     graph.set_name(program.name)
@@ -137,10 +136,6 @@ class HostDriver:
 
     def __init__(self) -> None:
         self._native: ModuleType = build.load()
-
-    def identity(self, device: torch.device | None) -> str:  # noqa: ARG002
-        """The processor, and how many threads operators use."""
-        return f"host: {cpu_model()}, {torch.get_num_threads()} threads"
 
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
         """Record ``fn``. The payload is a HostCapture; dropping it gives the address space back."""

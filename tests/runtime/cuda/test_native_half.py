@@ -29,12 +29,11 @@ spec.loader.exec_module(cuda)
 
 def capture(run, arena=1 << 40):
     session = cuda.Session(0, 0, arena, 2 * arena, 512, print)
-    cuda.enter(session)
+    session.begin()
     try:
         return run()
     finally:
-        cuda.leave()
-        session.close()
+        session.end()
 
 
 """
