@@ -13,7 +13,7 @@ decides, the function runs some more times on copies, and a replay must be as cl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -226,7 +226,7 @@ class _Trial:
                 outputs = self._replay(working.args)
             finally:
                 undone = self.random.undo()
-            outcome = observe(outputs or (), working.args, self.watched, self.random.end).bare()
+            outcome = observe(outputs or (), working.args, self.watched, self.random.end)
         finally:
             if self._fingerprints() != before:
                 raise ReplayError("a replay wrote to an argument that it only reads, and that was too large to copy")
@@ -238,7 +238,7 @@ class _Trial:
             return Refusal("comparison-failed", "replayed: bytes beside an argument were written")
         if not self._unread_unchanged():
             return Refusal("comparison-failed", "replayed: an argument is written though no launch says so")
-        return outcome
+        return replace(outcome, results=[])
 
     def judge(self, first: _Outcome, outputs: Sequence[Any]) -> Verdict:
         """Whether the replay did what the uncaptured run, which returned ``outputs``, did. Random state is kept."""
@@ -279,7 +279,8 @@ class _Trial:
             outputs = [decided(each) for each in recording.outputs]
         else:
             outputs = [any(launch.nondeterministic for launch in recording.launches)] * count
-        return [*outputs, *(decided(position) and _is_dense(self.args[position]) for position in self.watched)]
+        written = [(position, self.args[position]) for position in self.watched]
+        return [*outputs, *(decided(position) and extent(arg) <= arg.nbytes for position, arg in written)]
 
     def _inexcusable(self, reference: _Outcome, other: _Outcome) -> str | None:
         """A structure that differs, or else the first result that does and that no launch decides which is known to be
@@ -372,7 +373,7 @@ class _Trial:
         if not undone:
             return None
         outcome = observe(outputs, copies, self.watched, self.random.end)
-        return outcome if any(self._decided(outcome)) else outcome.bare()
+        return outcome if any(self._decided(outcome)) else replace(outcome, results=[])
 
     def unlike(self, expected: _Outcome, outputs: Sequence[Any], *, loosely: bool = False) -> str | None:
         """In what a replay on the caller's own arguments differs from an uncaptured run."""
@@ -534,10 +535,6 @@ class _Outcome:
     rng: torch.Tensor | None
     results: list[Any] = field(compare=False)
 
-    def bare(self) -> _Outcome:
-        """The same without the results."""
-        return replace(self, results=[])
-
     def differing(self, other: _Outcome) -> list[int]:
         """The results in which two runs of one structure left other bits."""
         return [i for i, (mine, theirs) in enumerate(zip(self.contents, other.contents, strict=True)) if mine != theirs]
@@ -555,14 +552,13 @@ class _Outcome:
 
 
 def observe(
-    outputs: Sequence[Any], args: Sequence[Any], watched: Collection[int] = (), rng: torch.Tensor | None = None
+    outputs: Sequence[Any], args: Sequence[Any], watched: Sequence[int] = (), rng: torch.Tensor | None = None
 ) -> _Outcome:
     """The outcome of a run that returned ``outputs`` and left ``args``, of which the ``watched`` ones are results."""
-    arguments = sorted(watched)
     contents = [digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs]
-    contents += [digest(span(args[position])) for position in arguments]
-    names = [*(f"output {index}" for index in range(len(outputs))), *(f"argument {index}" for index in arguments)]
-    results = [*outputs, *(args[position] for position in arguments)]
+    contents += [digest(span(args[position])) for position in watched]
+    names = [*(f"output {index}" for index in range(len(outputs))), *(f"argument {position}" for position in watched)]
+    results = [*outputs, *(args[position] for position in watched)]
     return _Outcome(_structure(outputs, args), tuple(contents), tuple(names), rng, results)
 
 
@@ -599,8 +595,3 @@ def _describe(
         return (*facts, "empty")
     owner = storages.setdefault(out.untyped_storage().data_ptr(), index)
     return (*facts, f"memory of output {owner} from element {out.storage_offset()}")
-
-
-def _is_dense(arg: torch.Tensor) -> bool:
-    """Whether elements of ``arg`` lie side by side."""
-    return extent(arg) <= arg.numel() * arg.element_size()

@@ -132,10 +132,9 @@ class Arena:
 
         Raises MemoryError when the device has no address space left.
         """
-        start = self._aligned(self.next, residue)
-        if start + nbytes + self.gap > self.end:
+        if self.next + nbytes + ALIGNMENT + self.gap > self.end:
             self.grow(self.next, nbytes + 2 * ALIGNMENT + self.gap)
-            start = self._aligned(self.next, residue)
+        start = self.next + (residue - self.next) % ALIGNMENT
         self.next = start + nbytes + self.gap
         return start
 
@@ -146,39 +145,21 @@ class Arena:
     def grow(self, used: int, nbytes: int) -> tuple[int, int]:
         """Make room for ``nbytes`` more bytes in one piece, where what lies below ``used`` was handed out. The part
         that is free from now on, as (next, end)."""
-        self.next = used
-        if self._current >= 0 and self.next + nbytes <= self._ranges[self._current].end:
-            self._extend(self._ranges[self._current], self.next + nbytes)
-            return self.next, self.end
-        self._current += 1
-        while self._current < len(self._ranges) and self._room(self._current) < nbytes:
+        self.next, step = used, self._page.nbytes
+        while self._current < 0 or self.next + nbytes > self._ranges[self._current].end:
+            if self._current + 1 == len(self._ranges):
+                size = -(-max(CHUNK, nbytes + GUARD) // step) * step
+                self._ranges.append(_Range(self._page.reserve(size), size))
             self._current += 1
-        if self._current == len(self._ranges):
-            self._reserve(nbytes)
+            self.next = self.end = self._ranges[self._current].base + GUARD
         found = self._ranges[self._current]
-        self.next = found.base + GUARD
-        self._extend(found, self.next + nbytes)
-        return self.next, self.end
-
-    def _room(self, index: int) -> int:
-        return self._ranges[index].end - self._ranges[index].base - GUARD
-
-    def _reserve(self, nbytes: int) -> None:
-        size = -(-max(CHUNK, nbytes + GUARD) // self._page.nbytes) * self._page.nbytes
-        self._ranges.append(_Range(self._page.reserve(size), size))
-
-    def _extend(self, found: _Range, least: int) -> None:
-        """Map ``found`` up to ``least`` at least; mapped once, it stays."""
-        if least > found.mapped:
-            step = self._page.nbytes
-            upto = min(found.end, found.base + -(-(least - found.base) // step) * step)
+        if self.next + nbytes > found.mapped:  # mapped once, it stays
+            least = self.next + nbytes - found.base
+            upto = min(found.end, found.base + -(-least // step) * step)
             self._page.map(found.mapped, upto)
             found.mapped = upto
         self.end = found.mapped
-
-    @staticmethod
-    def _aligned(address: int, residue: int) -> int:
-        return address + (residue - address) % ALIGNMENT
+        return self.next, self.end
 
 
 class Arenas:

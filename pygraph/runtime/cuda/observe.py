@@ -131,11 +131,6 @@ class Observer:
         (self.spans if end > begin else self.silent).append(span)
         return result
 
-    def body(self, name: str, calls: Sequence[str], explained: Sequence[range]) -> None:
-        """The body of the operator ``name``, which is Python, has run. The rest is as in ``PythonCall``."""
-        origin = here()
-        self.python.append(PythonCall(name, origin.nodes, origin.loc, tuple(calls), tuple(explained)))
-
     def fail(self, name: str, origin: Origin | None = None) -> None:
         """Blame the call ``name``, at ``origin`` or where the region is now, unless another one was blamed before."""
         self.failed = self.failed or name
@@ -143,17 +138,13 @@ class Observer:
 
     def fail_at(self, index: int) -> None:
         """Blame the call that node ``index`` came from, if there is one."""
-        span = self.owner_of(index)
-        if span is not None:
-            self.fail(span.name, span.origin)
+        for span in self.spans:
+            if span.begin <= index < span.end:
+                self.fail(span.name, span.origin)
 
     def makers(self, born: int) -> list[Span]:
         """The calls that may have made an allocation when the graph had ``born`` nodes."""
         return [span for span in (*self.spans, *self.silent) if span.begin <= born <= span.end]
-
-    def owner_of(self, index: int) -> Span | None:
-        """The span that node ``index`` lies in."""
-        return next((span for span in self.spans if span.begin <= index < span.end), None)
 
 
 def calls_operators(fn: Callable[..., Any]) -> bool:
@@ -269,7 +260,9 @@ class _Operators(TorchDispatchMode):
         reads: list[int] = []
         writes: list[int] = []
         absolute = False
-        for argument, value in _operands(schema, args, named):
+        given = [*zip(schema.arguments, args, strict=False)]  # those by name alone come last
+        given += [(argument, named[argument.name]) for argument in schema.arguments if argument.name in named]
+        for argument, value in given:
             _refuse_host(func, value)
             written = argument.alias_info is not None and argument.alias_info.is_write
             (writes if written else reads).extend(t.data_ptr() for t in tensors_in(value))
@@ -314,7 +307,9 @@ class _Inside(TorchDispatchMode):
         if self._refused is not None:
             raise self._refused
         if python:
-            self._observer.body(str(self._op), self._calls, self._explained)
+            origin = here()
+            made = PythonCall(str(self._op), origin.nodes, origin.loc, tuple(self._calls), tuple(self._explained))
+            self._observer.python.append(made)
         return result
 
     def __torch_dispatch__(
@@ -360,15 +355,6 @@ def _is_on_host(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
     device = named.get("device")
     places = {tensor.device.type for tensor in tensors_in([*args, *named.values()])}
     return (places or {"cpu" if device is None else torch.device(device).type}) == {"cpu"}
-
-
-def _operands(schema: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Each argument of a schema with the value given for it."""
-    for position, argument in enumerate(schema.arguments):
-        if position < len(args) and not argument.kwarg_only:
-            yield argument, args[position]
-        elif argument.name in named:
-            yield argument, named[argument.name]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
