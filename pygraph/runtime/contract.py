@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -20,7 +20,6 @@ from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
 __all__ = [
     "Driver",
     "Executable",
-    "Keepers",
     "Layout",
     "NonPointerWord",
     "Program",
@@ -76,28 +75,22 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Keepers:
-    """Arguments that somebody else keeps beyond the call: ``held`` in any case, so that nothing is gained by letting go
-    of them early, ``lent`` perhaps, so that it is not to be counted on."""
-
-    held: frozenset[int] = frozenset()
-    lent: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class Program:
     """All that a driver needs to replay: the recording, which of its words are addresses, and where memory lies.
 
     The address of a tensor argument stays congruent to the captured one by ``alignment`` bytes, since kernels load
     vectors; one that is not is copied first when the argument is only read. ``non_pointers`` lists the words that read
-    as addresses and are not slots. ``name`` is what profilers call a replay.
+    as addresses and are not slots. Somebody else keeps the arguments ``held`` beyond the call in any case, so that to
+    let go of them early gains nothing, and those ``lent`` perhaps, so that it is not to be counted on. ``name`` is what
+    profilers call a replay.
     """
 
     recording: Recording
     slots: tuple[Slot, ...]
     layout: Layout
     non_pointers: tuple[NonPointerWord, ...] = ()
-    keepers: Keepers = field(default_factory=Keepers)
+    held: frozenset[int] = frozenset()
+    lent: frozenset[int] = frozenset()
     name: str = ""
     alignment: int = 16
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.contract import Driver, Executable, Keepers, Program
+from pygraph.runtime.contract import Driver, Executable, Program
 from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
@@ -40,11 +40,13 @@ def capture(
     driver: Driver,
     args: Sequence[Any],
     table: SlotTable | None = None,
-    keepers: Keepers | None = None,
-    name: str = "",
+    **facts: Any,
 ) -> Captured | Refusal:
-    """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture. Raises
-    CaptureError, and anything that ``fn`` does on stand-ins."""
+    """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture.
+
+    ``facts`` are fields of the program that no capture tells. Raises CaptureError, and anything that ``fn`` does on
+    stand-ins.
+    """
     first = driver.capture(fn, list(args))
     alone = next((launch for launch in first.launches if launch.collective), None)
     if alone is not None:  # it can be neither captured again nor compared: it would run more often here than elsewhere
@@ -59,7 +61,7 @@ def capture(
     if doubt is not None:
         return doubt
     layout = plan(first, found.slots)
-    program = Program(first, found.slots, layout, found.non_pointers, keepers or Keepers(), name)
+    program = Program(first, found.slots, layout, found.non_pointers, **facts)
     return Captured(driver.instantiate(program), program, found, written_arguments(first, found.slots))
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
 from pygraph.runtime.compare import Scope, Verdict, compare, verify
-from pygraph.runtime.contract import Driver, Executable, Keepers, Program
+from pygraph.runtime.contract import Driver, Executable, Program
 from pygraph.runtime.critical import capturing, capturing_turn, critical
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.measure import (
@@ -149,11 +149,10 @@ class Region:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.record = RegionRecord(name)
-        self._label = label or name
         self._fn = fn
         self._driver = driver
         self._options = options or RegionOptions()
-        self._keepers = Keepers(frozenset(held), frozenset(lent))
+        self._facts = {"held": frozenset(held), "lent": frozenset(lent), "name": label or name}
         self._on_capture, self._on_refusal = on_capture, on_refusal
         self._origins: Mapping[int, Origin] = origins or {}
         self._variants = VariantTable(self._options.max_captures, self._options.capture_after - 1)
@@ -379,7 +378,7 @@ class Region:
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
         with tracing(self._fn, self._origins) as bodies:
             try:
-                return capture(self._fn, self._driver, args, self._slots, self._keepers, self._label)
+                return capture(self._fn, self._driver, args, self._slots, **self._facts)
             except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                 return Refusal.of(error, blamed(error))
             finally:
@@ -418,7 +417,7 @@ class Region:
         if refusal.reason in _ONE_CALLS_FAULT:
             variant.postpone()
         else:
-            variant.refused = True
+            variant.off = State.UNCAPTURED
             self._failures += 1
         if refusal.reason in _REGIONS_FAULT:
             self._retire(refusal)

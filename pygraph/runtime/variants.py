@@ -1,7 +1,6 @@
 """The variants of a region: by what calls are told apart, the states of a variant, and the table of all of them.
 
-Calls differ by Python scalars (the key), then by sizes, strides, dtypes and devices (the signature). The table is
-bounded: captures that were not used for longest go first.
+Calls differ by Python scalars (the key), then by sizes, strides, dtypes and devices (the signature).
 """
 
 from __future__ import annotations
@@ -33,11 +32,8 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class ScalarKey:
-    """Reads the key of a call: the type and bits of every int, float and bool among its arguments.
-
-    Positions are those of the first call; a compiled program passes scalars at the same positions always. ``plain``
-    says that all are ints or bools, so that equality is equality of bits.
-    """
+    """Reads the key of a call: the type and bits of every int, float and bool among its arguments, which a compiled
+    program always passes at the same positions. ``plain``: all are ints or bools, for which equal is equal in bits."""
 
     __slots__ = ("_positions", "plain")
 
@@ -98,7 +94,7 @@ class Variant:
     """One combination of key and signature: its ``state``, and what a call of it needs.
 
     ``ran`` counts uncaptured runs, ``wanted`` how many of them make it due to be captured. ``decided``: it was measured
-    and will not be again. ``program`` is kept where every replay is compared.
+    and will not be again. ``off``: it is not captured any more, SKIPPED or UNCAPTURED.
     """
 
     key: Hashable
@@ -111,19 +107,14 @@ class Variant:
     spread: Spread | None = None
     written: frozenset[int] = frozenset()
     decided: bool = False
-    skipped: bool = False
-    refused: bool = False
+    off: State | None = None
 
     @property
     def state(self) -> State:
         """Its state, by what it has."""
         if self.executable is not None:
             return State.REPLAY if self.measurement is None else State.TIMED
-        if self.skipped:
-            return State.SKIPPED
-        if self.refused:
-            return State.UNCAPTURED
-        return State.WARM if self.ran else State.COLD
+        return self.off or (State.WARM if self.ran else State.COLD)
 
     @property
     def due(self) -> bool:
@@ -131,11 +122,8 @@ class Variant:
         return self.ran >= self.wanted and self.state is State.WARM
 
     def postpone(self) -> None:
-        """Start anew, and run twice as often until the next capture: what goes wrong each time costs ever less.
-
-        So it is when a capture was evicted (with more variants in turn than there is room for, each call would
-        capture), and when one failed for a reason that another call may not have.
-        """
+        """Start anew, and run twice as often until the next capture: a capture failed for a reason that another call
+        may not have, or was evicted, as all are where more variants come in turn than there is room for."""
         self.ran, self.wanted = 0, self.wanted * 2
 
     def release(self) -> None:
@@ -146,11 +134,11 @@ class Variant:
 
 
 class VariantTable:
-    """Variants by key and signature, at most ``max_captures`` with an executable and ``max_tracked`` without.
+    """Variants by key and signature, at most ``max_captures`` with an executable and ``max_tracked`` without; the one
+    that was not used for longest goes. ``keys`` counts the distinct keys met; one that was forgotten counts again.
 
-    ``keys`` counts the distinct keys met; one that was forgotten counts again. There is no lock: whatever allocates may
-    collect garbage, and a finaliser may call the region whose table this is. So every look at a dictionary may find it
-    changed since the last one.
+    There is no lock: whatever allocates may collect garbage, and a finaliser may call the region whose table this is.
+    So every look at a dictionary may find it changed since the last one.
     """
 
     def __init__(self, max_captures: int, wanted: int, max_tracked: int = MAX_TRACKED) -> None:
@@ -174,7 +162,7 @@ class VariantTable:
         return tuple(self._by_key.get(key, _NONE).values())
 
     def find(self, key: Hashable, facts: Hashable) -> Variant:
-        """The variant of a call, made if it is new; the one that was longest not asked for is forgotten for it."""
+        """The variant of a call, made if it is new."""
         variant = self._by_key.get(key, _NONE).get(facts)
         if variant is None:
             self.keys += key not in self._by_key
@@ -187,7 +175,7 @@ class VariantTable:
         return variant
 
     def install(self, variant: Variant, executable: Executable) -> None:
-        """Give ``variant`` its executable; those that were not used for longest go for it."""
+        """Give ``variant`` its executable."""
         variant.executable = executable
         self._by_key.setdefault(variant.key, {})[variant.signature] = variant
         self._captured[variant] = None
@@ -199,7 +187,7 @@ class VariantTable:
 
     def skip(self, variant: Variant) -> None:
         """Leave ``variant`` uncaptured for good."""
-        variant.skipped = True
+        variant.off = State.SKIPPED
         if variant in self._captured:
             self._captured.pop(variant, None)
             self._track(variant)

@@ -120,7 +120,7 @@ class _Facts:
     """
 
     def __init__(self, program: Program) -> None:
-        recording, keepers = program.recording, program.keepers
+        recording = program.recording
         pool, given = AllocationKind.POOL, AllocationKind.INPUT
         self.launches, self.alignment = len(recording.launches), recording.alignment
         self.lives = sorted(lifetimes(recording, program.slots, program.layout.fresh), key=lambda life: life.first)
@@ -134,8 +134,8 @@ class _Facts:
         self.outputs = [(first, end, sizes[pool, i]) for i, first in self.fresh.items()]
         needed = {o.argument for o in recording.outputs if o.kind in (OutputKind.ARGUMENT, OutputKind.VIEW)}
         arguments = [index for kind, index in sizes if kind is given]
-        self.dying = {i: max(used.get((given, i), [0])) for i in arguments if i not in needed | keepers.held}
-        certain = {i: last for i, last in self.dying.items() if i not in keepers.lent}
+        self.dying = {i: max(used.get((given, i), [0])) for i in arguments if i not in needed | program.held}
+        certain = {i: last for i, last in self.dying.items() if i not in program.lent}
         self.arguments = [(0, certain.get(i, end), sizes[given, i]) for i in arguments]
         # bytes by launch: of arguments that are still needed, of older intermediates, of outputs that were made before
         self._given = _sums(self.launches + 1, self.arguments)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.contract import Keepers, Layout, Program, Slot
+from pygraph.runtime.contract import Layout, Program, Slot
 from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.cuda.segments import (
     EXCESS,
@@ -29,7 +30,6 @@ from tests.runtime.branches import Branched, branched
 from tests.runtime.captures import Capture
 
 MB = 1 << 20
-NOBODY = Keepers()
 
 
 def recorded(capture: Capture) -> Recording:
@@ -60,8 +60,8 @@ def backward(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
     return explained(build)
 
 
-def program(recording: Recording, slots: tuple[Slot, ...], keepers: Keepers = NOBODY) -> Program:
-    return Program(recording, slots, plan(recording, slots), keepers=keepers)
+def program(recording: Recording, slots: tuple[Slot, ...], **keepers: Any) -> Program:
+    return Program(recording, slots, plan(recording, slots), **keepers)
 
 
 def sizes_of(recording: Recording) -> dict[int, int]:
@@ -118,7 +118,7 @@ def training(layers: int, activation: int, weight: int) -> Program:
             capture.fresh(each)
         return recorded(capture)
 
-    return program(*explained(build), Keepers(held=frozenset(range(2 * layers, 3 * layers))))
+    return program(*explained(build), held=frozenset(range(2 * layers, 3 * layers)))
 
 
 @pytest.mark.parametrize(("activation", "weight", "most"), [(16, 6, 4), (4, 8, 6), (64, 34, 6)])
@@ -161,9 +161,8 @@ def inference(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
 def test_nothing_is_gained_by_letting_go_of_what_others_hold() -> None:
     """A model's weights stay where they are: cuts that would only free those cost time for nothing."""
     recording, slots = inference(layers=64, size=8 * MB)
-    arguments = Keepers(held=frozenset(range(65)))
     assert len(cut(program(recording, slots)).bounds) > 1
-    segments = cut(program(recording, slots, arguments))
+    segments = cut(program(recording, slots, held=frozenset(range(65))))
     assert segments.bounds == ((0, 64),)
     assert segments.dead == {}
     assert segments.held == segments.ideal
@@ -188,11 +187,11 @@ def test_what_others_may_hold_is_let_go_of_but_not_counted_on() -> None:
     counted = cut(program(recording, slots))
     assert counted.ideal <= counted.held < 257 * MB
     assert counted.dead[0] == 0
-    doubtful = cut(program(recording, slots, Keepers(lent=frozenset([0]))))
+    doubtful = cut(program(recording, slots, lent=frozenset([0])))
     assert doubtful.held >= doubtful.ideal > 384 * MB
     assert doubtful.dead[0] == 0
     assert len(doubtful.bounds) == 1, "a cut would save nothing that is certain"
-    surely = cut(program(recording, slots, Keepers(held=frozenset([0]))))
+    surely = cut(program(recording, slots, held=frozenset([0])))
     assert (surely.held, surely.bounds) == (doubtful.held, doubtful.bounds)
     assert 0 not in surely.dead
 
