@@ -14,7 +14,7 @@ from pygraph.report.facts import to_json
 from pygraph.report.html import render_html
 from pygraph.report.model import GraphReport
 from pygraph.report.text import render_text
-from pygraph.runtime import counters as runtime_counters
+from pygraph.runtime.region import counts
 from pygraph.settings import Settings
 
 __all__ = ["Explanation", "counters", "explain", "reports", "reset"]
@@ -68,10 +68,10 @@ def reports() -> list[GraphReport]:
 
 def counters() -> dict[str, int]:
     """What the runtime did so far in this process: captures, replays, uncaptured calls, refusals by reason."""
-    return runtime_counters.counters()
+    return dict(sorted(dict(counts).items()))  # a copy first: other threads may count meanwhile
 
 
 def reset() -> None:
     """Forget reports and counts. Compiled programs go on; ``torch._dynamo.reset()`` frees those."""
     kept.clear()
-    runtime_counters.reset()
+    counts.clear()

@@ -273,6 +273,9 @@ def inductor_timing() -> InductorTiming:
 trace_structured = _find("torch._logging.trace_structured", cost="TORCH_TRACE shows nothing of PyGraph")
 
 # -- graphs of Dynamo: why each of them ends -----------------------------------------------------------------------
+graph_break_reasons = _find(
+    "torch._dynamo.utils.graph_break_reasons", cost="reports list no graph break that ends no graph of its own"
+)
 
 
 def compile_reason(gm: torch.fx.GraphModule) -> Any:

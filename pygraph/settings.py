@@ -9,9 +9,9 @@ import difflib
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from pygraph.cache import user_dir
 from pygraph.errors import OptionError
@@ -70,95 +70,76 @@ class Settings:
         """Settings from ``options`` over the environment. Raises OptionError for an unknown name or a wrong value."""
         environ = os.environ if environ is None else environ
         _warn_of_unknown(frozenset(name for name in environ if name.startswith(_PREFIX)))
-        chosen: dict[str, Any] = {}
-        for name, (variable, parse, check) in _OPTIONS.items():
-            if parse is not None and variable in environ:
-                chosen[name] = check(variable, parse(environ[variable]))
+        chosen = {
+            name: _checked(name, variable, _read(name, environ[variable]))
+            for variable, name in _VARIABLES.items()
+            if variable in environ
+        }
         for name, value in (options or {}).items():
             key = name.replace("-", "_")
-            if key not in _OPTIONS:
+            if key not in _KINDS:
                 raise OptionError(f"unknown option '{name}'{_nearest(key)}")
-            chosen[key] = _OPTIONS[key].check(name, value)
+            chosen[key] = _checked(key, name, value)
         return Settings(**chosen)
 
 
+_KINDS = {
+    "passes": "pipeline text or a sequence of passes",
+    "dump_dir": "a path",
+    "strict": "true or false",
+    "disable": "true or false",
+    "verify": "'first' or 'always'",
+    "capture_after": "a whole number of at least 2",
+    "max_captures": "a whole number of at least 1",
+    "measure": "true or false",
+    "cache_dir": "a path",
+    "inductor": "a mapping of Inductor's options",
+}
+"""What the value of each option is."""
+_VARIABLES = {_PREFIX + name.upper(): name for name in _KINDS if name != "inductor"}
+
+
 def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, list(_OPTIONS), n=1, cutoff=0.4)
-    return f"; did you mean '{near[0]}'?" if near else f"; known options are {', '.join(_OPTIONS)}"
+    near = difflib.get_close_matches(name, list(_KINDS), n=1, cutoff=0.4)
+    return f"; did you mean '{near[0]}'?" if near else f"; known options are {', '.join(_KINDS)}"
 
 
 @functools.cache
 def _warn_of_unknown(names: frozenset[str]) -> None:
     """Warn, once, of variables that look like PyGraph's and are none."""
-    known = [option.variable for option in _OPTIONS.values() if option.parse is not None] + [VARIABLE]
+    known = [*_VARIABLES, VARIABLE]
     for name in sorted(names.difference(known)):
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
         _log.warning("the environment variable %s is ignored: %s", name, hint)
 
 
-def _truth(text: str) -> object:
-    words = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
-    return words.get(text.lower(), text)
+def _read(option: str, text: str) -> object:
+    """What a variable says; the text itself where it is none of what the option takes."""
+    if _KINDS[option] == "true or false":
+        words = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+        return words.get(text.lower(), text)
+    number = _KINDS[option].startswith("a whole number") and text.strip().lstrip("-").isdigit()
+    return int(text) if number else text
 
 
-def _number(text: str) -> object:
-    return int(text) if text.strip().lstrip("-").isdigit() else text
-
-
-_Check = Callable[[str, object], Any]
-
-
-def _is(what: str, holds: Callable[[Any], bool], convert: Callable[[Any], Any] = lambda value: value) -> _Check:
-    """A check that a value is ``what``; returns it converted."""
-
-    def check(name: str, value: object) -> Any:
-        if not holds(value):
-            raise OptionError(f"{name} must be {what}, not {value!r}")
-        return convert(value)
-
-    return check
-
-
-def _at_least(least: int) -> _Check:
-    what = f"a whole number of at least {least}"
-    return _is(what, lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least)
-
-
-_bool = _is("true or false", lambda value: isinstance(value, bool))
-_path = _is(
-    "a path",
-    lambda value: value is None or isinstance(value, (str, os.PathLike)),
-    lambda value: os.fspath(value) or None if value is not None else None,
-)
-_passes = _is(
-    "pipeline text or a sequence of passes",
-    lambda value: isinstance(value, (str, list, tuple)),
-    lambda value: value if isinstance(value, str) else tuple(value),
-)
-_mapping = _is("a mapping of Inductor's options", lambda value: isinstance(value, Mapping), dict)
-
-
-class _Option(NamedTuple):
-    """Its environment variable, how that is read (None: there is none), and what checks and converts a value."""
-
-    variable: str
-    parse: Callable[[str], object] | None
-    check: _Check
-
-
-_OPTIONS = {
-    name: _Option(_PREFIX + name.upper(), parse, check)
-    for name, parse, check in (
-        ("passes", str, _passes),
-        ("dump_dir", str, _path),
-        ("strict", _truth, _bool),
-        ("disable", _truth, _bool),
-        ("verify", str, _is("'first' or 'always'", lambda value: value in ("first", "always"))),
-        ("capture_after", _number, _at_least(2)),
-        ("max_captures", _number, _at_least(1)),
-        ("measure", _truth, _bool),
-        ("cache_dir", str, _path),
-        ("inductor", None, _mapping),
-    )
-}
+def _checked(option: str, name: str, value: Any) -> Any:
+    """``value`` as the settings hold it. Raises OptionError, which calls it ``name``, for another kind of value."""
+    match option, value:
+        case "strict" | "disable" | "measure", bool():
+            return value
+        case "capture_after", int() if not isinstance(value, bool) and value >= 2:
+            return value
+        case "max_captures", int() if not isinstance(value, bool) and value >= 1:
+            return value
+        case "verify", "first" | "always":
+            return value
+        case "dump_dir" | "cache_dir", None | str() | os.PathLike():
+            return (os.fspath(value) or None) if value is not None else None
+        case "passes", str():
+            return value
+        case "passes", list() | tuple():
+            return tuple(value)
+        case "inductor", Mapping():
+            return dict(value)
+    raise OptionError(f"{name} must be {_KINDS[option]}, not {value!r}")

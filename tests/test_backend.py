@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import pygraph
+from pygraph.report.text import head
 from tests.small import CALLS, Mlp, Scaled, compiled, living_regions, replays
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -130,6 +131,31 @@ def test_graph_breaks_and_several_graphs() -> None:
         torch.testing.assert_close(ours(x), broken(x))
     assert len(pygraph.reports()) == 2
     assert replays() >= 2 * (CALLS - 2)
+
+
+def test_every_graph_break_is_reported_once_also_without_a_graph_between() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        print("first")
+        y = torch.relu(x) @ x.t()
+        print("second")
+        print("third")
+        z = y.sin()
+        print("fourth")
+        print("fifth")
+        return z
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        print("other")
+        return x + 1
+
+    ours = compiled(broken)
+    for _ in range(2):
+        ours(torch.randn(8, 8))
+        torch.compile(other, backend="eager")(torch.randn(8, 8))
+    first, second = pygraph.reports()
+    assert [line.code for line in first.origin.breaks] == ['print("first")', 'print("second")']
+    assert [line.code for line in second.origin.breaks] == ['print("third")', 'print("fourth")', 'print("fifth")']
+    assert sum(key == "graph break" for key, _ in head(second)) == 3
 
 
 def test_threads_share_a_compiled_model() -> None:

@@ -35,9 +35,8 @@ def model() -> nn.Module:
 
 def sizes(program: Program, *, held: bool = False, lent: bool = False) -> list[int]:
     """Bytes of the tensor arguments that are held, or lent, or neither, in order."""
-    keepers = program.keepers
     given = [a for a in program.recording.allocations if a.kind.value == "input" and a.nbytes]
-    return sorted(a.nbytes for a in given if (a.index in keepers.held, a.index in keepers.lent) == (held, lent))
+    return sorted(a.nbytes for a in given if (a.index in program.held, a.index in program.lent) == (held, lent))
 
 
 PARAMETERS = sorted(4 * count for count in (8 * 16, 16, 16 * 4, 4))

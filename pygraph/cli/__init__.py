@@ -7,6 +7,7 @@ fast. A command fails with a place and a reason on stderr and exit status 1, nev
 from __future__ import annotations
 
 import importlib
+import io
 import re
 import sys
 from collections.abc import Iterator
@@ -16,11 +17,11 @@ from typing import IO, Any
 import click
 
 from pygraph import __version__
-from pygraph.errors import PassError, PygraphError, Span, VerifyError
+from pygraph.errors import PygraphError, Span
 from pygraph.ir.text.words import name_text
 from pygraph.logs import configure
 
-__all__ = ["Failure", "ScriptCommand", "failing", "main", "write_out"]
+__all__ = ["Failure", "ScriptCommand", "failing", "main"]
 
 _COMMANDS = ("bench", "calibrate", "explain", "opt", "passes")
 _CODES = """
@@ -48,40 +49,16 @@ def failing(source: str = "", text: str = "") -> Iterator[None]:
     """Turn PyGraph's exceptions into a Failure. ``text``, read from ``source``, shows the node that they name."""
     try:
         yield
-    except (VerifyError, PassError) as error:
-        raise Failure(_at_node(str(error), error.node, source, text)) from error
     except PygraphError as error:
-        raise Failure(str(error)) from error
-
-
-def _at_node(message: str, node: str | None, source: str, text: str) -> str:
-    span = None if node is None else _definition(node, text)
-    if span is None:
-        return f"{source}: {message}" if source else message
-    return f"{source}:{span.line}:{span.column}: {message}\n{span.underline(text)}"
-
-
-def _definition(node: str, text: str) -> Span | None:
-    """Where ``node`` is defined in ``.pgir`` text; None where it is not (a pass may have made it)."""
-    pattern = re.compile(rf"^\s*([%^]{re.escape(name_text(node))})(?=[\s:=])")
-    for number, line in enumerate(text.splitlines(), 1):
-        found = pattern.match(line)
-        if found:
-            return Span(number, found.start(1) + 1, len(found[1]))
-    return None
-
-
-def write_out(path: str, text: str) -> None:
-    """Write ``text`` to a file, or to stdout for ``-``. Raises Failure when the file cannot be written."""
-    if path == "-":
-        encoding = sys.stdout.encoding or "utf-8"
-        click.echo(text.encode(encoding, "replace").decode(encoding), nl=False)
-        return
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise Failure(f"{path}: cannot be written: {error.strerror}") from error
+        if not hasattr(error, "node"):
+            raise Failure(str(error)) from error
+        # a node that a pass made has no line
+        defined = re.search(rf"^[^\S\n]*([%^]{re.escape(name_text(error.node or ''))})(?=[\s:=])", text, re.MULTILINE)
+        if defined is None:
+            raise Failure(f"{source}: {error}") from error
+        before = text[: defined.start(1)]
+        span = Span(before.count("\n") + 1, len(before) - before.rfind("\n"), len(defined[1]))
+        raise Failure(f"{source}:{span.line}:{span.column}: {error}\n{span.underline(text)}") from error
 
 
 class ScriptCommand(click.Command):
@@ -113,5 +90,8 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="pygraph", message="%(prog)s %(version)s")
 def main() -> None:
     """Look at what PyGraph captures of a program, and run its passes on graphs in files."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # reports have characters that not every terminal has
     with failing():
         configure()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import shutil
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import click
 
-from pygraph.cli import Failure, ScriptCommand, write_out
+from pygraph.cli import Failure, ScriptCommand
 
 if TYPE_CHECKING:
     from pygraph.report.model import GraphReport
@@ -24,7 +25,7 @@ __all__ = ["STRICT_STATUS", "explain"]
 STRICT_STATUS = 3
 """Exit status of ``--strict`` when something could not be captured."""
 
-_NO_TERMINAL_WIDTH = 100
+_FRAMES = (__file__, "<frozen runpy>", runpy.__file__)
 
 
 @click.command(cls=ScriptCommand)
@@ -45,28 +46,31 @@ def explain(script: str, args: tuple[str, ...], html: str | None, json: str | No
     'pygraph explain train.py -- --lr 3'. For FILE, '-' is stdout, which then holds nothing else: what the script prints
     goes to stderr.
     """
-    outputs = {name: path for name, path in (("html", html), ("json", json)) if path is not None}
-    _check_outputs(outputs)
-    with contextlib.redirect_stdout(sys.stderr) if "-" in outputs.values() else contextlib.nullcontext():
-        reports = _run(script, args)
-    _write(reports, outputs)
-    if strict and any(_incomplete(report) for report in reports):
-        raise click.exceptions.Exit(STRICT_STATUS)
+    from pygraph.report.facts import json_text
+    from pygraph.report.html import render_html
+    from pygraph.report.text import render_text
 
-
-def _check_outputs(outputs: Mapping[str, str]) -> None:
-    """A long run must not end in a file that cannot be written."""
+    outputs = {render: path for render, path in ((render_html, html), (json_text, json)) if path is not None}
     if list(outputs.values()).count("-") > 1:
         raise click.UsageError("only one of --html and --json can go to stdout")
-    for path in outputs.values():
-        if path != "-":
-            try:
-                open(path, "a", encoding="utf-8").close()
-            except OSError as error:
-                raise Failure(f"{path}: cannot be written: {error.strerror}") from error
-
-
-# -- running the script ------------------------------------------------------------------------------------------------
+    with contextlib.ExitStack() as stack:
+        try:  # now: a long run must not end in a file that cannot be written
+            files = {
+                render: stack.enter_context(click.open_file(path, "w", encoding="utf-8"))
+                for render, path in outputs.items()
+            }
+        except OSError as error:
+            raise Failure(f"{error.filename}: cannot be written: {error.strerror}") from error
+        with contextlib.redirect_stdout(sys.stderr) if "-" in outputs.values() else contextlib.nullcontext():
+            reports = _run(script, args)
+        for render, file in files.items():
+            file.write(render(reports))
+    if "-" not in outputs.values():
+        shown = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if shown else 100
+        click.echo(render_text(reports, width, color=shown and not os.environ.get("NO_COLOR")), nl=False)
+    if strict and any(_incomplete(report) for report in reports):
+        raise click.exceptions.Exit(STRICT_STATUS)
 
 
 def _run(script: str, args: Sequence[str]) -> list[GraphReport]:
@@ -78,7 +82,10 @@ def _run(script: str, args: Sequence[str]) -> list[GraphReport]:
     def fresh() -> list[GraphReport]:
         return [report for report in reports() if report.index not in before]
 
-    with _running(script, args) as found:
+    path = [str(Path(script).resolve().parent), *sys.path]
+    with mock.patch.object(sys, "argv", [script, *args]), mock.patch.object(sys, "path", path):
+        with _shown_as_python_would(script):
+            found = runpy.run_path(script, run_name="__main__")
         if not fresh():
             _call_model(script, found)
     if not fresh():
@@ -88,24 +95,6 @@ def _run(script: str, args: Sequence[str]) -> list[GraphReport]:
             "fullgraph=True) raises there"
         )
     return fresh()
-
-
-@contextlib.contextmanager
-def _running(path: str, args: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Run the script as ``python PATH ARGS`` would and yield its globals; it is ``__main__`` within the context.
-
-    Raises Failure when the script does not compile, raises, or exits with another status than 0.
-    """
-    module = ModuleType("__main__")
-    module.__dict__.update(__file__=path, __builtins__=__builtins__)
-    saved = sys.argv, sys.path[:], sys.modules["__main__"]
-    sys.argv, sys.path[:0], sys.modules["__main__"] = [path, *args], [str(Path(path).resolve().parent)], module
-    try:
-        with _shown_as_python_would(path):
-            exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
-        yield module.__dict__
-    finally:
-        sys.argv, sys.path[:], sys.modules["__main__"] = saved
 
 
 def _call_model(path: str, found: Mapping[str, Any]) -> None:
@@ -127,7 +116,7 @@ def _call_model(path: str, found: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _shown_as_python_would(path: str) -> Iterator[None]:
-    """Turn what the user's code raises into a Failure with its traceback, without the frames of this file."""
+    """Turn what the user's code raises into a Failure with its traceback, without the frames that run it."""
     try:
         yield
     except SystemExit as error:
@@ -137,26 +126,9 @@ def _shown_as_python_would(path: str) -> Iterator[None]:
         raise Failure("".join(traceback.format_exception_only(error)).rstrip()) from error
     except Exception as error:  # the script is anybody's code: its traceback is what the user needs to see
         frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        while frames is not None and frames.tb_frame.f_code.co_filename in _FRAMES:
             frames = frames.tb_next
         raise Failure("".join(traceback.format_exception(type(error), error, frames)).rstrip()) from error
-
-
-# -- what came of it ---------------------------------------------------------------------------------------------------
-
-
-def _write(reports: Sequence[GraphReport], outputs: Mapping[str, str]) -> None:
-    from pygraph.report.facts import json_text
-    from pygraph.report.html import render_html
-    from pygraph.report.text import render_text
-
-    renderers = {"html": render_html, "json": json_text}
-    for name, path in outputs.items():
-        write_out(path, renderers[name](reports))
-    if "-" not in outputs.values():
-        shown = sys.stdout.isatty()
-        width = shutil.get_terminal_size().columns if shown else _NO_TERMINAL_WIDTH
-        write_out("-", render_text(reports, width, color=shown and not os.environ.get("NO_COLOR")))
 
 
 def _incomplete(report: GraphReport) -> bool:

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from pygraph import compat
 from pygraph.frontend.effects import VIEWS, tags_of
-from pygraph.frontend.names import FrontendError, is_symbolic, resolve_op
+from pygraph.frontend.names import FrontendError, is_symbolic, resolve_op, words
 from pygraph.ir import (
     CONSTANT,
     FREE,
@@ -28,11 +28,11 @@ from pygraph.ir import (
     Cost,
     Dim,
     Graph,
-    GraphRef,
     KernelNode,
     TensorType,
     Value,
     base_name,
+    graph_refs_in,
 )
 from pygraph.ir.cost import total
 from pygraph.ir.types import as_dim
@@ -65,7 +65,7 @@ def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
     if is_symbolic(node.op) or base in VIEWS or base in _FREE or base == CONSTANT:
         return FREE
     if base in _RUNS_SUBGRAPH and graph is not None:
-        return _of_subgraph(node, graph)
+        return total(inner.cost for ref in graph_refs_in(node.args) for inner in graph.subgraphs[ref.name].nodes)
     if name in _MOVES:
         return _plain(node, 0)
     if name in _FILLS:
@@ -86,77 +86,54 @@ def _plain(node: KernelNode, flops: Dim | None) -> Cost:
     return Cost(flops, _read_bytes(node), _written_bytes(node), 1, None if node.effects.sync else 0)
 
 
-def _of_subgraph(node: KernelNode, graph: Graph) -> Cost:
-    called = [graph.subgraphs[arg.name] for arg in node.args if isinstance(arg, GraphRef)]
-    return total(inner.cost for sub in called for inner in sub.nodes)
+# -- operators by the shape of their cost. Those that Inductor always decomposes are left out. ----------------------
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# -- operators by the shape of their cost ----------------------------------------------------------------------------
-
-_FREE = _names(
+_FREE = words(
     """
-    aten.empty aten.empty_like aten.empty_strided aten.empty_permuted aten.new_empty aten.new_empty_strided
-    prims.empty prims.empty_permuted prims.empty_strided aten._assert_tensor_metadata aten._assert_scalar
-    aten.sym_constrain_range aten.sym_constrain_range_for_size
+    aten.empty aten.empty_strided aten.new_empty_strided prims.empty prims.empty_permuted prims.empty_strided
+    aten._assert_tensor_metadata aten._assert_scalar aten.sym_constrain_range aten.sym_constrain_range_for_size
     """
 )
 """Allocates, or checks on the host: nothing runs on the device."""
 
-_MOVES = _names(
+_MOVES = words(
     """
-    aten._local_scalar_dense aten._to_copy aten.as_strided_scatter aten.cat aten.clone aten.constant_pad_nd
-    aten.copy aten.diagonal_scatter aten.flip aten.item aten.lift_fresh_copy aten.pixel_shuffle aten.pixel_unshuffle
-    aten.reflection_pad2d aten.repeat aten.replication_pad2d aten.roll aten.select_scatter aten.slice_scatter
-    aten.stack aten.tril aten.triu prims.as_strided_scatter prims.cat prims.clone prims.copy_to prims.device_put
-    prims.inductor_lookup_seed prims.rev
+    aten._local_scalar_dense aten._to_copy aten.as_strided_scatter aten.cat aten.clone aten.constant_pad_nd aten.copy
+    aten.diagonal_scatter aten.lift_fresh_copy aten.repeat aten.select_scatter aten.slice_scatter
+    prims.as_strided_scatter prims.cat prims.clone prims.copy_to prims.device_put prims.inductor_lookup_seed prims.rev
     """
 )
 """Elements are put elsewhere, unchanged or converted."""
 
-_FILLS = _names(
+_FILLS = words(
     """
-    aten.arange aten.bernoulli aten.exponential aten.eye aten.fill aten.full aten.full_like aten.linspace
-    aten.new_full aten.new_ones aten.new_zeros aten.normal aten.normal_functional aten.ones aten.ones_like aten.rand
-    aten.rand_like aten.randint aten.randint_like aten.randn aten.randn_like aten.randperm aten.scalar_tensor
-    aten.uniform aten.zero aten.zeros aten.zeros_like prims.full prims.full_like prims.inductor_seed
+    aten.arange aten.bernoulli aten.exponential aten.fill aten.full aten.full_like aten.normal aten.normal_functional
+    aten.rand aten.rand_like aten.randint aten.randint_like aten.randn aten.randn_like aten.randperm
+    aten.scalar_tensor aten.uniform aten.zero aten.zeros_like prims.full prims.full_like prims.inductor_seed
     prims.inductor_seeds prims.iota prims.normal prims.scalar_tensor
     """
 )
 """Constants and random numbers are written, whatever tensor lends its shape."""
 
-_REDUCTIONS = _names(
+_REDUCTIONS = words(
     """
-    aten._adaptive_avg_pool2d aten._adaptive_avg_pool3d aten._batch_norm_no_update aten._batch_norm_with_update
-    aten._batch_norm_with_update_functional aten._cdist_forward aten._fused_rms_norm aten._fused_rms_norm_backward
-    aten._log_softmax aten._log_softmax_backward_data aten._native_batch_norm_legit
-    aten._native_batch_norm_legit_functional aten._native_batch_norm_legit_no_training aten._safe_softmax
-    aten._softmax aten._softmax_backward_data aten.adaptive_max_pool2d aten.adaptive_max_pool3d aten.all aten.amax
-    aten.amin aten.aminmax aten.any aten.argmax aten.argmin aten.argsort aten.avg_pool1d aten.avg_pool2d
-    aten.avg_pool3d aten.batch_norm_backward aten.count_nonzero aten.cummax aten.cummin aten.cumprod aten.cumsum
-    aten.kthvalue aten.linalg_vector_norm aten.logcumsumexp aten.logsumexp aten.masked_select aten.max
-    aten.max_pool1d aten.max_pool1d_with_indices aten.max_pool2d aten.max_pool2d_with_indices aten.max_pool3d
-    aten.max_pool3d_with_indices aten.mean aten.median aten.min aten.mode aten.msort aten.nansum
-    aten.native_batch_norm aten.native_batch_norm_backward aten.native_group_norm aten.native_group_norm_backward
-    aten.native_layer_norm aten.native_layer_norm_backward aten.nll_loss2d_forward aten.nll_loss_forward
-    aten.nonzero aten.norm aten.prod aten.sort aten.std aten.std_mean aten.sum aten.topk aten.var aten.var_mean
-    prims._low_memory_max_pool_with_offsets prims.amax prims.amin prims.prod prims.sum prims.var
+    aten._adaptive_avg_pool2d aten._adaptive_avg_pool3d aten._cdist_forward aten.adaptive_max_pool2d
+    aten.adaptive_max_pool3d aten.all aten.amax aten.amin aten.any aten.argmax aten.argmin aten.avg_pool2d
+    aten.avg_pool3d aten.cummax aten.cummin aten.cumprod aten.cumsum aten.kthvalue aten.logcumsumexp
+    aten.masked_select aten.max aten.max_pool2d_with_indices aten.max_pool3d_with_indices aten.mean aten.median
+    aten.min aten.mode aten.native_layer_norm aten.nonzero aten.prod aten.sort aten.sum aten.topk aten.var
+    aten.var_mean prims._low_memory_max_pool_with_offsets prims.amax prims.amin prims.prod prims.sum prims.var
     """
 )
 """One operation for each element of the first operand: reductions, scans, sorts, normalisations, pooling."""
 
-_ELEMENTWISE = _names(
+_ELEMENTWISE = words(
     """
     aten._adaptive_avg_pool2d_backward aten._adaptive_avg_pool3d_backward aten._assert_async
     aten.adaptive_max_pool2d_backward aten.adaptive_max_pool3d_backward aten.avg_pool2d_backward
-    aten.avg_pool3d_backward aten.gelu_backward aten.hardswish aten.masked_fill
-    aten.max_pool2d_with_indices_backward aten.max_pool3d_with_indices_backward aten.native_dropout
-    aten.upsample_bilinear2d aten.upsample_linear1d aten.upsample_nearest1d aten.upsample_nearest2d
-    aten.upsample_nearest3d aten.where prims._low_memory_max_pool_offsets_to_indices prims.inductor_randint
-    prims.inductor_random prims.where
+    aten.avg_pool3d_backward aten.max_pool2d_with_indices_backward aten.max_pool3d_with_indices_backward
+    aten.native_dropout aten.upsample_bilinear2d aten.upsample_nearest2d aten.where prims.inductor_randint
+    prims.inductor_random prims.where prims._low_memory_max_pool_offsets_to_indices
     """
 )
 """One operation for each element of the results, beside the operators that are tagged pointwise."""

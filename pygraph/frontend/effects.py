@@ -5,56 +5,46 @@ A call is described by ``Call``. Where nothing is known of an operator the answe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import chain, product
 from typing import Any
 
 from torch import fx
 
 from pygraph import compat
-from pygraph.frontend.names import HOP, is_symbolic
+from pygraph.frontend.names import is_symbolic, words
 from pygraph.ir import PURE, Arg, Device, DType, Effects, Graph, TensorType, Type, Value, base_name, values_in
 
 __all__ = ["VIEWS", "Call", "Path", "effects_of", "schema_facts", "tags_of", "tags_text"]
 
-_ATEN_VIEWS = (
-    "_conj _neg_view _reshape_alias _unsafe_view alias as_strided chunk detach diagonal expand expand_as lift_fresh "
-    "movedim narrow permute real imag select slice split split_with_sizes squeeze swapaxes swapdims t tensor_split "
-    "transpose mT mH adjoint unbind unfold unflatten unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze "
-    "view view_as view_as_complex view_as_real hsplit vsplit dsplit"
-)
-_PRIMS_VIEWS = "broadcast_in_dim collapse_view split_dim squeeze transpose view_of view_of_dtype"
-
-VIEWS: frozenset[str] = frozenset(
-    [f"aten.{name}" for name in _ATEN_VIEWS.split()] + [f"prims.{name}" for name in _PRIMS_VIEWS.split()]
+VIEWS = words(
+    """
+    aten._conj aten._neg_view aten._reshape_alias aten._unsafe_view aten.alias aten.as_strided aten.chunk aten.detach
+    aten.diagonal aten.expand aten.expand_as aten.lift_fresh aten.movedim aten.narrow aten.permute aten.real aten.imag
+    aten.select aten.slice aten.split aten.split_with_sizes aten.squeeze aten.swapaxes aten.swapdims aten.t
+    aten.tensor_split aten.transpose aten.mT aten.mH aten.adjoint aten.unbind aten.unfold aten.unflatten
+    aten.unsafe_chunk aten.unsafe_split aten.unsafe_split_with_sizes aten.unsqueeze aten.view aten.view_as
+    aten.view_as_complex aten.view_as_real aten.hsplit aten.vsplit aten.dsplit prims.broadcast_in_dim
+    prims.collapse_view prims.split_dim prims.squeeze prims.transpose prims.view_of prims.view_of_dtype
+    """
 )
 """Operators that always return a view and never read memory."""
 
-HIDDEN_VIEWS: frozenset[str] = frozenset(
-    {
-        "aten._unsafe_view",
-        "aten.dequantize",
-        "aten.lift",
-        "aten.set",
-        "aten.unsafe_chunk",
-        "aten.unsafe_split",
-        "aten.unsafe_split_with_sizes",
-        "inductor._reinterpret_tensor",
-        "prims.inductor_force_stride_order",
-    }
+HIDDEN_VIEWS = words(
+    """
+    aten._unsafe_view aten.dequantize aten.lift aten.set aten.unsafe_chunk aten.unsafe_split
+    aten.unsafe_split_with_sizes inductor._reinterpret_tensor prims.inductor_force_stride_order
+    """
 )
 """Operators that share memory with an operand, or may, although their schema says that they do not."""
 
-_REPORTED_TAGS = frozenset(
-    {
-        "cudagraph_unsafe",
-        "data_dependent_output",
-        "dynamic_output_shape",
-        "maybe_aliasing_or_mutating",
-        "nondeterministic_bitwise",
-        "nondeterministic_seeded",
-    }
+_REPORTED_TAGS = words(
+    """
+    cudagraph_unsafe data_dependent_output dynamic_output_shape maybe_aliasing_or_mutating nondeterministic_bitwise
+    nondeterministic_seeded
+    """
 )
 
 _PURE_RANDOM = frozenset(
@@ -68,33 +58,19 @@ _DRAWS = frozenset({"prims.inductor_seed", "prims.inductor_seeds"})
 _MASKABLE = frozenset({"aten.index", "aten._unsafe_index", "aten.index_put", "aten.index_put_"})
 """Indexing: boolean masks among the indices are turned into positions first, as ``nonzero`` does."""
 
-_WAITING = frozenset(
-    {
-        "aten._linalg_check_errors",
-        "aten._cudnn_ctc_loss",
-        "aten.histogramdd",
-        "aten.is_nonzero",
-        "aten.linalg_eig",
-    }
-)
+_READS_BACK = words("aten._linalg_check_errors aten._cudnn_ctc_loss aten.histogramdd aten.is_nonzero aten.linalg_eig")
 """Operators whose accelerator kernels read a device value on the host, though their shapes do not depend on it."""
 
 _COPIES = frozenset({"aten._to_copy", "aten.to", "aten.copy_", "aten.copy", "prims.device_put", "prims.copy_to"})
 """Copies that may go from an accelerator to the host."""
 
-_CHECKS = frozenset(
-    {
-        "aten._assert_async",
-        "aten._assert_scalar",
-        "aten._assert_tensor_metadata",
-        "aten._functional_assert_async",
-        "aten._functional_assert_scalar",
-        "aten._linalg_check_errors",
-        "aten.sym_constrain_range",
-        "aten.sym_constrain_range_for_size",
-        "aten._functional_sym_constrain_range",
-        "aten._functional_sym_constrain_range_for_size",
-    }
+_CHECKS = words(
+    """
+    aten._assert_async aten._assert_scalar aten._assert_tensor_metadata aten._functional_assert_async
+    aten._functional_assert_scalar aten._linalg_check_errors aten.sym_constrain_range
+    aten.sym_constrain_range_for_size aten._functional_sym_constrain_range
+    aten._functional_sym_constrain_range_for_size
+    """
 )
 """Checks: they may raise, so they are never removed, but they order nothing."""
 
@@ -135,29 +111,20 @@ def schema_facts(target: Any) -> SchemaFacts | None:
 
 @cache
 def _facts_of(target: Any) -> SchemaFacts:
-    schema = target._schema
-    arguments = schema.arguments
-    aliases = tuple(
-        (index, argument.name)
-        for index, result in enumerate(schema.returns)
-        for argument in arguments
-        if _share(result.alias_info, argument.alias_info)
-    )
+    arguments, returns = target._schema.arguments, target._schema.returns
+    try:
+        composite = target.has_kernel_for_dispatch_key(compat.DispatchKey.CompositeImplicitAutograd)
+    except RuntimeError:  # an operator of TorchScript alone, which the dispatcher does not know
+        composite = True
     return SchemaFacts(
         names=tuple(argument.name for argument in arguments),
         written=frozenset(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
-        aliases=aliases,
-        single=len(schema.returns) == 1,
-        composite=_is_composite(target),
+        aliases=tuple(
+            (i, a.name) for i, r in enumerate(returns) for a in arguments if _share(r.alias_info, a.alias_info)
+        ),
+        single=len(returns) == 1,
+        composite=composite,
     )
-
-
-def _is_composite(target: Any) -> bool:
-    try:
-        return bool(target.has_kernel_for_dispatch_key(compat.DispatchKey.CompositeImplicitAutograd))
-    except RuntimeError:
-        # An operator of TorchScript alone, which the dispatcher does not know: nothing is known of its kernel.
-        return True
 
 
 def _share(one: Any, other: Any) -> bool:
@@ -175,6 +142,11 @@ def tags_of(target: Any) -> frozenset[str]:
 @cache
 def _tags_of(target: Any) -> frozenset[str]:
     return frozenset(str(tag.name) for tag in target.tags)
+
+
+def tags_text(target: object) -> str:
+    """The tags of an operator that bear on capture, sorted and separated by commas."""
+    return ",".join(sorted(tags_of(target) & _REPORTED_TAGS))
 
 
 @dataclass(frozen=True)
@@ -200,60 +172,40 @@ class Call:
         return base_name(self.op)
 
     @cached_property
-    def facts(self) -> SchemaFacts | None:
-        """What the operator's schema says."""
-        return schema_facts(self.target)
+    def arguments(self) -> dict[str, tuple[Arg, range]]:
+        """What was given for each argument of the schema, by name, and the positions of its values in ``operands``."""
+        facts = schema_facts(self.target)
+        found: dict[str, tuple[Arg, range]] = {}
+        end = 0
+        for name, arg in (*zip(facts.names if facts else (), self.args, strict=False), *self.attrs.items()):
+            start, end = end, end + sum(1 for _ in values_in(arg))
+            found[name] = arg, range(start, end)
+        return found
 
     @cached_property
     def operands(self) -> tuple[Value, ...]:
         """The values among the arguments, flattened."""
         return tuple(values_in((*self.args, *self.attrs.values())))
 
-    @cached_property
-    def spans(self) -> dict[str, range]:
-        """Positions of each argument's values, by the schema's name (by position, written out, without a schema)."""
-        names = self.facts.names if self.facts is not None else ()
-        spans: dict[str, range] = {}
-        start = 0
-        for index, arg in enumerate(self.args):
-            end = start + sum(1 for _ in values_in(arg))
-            spans[names[index] if index < len(names) else str(index)] = range(start, end)
-            start = end
-        for name, arg in self.attrs.items():
-            end = start + sum(1 for _ in values_in(arg))
-            spans[name] = range(start, end)
-            start = end
-        return spans
-
     def argument(self, name: str) -> Arg:
         """The argument called ``name`` in the schema; None when it was left out."""
-        if name in self.attrs:
-            return self.attrs[name]
-        names = self.facts.names if self.facts is not None else ()
-        index = names.index(name) if name in names else len(self.args)
-        return self.args[index] if index < len(self.args) else None
+        return self.arguments.get(name, (None, range(0)))[0]
 
-    def tensors(self, name: str | None = None) -> Iterator[int]:
+    def tensors(self, name: str | None = None) -> list[int]:
         """Positions of the tensors among the operands, or among those of one argument."""
-        positions = range(len(self.operands)) if name is None else self.spans.get(name, range(0))
-        for position in positions:
-            if isinstance(self.operands[position].type, TensorType):
-                yield position
-
-    @cached_property
-    def result_device(self) -> Device | None:
-        """The device of the first tensor result, or None."""
-        return next((type.device for type in self.results if isinstance(type, TensorType)), None)
+        positions = range(len(self.operands)) if name is None else self.arguments.get(name, (None, range(0)))[1]
+        return [position for position in positions if isinstance(self.operands[position].type, TensorType)]
 
     @cached_property
     def operand_devices(self) -> tuple[Device, ...]:
         """The devices of the tensor operands, in order."""
         return tuple(v.type.device for v in self.operands if isinstance(v.type, TensorType))
 
-    @property
+    @cached_property
     def device(self) -> Device | None:
         """Where the operator runs: the device of its first tensor result, else of its first tensor operand."""
-        return self.result_device or next(iter(self.operand_devices), None)
+        results = (type.device for type in self.results if isinstance(type, TensorType))
+        return next(chain(results, self.operand_devices), None)
 
 
 # -- effects ---------------------------------------------------------------------------------------------------------
@@ -263,11 +215,12 @@ def effects_of(call: Call) -> Effects:
     """The effects of ``call``, which is no higher-order operator."""
     if is_symbolic(call.op):
         return PURE
-    if call.facts is None:
+    facts = schema_facts(call.target)
+    if facts is None:
         return replace(PURE, barrier=not call.op.startswith(_LOWERINGS))
     effects = Effects(
-        writes=_writes(call),
-        aliases=_aliases(call),
+        writes=tuple(sorted({p for name in facts.written for p in call.tensors(name)})),
+        aliases=_aliases(call, facts),
         reads=_reads(call),
         rng=_rng(call),
         sync=_sync(call),
@@ -278,82 +231,46 @@ def effects_of(call: Call) -> Effects:
     return replace(effects, barrier=effects.barrier or _is_barrier(call, effects))
 
 
-def tags_text(target: object) -> str:
-    """The tags of an operator that bear on capture, sorted and separated by commas."""
-    return ",".join(sorted(tags_of(target) & _REPORTED_TAGS))
-
-
 # -- memory --------------------------------------------------------------------------------------------------------
 
 
-def _writes(call: Call) -> tuple[int, ...]:
-    assert call.facts is not None
-    written = [p for name in call.facts.names if name in call.facts.written for p in call.tensors(name)]
-    return tuple(sorted(dict.fromkeys(written)))
-
-
-def _aliases(call: Call) -> tuple[tuple[int, int], ...]:
-    assert call.facts is not None
-    pairs: list[tuple[int, int]] = []
-    for result, name in call.facts.aliases:
-        pairs += _pairs(_outputs_of(call, result), list(call.tensors(name)))
-    if not pairs and (call.facts.composite or call.base in HIDDEN_VIEWS):
-        pairs += _possible_views(call)
-    return tuple(sorted(dict.fromkeys(pairs)))
-
-
-def _possible_views(call: Call) -> list[tuple[int, int]]:
-    """Pairs of a result and an operand that could share memory, as far as device and dtype allow."""
-    return [
-        (output, position)
-        for output, result in enumerate(call.results)
-        for position in call.tensors()
-        if isinstance(result, TensorType) and _alike(result, call.operands[position].type)
-    ]
-
-
-def _alike(result: TensorType, operand: Type) -> bool:
-    return isinstance(operand, TensorType) and (result.device, result.dtype) == (operand.device, operand.dtype)
-
-
-def _outputs_of(call: Call, result: int) -> list[int]:
-    """Tensor outputs that belong to result number ``result`` of the schema."""
-    assert call.facts is not None
+def _aliases(call: Call, facts: SchemaFacts) -> tuple[tuple[int, int], ...]:
     tensors = [i for i, type in enumerate(call.results) if isinstance(type, TensorType)]
-    if call.facts.single:
-        return tensors
-    return [i for i in tensors if call.paths[i][:1] == (result,)]
+    pairs: set[tuple[int, int]] = set()
+    for result, name in facts.aliases:
+        outputs = [i for i in tensors if facts.single or call.paths[i][:1] == (result,)]
+        operands = call.tensors(name)
+        if len(outputs) == len(operands):
+            pairs.update(zip(outputs, operands, strict=True))
+        else:
+            pairs.update(product(outputs, operands))
+    if not pairs and (facts.composite or call.base in HIDDEN_VIEWS):
+        possible = product(tensors, call.tensors())
+        pairs.update((i, p) for i, p in possible if _place(call.results[i]) == _place(call.operands[p].type))
+    return tuple(sorted(pairs))
 
 
-def _pairs(outputs: list[int], operands: list[int]) -> list[tuple[int, int]]:
-    if len(outputs) == len(operands):
-        return list(zip(outputs, operands, strict=True))
-    return [(output, operand) for output in outputs for operand in operands]
+def _place(type: Type) -> tuple[Device, DType] | None:
+    """What two values that are one memory agree in."""
+    return (type.device, type.dtype) if isinstance(type, TensorType) else None
 
 
 def _reads(call: Call) -> tuple[int, ...] | None:
     if call.base in VIEWS:
         return ()
     if call.base == "aten.copy_":
-        return tuple(call.spans.get("src", range(0)))
-    if call.base in _CHECKS:
-        return tuple(call.tensors())
-    return None
+        return tuple(call.tensors("src"))
+    return tuple(call.tensors()) if call.base in _CHECKS else None
 
 
 # -- generators, the host, shapes ----------------------------------------------------------------------------------
 
 
 def _rng(call: Call) -> str | None:
-    if call.base in _PURE_RANDOM or (call.base not in _DRAWS and "nondeterministic_seeded" not in tags_of(call.target)):
-        return None
-    if call.argument("dropout_p") in (0, 0.0) and "dropout_p" in _names(call):
+    drawing = call.base in _DRAWS or "nondeterministic_seeded" in tags_of(call.target)
+    if not drawing or call.base in _PURE_RANDOM or call.argument("dropout_p") in (0, 0.0):
         return None
     return "cpu" if call.device is None else str(call.device)
-
-
-def _names(call: Call) -> tuple[str, ...]:
-    return () if call.facts is None else call.facts.names
 
 
 def _sync(call: Call) -> bool:
@@ -362,48 +279,36 @@ def _sync(call: Call) -> bool:
     if all(device.is_host for device in call.operand_devices):
         return False
     if call.base in _COPIES:
-        return _copies_to_host(call)
+        to_host = call.device is not None and call.device.is_host
+        return to_host and call.argument("non_blocking") is not True
     if call.base in _MASKABLE:
-        return _reads_mask_positions(call)
-    if call.base == "aten.repeat_interleave" and call.argument("output_size") is not None:
-        return False
+        # A fill with one value takes the mask as it is.
+        values = call.argument("values")
+        fills = isinstance(values, Value) and isinstance(values.type, TensorType) and values.type.numel == 1
+        return _has_mask(call) and not (fills and len(_indices(call)) == 1)
     # The size of a result that the data decides is read back from the device.
-    return call.base in _WAITING or "dynamic_output_shape" in tags_of(call.target)
+    return call.base in _READS_BACK or _is_sized_by_data(call)
 
 
-def _copies_to_host(call: Call) -> bool:
-    to_host = call.result_device is not None and call.result_device.is_host
-    return to_host and call.argument("non_blocking") is not True
-
-
-def _reads_mask_positions(call: Call) -> bool:
-    """Whether an index operator has to find the positions of a mask (a masked fill with one value does not)."""
-    masks = [value for value in _indices(call) if _is_mask(value)]
-    if not masks:
-        return False
-    values = call.argument("values")
-    fills = isinstance(values, Value) and isinstance(values.type, TensorType) and values.type.numel == 1
-    return not (fills and len(_indices(call)) == 1)
-
-
-def _indices(call: Call) -> list[Value]:
-    indices: Arg = call.argument("indices")
-    return [item for item in indices if isinstance(item, Value)] if isinstance(indices, tuple) else []
-
-
-def _is_mask(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.dtype in (DType.B8, DType.U8)
+def _is_sized_by_data(call: Call) -> bool:
+    told = call.base == "aten.repeat_interleave" and call.argument("output_size") is not None
+    return "dynamic_output_shape" in tags_of(call.target) and not told
 
 
 def _dynamic(call: Call) -> bool:
-    shaped = any(isinstance(type, TensorType) for type in call.results)
-    if call.binds and shaped:
+    if call.binds and any(isinstance(type, TensorType) for type in call.results):
         return True
-    if "dynamic_output_shape" not in tags_of(call.target):
-        return False
-    if call.base in _MASKABLE:
-        return any(_is_mask(value) for value in _indices(call))
-    return not (call.base == "aten.repeat_interleave" and call.argument("output_size") is not None)
+    return _is_sized_by_data(call) and (call.base not in _MASKABLE or _has_mask(call))
+
+
+def _indices(call: Call) -> list[Value]:
+    return list(values_in(call.argument("indices")))
+
+
+def _has_mask(call: Call) -> bool:
+    """Whether an index operator has to find the positions of a mask."""
+    types = [value.type for value in _indices(call)]
+    return any(isinstance(type, TensorType) and type.dtype in (DType.B8, DType.U8) for type in types)
 
 
 # -- order -----------------------------------------------------------------------------------------------------------
@@ -412,7 +317,7 @@ def _dynamic(call: Call) -> bool:
 def _collective(call: Call, effects: Effects) -> Effects:
     group = _group(call)
     if call.base == "_c10d_functional.wait_tensor":
-        tensors = list(call.tensors())
+        tensors = call.tensors()
         aliases = tuple((output, tensors[0]) for output in range(len(call.results)) if tensors)
         effects = replace(effects, writes=tuple(tensors), aliases=aliases)
     return replace(effects, collective=group or "unknown", barrier=group is None)
@@ -431,7 +336,7 @@ def _group(call: Call) -> str | None:
 
 def _is_barrier(call: Call, effects: Effects) -> bool:
     """An operator that returns nothing and writes nothing exists for a side effect that the schema does not tell."""
-    if call.base in _CHECKS or call.op.startswith(HOP):
+    if call.base in _CHECKS:
         return False
     if call.base in _STORAGE or "maybe_aliasing_or_mutating" in tags_of(call.target):
         return True

@@ -5,9 +5,10 @@ What a subgraph does is what its nodes do together; its writes and views are car
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import sympy
 from torch import fx
@@ -15,7 +16,6 @@ from torch import fx
 from pygraph import compat
 from pygraph.frontend.effects import Call, effects_of
 from pygraph.frontend.names import HOP, FrontendError, op_name, resolve_op
-from pygraph.frontend.types import DICT
 from pygraph.ir import (
     PURE,
     Arg,
@@ -42,7 +42,7 @@ _RANDOM = frozenset(
     {"graphsafe_run_with_rng_state", "run_and_save_rng_state", "run_dtensor_rng_op", "run_with_rng_state"}
 )
 _SELECTING = frozenset({"cond", "switch"})
-_HOST_CONTROLLED = _SELECTING | {"while_loop", "while_loop_stack_output"}
+_LOOPS = frozenset({"while_loop", "while_loop_stack_output"})
 
 
 def higher_order_effects(call: Call) -> Effects:
@@ -62,7 +62,10 @@ def higher_order_effects(call: Call) -> Effects:
     if not graphs:
         return replace(PURE, barrier=True)
     effects = _of_subgraphs(call, graphs)
-    return replace(effects, sync=effects.sync or (name in _HOST_CONTROLLED and _reads_tensor_control(call, name)))
+    control = call.args[0] if call.args else None
+    chosen = isinstance(control, bool) or (isinstance(control, Value) and isinstance(control.type, ScalarType))
+    waits = name in _LOOPS or (name in _SELECTING and not chosen)  # the host reads the condition from a tensor
+    return replace(effects, sync=effects.sync or waits)
 
 
 def wrapped_operator(call: Call) -> Any | None:
@@ -72,12 +75,6 @@ def wrapped_operator(call: Call) -> Any | None:
         return resolve_op(tokens[0].name) if tokens else None
     except FrontendError:
         return None
-
-
-def _reads_tensor_control(call: Call, name: str) -> bool:
-    control = call.args[0] if call.args else None
-    symbolic = isinstance(control, bool) or (isinstance(control, Value) and isinstance(control.type, ScalarType))
-    return name not in _SELECTING or not symbolic
 
 
 # -- wrapped operators -----------------------------------------------------------------------------------------------
@@ -97,28 +94,22 @@ def _wrapped_effects(call: Call) -> Effects:
 
 def _triton_writes(call: Call) -> Iterator[int]:
     """Positions of the tensors that a Triton kernel writes: as torch's analysis says, else all of them."""
-    written = _analysed_writes(call.node) if call.node is not None else None
-    position = {value: index for index, value in enumerate(call.operands)}
-    for name, value in _keyword_tensors(call.attrs.get("kwargs")):
-        if written is None or name in written:
-            yield position[value]
-
-
-def _keyword_tensors(kwargs: Arg) -> list[tuple[str, Value]]:
-    pairs = kwargs[1:] if isinstance(kwargs, tuple) and kwargs[:1] == (DICT,) else ()
-    named = [pair for pair in pairs if isinstance(pair, tuple) and len(pair) == 2]
-    return [(str(k), v) for k, v in named if isinstance(v, Value) and isinstance(v.type, TensorType)]
+    written = None if call.node is None else _analysed_writes(call.node)
+    _, *pairs = cast("tuple[Any, ...]", call.attrs["kwargs"])
+    for name, value in pairs:
+        if isinstance(value, Value) and isinstance(value.type, TensorType) and (written is None or name in written):
+            yield call.operands.index(value)
 
 
 def _analysed_writes(node: fx.Node) -> frozenset[str] | None:
     """The names of the arguments that torch found written, or None when it does not know the kernel."""
-    kwargs: Any = node.kwargs.get("kwargs")
-    tensors = {k: v.meta.get("val") if isinstance(v, fx.Node) else v for k, v in kwargs.items()}
-    tma: Any = node.kwargs.get("tma_descriptor_metadata") or {}
-    kernel: Any = node.kwargs.get("kernel_idx")
-    constants: Any = node.kwargs.get("constant_args_idx")
+    given: dict[str, Any] = node.kwargs
+    tensors = {k: v.meta.get("val") if isinstance(v, fx.Node) else v for k, v in given["kwargs"].items()}
+    tma = given.get("tma_descriptor_metadata") or {}
     try:
-        return frozenset(compat.get_mutated_tensors(kernel, constants, tensors, tma))
+        return frozenset(
+            compat.get_mutated_tensors(given.get("kernel_idx"), given.get("constant_args_idx"), tensors, tma)
+        )
     except (AssertionError, KeyError, ImportError):
         return None
 
@@ -128,26 +119,38 @@ def _analysed_writes(node: fx.Node) -> frozenset[str] | None:
 
 def _of_subgraphs(call: Call, graphs: list[Graph]) -> Effects:
     nodes = [node.effects for graph in graphs for node in graph.nodes]
-    leaves = _leaves(call)
     found: dict[str, Any] = {flag: any(getattr(effects, flag) for effects in nodes) for flag in FLAGS}
     found["dynamic"] = call.binds
     for kind in NAMED:
         names = list(dict.fromkeys(getattr(effects, kind) for effects in nodes if getattr(effects, kind) is not None))
         found[kind] = names[0] if names else None
         found["barrier"] |= len(names) > 1
-    return Effects(
-        writes=tuple(sorted({p for graph in graphs for p in _written(call, graph, leaves)})),
-        aliases=tuple(sorted({pair for graph in graphs for pair in _shared(call, graph, leaves)})),
-        **found,
-    )
+    given = _given(call)
+    writes: set[int] = set()
+    aliases: set[tuple[int, int]] = set()
+    for graph in graphs:
+        roots = memory_roots(graph)
+        operands: dict[Value, list[int]] = dict.fromkeys(graph.inputs, call.tensors())  # where nothing tells them apart
+        if len(given) == len(graph.inputs):
+            operands = dict(zip(graph.inputs, given, strict=True))
+        for node in graph.nodes:
+            writes.update(p for written in node.effects.writes for p in operands.get(roots[node.inputs[written]], ()))
+        for index, type in enumerate(call.results):
+            place = next((step for step in call.paths[index][:1] if isinstance(step, int)), 0)
+            returned = graph.outputs[place] if place < len(graph.outputs) else None
+            if isinstance(type, TensorType) and isinstance(returned, Value):
+                aliases.update((index, operand) for operand in operands.get(roots[returned], ()))
+            if isinstance(type, TensorType) and call.op.startswith(f"{HOP}while_loop"):
+                # A loop that never runs returns what it was given.
+                aliases.update((index, operand) for initial in given[place : place + 1] for operand in initial)
+    return Effects(writes=tuple(sorted(writes)), aliases=tuple(sorted(aliases)), **found)
 
 
-def _leaves(call: Call) -> list[int | None]:
-    """What the subgraphs get, in order: the position of each value after the last subgraph, None for a literal."""
+def _given(call: Call) -> list[list[int]]:
+    """What the subgraphs get, in order: the position of each value after the last subgraph; none of a literal."""
     last = max((i for i, arg in enumerate(call.args) if isinstance(arg, GraphRef)), default=-1)
-    start = sum(1 for _ in values_in(call.args[: last + 1]))
-    counter = iter(range(start, len(call.operands)))
-    return [next(counter) if isinstance(leaf, Value) else None for leaf in _flat(call.args[last + 1 :])]
+    position = itertools.count(sum(1 for _ in values_in(call.args[: last + 1])))
+    return [[next(position)] if isinstance(leaf, Value) else [] for leaf in _flat(call.args[last + 1 :])]
 
 
 def _flat(arg: Arg) -> Iterator[Arg]:
@@ -156,34 +159,3 @@ def _flat(arg: Arg) -> Iterator[Arg]:
             yield from _flat(item)
     elif isinstance(arg, (Value, int, float, sympy.Expr)):
         yield arg
-
-
-def _operands_of(call: Call, graph: Graph, leaves: list[int | None]) -> dict[Value, list[int]]:
-    """For each input of ``graph``, the operands that it may be: its own, or all tensors when they cannot be matched."""
-    if len(leaves) != len(graph.inputs):
-        return {value: list(call.tensors()) for value in graph.inputs}
-    return {value: [] if leaf is None else [leaf] for value, leaf in zip(graph.inputs, leaves, strict=True)}
-
-
-def _written(call: Call, graph: Graph, leaves: list[int | None]) -> Iterator[int]:
-    written = [node.inputs[p] for node in graph.nodes for p in node.effects.writes]
-    if not written:
-        return
-    roots, operands = memory_roots(graph), _operands_of(call, graph, leaves)
-    for value in written:
-        yield from operands.get(roots[value], ())
-
-
-def _shared(call: Call, graph: Graph, leaves: list[int | None]) -> Iterator[tuple[int, int]]:
-    """(result, operand) pairs that share memory because the subgraph returns what it was given, or a view of it."""
-    roots, operands = memory_roots(graph), _operands_of(call, graph, leaves)
-    for index, path in enumerate(call.paths):
-        if not isinstance(call.results[index], TensorType):
-            continue
-        place = path[0] if path and isinstance(path[0], int) else 0
-        returned = graph.outputs[place] if place < len(graph.outputs) else None
-        if isinstance(returned, Value):
-            yield from ((index, operand) for operand in operands.get(roots[returned], ()))
-        if call.op.startswith(f"{HOP}while_loop") and place < len(leaves) and leaves[place] is not None:
-            # A loop that never runs returns what it was given.
-            yield (index, leaves[place] or 0)

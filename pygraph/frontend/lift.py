@@ -7,7 +7,7 @@ static inputs tell: roles inform reports, and what memory is worth giving back; 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from torch import fx
@@ -18,7 +18,7 @@ from pygraph.frontend.effects import Call, Path, effects_of, schema_facts, tags_
 from pygraph.frontend.hops import higher_order_effects, wrapped_operator
 from pygraph.frontend.location import location_of
 from pygraph.frontend.names import FrontendError, op_name
-from pygraph.frontend.types import DICT, SymbolReader, TypeReader, literal
+from pygraph.frontend.types import DICT, TypeReader, literal
 from pygraph.ir import (
     CONSTANT,
     FREE,
@@ -63,9 +63,9 @@ def lift(
     ``backward_static_inputs``. ``device_map`` renames devices (``{"meta": "cuda:0"}``). Raises FrontendError for a
     graph that is not in that form.
     """
-    types = TypeReader(SymbolReader(), device_map)
+    types = TypeReader(device_map)
     graph = _Lifter(gm, Graph("main", kind, Stage.LIFTED), types, frozenset(static_inputs)).run()
-    graph.hints = types.symbols.hints
+    graph.hints = types.hints
     return graph
 
 
@@ -91,36 +91,52 @@ class _Lifter:
         self.types = types
         self.static = static
         self.env: dict[fx.Node, Any] = {}
-        self.modules: dict[fx.GraphModule, str] = {}
+        self.modules: dict[fx.GraphModule, GraphRef] = {}
 
     def run(self) -> Graph:
+        handlers = {
+            "placeholder": self._placeholder,
+            "get_attr": self._get_attr,
+            "call_function": self._call_function,
+            "output": self._output,
+        }
         for node in self.gm.graph.nodes:
-            handle = _HANDLERS.get(node.op)
-            if handle is None:
+            if node.op not in handlers:
                 raise FrontendError(f"node {node.name} is a {node.op}, which AOTAutograd never leaves in a graph")
-            handle(self, node)
+            self.env[node] = handlers[node.op](node)
         return self.graph
 
-    # -- nodes of FX -----------------------------------------------------------------------------------------------
-
-    def placeholder(self, node: fx.Node) -> None:
+    def _placeholder(self, node: fx.Node) -> Value:
         type = self.types.type_of(node.meta.get("val"))
         role, static = _role_of(node, type, self.graph.kind, static=len(self.graph.inputs) in self.static)
-        self.env[node] = self.graph.add_input(type, node.name, role=role, static=static)
+        return self.graph.add_input(type, node.name, role=role, static=static)
 
-    def get_attr(self, node: fx.Node) -> None:
+    def _get_attr(self, node: fx.Node) -> Value | GraphRef:
         target = str(node.target)
-        found = self._attribute(node, target)
+        try:
+            found = operator.attrgetter(target)(self.gm)
+        except AttributeError:
+            raise FrontendError(f"node {node.name} takes the attribute {target}, which the module lacks") from None
         if isinstance(found, fx.GraphModule):
-            self.env[node] = GraphRef(self._subgraph(target, found))
-            return
+            return self._subgraph(target, found)
         type = self.types.type_of(node.meta.get("val", found))
-        constant = self.graph.add(CONSTANT, (), (type,), attrs={"target": target}, name=node.name, cost=FREE)
-        self.env[node] = constant.output
+        return self.graph.add(CONSTANT, (), (type,), attrs={"target": target}, name=node.name, cost=FREE).output
 
-    def call_function(self, node: fx.Node) -> None:
-        if node.target is operator.getitem and self._index(node):
-            return
+    def _subgraph(self, target: str, module: fx.GraphModule) -> GraphRef:
+        if module not in self.modules:
+            name = target.replace(".", "_")
+            while name in self.graph.subgraphs:
+                name += "_"
+            graph = Graph(name, "subgraph", self.graph.stage)
+            self.graph.subgraphs[name] = _Lifter(module, graph, self.types, frozenset()).run()
+            self.modules[module] = GraphRef(name)
+        return self.modules[module]
+
+    def _call_function(self, node: fx.Node) -> Any:
+        if node.target is operator.getitem:
+            source, index = cast("tuple[fx.Node, Any]", node.args)
+            if isinstance(self.env[source], (tuple, dict)):  # else what it indexes is one opaque value
+                return self.env[source][index]
         value = _value_of(node)
         leaves = list(_leaves(value))
         call = Call(
@@ -134,14 +150,7 @@ class _Lifter:
             binds=bool(node.meta.get("unbacked_bindings")),
             node=node,
         )
-        added = self._add(node, call)
-        self.env[node] = _rebuild(value, iter(added.outputs))
-
-    def output(self, node: fx.Node) -> None:
-        returned = self._arg(node.args[0])
-        self.graph.set_outputs(returned if isinstance(returned, tuple) else (returned,))
-
-    # -- helpers ---------------------------------------------------------------------------------------------------
+        return _rebuild(value, iter(self._add(node, call).outputs))
 
     def _add(self, node: fx.Node, call: Call) -> KernelNode:
         higher = isinstance(call.target, compat.HigherOrderOperator)
@@ -162,44 +171,12 @@ class _Lifter:
             added.meta.set(MADE_FROM, "; ".join(node.meta[FX_MADE_FROM]))
         return added
 
-    def _index(self, node: fx.Node) -> bool:
-        """Resolve a getitem on a structure; False when what it indexes is one opaque value, so that it stays a node."""
-        source, index = cast("tuple[fx.Node, Any]", node.args)
-        held = self.env[source]
-        if not isinstance(held, (tuple, dict)):
-            return False
-        self.env[node] = held[index]
-        return True
-
-    def _attribute(self, node: fx.Node, target: str) -> Any:
-        try:
-            return operator.attrgetter(target)(self.gm)
-        except AttributeError:
-            raise FrontendError(f"node {node.name} takes the attribute {target}, which the module lacks") from None
+    def _output(self, node: fx.Node) -> None:
+        returned = self._arg(node.args[0])
+        self.graph.set_outputs(returned if isinstance(returned, tuple) else (returned,))
 
     def _arg(self, arg: Any) -> Arg:
-        return literal(arg, self.types, self._operand)
-
-    def _operand(self, node: fx.Node) -> Arg:
-        return _as_arg(self.env[node])
-
-    def _subgraph(self, target: str, module: fx.GraphModule) -> str:
-        if module not in self.modules:
-            name = target.replace(".", "_")
-            while name in self.graph.subgraphs:
-                name += "_"
-            graph = Graph(name, "subgraph", self.graph.stage)
-            self.graph.subgraphs[name] = _Lifter(module, graph, self.types, frozenset()).run()
-            self.modules[module] = name
-        return self.modules[module]
-
-
-_HANDLERS: dict[str, Callable[[_Lifter, fx.Node], None]] = {
-    "placeholder": _Lifter.placeholder,
-    "get_attr": _Lifter.get_attr,
-    "call_function": _Lifter.call_function,
-    "output": _Lifter.output,
-}
+        return literal(arg, self.types, lambda node: _as_arg(self.env[node]))
 
 
 # -- structures of results -----------------------------------------------------------------------------------------

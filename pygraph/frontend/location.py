@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from pygraph import compat
 from pygraph.errors import Location
 
-__all__ = ["UNKNOWN", "GraphOrigin", "location_of", "module_of", "origin_of", "parse_stack_trace"]
+__all__ = ["UNKNOWN", "GraphOrigin", "location_of", "module_of", "note_breaks", "origin_of"]
 
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>[^\n]*)\n?(?P<code>[^\n]*)', re.MULTILINE
@@ -31,8 +31,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 def location_of(meta: Mapping[str, Any]) -> Location | None:
     """The user's line of a node with that ``meta``, or None when it has no frame of the user's."""
-    trace = meta.get("stack_trace")
-    return parse_stack_trace(trace, os.getcwd()) if isinstance(trace, str) else None
+    return next(reversed(_user_frames(meta.get("stack_trace") or "", os.getcwd())), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +39,52 @@ class GraphOrigin:
     """Where a graph of Dynamo's begins and why it ends.
 
     ``function`` is what was compiled, a module's class where its code is torch's own; ``start`` is the first line of it
-    that the graph holds, None where there is none of the user's. ``graph_break`` is the line at which Dynamo had to end
-    the graph, None where the function ends; ``reason`` says why.
+    that the graph holds, None where there is none of the user's. ``breaks`` are the lines at which Dynamo had to stop,
+    with the reason: that which ended the graph, and those around it that have no graph between.
     """
 
     function: str = ""
     start: Location | None = None
-    graph_break: Location | None = None
-    reason: str = ""
+    breaks: dict[Location, str] = field(default_factory=dict)
 
 
 UNKNOWN = GraphOrigin()
 """The origin of a graph that nobody knows it of."""
 
 
+_latest: list[Any] = [UNKNOWN, None, None]
+"""Of the graph that Dynamo handed over last: its origin, why it ends, and the last break that was noted."""
+
+
 def origin_of(gm: torch.fx.GraphModule) -> GraphOrigin:
     """The origin of ``gm``, the module that Dynamo hands to a backend."""
-    start = next(_outermost(gm), None)
-    function = start.function if start is not None else _outer_module(gm)
-    ended = compat.compile_reason(gm)
-    if ended is None or not ended.graph_break:
-        return GraphOrigin(function, start)
-    frames = [frame for frame in ended.user_stack if _is_user_file(frame.filename)] or ended.user_stack
-    line = _frame(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name, frames[-1].line or "")
-    return GraphOrigin(function, start, line, ended.reason.strip().partition("\n")[0])
+    # A placeholder has the line of its first use.
+    traces = [node.meta.get("stack_trace") or "" for node in gm.graph.nodes if node.op != "placeholder"]
+    start = next((frame for trace in traces for frame in _user_frames(trace, os.getcwd())[:1]), None)
+    origin = GraphOrigin(start.function if start is not None else _outer_module(gm), start)
+    _latest[:2] = origin, compat.compile_reason(gm)
+    note_breaks()
+    return origin
 
 
-def _outermost(gm: torch.fx.GraphModule) -> Iterator[Location]:
-    """The user's outermost frame of each node that has one."""
-    for node in gm.graph.nodes:
-        if node.op == "placeholder":
-            continue  # has the line of its first use
-        for frame in _FRAME.finditer(node.meta.get("stack_trace") or ""):
-            if _is_user_file(frame["file"]):
-                yield _frame(frame["file"], int(frame["line"]), frame["function"], frame["code"])
-                break
+def note_breaks() -> None:
+    """Note, at the graph that Dynamo handed over last, the breaks of its function that it has met since the one before
+    it. (Dynamo's list has those of all functions, also of other backends.)"""
+    origin, ended, noted = _latest
+    met = [] if compat.absent(compat.graph_break_reasons) else list(compat.graph_break_reasons)
+    new = met[next((i + 1 for i, reason in enumerate(met) if reason is noted), 0) :]
+    for reason in [*new, ended] if ended is not None else ():
+        if reason.graph_break and reason.user_stack and _function(reason) == _function(ended):
+            frames = [frame for frame in reason.user_stack if _is_user_file(frame.filename)] or reason.user_stack
+            last = frames[-1]
+            line = _location(last.filename, last.lineno or 0, last.name, last.line or "", os.getcwd())
+            origin.breaks[line] = reason.reason.strip().partition("\n")[0]
+    _latest[2] = met[-1] if met else None
+
+
+def _function(reason: Any) -> list[tuple[str, str]]:
+    """The function that Dynamo was compiling when it stopped: file and name."""
+    return [(frame.filename, _location("", 0, frame.name, "", "").function) for frame in reason.user_stack[:1]]
 
 
 def _outer_module(gm: torch.fx.GraphModule) -> str:
@@ -94,28 +104,23 @@ def module_of(meta: Mapping[str, Any]) -> str:
     return _INDEX.sub(r".\1", _ROOT.sub("", path)).strip(".")
 
 
-def _frame(file: str, line: int, function: str, code: str) -> Location:
-    resumed = _RESUMED.fullmatch(function.strip())  # what Dynamo calls the rest of a function behind a graph break
-    name = resumed["function"] if resumed else function.strip()
-    return Location(_shorten(file, os.getcwd()), line, name, code.strip())
-
-
 @lru_cache(maxsize=8192)
-def parse_stack_trace(trace: str, directory: str) -> Location | None:
-    """The innermost user frame in a Python traceback text; files inside ``directory`` become relative to it."""
-    for frame in reversed(list(_FRAME.finditer(trace))):
+def _user_frames(trace: str, directory: str) -> tuple[Location, ...]:
+    """The user's frames in a Python traceback text, outermost first; files inside ``directory`` are relative to it."""
+    found = []
+    for frame in _FRAME.finditer(trace):
         if _is_user_file(frame["file"]):
-            code = frame["code"].strip()
-            code = "" if code.startswith('File "') else code
-            return Location(_shorten(frame["file"], directory), int(frame["line"]), frame["function"].strip(), code)
-    return None
+            code = "" if frame["code"].strip().startswith('File "') else frame["code"]
+            found.append(_location(frame["file"], int(frame["line"]), frame["function"], code, directory))
+    return tuple(found)
 
 
 def _is_user_file(file: str) -> bool:
     return not file.startswith("<") and not file.startswith(_TORCH)
 
 
-def _shorten(file: str, directory: str) -> str:
-    if directory == os.path.abspath(os.sep) or not file.startswith(directory + os.sep):
-        return file
-    return file[len(directory) + 1 :]
+def _location(file: str, line: int, function: str, code: str, directory: str) -> Location:
+    resumed = _RESUMED.fullmatch(function.strip())  # what Dynamo calls the rest of a function behind a graph break
+    name = resumed["function"] if resumed else function.strip()
+    inside = directory != os.path.abspath(os.sep) and file.startswith(directory + os.sep)
+    return Location(file[len(directory) + 1 :] if inside else file, line, name, code.strip())

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import operator
+import pkgutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from pygraph import compat
 from pygraph.errors import PygraphError
 
-__all__ = ["FrontendError", "is_symbolic", "op_name", "resolve_op"]
+__all__ = ["HOP", "FrontendError", "is_symbolic", "op_name", "resolve_op", "words"]
 
 HOP = "hop."
 SYM = "sym."
@@ -29,15 +29,18 @@ class FrontendError(PygraphError):
     """An FX graph that is not in the form that AOTAutograd leaves, or an IR name that torch has nothing for."""
 
 
+def words(text: str) -> frozenset[str]:
+    """The words of ``text``: a table of operators."""
+    return frozenset(text.split())
+
+
 def _functions_on_sizes() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Short names, the first of which wins: operators, then torch.sym_*, then math, then builtins."""
     for name in operator.__all__:
         yield name, getattr(operator, name)
     for name in sorted(vars(torch)):
-        if name.startswith("sym_"):
-            yield name.removeprefix("sym_"), getattr(torch, name)
-        elif name.startswith("_sym_"):
-            yield name.removeprefix("_sym_"), getattr(torch, name)
+        if name.startswith(("sym_", "_sym_")):
+            yield name.removeprefix("_").removeprefix("sym_"), getattr(torch, name)
     for name in sorted(vars(math)):
         yield name, getattr(math, name)
         yield f"math_{name}", getattr(math, name)
@@ -46,19 +49,13 @@ def _functions_on_sizes() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 @cache
 def _sym_by_name() -> dict[str, Callable[..., Any]]:
-    found: dict[str, Callable[..., Any]] = {}
-    for name, function in _functions_on_sizes():
-        if callable(function) and not name.startswith("__"):
-            found.setdefault(name, function)
-    return found
+    found = [(name, function) for name, function in _functions_on_sizes() if callable(function) and name[:2] != "__"]
+    return dict(reversed(found))
 
 
 @cache
 def _sym_names() -> dict[Callable[..., Any], str]:
-    found: dict[Callable[..., Any], str] = {}
-    for name, function in _sym_by_name().items():
-        found.setdefault(function, name)
-    return found
+    return {function: name for name, function in _sym_by_name().items()}
 
 
 def is_symbolic(op: str) -> bool:
@@ -85,46 +82,23 @@ def _registered_name(target: Any) -> str:
 @cache
 def resolve_op(name: str) -> Any:
     """What FX calls for ``name``. Raises FrontendError when this torch has no such operator."""
-    if name.startswith(HOP):
-        found = _higher_order(name.removeprefix(HOP))
-    elif name.startswith(SYM):
-        found = _sym_by_name().get(name.removeprefix(SYM))
-    elif name.startswith(PYTHON):
-        found = _importable(name.removeprefix(PYTHON))
-    else:
-        found = _overload(name)
+    found = None
+    try:
+        if name.startswith(HOP):
+            found = _higher_order(name.removeprefix(HOP))
+        elif name.startswith(SYM):
+            found = _sym_by_name().get(name.removeprefix(SYM))
+        elif name.startswith(PYTHON):
+            found = pkgutil.resolve_name(name.removeprefix(PYTHON))
+        elif name.count(".") in (1, 2):
+            found = operator.attrgetter(name)(torch.ops)
+    except (AttributeError, ImportError, ValueError):
+        pass
     if found is None:
         raise FrontendError(f"this torch has no operator '{name}'")
     return found
 
 
 def _higher_order(name: str) -> Any:
-    if name not in compat.higher_order_operators:
-        # Some register when their module is first imported, which torch.ops.higher_order does.
-        return getattr(torch.ops.higher_order, name, None)
-    return compat.higher_order_operators[name]
-
-
-def _overload(name: str) -> Any:
-    found: Any = torch.ops
-    parts = name.split(".")
-    if len(parts) not in (2, 3):
-        return None
-    for part in parts:
-        found = getattr(found, part, None)
-        if found is None:
-            return None
-    return found
-
-
-def _importable(path: str) -> Any:
-    parts = path.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        try:
-            found: Any = importlib.import_module(".".join(parts[:cut]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[cut:]:
-            found = getattr(found, part, None)
-        return found
-    return None
+    # Some register when their module is first imported, which torch.ops.higher_order does.
+    return compat.higher_order_operators.get(name) or getattr(torch.ops.higher_order, name)

@@ -7,7 +7,7 @@ layout or a memory format becomes a token of its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -31,7 +31,7 @@ from pygraph.ir import (
 )
 from pygraph.ir.types import as_dim, contiguous_stride
 
-__all__ = ["DICT", "SymbolReader", "TypeReader", "literal", "to_fx_arg"]
+__all__ = ["DICT", "TypeReader", "canonical_expr", "literal", "to_fx_arg"]
 
 _DTYPES: dict[torch.dtype, DType] = {
     torch.float64: DType.F64,
@@ -59,79 +59,30 @@ _DTYPES: dict[torch.dtype, DType] = {
 _TORCH_DTYPES = {dtype: known for known, dtype in _DTYPES.items()}
 
 
-def to_dtype(dtype: torch.dtype) -> DType | None:
-    """The IR's element type for ``dtype``, or None for one that it does not have (quantized, sub-byte)."""
-    return _DTYPES.get(dtype)
-
-
-def to_torch_dtype(dtype: DType) -> torch.dtype:
-    """Torch's dtype for an element type."""
-    return _TORCH_DTYPES[dtype]
-
-
-def to_torch_device(device: Device) -> torch.device:
-    """Torch's device for a device of the IR."""
-    return torch.device(str(device))
-
-
-# -- symbolic numbers ------------------------------------------------------------------------------------------------
-
-
-class SymbolReader:
-    """Translates symbolic numbers and collects the example values of every symbol that it met."""
-
-    def __init__(self) -> None:
-        self._known: dict[sympy.Basic, sympy.Expr] = {}
-        self._hints: dict[str, int] = {}
-        self._used: dict[str, None] = {}
-
-    @property
-    def hints(self) -> dict[str, int]:
-        """Example values of the symbols met so far, in order of their names. Unbacked symbols have none."""
-        return {name: self._hints[name] for name in sorted(self._used) if name in self._hints}
-
-    def dim(self, value: int | torch.SymInt) -> Dim:
-        """``value`` as a size of the IR."""
-        return value if type(value) is int else self._dim(value)
-
-    def _dim(self, value: int | torch.SymInt) -> Dim:
-        return int(value) if isinstance(value, int) else as_dim(self.expr(value))
-
-    def expr(self, value: torch.SymInt | torch.SymFloat) -> sympy.Expr:
-        """The expression behind a symbolic number, over the IR's symbols."""
-        # SymInt.node and its expr, with what the ShapeEnv learnt since put in: checked on 2.11, 2.13.
-        found = value.node.expr
-        known = self._known.get(found)
-        if known is None:
-            self._note(found, value.node.shape_env)
-            known = self._known[found] = self.translate(found)
-        return known
-
-    def translate(self, expr: sympy.Basic) -> sympy.Expr:
-        """``expr`` of torch in the IR's own terms."""
-        self._used.update((str(found), None) for found in expr.free_symbols)
-        return sympy.sympify(canonical(expr))
-
-    def _note(self, expr: sympy.Basic, shape_env: Any) -> None:
-        # ShapeEnv.backed_var_to_val: checked on 2.11, 2.13.
-        hints: Mapping[sympy.Basic, Any] = {} if shape_env is None else shape_env.backed_var_to_val
-        for found in expr.free_symbols:
-            hint = hints.get(found)
-            if hint is not None and hint.is_Integer:
-                self._hints[str(found)] = int(hint)
-
-
-# -- types -----------------------------------------------------------------------------------------------------------
-
-
 class TypeReader:
-    """Reads types off traced values. ``devices`` renames devices, by full name (``meta``, ``cuda:1``)."""
+    """Reads types off traced values. ``devices`` renames devices, by full name (``meta``, ``cuda:1``).
 
-    def __init__(self, symbols: SymbolReader, devices: Mapping[str, str] | None = None) -> None:
-        self.symbols = symbols
+    ``hints`` are example values of the symbols met so far, by name; unbacked symbols have none.
+    """
+
+    def __init__(self, devices: Mapping[str, str] | None = None) -> None:
+        self.hints: dict[str, int] = {}
+        self._expressions: dict[sympy.Basic, sympy.Expr] = {}
         self._renamed = {old: Device.parse(new) for old, new in (devices or {}).items()}
         self._devices: dict[torch.device, Device] = {}
         self._tensors: dict[object, TensorType] = {}
+
+    def expr(self, value: torch.SymInt | torch.SymFloat) -> sympy.Expr:
+        """The expression behind a symbolic number, over the IR's symbols."""
+        # SymInt.node and its expr, with what the ShapeEnv learnt since put in, and ShapeEnv.backed_var_to_val: checked
+        # on 2.11, 2.13.
+        found, env = value.node.expr, value.node.shape_env
+        if found not in self._expressions:
+            hints: Mapping[sympy.Basic, Any] = {} if env is None else env.backed_var_to_val
+            known = {str(symbol): hints.get(symbol) for symbol in found.free_symbols}
+            self.hints.update({name: int(hint) for name, hint in known.items() if hint is not None and hint.is_Integer})
+            self._expressions[found] = canonical_expr(found)
+        return self._expressions[found]
 
     def device(self, device: torch.device) -> Device:
         """The IR's device for ``device``, renamed when asked to."""
@@ -148,27 +99,31 @@ class TypeReader:
         if isinstance(value, (bool, torch.SymBool)):
             return ScalarType("bool")
         if isinstance(value, (int, torch.SymInt)):
-            return ScalarType("int", self.symbols.dim(value))
+            return ScalarType("int", self._dim(value))
         if isinstance(value, (float, torch.SymFloat)):
             return ScalarType("float")
         return OpaqueType(type(value).__name__)
 
+    def _dim(self, value: int | torch.SymInt) -> Dim:
+        return int(value) if isinstance(value, int) else as_dim(self.expr(value))
+
     def _tensor(self, value: torch.Tensor) -> Type:
-        dtype = to_dtype(value.dtype)
+        dtype = _DTYPES.get(value.dtype)
         if dtype is None or value.layout is not torch.strided or value.is_nested:
             return OpaqueType(f"tensor.{_short(value.layout)}.{_short(value.dtype)}")
-        shape = tuple(self.symbols.dim(size) for size in value.shape)
-        stride = tuple(self.symbols.dim(step) for step in value.stride())
+        shape = tuple(map(self._dim, value.shape))
+        stride = tuple(map(self._dim, value.stride()))
         key = (dtype, shape, stride, value.device)
         found = self._tensors.get(key)
         if found is None:
-            found = TensorType(dtype, shape, self.device(value.device), _unless_contiguous(shape, stride))
-            self._tensors[key] = found
+            spelled = None if stride == contiguous_stride(shape) else stride
+            found = self._tensors[key] = TensorType(dtype, shape, self.device(value.device), spelled)
         return found
 
 
-def _unless_contiguous(shape: tuple[Dim, ...], stride: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    return None if stride == contiguous_stride(shape) else stride
+def canonical_expr(expr: sympy.Basic) -> sympy.Expr:
+    """``expr`` of torch in the IR's own terms."""
+    return sympy.sympify(canonical(expr))
 
 
 def _short(value: Any) -> str:
@@ -201,16 +156,16 @@ def literal(arg: Any, types: TypeReader, of_node: Callable[[fx.Node], Arg]) -> A
 
 def _constant(arg: Any, types: TypeReader) -> Arg:
     if isinstance(arg, torch.dtype):
-        return to_dtype(arg) or Token(str(arg).removeprefix("torch."))
+        return _DTYPES.get(arg) or Token(_short(arg))
     if isinstance(arg, torch.device):
         return types.device(arg)
     if isinstance(arg, _ENUMERATED):
-        return Token(str(arg).removeprefix("torch."))
+        return Token(_short(arg))
     if isinstance(arg, (torch.SymInt, torch.SymFloat)):
-        expr = types.symbols.expr(arg)
+        expr = types.expr(arg)
         return expr if isinstance(expr, sympy.Expr) else Token(_OPAQUE + "SymBool")
     if isinstance(arg, sympy.Expr):
-        return types.symbols.translate(arg)
+        return canonical_expr(arg)
     if isinstance(arg, _CALLABLE):
         return Token(op_name(arg))
     return Token(_OPAQUE + type(arg).__name__)
@@ -224,11 +179,15 @@ def to_fx_arg(arg: Arg, of_value: Callable[[Value], Any]) -> Any:
     if isinstance(arg, Value):
         return of_value(arg)
     if isinstance(arg, tuple):
-        return _container(arg, of_value)
+        if arg[:1] == (DICT,):
+            return {key: to_fx_arg(item, of_value) for key, item in cast("Any", arg[1:])}
+        if arg[:1] == (_SLICE,):
+            return slice(*(to_fx_arg(item, of_value) for item in arg[1:]))
+        return [to_fx_arg(item, of_value) for item in arg]
     if isinstance(arg, DType):
-        return to_torch_dtype(arg)
+        return _TORCH_DTYPES[arg]
     if isinstance(arg, Device):
-        return to_torch_device(arg)
+        return torch.device(str(arg))
     if isinstance(arg, Token):
         return _named(arg)
     if isinstance(arg, (sympy.Expr, GraphRef)):
@@ -236,19 +195,8 @@ def to_fx_arg(arg: Arg, of_value: Callable[[Value], Any]) -> Any:
     return arg
 
 
-def _container(arg: tuple[Arg, ...], of_value: Callable[[Value], Any]) -> Any:
-    if arg[:1] == (DICT,):
-        pairs = [pair for pair in arg[1:] if isinstance(pair, tuple)]
-        return {key: to_fx_arg(item, of_value) for key, item in pairs}
-    if arg[:1] == (_SLICE,):
-        return slice(*(to_fx_arg(item, of_value) for item in arg[1:]))
-    return [to_fx_arg(item, of_value) for item in arg]
-
-
 def _named(token: Token) -> Any:
     if token.name.startswith(_OPAQUE):
         raise FrontendError(f"an object of type {token.name.removeprefix(_OPAQUE)} has no literal form in FX")
-    found = getattr(torch, token.name, None) if "." not in token.name else None
-    if isinstance(found, (*_ENUMERATED, torch.dtype)):
-        return found
-    return resolve_op(token.name)
+    found = getattr(torch, token.name, None)
+    return found if isinstance(found, (*_ENUMERATED, torch.dtype)) else resolve_op(token.name)

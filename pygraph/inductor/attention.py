@@ -6,6 +6,7 @@ and without dropout nobody sets or reads them: an output without a value or a de
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,6 @@ from pygraph.inductor.write_back import refresh_values
 __all__ = ["define_seeds", "inputs_in_use", "unwrap_idle"]
 
 _WRAPPER = "hop.graphsafe_run_with_rng_state"
-
 
 _OPERATORS = {
     "_scaled_dot_product_flash_attention": (3, (6, 7)),
@@ -54,7 +54,12 @@ def unwrap_idle(gm: torch.fx.GraphModule) -> list[str]:
         target, args = node.args[0], node.args[1:]
         kwargs = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
         if _idle_states(target, args, kwargs):
-            made.append(_replace(gm, node, target, args, kwargs))
+            with gm.graph.inserting_before(node):
+                made.append(gm.graph.call_function(target, args, kwargs))
+            # AOTAutograd says nothing of wrappers in a forward graph.
+            made[-1].meta = dict(node.meta or next((user.meta for user in node.users), {}))
+            node.replace_all_uses_with(made[-1])
+            gm.graph.erase_node(node)
     if not made:
         return []
     refresh_values(gm.graph, made)
@@ -65,21 +70,8 @@ def unwrap_idle(gm: torch.fx.GraphModule) -> list[str]:
 
 def inputs_in_use(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """The fake ``inputs`` of ``gm``, with None for generators that no operator takes: Inductor refuses those."""
-    taken = [bool(node.users) for node in gm.graph.find_nodes(op="placeholder")]
-    pairs = zip(inputs, taken, strict=True)
-    return [each if used or not isinstance(each, torch.Generator) else None for each, used in pairs]
-
-
-def _replace(
-    gm: torch.fx.GraphModule, node: FxNode, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> FxNode:
-    with gm.graph.inserting_before(node):
-        made = gm.graph.call_function(target, tuple(args), dict(kwargs))
-    users = [user.meta for user in node.users]  # AOTAutograd says nothing of wrappers in a forward graph
-    made.meta = dict(node.meta or next(iter(users), {}))
-    node.replace_all_uses_with(made)
-    gm.graph.erase_node(node)
-    return made
+    pairs = zip(inputs, gm.graph.find_nodes(op="placeholder"), strict=True)
+    return [each if node.users or not isinstance(each, torch.Generator) else None for each, node in pairs]
 
 
 def define_seeds(gm: torch.fx.GraphModule) -> list[str]:
@@ -94,31 +86,21 @@ def define_seeds(gm: torch.fx.GraphModule) -> list[str]:
     for node in list(gm.graph.nodes):
         states = _idle_states(node.target, node.args, node.kwargs)
         for item in [user for user in node.users if user.target is operator.getitem and user.args[1] in states]:
-            if item.users:
-                _define(gm, node, item)
-                notes.append(f"{item.name}: random state of attention without dropout is zero")
+            value = item.meta.get("val")
+            if not item.users or not isinstance(value, torch.Tensor):
+                continue
+            facts = {"dtype": value.dtype, "device": node.args[0].meta["val"].device}
+            with gm.graph.inserting_after(item):
+                zero = gm.graph.call_function(
+                    torch.ops.aten.full.default,
+                    (list(value.size()), 0),
+                    {**facts, "layout": torch.strided, "pin_memory": False},
+                )
+            with detect_fake_mode(value) or contextlib.nullcontext():
+                zero.meta = {**item.meta, "val": torch.full(value.size(), 0, **facts)}
+            item.replace_all_uses_with(zero)
+            notes.append(f"{item.name}: random state of attention without dropout is zero")
     if notes:
         gm.graph.lint()
         gm.recompile()
     return notes
-
-
-def _define(gm: torch.fx.GraphModule, node: FxNode, item: FxNode) -> None:
-    """Let a constant take the place of ``item``, a result of the attention ``node``."""
-    query = node.args[0]
-    value = item.meta.get("val")
-    if not isinstance(query, FxNode) or not isinstance(value, torch.Tensor):
-        return
-    device, size = query.meta["val"].device, list(value.size())
-    with gm.graph.inserting_after(item):
-        zero = gm.graph.call_function(
-            torch.ops.aten.full.default,
-            (size, 0),
-            {"dtype": value.dtype, "layout": torch.strided, "device": device, "pin_memory": False},
-        )
-    zero.meta = dict(item.meta)
-    mode = detect_fake_mode(value)
-    if mode is not None:
-        with mode:
-            zero.meta["val"] = torch.full(size, 0, dtype=value.dtype, device=device)
-    item.replace_all_uses_with(zero)

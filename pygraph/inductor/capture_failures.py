@@ -9,6 +9,7 @@ whatever its sizes; a file for each program under the cache directory has its op
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -52,7 +53,10 @@ class CaptureFailures:
         machine = torch.cuda.get_device_name() if "cuda" in devices else ""
         parts = (package_digest(PACKAGE), torch.__version__, machine, *sorted(devices), *rows)
         self._key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
-        self._path = _file(settings.cache_dir, self._key)
+        self._path: Path | None = None
+        if settings.cache_dir is not None:
+            with contextlib.suppress(OSError):  # where there is no temporary folder either
+                self._path = cache.usable(settings.cache_dir) / "failures" / f"{self._key}.json"
         self._known = {} if settings.strict else self._read()
 
     def digest(self) -> str:
@@ -91,8 +95,11 @@ class CaptureFailures:
 
     def _read(self) -> dict[str, dict[str, str]]:
         found = _in_process.get(self._key) if self._path is None else cache.read_json(self._path)
-        kinds = found.items() if isinstance(found, dict) else ()
-        return {kind: _texts(known) for kind, known in kinds}
+        known: dict[str, dict[str, str]] = {}
+        for kind, rows in found.items() if isinstance(found, dict) else ():  # a file may hold anything
+            pairs = rows.items() if isinstance(rows, dict) else ()
+            known[kind] = {name: met for name, met in pairs if isinstance(met, str)}
+        return known
 
     def _write(self) -> None:
         if self._path is None:
@@ -102,21 +109,6 @@ class CaptureFailures:
             cache.write_atomically(self._path, json.dumps(self._known, indent=1) + "\n")
         except (OSError, ValueError) as error:  # a ValueError where text cannot be encoded
             _log.warning("a failed capture is not remembered in %s: %s", self._path, error)
-
-
-def _file(cache_dir: str | None, key: str) -> Path | None:
-    if cache_dir is None:
-        return None
-    try:
-        return cache.usable(cache_dir) / "failures" / f"{key}.json"
-    except OSError:  # there is no temporary folder either
-        return None
-
-
-def _texts(known: object) -> dict[str, str]:
-    """What a file says of one kind of graph, as far as it may be meant."""
-    rows = known.items() if isinstance(known, dict) else ()
-    return {name: met for name, met in rows if isinstance(met, str)}
 
 
 def _fails_everywhere(refusal: Refusal) -> bool:

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pygraph.runtime.provenance import Origin
+
+if TYPE_CHECKING:  # a restored program needs none
+    from pygraph.inductor.decision import Decision
 
 __all__ = [
     "EmittedProgram",
@@ -19,7 +24,7 @@ __all__ = [
     "RecordedMaps",
     "Step",
     "annotate",
-    "kernel_calls",
+    "line_origins",
     "program_record",
     "read_program",
 ]
@@ -116,9 +121,9 @@ def read_program(source: str) -> EmittedProgram:
     tree = ast.parse(source)
     functions = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
     named = sorted((int(name[len(_PREFIX) :]), f) for name, f in functions.items() if _is_region(name))
-    regions = tuple(EmittedRegion(i, f.lineno, _arguments(f), tuple(kernel_calls(f))) for i, f in named)
+    regions = tuple(EmittedRegion(i, f.lineno, _arguments(f), tuple(_kernel_calls(f))) for i, f in named)
     main = functions.get(_MAIN)
-    return EmittedProgram(regions, tuple(kernel_calls(main)) if main is not None else ())
+    return EmittedProgram(regions, tuple(_kernel_calls(main)) if main is not None else ())
 
 
 def _is_region(name: str) -> bool:
@@ -133,7 +138,7 @@ def _arguments(function: ast.FunctionDef) -> tuple[str, ...]:
     return ()
 
 
-def kernel_calls(code: ast.AST) -> Iterator[str]:
+def _kernel_calls(code: ast.AST) -> Iterator[str]:
     """The kernels and operators that ``code`` calls, by name, in the order of its text."""
     calls = [n for n in ast.walk(code) if isinstance(n, ast.Call)]
     for call in sorted(calls, key=lambda c: (c.lineno, c.col_offset)):
@@ -166,3 +171,114 @@ def annotate(source: str, above: Mapping[int, Sequence[str]], header: Sequence[s
         notes = [f"# {note}" for note in above.get(region.index, ())]
         lines[region.line - 1 : region.line - 1] = notes
     return "\n".join([*(f"# {note}" for note in header), *lines, ""])
+
+
+# -- which operators each line of a region runs ------------------------------------------------------------------------
+
+
+def line_origins(
+    source: str, regions: Sequence[EmittedRegion], steps: Sequence[Sequence[Step]], decision: Decision
+) -> list[Mapping[int, Origin]]:
+    """For each of ``regions``, whose ``steps`` Inductor scheduled: line ▸ the operators that it runs.
+
+    Lines count from the first one of the region's function, which is 0. What the text shows is matched exactly: a
+    buffer is first launched into by its own step. Where it shows nothing (work in place, several steps in one kernel),
+    every step that may be meant is named.
+    """
+    functions = {f.lineno: f for f in ast.walk(ast.parse(source)) if isinstance(f, ast.FunctionDef)}
+    pairs = zip(regions, steps, strict=True)
+    return [_LineMap(functions[region.line], run, decision).origins() for region, run in pairs]
+
+
+@dataclass(slots=True)
+class _Statement:
+    """A statement that launches: its lines, what it calls, what it mentions, and the steps that it may run."""
+
+    lines: range
+    called: tuple[str, ...]
+    names: frozenset[str]
+    steps: list[int] = field(default_factory=list)
+
+
+def _statements(body: Sequence[ast.stmt], start: int) -> Iterator[_Statement]:
+    """Those that launch, in order; of compound statements, what is in them."""
+    for statement in body:
+        inner = [part for name in ("body", "orelse", "finalbody") for part in getattr(statement, name, ())]
+        called = () if inner else tuple(_kernel_calls(statement))
+        if called:
+            lines = range(statement.lineno - start, (statement.end_lineno or statement.lineno) - start + 1)
+            yield _Statement(lines, called, frozenset(n.id for n in ast.walk(statement) if isinstance(n, ast.Name)))
+        yield from _statements(inner, start)
+
+
+class _LineMap:
+    """The statements of a region's function, and the steps that it runs."""
+
+    def __init__(self, function: ast.FunctionDef, run: Sequence[Step], decision: Decision) -> None:
+        self.statements = list(_statements(function.body, function.lineno))
+        self.steps = [step for step in run if step.launches]
+        self.decision = decision
+        self.made = {made.name: made for step in run for made in step.made}
+
+    def origins(self) -> Mapping[int, Origin]:
+        self._match()
+        found: dict[int, Origin] = {}
+        for statement in self.statements:
+            steps = [self.steps[i] for i in statement.steps]
+            # Of a step, only the operators that are called by name, if there are any.
+            nodes = [n for step in steps for n in self._named(step, statement) or filter(self._op, step.origins)]
+            locs = dict.fromkeys(loc for node in nodes for loc in self._locs(node) if loc is not None)
+            found.update(dict.fromkeys(statement.lines, Origin(tuple(dict.fromkeys(nodes)), tuple(locs))))
+        return found
+
+    def _match(self) -> None:
+        """Fill in the steps of each statement: those whose buffers it is the first to mention, then what is left."""
+        maker = {name: i for i, step in enumerate(self.steps) for name in step.buffers}
+        seen: set[int] = set()
+        reached = -1
+        for statement in self.statements:
+            new = sorted({maker[name] for name in statement.names if name in maker} - seen)
+            statement.steps = [i for i in new if i > reached]
+            seen.update(new)
+            reached = max([reached, *statement.steps])
+        gap: list[_Statement] = []
+        before: list[_Statement] = []
+        for statement in self.statements:
+            if statement.steps:
+                self._fill(gap, before, [statement])
+                gap, before = [], [statement]
+            else:
+                gap.append(statement)
+        self._fill(gap, before, [])
+
+    def _fill(self, gap: list[_Statement], before: list[_Statement], after: list[_Statement]) -> None:
+        """The steps of the statements in ``gap``, and of the one before and after it, among those that are open there.
+
+        One step for each statement, in order, where every one calls the operator that its step computes.
+        """
+        low, high = (max(s.steps) + 1 for s in before), (min(s.steps) for s in after)
+        open_steps = list(range(next(low, 0), next(high, len(self.steps))))
+        pairs = list(zip(gap, open_steps, strict=False))
+        if len(gap) == len(open_steps) and all(self._named(self.steps[i], statement) for statement, i in pairs):
+            for statement, i in pairs:
+                statement.steps = [i]
+            return
+        around = [i for statement in (*before, *after) for i in statement.steps]
+        for statement in gap:
+            named = [i for i in open_steps if self._named(self.steps[i], statement)]
+            statement.steps = named or sorted({*open_steps, *around})
+        for statement in (*before, *after):
+            if any(name.startswith(("cpp_", "triton_")) for name in statement.called):  # may hold several steps
+                statement.steps = sorted({*statement.steps, *open_steps})
+
+    def _named(self, step: Step, statement: _Statement) -> list[str]:
+        """The nodes of ``step`` whose operators the statement calls by name."""
+        return [name for name in step.origins if self._op(name) in statement.called]
+
+    def _op(self, name: str) -> str | None:
+        node = self.made.get(name) or self.decision.nodes.get(name)
+        return None if node is None else node.op
+
+    def _locs(self, name: str) -> list[str | None]:
+        sources = self.made[name].sources if name in self.made else (name,)
+        return [self.decision.nodes[source].loc for source in sources if source in self.decision.nodes]

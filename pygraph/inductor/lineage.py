@@ -11,9 +11,9 @@ was made from nothing that is known.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
@@ -24,23 +24,6 @@ from pygraph import compat
 __all__ = ["Lineage", "following"]
 
 T = TypeVar("T")
-_active = threading.local()
-
-
-@contextmanager
-def following() -> Iterator[Lineage]:
-    """Follow the passes that Inductor runs on this thread meanwhile."""
-    _install()
-    previous = _lineage()
-    lineage = _active.lineage = Lineage()
-    try:
-        yield lineage
-    finally:
-        _active.lineage = previous
-
-
-def _lineage() -> Lineage | None:
-    return getattr(_active, "lineage", None)
 
 
 class Lineage:
@@ -71,14 +54,13 @@ class Lineage:
                 yield
         finally:
             self._matching = False
-        for node in made:
-            self._sources[node] = {}
+        self._sources.update((node, {}) for node in made)
         self._trace(made, list(matched))
 
     @contextmanager
     def watching(self, gm: Any) -> Iterator[None]:
         """Any passes run on the graph of ``gm``."""
-        with _hooked(gm, self._created, self._replaced, self._removed):
+        with _hooked(gm, create=self._created, replace=lambda old, **_: self._removed(old), erase=self._removed):
             yield
 
     def _created(self, node: FxNode) -> None:
@@ -89,19 +71,14 @@ class Lineage:
         self._latest.append(node)
         self._sources[node] = {}
 
-    def _replaced(self, old: FxNode, **_: object) -> None:
-        self._removed(old)
-
     def _removed(self, node: FxNode) -> None:
         if not self._matching and self._latest and node not in self._latest:
             self._used = True
             self._trace(self._latest, [node])
 
     def _trace(self, made: Iterable[FxNode], removed: list[FxNode]) -> None:
-        from pygraph.frontend.lift import (  # takes a while, and a restored program has no passes run
-            FX_MADE_FROM,
-            made_from,
-        )
+        # Takes a while to import, and a restored program has no passes run.
+        from pygraph.frontend.lift import FX_MADE_FROM, made_from
 
         known = [source for node in removed for source in self._sources.get(node, (node,))]
         traces = [node.meta["stack_trace"] for node in reversed(removed) if node.meta.get("stack_trace")]
@@ -113,37 +90,44 @@ class Lineage:
                 node.meta["stack_trace"] = traces[0]
 
 
+_active: ContextVar[Lineage | None] = ContextVar("lineage", default=None)
+
+
 @contextmanager
-def _hooked(
-    gm: GraphModule | None,
-    create: Callable[[FxNode], object] | None = None,
-    replace: Callable[..., object] | None = None,
-    erase: Callable[[FxNode], object] | None = None,
-) -> Iterator[None]:
-    """Call these functions for what happens to the graph of ``gm``; a graph without a module tells nobody."""
-    with ExitStack() as stack:
-        for event, function in (("create", create), ("replace", replace), ("erase", erase)):
-            if gm is not None and function is not None:
-                getattr(gm, f"_register_{event}_node_hook")(function)
-                stack.callback(getattr(gm, f"_unregister_{event}_node_hook"), function)
+def following() -> Iterator[Lineage]:
+    """Follow the passes that Inductor runs on this thread meanwhile."""
+    _install()
+    lineage = Lineage()
+    token = _active.set(lineage)
+    try:
+        yield lineage
+    finally:
+        _active.reset(token)
+
+
+@contextmanager
+def _hooked(gm: GraphModule | None, **functions: Callable[..., object]) -> Iterator[None]:
+    """Call these ``functions`` for what happens to the graph of ``gm``; a graph without a module tells nobody."""
+    hooks = {} if gm is None else functions
+    for event, function in hooks.items():
+        getattr(gm, f"_register_{event}_node_hook")(function)
+    try:
         yield
+    finally:
+        for event, function in hooks.items():
+            getattr(gm, f"_unregister_{event}_node_hook")(function)
 
 
 @functools.cache
 def _install() -> None:
     """Hook into Inductor's patterns and passes, once for the process. Without a lineage nothing changes."""
     for entry in compat.pattern_entries:
-        entry.apply = _followed(entry.apply, _match)
+        entry.apply = _followed(
+            entry.apply,
+            lambda lineage, _, match, graph, node: lineage.replacing(graph.owning_module, [*match.nodes, node]),
+        )
     module = compat.compile_fx_module
-    module.post_grad_passes = _followed(module.post_grad_passes, _passes)
-
-
-def _match(lineage: Lineage, _: Any, match: Any, graph: Any, node: FxNode) -> AbstractContextManager[None]:
-    return lineage.replacing(graph.owning_module, [*match.nodes, node])
-
-
-def _passes(lineage: Lineage, gm: GraphModule, *_: Any, **__: Any) -> AbstractContextManager[None]:
-    return lineage.watching(gm)
+    module.post_grad_passes = _followed(module.post_grad_passes, lambda lineage, gm, *_, **__: lineage.watching(gm))
 
 
 def _followed(function: Callable[..., T], context: Callable[..., AbstractContextManager[None]]) -> Callable[..., T]:
@@ -151,7 +135,7 @@ def _followed(function: Callable[..., T], context: Callable[..., AbstractContext
 
     @functools.wraps(function)
     def followed(*args: Any, **kwargs: Any) -> T:
-        lineage = _lineage()
+        lineage = _active.get()
         if lineage is None:
             return function(*args, **kwargs)
         with context(lineage, *args, **kwargs):

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import functools
 import operator
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -53,8 +53,12 @@ class PartitionHooks:
     def active(self) -> Iterator[None]:
         """Answer for every main graph that Inductor schedules on this thread meanwhile."""
         _install()
-        with _asked(self), following() as self._lineage:
-            yield
+        token = _active.set(self)
+        try:
+            with following() as self._lineage:
+                yield
+        finally:
+            _active.reset(token)
 
     # -- asked by the scheduler ------------------------------------------------------------------------------------
 
@@ -86,7 +90,9 @@ class PartitionHooks:
 
     def _predecessors(self, snodes: list[Any]) -> list[list[int]]:
         """Those that the scheduler knows, and those of effects, which it leaves to the order that it starts from."""
-        before = _dependences(snodes)
+        maker = {name: i for i, snode in enumerate(snodes) for name in snode.get_buffer_names()}
+        needed = ({maker[dep.name] for dep in snode.unmet_dependencies if dep.name in maker} for snode in snodes)
+        before = [sorted(makers - {i}) for i, makers in enumerate(needed)]
         last: dict[str, int] = {}
         since: list[int] = []
         for i, snode in enumerate(snodes):
@@ -114,16 +120,12 @@ class PartitionHooks:
         structural = _uncapturable_structure(part, self.decision.device)
         if structural is not None:
             return structural
-        for origin in _origins(part):
-            reason = self._origin_reason(origin)
-            if reason is not None:
-                return reason
-        return None
+        return next(filter(None, map(self._origin_reason, _origins(part))), None)
 
     def _origin_reason(self, origin: Any) -> str | None:
         if origin.op in ("placeholder", "get_attr", "output"):
             return None
-        if self._is_made(origin):
+        if self._lineage.sources(origin) is not None:
             return self._made_reason(origin)
         placed = self.decision.nodes.get(origin.name)
         if placed is not None:
@@ -141,9 +143,6 @@ class PartitionHooks:
             self._judged[origin.graph] = self._judge(origin.graph)
         return self._judged[origin.graph].get(origin.name, UNKNOWN)
 
-    def _is_made(self, origin: Any) -> bool:
-        return self._lineage.sources(origin) is not None
-
     def _sources(self, origin: Any) -> tuple[str, ...]:
         """The nodes of the decision that a node was made from; constants launch nothing and decide nothing."""
         found = map(_indexed, self._lineage.sources(origin) or ())
@@ -153,11 +152,15 @@ class PartitionHooks:
     def _step(self, snode: Any) -> Step:
         parts = _scheduled_parts(snode)
         nodes = {o.name: o for part in parts for o in _origins(part)}
-        made = [node for node in nodes.values() if node.op == "call_function" and self._is_made(node)]
+        called = [node for node in nodes.values() if node.op == "call_function"]
+        made = [node for node in called if self._lineage.sources(node) is not None]
         return Step(
             buffers=tuple(snode.get_buffer_names()),
             origins=tuple(nodes),
-            launches=any(_launches(part) for part in parts),
+            launches=any(
+                not isinstance(part, compat.NopKernelSchedulerNode) and not isinstance(part.node, compat.MultiOutput)
+                for part in parts
+            ),
             reason=self.should_partition(snode),
             made=tuple(PatternNode(n.name, op_name(n.target), self._sources(n), self._made_reason(n)) for n in made),
         )
@@ -165,25 +168,13 @@ class PartitionHooks:
 
 # -- hooks into the scheduler -----------------------------------------------------------------------------------------
 
-_active = threading.local()
+_active: ContextVar[PartitionHooks | None] = ContextVar("partition_hooks", default=None)
 _expecting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@contextmanager
-def _asked(listener: PartitionHooks) -> Iterator[None]:
-    """Have the scheduler on this thread ask ``listener``."""
-    previous = getattr(_active, "listener", None)
-    _active.listener = listener
-    try:
-        yield
-    finally:
-        _active.listener = previous
-
-
 def _listener() -> PartitionHooks | None:
-    if isinstance(compat.inductor_virtualized.graph, compat.SubgraphLowering):
-        return None
-    return getattr(_active, "listener", None)
+    """The hooks that the scheduler on this thread asks."""
+    return None if isinstance(compat.inductor_virtualized.graph, compat.SubgraphLowering) else _active.get()
 
 
 @functools.cache
@@ -247,16 +238,6 @@ def _scheduled_parts(snode: Any) -> list[Any]:
     return [inner for part in parts for inner in _scheduled_parts(part)]
 
 
-def _dependences(snodes: Sequence[Any]) -> list[list[int]]:
-    """For each scheduled node the positions of those that it must follow, Inductor's ordering edges included."""
-    maker = {name: i for i, snode in enumerate(snodes) for name in snode.get_buffer_names()}
-    found = []
-    for i, snode in enumerate(snodes):
-        needed = {maker[dep.name] for dep in snode.unmet_dependencies if dep.name in maker}
-        found.append(sorted(needed - {i}))
-    return found
-
-
 def _memory_allows(before: list[Any], after: list[Any]) -> bool:
     """Whether Inductor's estimate of peak memory stays within its own budget for reordering. No, where it has none."""
     if compat.absent(compat.prepare_planning_info) or compat.absent(compat.estimate_peak_memory):
@@ -291,7 +272,8 @@ def _origins(part: Any) -> list[Any]:
         where = part.get_device()
         found = [origin for origin in found if not _is_external(origin) and not _is_elsewhere(origin, where)] or found
     if isinstance(node, compat.ExternKernel):
-        operands = {origin for read in node.get_read_writes().reads for origin in _buffer_origins(read.name)}
+        buffers = map(compat.inductor_virtualized.graph.try_get_buffer, (r.name for r in node.get_read_writes().reads))
+        operands = {origin for buffer in buffers for origin in getattr(buffer, "origins", None) or ()}
         found = [origin for origin in found if origin not in operands] or found
     return sorted(found, key=lambda origin: str(origin.name))
 
@@ -307,16 +289,6 @@ def _is_elsewhere(origin: Any, device: Any) -> bool:
     """Whether the result of an FX node lies on another kind of device than ``device``."""
     value = origin.meta.get("val")
     return isinstance(value, torch.Tensor) and device is not None and value.device.type != device.type
-
-
-def _buffer_origins(name: str) -> Sequence[Any]:
-    buffer = compat.inductor_virtualized.graph.try_get_buffer(name)
-    return getattr(buffer, "origins", None) or ()
-
-
-def _launches(part: Any) -> bool:
-    """Whether an unfused scheduled node runs anything at all."""
-    return not isinstance(part, compat.NopKernelSchedulerNode) and not isinstance(part.node, compat.MultiOutput)
 
 
 def _uncapturable_structure(part: Any, device: str) -> str | None:
@@ -341,8 +313,7 @@ def _draws(node: Any) -> bool:
     op = node.target
     if not isinstance(op, compat.OpOverload):
         return False
-    seeds = op.name().startswith("prims::inductor_seed")
-    return seeds or torch.Tag.nondeterministic_seeded in op.tags
+    return op.name().startswith("prims::inductor_seed") or torch.Tag.nondeterministic_seeded in op.tags
 
 
 def _is_lowering(node: Any) -> bool:

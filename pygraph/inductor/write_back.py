@@ -18,7 +18,7 @@ from pygraph.frontend.lift import result_paths
 from pygraph.frontend.names import resolve_op
 from pygraph.frontend.types import to_fx_arg
 from pygraph.inductor.upload import make_compilable
-from pygraph.ir import Arg, Graph, KernelNode, Value
+from pygraph.ir import Graph, KernelNode, Value
 
 __all__ = ["Fingerprint", "fingerprint", "moved_constant", "refresh_values", "write_back"]
 
@@ -61,11 +61,9 @@ class _Writer:
         self.graph = graph
         self.lifted = lifted
         self.by_name: dict[str, FxNode] = {node.name: node for node in self.fx.nodes}
-        self.items: dict[tuple[Any, Any], FxNode] = {}
+        items = self.fx.find_nodes(op="call_function", target=operator.getitem)
+        self.items: dict[tuple[Any, Any], FxNode] = {(item.args[0], item.args[1]): item for item in items}
         self.changed: list[FxNode] = []
-        for node in self.fx.nodes:
-            if node.op == "call_function" and node.target is operator.getitem:
-                self.items[node.args[0], node.args[1]] = node
 
     def write(self) -> list[str]:
         notes = self._write_order()
@@ -74,9 +72,12 @@ class _Writer:
         for node in made:
             self._make(node)
         for node in edited:
-            self._edit(self.by_name[node.name], node)
+            fx_node = self.by_name[node.name]
+            fx_node.target = resolve_op(node.op)
+            fx_node.args, fx_node.kwargs = self._args(node)
+            self.changed.append(fx_node)
         if self.lifted["return"] != repr(self.graph.outputs):
-            self._return()
+            self.fx.output_node().args = (tuple(to_fx_arg(arg, self._value) for arg in self.graph.outputs),)
             notes.append("what the graph returns was rewritten")
         gone = self._erase()
         refresh_values(self.fx, self.changed)
@@ -90,16 +91,14 @@ class _Writer:
         known = dict.fromkeys(kept)
         if kept == [node for node in self.fx.nodes if node in known]:
             return []
-        cursor = self._last_input()
+        cursor = next(
+            (node for node in reversed(self.fx.nodes) if node.op in ("placeholder", "get_attr")), self.fx._root
+        )
         for node in kept:
             for moved in (node, *self._items_of(node)):
                 cursor.append(moved)
                 cursor = moved
         return ["operators were put in the order of the regions"]
-
-    def _last_input(self) -> FxNode:
-        inputs = [node for node in self.fx.nodes if node.op in ("placeholder", "get_attr")]
-        return inputs[-1] if inputs else self.fx._root
 
     def _items_of(self, node: FxNode) -> list[FxNode]:
         direct = [item for (base, _), item in self.items.items() if base is node]
@@ -108,29 +107,17 @@ class _Writer:
     def _make(self, node: KernelNode) -> None:
         """Insert a new node before the first kept node that follows it in the IR."""
         after = self.graph.nodes[self.graph.nodes.index(node) + 1 :]
-        anchor = next((self.by_name[n.name] for n in after if n.name in self.by_name), self._output())
-        target, args = resolve_op(node.op), self._args(node.args)
+        anchor = next((self.by_name[n.name] for n in after if n.name in self.by_name), self.fx.output_node())
+        target = resolve_op(node.op)
+        args, kwargs = self._args(node)
         if target is _MOVE and isinstance(args[0], FxNode) and args[0].op == "get_attr":
             target, args = _LIFT, (moved_constant(self.gm, args[0], args[1]),)
         with self.fx.inserting_before(anchor):
-            made = self.fx.create_node("call_function", target, args, self._kwargs(node), name=node.name)
+            made = self.fx.create_node("call_function", target, args, kwargs, name=node.name)
         if made.name != node.name:
             raise RuntimeError(f"FX renamed {node.name} to {made.name}")
         self.by_name[node.name] = made
         self.changed.append(made)
-
-    def _edit(self, fx_node: FxNode, node: KernelNode) -> None:
-        fx_node.target = resolve_op(node.op)
-        fx_node.args = self._args(node.args)
-        fx_node.kwargs = self._kwargs(node)
-        self.changed.append(fx_node)
-
-    def _return(self) -> None:
-        self._output().args = (self._args(self.graph.outputs),)
-
-    def _output(self) -> FxNode:
-        nodes: list[FxNode] = list(self.fx.nodes)
-        return next(node for node in reversed(nodes) if node.op == "output")
 
     def _erase(self) -> int:
         kept = {node.name for node in self.graph.nodes}
@@ -143,30 +130,24 @@ class _Writer:
 
     # -- operands --------------------------------------------------------------------------------------------------
 
-    def _kwargs(self, node: KernelNode) -> dict[str, Any]:
-        return {key: to_fx_arg(arg, self._value) for key, arg in node.attrs.items()}
-
-    def _args(self, args: tuple[Arg, ...]) -> tuple[Any, ...]:
-        return tuple(to_fx_arg(arg, self._value) for arg in args)
+    def _args(self, node: KernelNode) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        kwargs = {key: to_fx_arg(arg, self._value) for key, arg in node.attrs.items()}
+        return tuple(to_fx_arg(arg, self._value) for arg in node.args), kwargs
 
     def _value(self, value: Value) -> FxNode:
         if value.producer is None:
             return self.by_name[value.name]
         node = self.by_name[value.producer.name]
-        for step in self._path(value, node):
-            node = self._item(node, step)
-        return node
-
-    def _path(self, value: Value, node: FxNode) -> tuple[int | str, ...]:
-        """Where ``value`` sits in what ``node`` returns; a new node's results come in a list unless there is one."""
         if node.name in self.lifted:
-            return result_paths(node)[value.index]
-        return (value.index,) if self._returns_many(node) else ()
-
-    def _returns_many(self, node: FxNode) -> bool:
-        schema = getattr(node.target, "_schema", None)
-        returns: list[Any] = schema.returns if schema is not None else []
-        return len(returns) != 1 or isinstance(returns[0].type, torch.ListType)
+            path = result_paths(node)[value.index]
+        else:  # a new node's results come in a list, unless there is one
+            schema = getattr(node.target, "_schema", None)
+            types = [result.type for result in schema.returns] if schema is not None else []
+            single = len(types) == 1 and not isinstance(types[0], torch.ListType)
+            path = () if single else (value.index,)
+        for index in path:
+            node = self._item(node, index)
+        return node
 
     def _item(self, node: FxNode, index: int | str) -> FxNode:
         if (node, index) not in self.items:
@@ -211,15 +192,11 @@ def refresh_values(graph: FxGraph, changed: Sequence[FxNode]) -> None:
         if node.op != "call_function" or not (node in stale or stale.intersection(node.all_input_nodes)):
             continue
         before = node.meta.get("val")
-        node.meta["val"] = _evaluate(node, mode)
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
+        with mode:
+            node.meta["val"] = node.target(*args, **kwargs)
         if node in stale or not _alike(before, node.meta["val"]):
             stale.add(node)
-
-
-def _evaluate(node: FxNode, mode: Any) -> Any:
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
-    with mode:
-        return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is callable
 
 
 def _alike(before: Any, after: Any) -> bool:

@@ -7,24 +7,13 @@ prints pipelines and knows passes by name; ``manager`` checks contracts, times, 
 """
 
 from pygraph.passes.base import Pass, PassContext, PassResult, as_pass
-from pygraph.passes.manager import (
-    DEFAULT_PIPELINE,
-    Instrument,
-    PassManager,
-    PassRecord,
-    PipelineResult,
-    Step,
-    bisect,
-    read_header,
-)
-from pygraph.passes.pipeline import PassInfo, Registry, default_registry, parse, print_pass, print_pipeline, register
+from pygraph.passes.manager import DEFAULT_PIPELINE, PassManager, PassRecord, PipelineResult, Step, bisect, read_header
+from pygraph.passes.pipeline import Registry, default_registry, parse, print_pass, print_pipeline, register
 
 __all__ = [
     "DEFAULT_PIPELINE",
-    "Instrument",
     "Pass",
     "PassContext",
-    "PassInfo",
     "PassManager",
     "PassRecord",
     "PassResult",

@@ -17,17 +17,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from pygraph.errors import OptionError, PassError, VerifyError
+from pygraph.errors import OptionError, PassError, PygraphError
 from pygraph.ir import CAPTURABLE, DETAIL, HOST, MODELS, REASON, REGION, SELECTED, DeviceModel, Graph, Stage, verify
 from pygraph.passes.base import Pass, PassContext, PassFunction, PassResult, as_pass
-from pygraph.passes.pipeline import default_registry, nearest, parse, print_pass, print_pipeline
+from pygraph.passes.pipeline import nearest, parse, print_pass, print_pipeline
 
 __all__ = [
     "DEFAULT_PIPELINE",
     "Check",
-    "Instrument",
     "PassManager",
     "PassRecord",
     "Pipeline",
@@ -36,7 +35,6 @@ __all__ = [
     "Step",
     "bisect",
     "read_header",
-    "resolve",
     "write_reproducer",
 ]
 
@@ -47,9 +45,6 @@ Pipeline: TypeAlias = "str | Sequence[Pass | PassFunction | str]"
 """A pipeline as users give it: text, or passes, functions and texts in a sequence."""
 
 DEFAULT_PIPELINE = "legality,placement,partitioning,indirection,selection"
-
-_ALL = "all"
-"""Stands for every pass where names of passes are asked for."""
 
 _log = logging.getLogger("pygraph")
 
@@ -74,17 +69,109 @@ class PipelineResult:
     skipped: tuple[str, ...] = ()
 
     @property
-    def modified(self) -> bool:
-        """Whether any pass changed the graph."""
-        return any(record.modified for record in self.passes)
-
-    @property
     def time_ms(self) -> float:
         """Wall time of all passes, in ms, checks not counted."""
         return sum(record.time_ms for record in self.passes)
 
 
-def resolve(pipeline: Pipeline) -> tuple[Pass, ...]:
+class PassManager:
+    """Runs ``pipeline`` over graphs, one ``run`` independent of the other.
+
+    check          see ``Check``
+    dump_dir       folder for ``00-<stage>.pgir``, ``01-<pass>.pgir``, … and for reproducers
+    print_before   names of passes (or ``all``) before which the graph is printed to stderr
+    print_after    the same, after them
+    bisect_limit   how many passes of a run may run: the pipeline stops after that many
+
+    Raises ParseError or OptionError for a pipeline that cannot be read or printed.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline = DEFAULT_PIPELINE,
+        *,
+        check: Check = "result",
+        dump_dir: str | Path | None = None,
+        print_before: Sequence[str] = (),
+        print_after: Sequence[str] = (),
+        bisect_limit: int | None = None,
+    ) -> None:
+        if check not in get_args(Check):
+            raise OptionError(f"no check is called '{check}'{nearest(check, get_args(Check))}")
+        if bisect_limit is not None and bisect_limit < 0:
+            raise OptionError(f"a bisect limit cannot be negative: {bisect_limit}")
+        self.passes = _resolve(pipeline)
+        self.text = print_pipeline(self.passes)
+        self.check = check
+        self.dump_dir = None if dump_dir is None else Path(dump_dir)
+        self.bisect_limit = bisect_limit
+        self._printed = {"before": print_before, "after": print_after}
+        known = [item.name for item in self.passes]
+        for name in (*print_before, *print_after):
+            if name not in ("all", *known):
+                hint = nearest(name, dict.fromkeys(known))
+                raise OptionError(f"cannot print around '{name}': it is not in the pipeline{hint}")
+
+    def run(self, graph: Graph, ctx: PassContext | None = None) -> PipelineResult:
+        """Run the pipeline on ``graph`` in place.
+
+        Raises PassError when a pass raises or breaks its contract; the graph is then of no further use.
+        """
+        records: list[PassRecord] = []
+        self._dump(f"00-{graph.stage.value}", graph)
+        for number, item in enumerate(self.passes[: self.bisect_limit], 1):
+            self._print("before", number, item, graph)
+            records.append(self._step(number, item, graph, ctx or PassContext(), records))
+            self._dump(f"{number:02}-{item.name}", graph)
+            self._print("after", number, item, graph)
+        skipped = tuple(print_pass(item) for item in self.passes[len(records) :])
+        if skipped:
+            _log.warning("the bisect limit keeps %s from running on %s", ", ".join(skipped), graph.name)
+        return PipelineResult(tuple(records), skipped)
+
+    def _step(
+        self, number: int, item: Pass, graph: Graph, ctx: PassContext, records: Sequence[PassRecord]
+    ) -> PassRecord:
+        text, stage = print_pass(item), graph.stage.value
+        ran = tuple(record.name for record in records)
+        if not graph.stage.reached(item.requires):
+            leading = [one.name for one in parse(DEFAULT_PIPELINE) if one.ensures is item.requires]
+            reason = f"it requires a graph at stage {item.requires.value}, and this one is at {stage}"
+            reason += f"; {leading[0]} gets it there" if leading else ""
+            raise PassError(reason, pass_name=item.name, stage=stage, passes_run=ran)
+        before = graph.clone()
+        try:
+            result, time_ms = _run_pass(item, graph, ctx)
+            if self.check != "off":
+                verify(graph)
+            if self.check == "full":
+                _check_modified(item, result, before, graph)
+        except Exception as error:  # a pass is anybody's code; raised again with the place where it failed
+            reason = str(error) if isinstance(error, PygraphError) else f"{type(error).__name__}: {error}"
+            node = getattr(error, "node", None)
+            name = f"reproducer-{number:02}-{item.name}"
+            raise PassError(
+                reason,
+                pass_name=item.name,
+                stage=graph.stage.value,
+                node=None if node is None else str(getattr(node, "name", node)),
+                passes_run=ran,
+                reproducer=write_reproducer(before, text, ctx, name, reason, self.dump_dir),
+            ) from error
+        record = PassRecord(item.name, text, graph.stage, time_ms, result.modified, result.notes)
+        _log.debug("%s: %s took %.2f ms; %s", graph.name, text, time_ms, "; ".join(record.notes) or "no notes")
+        return record
+
+    def _dump(self, name: str, graph: Graph) -> None:
+        if self.dump_dir is not None:
+            _write(self.dump_dir, name, graph)
+
+    def _print(self, when: str, number: int, item: Pass, graph: Graph) -> None:
+        if "all" in self._printed[when] or item.name in self._printed[when]:
+            print(f"// {when} {number}: {print_pass(item)}\n{str(graph).rstrip()}", file=sys.stderr)
+
+
+def _resolve(pipeline: Pipeline) -> tuple[Pass, ...]:
     """The passes of a pipeline in any of its forms. Raises ParseError or OptionError."""
     if isinstance(pipeline, str):
         return parse(pipeline)
@@ -101,204 +188,14 @@ def resolve(pipeline: Pipeline) -> tuple[Pass, ...]:
     return tuple(passes)
 
 
-# -- instruments -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One execution of a pass: its place in the pipeline, counted from 1, and the pass."""
-
-    number: int
-    item: Pass
-
-    @property
-    def name(self) -> str:
-        """The name of the pass."""
-        return self.item.name
-
-
-class Instrument:
-    """Base of what watches a run: each method does nothing until it is overridden. Graphs are to be read only."""
-
-    def start(self, graph: Graph) -> None:
-        """Called once, before the first pass."""
-
-    def before(self, step: Step, graph: Graph) -> None:
-        """Called before each pass."""
-
-    def after(self, step: Step, graph: Graph) -> None:
-        """Called after each pass, once the graph that it left has been checked."""
-
-
-class _Dump(Instrument):
-    """Writes ``00-lifted.pgir`` before the first pass and ``01-legality.pgir``, … after each.
-
-    A folder that cannot be written is warned of once.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._broken = False
-
-    def start(self, graph: Graph) -> None:
-        self._write(f"00-{graph.stage.value}.pgir", graph)
-
-    def after(self, step: Step, graph: Graph) -> None:
-        self._write(f"{step.number:02}-{step.name}.pgir", graph)
-
-    def _write(self, name: str, graph: Graph) -> None:
-        if self._broken:
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / name).write_text(str(graph), encoding="utf-8")
-        except OSError as error:
-            self._broken = True
-            _log.warning("cannot write dumps to %s: %s", self.folder, error)
-
-
-@dataclass(frozen=True)
-class _Print(Instrument):
-    """Prints the graph before or after the named passes, under a comment that says where it was taken."""
-
-    names_before: Sequence[str]
-    names_after: Sequence[str]
-
-    def before(self, step: Step, graph: Graph) -> None:
-        self._print("before", self.names_before, step, graph)
-
-    def after(self, step: Step, graph: Graph) -> None:
-        self._print("after", self.names_after, step, graph)
-
-    def _print(self, when: str, names: Sequence[str], step: Step, graph: Graph) -> None:
-        if _ALL in names or step.name in names:
-            print(f"// {when} {step.number}: {print_pass(step.item)}\n{str(graph).rstrip()}", file=sys.stderr)
-
-
-# -- running -----------------------------------------------------------------------------------------------------------
-
-
-class PassManager:
-    """Runs ``pipeline`` over graphs, one ``run`` independent of the other.
-
-    check          see ``Check``
-    dump_dir       folder for ``00-<stage>.pgir``, ``01-<pass>.pgir``, … and for reproducers
-    print_before   names of passes (or ``all``) before which the graph is printed to stderr
-    print_after    the same, after them
-    bisect_limit   how many passes of a run may run: the pipeline stops after that many
-    instruments    called around each pass
-
-    Raises ParseError or OptionError for a pipeline that cannot be read or printed.
-    """
-
-    def __init__(
-        self,
-        pipeline: Pipeline = DEFAULT_PIPELINE,
-        *,
-        check: Check = "result",
-        dump_dir: str | Path | None = None,
-        print_before: Sequence[str] = (),
-        print_after: Sequence[str] = (),
-        bisect_limit: int | None = None,
-        instruments: Sequence[Instrument] = (),
-    ) -> None:
-        if check not in get_args(Check):
-            raise OptionError(f"no check is called '{check}'{nearest(check, get_args(Check))}")
-        if bisect_limit is not None and bisect_limit < 0:
-            raise OptionError(f"a bisect limit cannot be negative: {bisect_limit}")
-        self.passes = resolve(pipeline)
-        self.text = print_pipeline(self.passes)
-        self.check = check
-        self.bisect_limit = bisect_limit
-        self.dump_dir = None if dump_dir is None else Path(dump_dir)
-        known = [item.name for item in self.passes]
-        for name in (*print_before, *print_after):
-            if name not in (_ALL, *known):
-                hint = nearest(name, dict.fromkeys(known))
-                raise OptionError(f"cannot print around '{name}': it is not in the pipeline{hint}")
-        dumps = () if self.dump_dir is None else (_Dump(self.dump_dir),)
-        self._instruments: tuple[Instrument, ...] = (*dumps, _Print(print_before, print_after), *instruments)
-
-    def run(self, graph: Graph, ctx: PassContext | None = None) -> PipelineResult:
-        """Run the pipeline on ``graph`` in place.
-
-        Raises PassError when a pass raises or breaks its contract; the graph is then of no further use.
-        """
-        ctx = ctx or PassContext()
-        records: list[PassRecord] = []
-        for instrument in self._instruments:
-            instrument.start(graph)
-        for number, item in enumerate(self.passes, 1):
-            if self._admits(number, item, graph):
-                records.append(self._step(Step(number, item), graph, ctx, tuple(record.name for record in records)))
-        skipped = self.passes[len(records) :]
-        return PipelineResult(tuple(records), tuple(print_pass(item) for item in skipped))
-
-    def _admits(self, number: int, item: Pass, graph: Graph) -> bool:
-        if self.bisect_limit is None:
-            return True
-        runs = number <= self.bisect_limit
-        verb = "running" if runs else "NOT running"
-        _log.warning("BISECT: %s pass (%d) %s on %s", verb, number, print_pass(item), graph.name)
-        return runs
-
-    def _step(self, step: Step, graph: Graph, ctx: PassContext, ran: tuple[str, ...]) -> PassRecord:
-        for instrument in self._instruments:
-            instrument.before(step, graph)
-        before = graph.clone()
-        try:
-            result, time_ms = _run_pass(step.item, graph, ctx)
-            if self.check != "off":
-                verify(graph)
-            if self.check == "full":
-                _check_modified(step.item, result, before, graph)
-        except Exception as error:  # a pass is anybody's code; raised again with the place where it failed
-            raise self._failure(error, step, graph, before, ctx, ran) from error
-        for instrument in self._instruments:
-            instrument.after(step, graph)
-        record = PassRecord(step.name, print_pass(step.item), graph.stage, time_ms, result.modified, result.notes)
-        _log.debug("%s: %s took %.2f ms; %s", graph.name, record.text, time_ms, "; ".join(record.notes) or "no notes")
-        return record
-
-    def _failure(
-        self, error: Exception, step: Step, graph: Graph, before: Graph, ctx: PassContext, ran: tuple[str, ...]
-    ) -> PassError:
-        reason = str(error) if isinstance(error, VerifyError | ContractError) else f"{type(error).__name__}: {error}"
-        node = getattr(error, "node", None)
-        path = None
-        if not isinstance(error, _StageError):
-            name = f"reproducer-{step.number:02}-{step.name}"
-            path = write_reproducer(before, print_pass(step.item), ctx, name, reason, self.dump_dir)
-        return PassError(
-            reason,
-            pass_name=step.name,
-            stage=graph.stage.value,
-            node=None if node is None else str(getattr(node, "name", node)),
-            passes_run=ran,
-            reproducer=path,
-        )
-
-
-class ContractError(Exception):
-    """A pass whose result is not what it says. Reaches users as the cause of a PassError."""
-
-
-class _StageError(ContractError):
-    """A graph that has not reached the stage that a pass requires: a mistake in the pipeline, not in the pass."""
-
-
 def _run_pass(item: Pass, graph: Graph, ctx: PassContext) -> tuple[PassResult, float]:
     """The pass's own result, and its wall time in ms. Stages are set back before it and moved on after it."""
-    if not graph.stage.reached(item.requires):
-        missing = f"it requires a graph at stage {item.requires.value}, and this one is at {graph.stage.value}"
-        leading = [info.name for info in default_registry.describe() if info.ensures is item.requires]
-        raise _StageError(f"{missing}; {' or '.join(leading)} gets it there" if leading else missing)
     _enter(graph, item)
     start = time.perf_counter()
     result = item.run(graph, ctx)
     time_ms = (time.perf_counter() - start) * 1e3
     if not isinstance(result, PassResult):
-        raise ContractError(f"run() must return a PassResult, not {type(result).__name__}")
+        raise PygraphError(f"run() must return a PassResult, not {type(result).__name__}")
     _leave(graph, item)
     return result, time_ms
 
@@ -310,7 +207,19 @@ def _check_modified(item: Pass, result: PassResult, before: Graph, after: Graph)
     _leave(untouched, item)
     if result.modified != (str(untouched) != str(after)):
         said, did = ("modified", "the same") if result.modified else ("not modified", "different")
-        raise ContractError(f"it says that the graph was {said}, and the printed graph is {did}")
+        raise PygraphError(f"it says that the graph was {said}, and the printed graph is {did}")
+
+
+class Step(NamedTuple):
+    """One execution of a pass: its place in the pipeline, counted from 1, and the pass."""
+
+    number: int
+    item: Pass
+
+    @property
+    def name(self) -> str:
+        """The name of the pass."""
+        return self.item.name
 
 
 def bisect(
@@ -324,7 +233,7 @@ def bisect(
     if not good(graph):
         raise ValueError("the graph is not good before the first pass")
     current = graph.clone()
-    for number, item in enumerate(resolve(pipeline), 1):
+    for number, item in enumerate(_resolve(pipeline), 1):
         before = current.clone()
         try:
             PassManager([item]).run(current, ctx)
@@ -360,6 +269,9 @@ def _set_back(graph: Graph, stage: Stage) -> None:
     if not graph.stage.reached(stage):
         return
     graph.stage = stage
+    partitioned, judged = stage.reached(Stage.PARTITIONED), stage.reached(Stage.JUDGED)
+    if not partitioned:
+        graph.regions.clear()
     for region in graph.regions.values():
         if not stage.reached(Stage.SELECTED):
             region.meta.drop(SELECTED)
@@ -367,15 +279,12 @@ def _set_back(graph: Graph, stage: Stage) -> None:
             region.meta.drop(DETAIL)
         if not stage.reached(Stage.INDIRECTED):
             region.parameters.clear()
-    if not stage.reached(Stage.PARTITIONED):
-        graph.regions.clear()
     for node in graph.nodes:
-        partitioned, judged = stage.reached(Stage.PARTITIONED), stage.reached(Stage.JUDGED)
-        if not partitioned:
-            node.meta.drop(REGION)
         if not judged or (not partitioned and node.meta.get(CAPTURABLE)):
             node.meta.drop(REASON)
             node.meta.drop(DETAIL)
+        if not partitioned:
+            node.meta.drop(REGION)
         if not judged:
             node.meta.drop(CAPTURABLE)
 
@@ -386,8 +295,7 @@ _MODELS = {model.name: model for model in MODELS.values()}
 _HEADER = re.compile(r"//\s*([a-z]+):\s*(.*)")
 
 
-@dataclass(frozen=True, slots=True)
-class Reproducer:
+class Reproducer(NamedTuple):
     """The pipeline text and the context that a file's leading comments name; None where they do not."""
 
     pipeline: str | None
@@ -401,25 +309,30 @@ def write_reproducer(
 
     Returns None, after a warning, where nothing can be written.
     """
-    values = ", ".join(f"{symbol}={value}" for symbol, value in sorted(ctx.values.items()))
     known = ctx.model in _MODELS.values()
     header = {
         "pipeline": pipeline,
         "device": ctx.device,
         "model": ctx.model.name if known else json.dumps(ctx.model.as_json()),  # nobody else may have its figures
-        "values": values,
+        "values": ", ".join(f"{symbol}={value}" for symbol, value in sorted(ctx.values.items())),
         "error": " ".join(error.split()),
     }
+    path = _write(folder, name, graph, header)
+    return None if path is None else str(path)
+
+
+def _write(folder: Path | None, name: str, graph: Graph, header: Mapping[str, str] | None = None) -> Path | None:
+    """The path of a file with the text of ``graph``, under a new directory without ``folder``; None after a warning."""
     try:
-        text = "".join(f"// {key}: {value}\n" for key, value in header.items() if value) + str(graph)
-        folder = Path(tempfile.mkdtemp(prefix="pygraph-")) if folder is None else folder
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{name}.pgir"
+        comments = "".join(f"// {key}: {value}\n" for key, value in (header or {}).items() if value)
+        text = comments + str(graph)
+        path = (folder or Path(tempfile.mkdtemp(prefix="pygraph-"))) / f"{name}.pgir"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except Exception as problem:  # noqa: BLE001 - the graph may be too broken to print; the failure itself must be told
-        _log.warning("cannot write a reproducer for %s: %s", name, problem)
+        _log.warning("cannot write %s: %s", f"{folder}/{name}.pgir" if folder else name, problem)
         return None
-    return str(path)
+    return path
 
 
 def read_header(text: str) -> Reproducer:
@@ -431,14 +344,11 @@ def read_header(text: str) -> Reproducer:
         match = _HEADER.fullmatch(line.strip())
         if match:
             found[match[1]] = match[2]
-    return Reproducer(found.get("pipeline"), _context(found))
-
-
-def _context(found: Mapping[str, str]) -> PassContext | None:
-    if "device" not in found:
-        return None
-    pairs = (item.split("=") for item in found.get("values", "").split(",") if item.strip())
-    values = {name.strip(): int(value) for name, value in pairs}
-    text = found.get("model", "")
-    model = DeviceModel.from_json(json.loads(text)) if text.startswith("{") else _MODELS.get(text, HOST)
-    return PassContext(found["device"], model, values)
+    ctx = None
+    if "device" in found:
+        pairs = (item.split("=") for item in found.get("values", "").split(",") if item.strip())
+        values = {name.strip(): int(value) for name, value in pairs}
+        model = found.get("model", "")
+        exact = DeviceModel.from_json(json.loads(model)) if model.startswith("{") else _MODELS.get(model, HOST)
+        ctx = PassContext(found["device"], exact, values)
+    return Reproducer(found.get("pipeline"), ctx)

@@ -10,6 +10,7 @@ the process registered. Nothing is imported before its name is looked up.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -18,22 +19,21 @@ import logging
 import math
 import re
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pygraph.errors import OptionError, ParseError, Span
-from pygraph.ir import Stage
 from pygraph.passes.base import Pass, PassFunction, as_pass
 
 __all__ = [
     "BUILT_IN",
     "GROUP",
-    "OptionValue",
-    "PassInfo",
     "Registry",
     "default_registry",
     "nearest",
+    "option_texts",
     "parse",
     "print_pass",
     "print_pipeline",
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 P = TypeVar("P", bound="type[Pass] | PassFunction")
+T = TypeVar("T")
 
 OptionValue: TypeAlias = "int | float | bool | str | tuple[OptionValue, ...] | None"
 """What an option may hold: what has a text. Lists are tuples, since passes are frozen."""
@@ -59,41 +60,27 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(choices)}" if choices else ""
 
 
-def _option_name(field: str) -> str:
-    return field.replace("_", "-")
-
-
-def _option_types(cls: type[Pass]) -> dict[str, Any]:
-    """The types of the options of ``cls`` by field name, in order of declaration."""
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
-
-
 # -- text to passes ----------------------------------------------------------------------------------------------------
 
+_BLANKS = " \t\n\r"
 _TOKEN = re.compile(
+    rf"[{_BLANKS}]*(?:"
     r"(?P<number>[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|[+-]inf(?![A-Za-z0-9_-]))"
     r"|(?P<word>[A-Za-z_][A-Za-z0-9_]*(?:[-.:][A-Za-z0-9_]+)*)"
     r'|(?P<string>"(?:[^"\\\n\r]|\\.)*")'
-    r"|(?P<mark>[,{}=\[\]])",
+    r"|(?P<mark>[,{}=\[\]])"
+    r"|(?P<end>\Z)"
+    r"|(?P<unknown>.))",
+    re.DOTALL,
 )
 
 
 class _Token(NamedTuple):
-    """``kind`` is number, word, string, mark or end."""
+    """``kind`` is a group of ``_TOKEN``."""
 
     kind: str
     text: str
     span: Span
-
-
-class _Value(NamedTuple):
-    """A value as written: ``kind`` is number, word, string or list."""
-
-    kind: str
-    text: str
-    span: Span
-    items: tuple[_Value, ...] = ()
 
 
 class _Parser:
@@ -101,158 +88,115 @@ class _Parser:
 
     def __init__(self, text: str, source: str, lookup: Callable[[str], type[Pass]]) -> None:
         self.text, self.source, self.lookup = text, source, lookup
-        self.tokens = list(self._scan())
+        self.tokens: list[_Token] = []
         self.at = 0
-
-    def _scan(self) -> Iterable[_Token]:
-        at = 0
-        while at < len(self.text):
-            line, column = self.text.count("\n", 0, at) + 1, at - self.text.rfind("\n", 0, at)
-            if self.text[at] in " \t\n\r":
-                at += 1
-                continue
-            match = _TOKEN.match(self.text, at)
-            if match is None:
-                raise self._unreadable(f"unexpected character {self.text[at]!r}", Span(line, column))
-            at = match.end()
-            yield _Token(str(match.lastgroup), match.group(), Span(line, column, len(match.group())))
-        kept = self.text.rstrip(" \t\n\r")
-        yield _Token("end", "", Span(kept.count("\n") + 1, len(kept) - kept.rfind("\n")))
+        for match in _TOKEN.finditer(text.rstrip(_BLANKS)):
+            kind = str(match.lastgroup)
+            start, found = match.start(kind), match[kind]
+            span = Span(text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start), len(found))
+            if kind == "unknown":
+                raise ParseError(f"unexpected character {found!r}", span, text, source)
+            self.tokens.append(_Token(kind, found, span))
 
     def pipeline(self) -> tuple[Pass, ...]:
-        passes: list[Pass] = []
-        if self._next.kind != "end":
-            passes.append(self._pass())
-            while self._next.kind != "end":
-                self._expect("mark", "',' or '{'" if self._before.kind == "word" else "','", ",")
-                passes.append(self._pass())
-        return tuple(passes)
+        return tuple(self._items("", self._pass))
 
     def _pass(self) -> Pass:
-        name = self._expect("word", "a name")
+        name = self._take("a name", self._next.kind == "word")
         try:
             cls = self.lookup(name.text)
         except OptionError as error:
             raise self._refused(str(error), name.span) from error
         options: dict[str, OptionValue] = {}
-        if self._accept("{") and not self._accept("}"):
-            self._option(cls, options)
-            while not self._accept("}"):
-                self._expect("mark", "',' or '}'", ",")
-                self._option(cls, options)
+        if self._accept("{"):
+            self._items("}", lambda: self._option(cls, options))
         try:
             return cls(**options)
         except (TypeError, ValueError) as error:  # a missing option, or a value that __post_init__ rejects
             raise self._refused(f"pass '{name.text}': {error}", name.span) from error
 
     def _option(self, cls: type[Pass], options: dict[str, OptionValue]) -> None:
-        word = self._expect("word", "a name")
-        self._expect("mark", "'='", "=")
-        value = self._value()
-        known = _option_types(cls)
-        field = word.text.replace("-", "_")
-        if field not in known or word.text != _option_name(field):
-            hint = nearest(_option_name(field), map(_option_name, known)) or "; it has no options"
+        word = self._take("a name", self._next.kind == "word")
+        self._take("'='", self._next.text == "=")
+        start, value = self._next, self._value()
+        known = {_option_name(field): (field, wanted) for field, wanted in _option_types(cls).items()}
+        if word.text not in known:
+            hint = nearest(_option_name(word.text), known) or "; it has no options"
             raise self._refused(f"pass '{cls.name}' has no option '{word.text}'{hint}", word.span)
+        field, wanted = known[word.text]
         if field in options:
             raise self._refused(f"option '{word.text}' of pass '{cls.name}' is set twice", word.span)
         try:
-            options[field] = _coerce(value, known[field])
-        except _MismatchError:
-            found = "a list" if value.kind == "list" else value.text
-            wanted = f"must be {_type_text(known[field])}, not {found}"
-            raise self._refused(f"option '{word.text}' of pass '{cls.name}' {wanted}", value.span) from None
+            options[field] = _fit(value, wanted)
+        except (TypeError, OverflowError):
+            found = "a list" if isinstance(value, tuple) else start.text
+            reason = f"option '{word.text}' of pass '{cls.name}' must be {_type_text(wanted)}, not {found}"
+            raise self._refused(reason, start.span) from None
 
-    def _value(self) -> _Value:
-        start = self._next
-        if not self._accept("["):
-            if start.kind == "mark" or start.kind == "end":
-                self._expect("word", "a value")
-            self.at += 1
-            self._check_string(start)
-            return _Value(start.kind, start.text, start.span)
-        items: list[_Value] = []
-        if not self._accept("]"):
-            items.append(self._value())
-            while not self._accept("]"):
-                self._expect("mark", "',' or ']'", ",")
-                items.append(self._value())
-        return _Value("list", "", items[0].span if items else start.span, tuple(items))
-
-    def _check_string(self, token: _Token) -> None:
+    def _value(self) -> OptionValue:
+        if self._accept("["):
+            return tuple(self._items("]", self._value))
+        token = self._take("a value", self._next.kind in ("number", "word", "string"))
+        if token.kind == "number":
+            return float(token.text) if any(mark in token.text for mark in ".eEi") else int(token.text)
+        if token.kind == "word":
+            return _RESERVED.get(token.text, token.text)
         try:
-            if token.kind == "string":
-                json.loads(token.text)
+            return str(json.loads(token.text))
         except json.JSONDecodeError as error:
-            raise self._unreadable(f"malformed string: {error.msg}", token.span) from None
+            raise ParseError(f"malformed string: {error.msg}", token.span, self.text, self.source) from None
+
+    def _items(self, closing: str, read: Callable[[], T]) -> list[T]:
+        """What ``read`` finds, separated by commas, up to ``closing`` (empty: the end)."""
+        items: list[T] = []
+        while not self._accept(closing):
+            if items:
+                self._take(f"',' or '{closing}'" if closing else "','", self._next.text == ",")
+            items.append(read())
+        return items
 
     @property
     def _next(self) -> _Token:
         return self.tokens[self.at]
 
-    @property
-    def _before(self) -> _Token:
-        return self.tokens[self.at - 1]
-
     def _accept(self, mark: str) -> bool:
-        accepted = self._next.kind == "mark" and self._next.text == mark
+        accepted = self._next.text == mark
         self.at += accepted
         return accepted
 
-    def _expect(self, kind: str, wanted: str, text: str | None = None) -> _Token:
+    def _take(self, wanted: str, fits: bool) -> _Token:
+        """The next token. Raises ParseError where it does not fit."""
         token = self._next
-        if token.kind == "end":
-            raise self._unreadable(f"the text ends where {wanted} is expected", token.span)
-        if token.kind != kind or text not in (None, token.text):
-            raise self._unreadable(f"expected {wanted}, found '{token.text}'", token.span)
+        if not fits:
+            ends = token.kind == "end"
+            found = f"the text ends where {wanted} is expected" if ends else f"expected {wanted}, found '{token.text}'"
+            raise ParseError(found, token.span, self.text, self.source)
         self.at += 1
         return token
-
-    def _unreadable(self, reason: str, span: Span) -> ParseError:
-        return ParseError(reason, span, self.text, self.source)
 
     def _refused(self, reason: str, span: Span) -> OptionError:
         return OptionError(f"{self.source}:{span.line}:{span.column}: {reason}\n{span.underline(self.text)}")
 
 
-class _MismatchError(Exception):
-    """A value that is not of the type of its option."""
-
-
-def _coerce(value: _Value, wanted: Any) -> Any:
-    """What ``value`` spells as the type ``wanted``. Raises _MismatchError."""
+def _fit(value: OptionValue, wanted: Any) -> Any:
+    """``value`` as an option of the type ``wanted``; integers are floats where only these fit. Raises TypeError."""
     origin, args = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType):
-        return _coerce_first(value, sorted(args, key=[float, str].count))  # these two also accept what others do
-    if origin is Literal:
-        found = _coerce_first(value, [type(choice) for choice in args])
-        if not any(type(found) is type(choice) and found == choice for choice in args):
-            raise _MismatchError
-        return found
-    if origin is tuple:
-        items = args[:1] * len(value.items) if args[1:] == (...,) else args
-        if value.kind != "list" or len(items) != len(value.items):
-            raise _MismatchError
-        return tuple(_coerce(item, type_) for item, type_ in zip(value.items, items, strict=True))
-    if value.kind == "number" and wanted is float:
-        return float(value.text)
-    if value.kind == "number" and wanted is int and not any(mark in value.text for mark in ".eEi"):
-        return int(value.text)
-    if value.kind == "string" and wanted is str:
-        return json.loads(value.text)
-    found = _RESERVED.get(value.text, value.text)
-    if value.kind != "word" or type(found) is not wanted:
-        raise _MismatchError
-    return found
-
-
-def _coerce_first(value: _Value, choices: Sequence[Any]) -> Any:
-    for choice in choices:
-        try:
-            return _coerce(value, choice)
-        except _MismatchError:
-            continue
-    raise _MismatchError
+        for choice in sorted(args, key=[float].count):
+            with contextlib.suppress(TypeError):
+                return _fit(value, choice)
+    elif origin is Literal:
+        if any(type(value) is type(choice) and value == choice for choice in args):
+            return value
+    elif origin is tuple and isinstance(value, tuple):
+        items = args[:1] * len(value) if args[1:] == (...,) else args
+        if len(items) == len(value):
+            return tuple(map(_fit, value, items))
+    elif type(value) is wanted:
+        return value
+    elif type(value) is int and wanted is float:
+        return float(value)
+    raise TypeError
 
 
 # -- passes to text ----------------------------------------------------------------------------------------------------
@@ -267,8 +211,7 @@ def print_pass(item: Pass) -> str:
     """The canonical text of one pass: fields at their default are left out."""
     options: list[str] = []
     for field in dataclasses.fields(item):
-        value = getattr(item, field.name)
-        default = _default(field)
+        value, default = getattr(item, field.name), _default(field)
         if not field.init or (type(value) is type(default) and value == default):
             continue
         try:
@@ -276,10 +219,6 @@ def print_pass(item: Pass) -> str:
         except TypeError as error:
             raise OptionError(f"option '{_option_name(field.name)}' of pass '{item.name}': {error}") from error
     return f"{item.name}{{{','.join(options)}}}" if options else item.name
-
-
-def _default(field: dataclasses.Field[Any]) -> object:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _print_value(value: object) -> str:
@@ -295,15 +234,36 @@ def _print_value(value: object) -> str:
     raise TypeError(f"a {type(value).__name__} has no text")
 
 
-def _has_text(wanted: object) -> bool:
-    """Whether values of this type can be written in a pipeline."""
-    if get_origin(wanted) in (Union, types.UnionType, tuple):
-        return all(_has_text(part) for part in get_args(wanted) if part is not ...)
-    return get_origin(wanted) is Literal or wanted in (int, float, bool, str, type(None), OptionValue)
+# -- options -----------------------------------------------------------------------------------------------------------
 
 
-def _type_text(wanted: object) -> str:
-    """A type as users read it: ``int or none``, ``a list of int``, ``auto or all``."""
+def option_texts(cls: type[Pass]) -> Iterator[tuple[str, str, str | None]]:
+    """Name, type and default of each option as users read them; the default is None where a value must be given."""
+    wanted = _option_types(cls)
+    for field in dataclasses.fields(cls):
+        if field.init:
+            default = _default(field)
+            text = None if default is dataclasses.MISSING else _print_value(default)
+            yield _option_name(field.name), _type_text(wanted[field.name]), text
+
+
+def _option_name(field: str) -> str:
+    return field.replace("_", "-")
+
+
+def _option_types(cls: type[Pass]) -> dict[str, Any]:
+    """The types of the options of ``cls`` by field name, in order of declaration."""
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _type_text(wanted: Any) -> str:
+    """A type as users read it: ``int or none``, ``a list of int``, ``auto or all``. Raises TypeError where values of
+    it cannot be written in a pipeline."""
     origin, args = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType):
         return " or ".join(_type_text(choice) for choice in args)
@@ -313,9 +273,9 @@ def _type_text(wanted: object) -> str:
         return f"a list of {_type_text(args[0])}"
     if origin is tuple:
         return f"[{', '.join(map(_type_text, args))}]"
-    if wanted in (str, type(None)):
-        return "string" if wanted is str else "none"
-    return wanted.__name__ if isinstance(wanted, type) else str(wanted)
+    if wanted not in (int, float, bool, str, type(None)):
+        raise TypeError(f"a {wanted} cannot be written in a pipeline")
+    return "string" if wanted is str else "none" if wanted is type(None) else str(wanted.__name__)
 
 
 # -- passes by name ----------------------------------------------------------------------------------------------------
@@ -333,29 +293,24 @@ BUILT_IN = {
 """The passes of PyGraph itself, which a plain checkout must find too; the same are entry points once installed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PassInfo:
-    """What can be told of a pass by name. ``error`` says why it cannot be used; the rest is then empty.
-
-    ``options`` holds (option, type, default) as text; the default is None where the option must be given.
-    """
-
-    name: str
-    origin: str
-    summary: str = ""
-    options: tuple[tuple[str, str, str | None], ...] = ()
-    requires: Stage | None = None
-    ensures: Stage | None = None
-    error: str | None = None
-
-
 class Registry:
     """Finds the class of a pass by its name. ``points`` replaces the installed entry points."""
 
-    def __init__(self, points: Sequence[EntryPoint] | None = None) -> None:
+    def __init__(self, points: Iterable[EntryPoint] | None = None) -> None:
         self._points = points
-        self._reported = False
         self._classes: dict[str, type[Pass]] = {}
+
+    @cached_property
+    def _paths(self) -> dict[str, list[str]]:
+        """Where built-in and installed passes are. No name should have two places."""
+        found = {name: [path] for name, path in BUILT_IN.items()}
+        for point in entry_points(group=GROUP) if self._points is None else self._points:
+            paths = found.setdefault(point.name, [])
+            if point.name in BUILT_IN and point.value not in paths:
+                _log.warning("entry point %s = %s is ignored: the pass is built in", point.name, point.value)
+            elif point.value not in paths:
+                paths.append(point.value)
+        return found
 
     def register(self, given: P) -> P:
         """Make a pass class, or a function (see ``as_pass``), known under its name; also a decorator.
@@ -367,79 +322,46 @@ class Registry:
         problem = _problem_of(cls)
         if problem:
             raise OptionError(problem)
-        taken = self._origin_of(cls.name)
-        if taken not in (None, _path_of(cls)):
+        taken = self.origin(cls.name)
+        if taken not in ("", _path_of(cls)):
             raise OptionError(f"cannot register {_path_of(cls)}: the name '{cls.name}' is taken by {taken}")
         self._classes[cls.name] = cls
         return given
 
     def names(self) -> tuple[str, ...]:
         """Every known name: built-in passes in pipeline order, then others by name."""
-        others = {*self._classes, *(point.name for point in self._installed())}
-        return (*BUILT_IN, *sorted(others - BUILT_IN.keys()))
+        return (*BUILT_IN, *sorted({*self._classes, *self._paths} - BUILT_IN.keys()))
+
+    def origin(self, name: str) -> str:
+        """Where a pass comes from, as ``module:class``; empty when none has the name."""
+        return ", ".join(self._paths.get(name, ())) or (_path_of(self._classes[name]) if name in self._classes else "")
 
     def lookup(self, name: str) -> type[Pass]:
         """The class called ``name``. Raises OptionError when there is none, several, or it does not load."""
-        if name in self._classes:
-            return self._classes[name]
-        paths = [BUILT_IN[name]] if name in BUILT_IN else self._paths_of(name)
-        if not paths:
-            raise OptionError(f"no pass is called '{name}'{nearest(name, self.names())}")
-        if len(paths) > 1:
-            raise OptionError(f"several passes are called '{name}': {', '.join(paths)}")
-        return self._load(name, paths[0])
+        if name not in self._classes:
+            paths = self._paths.get(name)
+            if not paths:
+                raise OptionError(f"no pass is called '{name}'{nearest(name, self.names())}")
+            if len(paths) > 1:
+                raise OptionError(f"several passes are called '{name}': {', '.join(paths)}")
+            self._classes[name] = _load(name, paths[0])
+        return self._classes[name]
 
-    def describe(self) -> tuple[PassInfo, ...]:
-        """One entry per known name, also for those that do not load."""
-        return tuple(self._describe(name) for name in self.names())
 
-    def _describe(self, name: str) -> PassInfo:
-        origin = self._origin_of(name) or ""
-        try:
-            cls = self.lookup(name)
-        except OptionError as error:
-            return PassInfo(name, origin, error=str(error))
-        wanted = _option_types(cls)
-        defaults = {field.name: _default(field) for field in dataclasses.fields(cls) if field.init}
-        texts = {n: None if value is dataclasses.MISSING else _print_value(value) for n, value in defaults.items()}
-        options = tuple((_option_name(n), _type_text(wanted[n]), text) for n, text in texts.items())
-        summary = (cls.__doc__ or "").strip().partition("\n")[0]
-        return PassInfo(name, origin, summary, options, cls.requires, cls.ensures)
-
-    def _load(self, name: str, path: str) -> type[Pass]:
-        module, _, attribute = path.partition(":")
-        try:
-            cls = getattr(importlib.import_module(module), attribute)
-        except Exception as error:  # importing a stranger's module may raise anything, and others must still load
-            raise OptionError(f"pass '{name}' ({path}) does not load: {type(error).__name__}: {error}") from error
-        if isinstance(cls, types.FunctionType):
-            cls = as_pass(cls)
-        problem = _problem_of(cls)
-        if problem is None and cls.name != name:
-            problem = f"{path} calls itself '{cls.name}'"
-        if problem:
-            raise OptionError(f"pass '{name}' does not load: {problem}")
-        self._classes[name] = cls
-        return cls  # type: ignore[no-any-return]  # _problem_of has checked that it is a Pass
-
-    def _origin_of(self, name: str) -> str | None:
-        if name in BUILT_IN:
-            return BUILT_IN[name]
-        if name in self._classes:
-            return _path_of(self._classes[name])
-        return ", ".join(self._paths_of(name)) or None
-
-    def _paths_of(self, name: str) -> list[str]:
-        return list(dict.fromkeys(point.value for point in self._installed() if point.name == name))
-
-    def _installed(self) -> Sequence[EntryPoint]:
-        if self._points is None:
-            self._points = tuple(entry_points(group=GROUP))
-        clashes = [point for point in self._points if BUILT_IN.get(point.name, point.value) != point.value]
-        for point in () if self._reported else clashes:
-            _log.warning("entry point %s = %s is ignored: the pass is built in", point.name, point.value)
-        self._reported = True
-        return self._points
+def _load(name: str, path: str) -> type[Pass]:
+    module, _, attribute = path.partition(":")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # importing a stranger's module may raise anything, and others must still load
+        raise OptionError(f"pass '{name}' ({path}) does not load: {type(error).__name__}: {error}") from error
+    if isinstance(cls, types.FunctionType):
+        cls = as_pass(cls)
+    problem = _problem_of(cls)
+    if problem is None and cls.name != name:
+        problem = f"{path} calls itself '{cls.name}'"
+    if problem:
+        raise OptionError(f"pass '{name}' does not load: {problem}")
+    return cls  # type: ignore[no-any-return]  # _problem_of has checked that it is a Pass
 
 
 def _problem_of(cls: Any) -> str | None:
@@ -453,9 +375,10 @@ def _problem_of(cls: Any) -> str | None:
     if not isinstance(name, str) or not _BARE.fullmatch(name):
         return f"{_path_of(cls)} needs a kebab-case 'name', not {name!r}"
     for field, wanted in _option_types(cls).items():
-        if not _has_text(wanted):
-            kind = _type_text(wanted)
-            return f"option '{_option_name(field)}' of {_path_of(cls)} is a {kind}, which pipelines cannot write"
+        try:
+            _type_text(wanted)
+        except TypeError as error:
+            return f"option '{_option_name(field)}' of {_path_of(cls)}: {error}"
     return None
 
 
@@ -466,13 +389,8 @@ def _path_of(cls: type) -> str:
 default_registry = Registry()
 """The registry that pipelines are read with unless another is given."""
 
-
-def register(given: P) -> P:
-    """Make a pass, or a function of a graph and a context, known to every pipeline of this process; also a decorator.
-
-    Raises OptionError.
-    """
-    return default_registry.register(given)
+register = default_registry.register
+"""Make a pass, or a function of a graph and a context, known to every pipeline of this process; also a decorator."""
 
 
 def parse(text: str, source: str = "<pipeline>", registry: Registry = default_registry) -> tuple[Pass, ...]:

@@ -5,9 +5,9 @@ The JSON document is ``{schema, pygraph, summary, graphs}``. ``pygraph`` is the 
 
 ``index``, ``name``, ``kind``, ``device``
     ``kind`` is forward, backward or inference.
-``function``, ``loc``, ``graph_break``
-    The function of the user's and the line at which the graph begins. ``graph_break`` is ``{loc, code, reason}`` of
-    the line at which Dynamo had to end the graph.
+``function``, ``loc``, ``graph_breaks``
+    The function of the user's and the line at which the graph begins. ``graph_breaks`` are ``{loc, code, reason}`` of
+    the lines at which Dynamo had to stop: that which ended the graph, and those around it without a graph between.
 ``error``, ``notes``
     Why plain Inductor runs the graph instead, and where the program differs from what was decided.
 ``coverage``
@@ -31,15 +31,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from pygraph import __version__
-from pygraph.ir import DETAIL, H200, HOST, REGION, DeviceModel, Graph, KernelNode
+from pygraph.ir import DETAIL, REGION, KernelNode
 from pygraph.ir.cost import evaluate
 from pygraph.passes.analysis import node_time_us
 from pygraph.passes.legality.reasons import REASONS
@@ -47,29 +47,9 @@ from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 from pygraph.runtime.measure import REPLAY, UNCAPTURED, Decision
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "CostRow",
-    "Quantity",
-    "Summary",
-    "advice",
-    "clean",
-    "cost_rows",
-    "device_model",
-    "folded",
-    "json_text",
-    "measured_text",
-    "membership",
-    "percent",
-    "planned",
-    "plural",
-    "summarize",
-    "to_json",
-    "unselected",
-    "why",
-]
+__all__ = ["CostRow", "Quantity", "Summary", "cost_rows", "json_text", "membership", "summarize", "to_json", "why"]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised when a key of the JSON is renamed or removed, or its meaning changes."""
 
 _VALUE = re.compile(r'%("(?:[^"\\]|\\.)*"|[\w.]*\w)')
@@ -84,18 +64,13 @@ def membership(report: GraphReport) -> dict[str, int]:
     A node that several emitted regions compute belongs to the first of them, and so does one that Inductor folded
     away, to the first of those that hold the rest of its planned region.
     """
-    decided = planned(report.graph) if report.graph is not None else {}
+    found = ((node.name, node.meta.get(REGION)) for node in report.graph.nodes) if report.graph is not None else ()
+    planned = {name: index for name, index in found if index is not None}
     if not report.regions:
-        return decided
+        return planned
     emitted = {name: region.index for region in reversed(report.regions) for name in region.nodes}
     home = {index: region.index for region in reversed(report.regions) for index in region.planned}
-    return {**{name: home[index] for name, index in decided.items() if index in home}, **emitted}
-
-
-def planned(graph: Graph) -> dict[str, int]:
-    """The region of each node as partitioning decided."""
-    found = ((node.name, node.meta.get(REGION)) for node in graph.nodes)
-    return {name: region for name, region in found if region is not None}
+    return {**{name: home[index] for name, index in planned.items() if index in home}, **emitted}
 
 
 def unselected(report: GraphReport, region: RegionReport) -> bool:
@@ -124,12 +99,12 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
 def measured_text(decisions: Sequence[Decision]) -> str:
     """What measured selection decided on a region, in one line; of several variants, how many and the latest."""
     last = decisions[-1]
-    times = ((REPLAY, last.replay_us), (UNCAPTURED, last.uncaptured_us))
-    medians = ", ".join(f"{name} {us:.1f}" for name, us in times if us is not None)
-    counts = {choice: sum(each.choice == choice for each in decisions) for choice in (REPLAY, UNCAPTURED)}
-    several = ", ".join(f"{count} {choice}" for choice, count in counts.items() if count)
+    counts = Counter(each.choice for each in decisions)
+    several = ", ".join(f"{counts[choice]} {choice}" for choice in (REPLAY, UNCAPTURED) if counts[choice])
     choice = last.choice if len(decisions) == 1 else f"{several}; last {last.choice}"
     why = ", its calls were never undisturbed for long enough" if last.disturbed else ""
+    times = ((REPLAY, last.replay_us), (UNCAPTURED, last.uncaptured_us))
+    medians = ", ".join(f"{name} {us:.1f}" for name, us in times if us is not None)
     figures = f"; µs per call of the program: {medians}" if medians else ""
     source = f"read from {last.path}" if last.path else f"{last.calls} calls"
     return f"measured: {choice}{why}{figures} ({source})"
@@ -145,6 +120,12 @@ class Quantity:
     known: float = 0.0
     unknown: int = 0
 
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Quantity:
+        """The sum of ``values``."""
+        summands = list(values)
+        return cls(float(sum(value or 0.0 for value in summands)), summands.count(None))
+
     def __add__(self, other: Quantity) -> Quantity:
         return Quantity(self.known + other.known, self.unknown + other.unknown)
 
@@ -154,35 +135,26 @@ class Quantity:
 
     def count_text(self) -> str:
         """A number of operations: ``33.6 M``; ``≥ …`` when some summands are unknown, ``unknown`` when all are."""
-        return self._at_least(_scaled(self.known, 1000, ("", "k", "M", "G", "T", "P")))
+        return self._text(1000, ("", "k", "M", "G", "T", "P"))
 
     def bytes_text(self) -> str:
         """A number of bytes: ``1.50 MiB``, as ``count_text``."""
-        return self._at_least(_scaled(self.known, 1024, ("B", "KiB", "MiB", "GiB", "TiB")))
+        return self._text(1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
     def us_text(self) -> str:
         """A time given in µs, as ``count_text``."""
-        if not math.isfinite(self.known):
+        return self._text(1000, ("µs", "ms", "s"), digits=1)
+
+    def _text(self, step: int, units: Sequence[str], digits: int = 0) -> str:
+        """With three digits, but ``digits`` behind the point in the first unit."""
+        if self.unknown and not self.known:
             return "unknown"
-        return self._at_least(
-            f"{self.known:.1f} µs" if self.known < 100 else _scaled(self.known, 1000, ("µs", "ms", "s"))
-        )
-
-    def _at_least(self, text: str) -> str:
-        return text if not self.unknown else f"≥ {text}" if self.known else "unknown"
-
-
-def _quantity(value: float | None) -> Quantity:
-    return Quantity(0.0, 1) if value is None else Quantity(value)
-
-
-def _scaled(value: float, step: float, units: Sequence[str]) -> str:
-    power = 0
-    while abs(value) >= step * 0.9995 and power < len(units) - 1:
-        value /= step
-        power += 1
-    digits = 0 if power == 0 or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:.{digits}f} {units[power]}".rstrip()
+        value, power = self.known, 0
+        while value >= step * 0.9995 and power < len(units) - 1:
+            value, power = value / step, power + 1
+        if power or value >= 100:
+            digits = 0 if value >= 100 else 1 if value >= 10 else 2
+        return ("≥ " if self.unknown else "") + f"{value:.{digits}f} {units[power]}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,44 +170,33 @@ class CostRow:
     bytes: Quantity
     time_us: Quantity
 
-    @property
-    def label(self) -> str:
-        """``region 3`` or ``outside``."""
-        return "outside" if self.region is None else f"region {self.region}"
-
-    def __add__(self, other: CostRow) -> CostRow:
-        sums = (self.flops + other.flops, self.bytes + other.bytes, self.time_us + other.time_us)
-        return CostRow(self.region, self.operators + other.operators, *sums)
-
-
-def device_model(report: GraphReport) -> DeviceModel:
-    """The model that turns cost into time: the one that the passes had, or the built-in one of the device."""
-    if report.model is not None:
-        return report.model
-    return H200 if report.device.startswith("cuda") else HOST
-
 
 def cost_rows(report: GraphReport) -> list[CostRow]:
     """One row per region, by index, then one for what is outside, if anything there costs; empty without a graph."""
-    if report.graph is None:
+    graph, model = report.graph, report.model
+    if graph is None or model is None:
         return []
     judged = report.decision.nodes if report.decision is not None else {}
-    inside, model, hints = membership(report), device_model(report), report.graph.hints
-    rows: dict[int | None, CostRow] = {}
-    for node in report.graph.nodes:
-        placed = judged.get(node.name)
-        if placed is None or placed.reason != NO_LAUNCH:
-            row = _node_row(inside.get(node.name), node, model, hints)
-            rows[row.region] = rows[row.region] + row if row.region in rows else row
-    return sorted(rows.values(), key=lambda row: (row.region is None, row.region or 0))
+    inside, hints = membership(report), graph.hints
+    nodes: dict[int | None, list[KernelNode]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.name not in judged or judged[node.name].reason != NO_LAUNCH:
+            nodes[inside.get(node.name)].append(node)
+    return [
+        CostRow(
+            region,
+            len(held),
+            Quantity.of(evaluate(node.cost.flops, hints) for node in held),
+            Quantity.of(_moved(node, hints) for node in held),
+            Quantity.of(node_time_us(node, model, hints) for node in held),
+        )
+        for region, held in sorted(nodes.items(), key=lambda item: (item[0] is None, item[0] or 0))
+    ]
 
 
-def _node_row(region: int | None, node: KernelNode, model: DeviceModel, hints: dict[str, int]) -> CostRow:
-    cost = node.cost
-    read, written = evaluate(cost.read, hints), evaluate(cost.written, hints)
-    moved = None if read is None or written is None else read + written
-    time = node_time_us(node, model, hints)
-    return CostRow(region, 1, _quantity(evaluate(cost.flops, hints)), _quantity(moved), _quantity(time))
+def _moved(node: KernelNode, hints: dict[str, int]) -> float | None:
+    read, written = evaluate(node.cost.read, hints), evaluate(node.cost.written, hints)
+    return None if read is None or written is None else read + written
 
 
 # -- several graphs and operators --------------------------------------------------------------------------------------
@@ -281,7 +242,7 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
         replays=sum(record.replays for record in records),
         captures=sum(record.captures for record in records),
         uncaptured=sum(1 for report in chosen for _ in report.uncaptured()),
-        breaks=sum(report.origin.graph_break is not None for report in chosen),
+        breaks=sum(len(report.origin.breaks) for report in chosen),
         errors=errors,
         coverage=None if errors or not programs else selected / launches if launches else 1.0,
     )
@@ -301,22 +262,17 @@ def _sentences(*texts: str) -> str:
     return " ".join(f"{text[0].upper()}{text[1:]}." for text in said if text)
 
 
-def folded(rows: Iterable[Uncaptured]) -> list[Uncaptured]:
+def folded(rows: Iterable[Uncaptured]) -> Iterator[Uncaptured]:
     """``rows`` in order, those that say the same folded into their first one: ``op`` tells how many it stands for, and
     ``detail`` leaves out the names of values in which they differ."""
-    groups: dict[Uncaptured, list[Uncaptured]] = {}
+    groups: dict[Uncaptured, list[Uncaptured]] = defaultdict(list)
     for row in rows:
-        same = dataclasses.replace(
-            row, node="", op=row.op.removesuffix(".default"), detail=_VALUE.sub("%…", row.detail)
-        )
-        groups.setdefault(same, []).append(row)
-    found = []
+        op, detail = row.op.removesuffix(".default"), _VALUE.sub("%…", row.detail)
+        groups[dataclasses.replace(row, node="", op=op, detail=detail)].append(row)
     for same, group in groups.items():
-        op = same.op if len(group) == 1 else f"{same.op} ×{len(group)}"
-        alike = len({row.detail for row in group}) == 1
-        detail = group[0].detail if alike else same.detail
-        found.append(dataclasses.replace(group[0], op=op, detail=detail))
-    return found
+        op = f"{same.op} ×{len(group)}" if len(group) > 1 else same.op
+        detail = group[0].detail if len({row.detail for row in group}) == 1 else same.detail
+        yield dataclasses.replace(group[0], op=op, detail=detail)
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -364,19 +320,18 @@ _COVERAGE = ("launches", "selected_launches", "replayed_launches")
 
 def _graph(report: GraphReport) -> dict[str, Any]:
     graph, origin, emitted = report.graph, report.origin, report.emitted
-    ended = origin.graph_break
     counts = {name: getattr(report, name) for name in _COVERAGE}
     return {
         **{name: _plain(getattr(report, name)) for name in _SAME},
         "function": origin.function or None,
         "loc": None if origin.start is None else str(origin.start),
-        "graph_break": None if ended is None else {"loc": str(ended), "code": ended.code, "reason": origin.reason},
+        "graph_breaks": [{"loc": str(at), "code": at.code, "reason": why} for at, why in origin.breaks.items()],
         "coverage": emitted and {**counts, "outside": list(emitted.outside), "share": report.coverage},
         "operators": None if graph is None else len(graph),
         "pgir": None if graph is None else str(graph),
         "regions": [_region(report, region) for region in report.regions],
         "uncaptured": _plain(list(report.uncaptured())),
-        "cost_model": device_model(report).label,
+        "cost_model": None if report.model is None else report.model.label,
         "cost": _plain(cost_rows(report)),
     }
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pygraph.frontend.location import UNKNOWN, GraphOrigin
+from pygraph.frontend.location import UNKNOWN, GraphOrigin, note_breaks
 from pygraph.runtime.variants import State
 
 if TYPE_CHECKING:
     from pygraph.inductor.decision import Decision
     from pygraph.inductor.emitted import EmittedProgram, ProgramRecord
     from pygraph.ir import DeviceModel, Graph
-    from pygraph.runtime.counters import RegionRecord
+    from pygraph.runtime.region import RegionRecord
 
 __all__ = ["GraphReport", "PassReport", "RegionReport", "Uncaptured", "clear", "open_report", "reports"]
 
@@ -175,7 +175,7 @@ class GraphReport:
 
 
 def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:
-    """A new report for a graph that is about to be compiled. The break behind it counts for the forward graph alone."""
+    """A new report for a graph that is about to be compiled. The breaks around it count for the forward graph alone."""
     if kind == "backward":
         origin = GraphOrigin(origin.function, origin.start)
     report = GraphReport(index=next(_numbers), kind=kind, device="", origin=origin)
@@ -185,6 +185,7 @@ def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:
 
 def reports() -> list[GraphReport]:
     """All reports that are kept, oldest first."""
+    note_breaks()
     return [report.complete() for report in sorted(_reports.copy(), key=lambda report: report.index)]
 
 

@@ -24,7 +24,6 @@ from pygraph.report.facts import (
     advice,
     clean,
     cost_rows,
-    device_model,
     folded,
     percent,
     plural,
@@ -33,7 +32,7 @@ from pygraph.report.facts import (
 )
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 
-__all__ = ["MIN_WIDTH", "NOTHING", "Cell", "Section", "badges", "head", "render_text", "sections"]
+__all__ = ["MIN_WIDTH", "NOTHING", "Cell", "Section", "badges", "head", "render_text", "sections", "summary_lines"]
 
 MIN_WIDTH = 60
 """Narrower than this, tables cannot be read; render_text does not go below it."""
@@ -44,6 +43,12 @@ _ROWS = 40
 _NOTES = 12
 _NAME = 26
 _BAR = 16
+_NUMBERS = ("kernels", "replays", "captures", "slots", "workspace")
+_SUMS = ("operators", "flops", "share", "moved", "share", "time", "share")
+_LEFT = (("operator", "name"), ("reason", "name"), ("detail", "words"), ("user line", "words"))
+_REGIONS = (("region", "name"), ("state", "name"), *((name, "number") for name in _NUMBERS), ("decision", "words"))
+_COSTS = (("where", "name"), *((name, "number") for name in _SUMS))
+_PASSES = (("pass", "name"), ("ms", "number"), ("changed", "name"), ("notes", "words"))
 _STYLES = {"replay": "green", "warm": "yellow", "cold": "cyan", "uncaptured": "red", "reason": "red", "dim": "dim"}
 
 
@@ -91,9 +96,8 @@ def head(report: GraphReport) -> Iterator[tuple[str, str]]:
         yield "operators", "unknown: the graph was not lifted"
     else:
         yield "operators", f"{len(report.graph)}, of which {sum(1 for _ in report.uncaptured())} not captured"
-    line = report.origin.graph_break
-    if line is not None:
-        yield "graph break", f"{line}: {report.origin.reason}" + (f": {line.code}" if line.code else "")
+    for line, reason in report.origin.breaks.items():
+        yield "graph break", f"{line}: {reason}" + (f": {line.code}" if line.code else "")
     if report.pipeline:
         yield "pipeline", report.pipeline
     if report.times_ms:
@@ -112,32 +116,22 @@ def _coverage(report: GraphReport) -> str:
 
 def sections(report: GraphReport) -> Iterator[Section]:
     """The tables on a graph; those without anything to say are left out."""
-    rows = folded(report.uncaptured())
-    if rows:
-        columns = _columns(operator="name", reason="name", detail="words", user_line="words")
-        told = (f"{code}: {text}" for code, text in advice(report.uncaptured()).items())
-        yield Section("Not captured", columns, tuple(map(_uncaptured, rows)), tuple(told))
+    left = list(report.uncaptured())
+    if left:
+        told = tuple(f"{code}: {text}" for code, text in advice(left).items())
+        yield Section("Not captured", _LEFT, tuple(map(_uncaptured, folded(left))), told)
     if report.regions:
-        counts = dict.fromkeys(("kernels", "replays", "captures", "slots", "workspace"), "number")
-        columns = _columns(region="name", state="name", **counts, decision="words")
-        said = (f"region {region.index}: {text}" for region in report.regions for text in why(report, region))
-        yield Section("Regions", columns, tuple(map(_region, report.regions)), tuple(said))
+        said = tuple(f"region {region.index}: {text}" for region in report.regions for text in why(report, region))
+        yield Section("Regions", _REGIONS, tuple(map(_region, report.regions)), said)
     costs = cost_rows(report)
-    if costs:
-        names = ("operators", "flops", "share", "moved", "share", "time", "share")
-        columns = (("where", "name"), *((name, "number") for name in names))
-        title = f"Cost (before fusion; time modelled on {device_model(report).label})"
-        yield Section(title, columns, tuple(_costs(costs)))
+    if costs and report.model is not None:
+        title = f"Cost (before fusion; time modelled on {report.model.label})"
+        yield Section(title, _COSTS, tuple(_costs(costs)))
     if report.passes:
-        columns = _columns(**{"pass": "name"}, ms="number", changed="name", notes="words")
         facts = ((p.text, f"{p.ms:.2f}", "yes" if p.modified else "no", "\n".join(p.notes)) for p in report.passes)
-        yield Section("Passes", columns, tuple(tuple(map(Cell, row)) for row in facts))
+        yield Section("Passes", _PASSES, tuple(tuple(map(Cell, row)) for row in facts))
     if report.notes:
         yield Section("Notes", notes=tuple(report.notes))
-
-
-def _columns(**kinds: str) -> tuple[tuple[str, str], ...]:
-    return tuple((name.replace("_", " "), kind) for name, kind in kinds.items())
 
 
 def _uncaptured(row: Uncaptured) -> tuple[Cell, ...]:
@@ -162,23 +156,34 @@ def _region(region: RegionReport) -> tuple[Cell, ...]:
 
 
 def _costs(rows: Sequence[CostRow]) -> Iterator[tuple[Cell, ...]]:
-    total = rows[0]
-    for row in rows[1:]:
-        total = total + row
-    for row in rows:
-        yield _cost(row, total, Cell(row.label, region=row.region))
-    if len(rows) > 1:
-        yield _cost(total, total, Cell("total", "dim"))
+    flops, moved = sum((row.flops for row in rows), Quantity()), sum((row.bytes for row in rows), Quantity())
+    total = CostRow(None, sum(row.operators for row in rows), flops, moved, sum((r.time_us for r in rows), Quantity()))
+    for row in [*rows, total] if len(rows) > 1 else rows:
+        label = "total" if row is total else "outside" if row.region is None else f"region {row.region}"
+        sums = (
+            (row.flops.count_text(), row.flops.share_of(total.flops)),
+            (row.bytes.bytes_text(), row.bytes.share_of(total.bytes)),
+            (row.time_us.us_text(), row.time_us.share_of(total.time_us)),
+        )
+        texts = (text for known, share in sums for text in (known, "–" if share is None else percent(share)))
+        style = "dim" if row is total else ""
+        yield Cell(label, style, region=row.region), *(Cell(text, style) for text in (str(row.operators), *texts))
 
 
-def _cost(row: CostRow, total: CostRow, label: Cell) -> tuple[Cell, ...]:
-    sums = (
-        (row.flops.count_text(), row.flops.share_of(total.flops)),
-        (row.bytes.bytes_text(), row.bytes.share_of(total.bytes)),
-        (row.time_us.us_text(), row.time_us.share_of(total.time_us)),
+def summary_lines(summary: Summary) -> Iterator[str]:
+    """What is said of several graphs together."""
+    if summary.errors:
+        yield f"plain Inductor runs {summary.errors} of {plural(summary.graphs, 'graph')}"
+    if summary.programs:
+        share = percent(summary.coverage) if summary.coverage is not None else str(summary.selected_launches)
+        regions = f"in {plural(summary.regions, 'region')}; {summary.replayed_launches} replayed"
+        yield f"{share} of {plural(summary.launches, 'launch', 'launches')} selected, {regions}"
+    else:
+        yield "coverage unknown: no program was emitted"
+    yield (
+        f"{plural(summary.captures, 'capture')}, {plural(summary.replays, 'replay')}, "
+        f"{plural(summary.uncaptured, 'operator')} not captured, {plural(summary.breaks, 'graph break')}"
     )
-    texts = (text for sum_text, share in sums for text in (sum_text, "–" if share is None else percent(share)))
-    return (label, Cell(str(row.operators), label.style), *(Cell(text, label.style) for text in texts))
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------
@@ -196,11 +201,7 @@ def render_text(reports: Sequence[GraphReport], width: int = 100, color: bool = 
         height=100,
         force_terminal=color,
         color_system="standard" if color else None,
-        no_color=not color,
-        markup=False,
         highlight=False,
-        emoji=False,
-        legacy_windows=False,
         _environ={},
     )
     for renderable in _document(reports):
@@ -222,7 +223,7 @@ def _document(reports: Sequence[GraphReport]) -> Iterator[RenderableType]:
         yield ""
     if len(reports) > 1:
         yield Text(plural(len(reports), "graph"), style="bold")
-        yield _indented(Text("\n".join(_summary(summarize(reports)))))
+        yield _indented(Text("\n".join(summary_lines(summarize(reports)))))
 
 
 def _indented(body: RenderableType) -> Padding:
@@ -266,18 +267,3 @@ def _section(section: Section) -> Iterator[RenderableType]:
 
 def _text(cell: Cell) -> Text:
     return Text("\n".join(map(clean, cell.text.split("\n"))), style=_STYLES.get(cell.style, ""))
-
-
-def _summary(summary: Summary) -> Iterator[str]:
-    if summary.errors:
-        yield f"plain Inductor runs {summary.errors} of {plural(summary.graphs, 'graph')}"
-    if summary.programs:
-        share = percent(summary.coverage) if summary.coverage is not None else str(summary.selected_launches)
-        regions = f"in {plural(summary.regions, 'region')}; {summary.replayed_launches} replayed"
-        yield f"{share} of {plural(summary.launches, 'launch', 'launches')} selected, {regions}"
-    else:
-        yield "coverage unknown: no program was emitted"
-    yield (
-        f"{plural(summary.captures, 'capture')}, {plural(summary.replays, 'replay')}, "
-        f"{plural(summary.uncaptured, 'operator')} not captured, {plural(summary.breaks, 'graph break')}"
-    )

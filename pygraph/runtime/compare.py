@@ -13,17 +13,17 @@ decides, the function runs some more times on copies, and a replay must be as cl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraph.errors import ReplayError
 from pygraph.runtime.contract import Driver, Executable, Program, ScratchPool
-from pygraph.runtime.nondeterminism import AGREED, RUNS, Spread, Unlike, beyond, shares, unrepeatable, widened
+from pygraph.runtime.nondeterminism import AGREED, RUNS, Distance, Spread, distance, too_far, unrepeatable
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
-from pygraph.runtime.tensors import Block, Snapshot, bits, blocks, digest, extent, same_bytes, span, take
+from pygraph.runtime.tensors import bits, blocks, digest, extent, same_bytes, span, take
 
 if TYPE_CHECKING:
     from pygraph.debug.diagnose import Finding
@@ -38,16 +38,14 @@ _WRONG = ("comparison-failed", "replay-raised")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a comparison has to know: arguments that may be ``written``, those whose storage offset is baked
-    (``sensitive``), the ``budget`` in bytes for copies, the ``spread`` that was found, where the region does not
-    repeat itself, and the ``program`` that is replayed. Without a program, nothing is tolerated, and no launch is
-    looked for."""
+    """What a comparison has to know: the ``program`` that is replayed, arguments that it may have ``written``, those
+    whose storage offset is baked (``sensitive``), and the ``spread`` that was found, where the region does not repeat
+    itself."""
 
+    program: Program
     written: frozenset[int]
     sensitive: frozenset[int]
-    budget: int
     spread: Spread | None = None
-    program: Program | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +53,13 @@ class Verdict:
     """The uncaptured run's ``outputs``, which answer the call, and whether the replay may be used from now on.
 
     ``spread`` is that of a region which does not repeat itself. ``runs`` counts the uncaptured runs besides the one
-    that answers the call. Not ``comparable``: these runs are too unlike to hold a replay against them.
+    that answers the call.
     """
 
     outputs: Sequence[Any]
     refusal: Refusal | None
     spread: Spread | None = None
     runs: int = 0
-    comparable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _First:
-    """The compared replay's outcome; arguments of which nobody wrote the written ones; and those it ran on, until they
-    are let go of."""
-
-    outcome: _Outcome
-    pristine: list[Any]
-    copies: list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A run's outcome, and what it left, where bits alone will not tell."""
-
-    outcome: _Outcome
-    results: list[Any]
 
 
 # -- the two comparisons ----------------------------------------------------------------------------------------------
@@ -104,9 +83,7 @@ def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any
         verdict = _compare(fn, driver, executable, args, scope, scratch)
     if isinstance(verdict, Refusal):
         verdict = _compare(fn, driver, executable, args, scope, contextlib.nullcontext)
-    if not isinstance(verdict, Refusal):
-        return verdict
-    return Verdict(fn(list(args)), verdict)
+    return Verdict(fn(list(args)), verdict) if isinstance(verdict, Refusal) else verdict
 
 
 def _compare(
@@ -117,7 +94,7 @@ def _compare(
     Nothing refers to ``scratch`` memory any more when this returns.
     """
     trial: _Trial | None = None
-    first: _First | Refusal
+    first: _Outcome | Refusal
     try:
         with scratch():
             trial = _Trial(fn, driver, executable, args, scope)
@@ -127,31 +104,27 @@ def _compare(
     except Exception as error:  # noqa: BLE001 - kernels and allocations raise anything; the uncaptured run answers the call
         if is_out_of_memory(error):
             return Refusal.of(error)
-        first = _raised(error, replaying=trial is not None and trial.replaying)
-    if trial is not None and isinstance(first, Refusal):
-        first = trial.explained(Verdict((), first)).refusal or first
+        first = _raised(error, trial)
+    if isinstance(first, Refusal):
+        refusal = first if trial is None else trial.explained(first)
+        return Verdict(fn(list(args)), refusal)
+    assert trial is not None
     outputs = fn(list(args))
-    if trial is None or isinstance(first, Refusal):
-        return Verdict(outputs, first if isinstance(first, Refusal) else None)
-    return _judged(trial, first, outputs, scratch)
-
-
-def _judged(trial: _Trial, first: _First, outputs: Sequence[Any], scratch: ScratchPool) -> Verdict:
-    """The verdict on a replay, and where it is wrong, the launch that is."""
     try:
         with scratch():
             verdict = trial.judge(first, outputs)
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
-        return Verdict(outputs, _raised(error, replaying=trial.replaying))
-    return trial.explained(verdict)
+        return Verdict(outputs, _raised(error, trial))
+    return replace(verdict, refusal=trial.explained(verdict.refusal))
 
 
-def _raised(error: Exception, *, replaying: bool) -> Refusal:
+def _raised(error: Exception, trial: _Trial | None) -> Refusal:
     """Why a replay may not be used: memory was short, it raised, or what compares it did, which says nothing of it."""
     if is_out_of_memory(error):
         return Refusal.of(error)
+    replaying = trial is not None and trial.replaying
     return Refusal("replay-raised" if replaying else "comparison-raised", f"{type(error).__name__}: {error}")
 
 
@@ -171,8 +144,8 @@ def verify(
     Raises ReplayError, naming the region ``name``, the output, and the first launch that differs, when they differ.
     """
     trial = _Trial(fn, driver, executable, args, scope)
-    if trial.over_budget:
-        unverified(f"copies of written arguments exceed {scope.budget} bytes")
+    if trial.over_budget is not None:
+        unverified(trial.over_budget)
         return None
     with driver.scratch_pool(args) as scratch:
         return _verify(trial, name, scratch, unverified)
@@ -214,56 +187,70 @@ def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable
 
 
 class _Trial:
-    """One comparison: the memory involved, and the runs made on it."""
+    """One comparison: the memory involved, and the runs made on it.
+
+    ``over_budget`` says that copies have no room. ``replaying``: a replay has begun and not ended, or raised.
+    """
 
     def __init__(self, fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope) -> None:
         self.fn, self.driver, self.executable, self.args, self.scope = fn, driver, executable, args, scope
         self.random = _Draws(driver, scope.program)
         self.replaying = False
-        every = blocks(args, scope.sensitive)
-        self.written = tuple(b for b in every if scope.written.intersection(b.members))
-        self.watched = [p for b in self.written for p in b.members]
-        saved, full = _nbytes(self.written), _nbytes(every)
-        self.all_copied = saved + full <= scope.budget
-        self.copied = every if self.all_copied else self.written
-        self.over_budget = not self.all_copied and 2 * saved > scope.budget
         self.runs = 0
-        self.read_in_place = [] if self.all_copied else [p for b in every if b not in self.written for p in b.members]
+        every = blocks(args, scope.sensitive)
+        self.written = [block for block in every if scope.written.intersection(block.members)]
+        self.watched = sorted(position for block in self.written for position in block.members)
+        saved, full = (sum(block.nbytes for block in chosen) for chosen in (self.written, every))
+        budget = driver.spare_bytes()
+        self.all_copied = saved + full <= budget
+        self.copied = every if self.all_copied else self.written
+        self.read_in_place = [p for block in every if block not in self.copied for p in block.members]
+        too_much = not self.all_copied and 2 * saved > budget
+        self.over_budget = f"copies of written arguments exceed {budget} bytes" if too_much else None
+        self.pristine: list[Any] = []
+        self.first_copies: list[Any] = []
 
     # -- before the first replay ----------------------------------------------------------------------------------
 
-    def replay_on_copies(self) -> _First | Refusal:
-        """The replay that is judged. Its draws are undone; the caller's tensors are not written."""
-        if self.over_budget:
-            return Refusal("comparison-budget", f"copies of written arguments exceed {self.scope.budget} bytes")
+    def replay_on_copies(self) -> _Outcome | Refusal:
+        """The outcome of the replay that is judged. Its draws are undone; the caller's tensors are not written."""
+        if self.over_budget is not None:
+            return Refusal("comparison-budget", self.over_budget)
         before = self._fingerprints()
-        pristine = take(self.args, self.written).args
+        self.pristine = take(self.args, self.written).args
         working = take(self.args, self.copied)
+        self.first_copies = working.args
         undone = False
         try:
             try:
                 outputs = self._replay(working.args)
             finally:
                 undone = self.random.undo()
-            outcome = self._observe(outputs, working.args, self.random.end)
-            result = self._doubt(outputs, working) or _First(outcome, pristine, working.args)
+            outcome = observe(outputs or (), working.args, self.watched, self.random.end)
         finally:
             if self._fingerprints() != before:
                 raise ReplayError("a replay wrote to an argument that it only reads, and that was too large to copy")
-        return result if undone else Refusal("random-state", "another thread drew from the generator of the replay")
+        if not undone:
+            return Refusal("random-state", "another thread drew from the generator of the replay")
+        if outputs is None:
+            return Refusal("replay-declined", "the arguments that were captured do not match")
+        if not working.intact:
+            return Refusal("comparison-failed", "replayed: bytes beside an argument were written")
+        if not self._unread_unchanged():
+            return Refusal("comparison-failed", "replayed: an argument is written though no launch says so")
+        return replace(outcome, results=[])
 
-    def judge(self, first: _First, outputs: Sequence[Any]) -> Verdict:
+    def judge(self, first: _Outcome, outputs: Sequence[Any]) -> Verdict:
         """Whether the replay did what the uncaptured run, which returned ``outputs``, did. Random state is kept."""
-        reference = self._observe(outputs, self.args, self.random.state())
-        if not self._unread_unchanged(first.copies):
+        reference = self._left(outputs, self.args)
+        if not self._unread_unchanged():
             return Verdict(outputs, Refusal("comparison-failed", "an argument is written though no launch says so"))
-        first.copies.clear()
-        moved = moved_on(reference, first.outcome)
-        if moved is not None:
-            return Verdict(outputs, Refusal("random-state", moved))
-        if difference(reference, first.outcome) is None:
+        self.first_copies.clear()
+        if reference.drew_otherwise(first):
+            return Verdict(outputs, _RANDOM_STATE)
+        if (reference.structure, reference.contents) == (first.structure, first.contents):
             return Verdict(outputs, None)
-        wrong = difference(reference, first.outcome, values=False) or self._undecided(reference, first.outcome)
+        wrong = self._inexcusable(reference, first)
         if wrong is not None:
             return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
         with self.random.apart():
@@ -273,7 +260,7 @@ class _Trial:
     def _wrong(self, detail: str) -> Refusal:
         """A replay differs where it must not. Operators written in Python are suspected first: what they keep for
         themselves, a replay repeats."""
-        calls = () if self.scope.program is None else self.scope.program.recording.python
+        calls = self.scope.program.recording.python
         if not calls:
             return Refusal("comparison-failed", detail)
         nodes = tuple(dict.fromkeys(node for call in calls for node in call.nodes))
@@ -285,105 +272,97 @@ class _Trial:
         """For each result, whether a launch that is known to be non-deterministic decides it. Where it is not known
         what the outputs are, any such launch may decide each of them. An argument with gaps between its elements, in
         which no run writes, is held to its bits."""
-        if self.scope.program is None:
-            return [False] * len(outcome.equal(outcome))
         recording = self.scope.program.recording
         decided = unrepeatable(recording, self.scope.program.slots)
-        anything = any(launch.nondeterministic for launch in recording.launches)
-        known = len(recording.outputs) == len(outcome.contents)
-        outputs = [decided(each) for each in recording.outputs] if known else [anything] * len(outcome.contents)
-        return [*outputs, *(decided(position) and _is_dense(self.args[position]) for position in outcome.arguments)]
+        count = len(outcome.structure)
+        if len(recording.outputs) == count:
+            outputs = [decided(each) for each in recording.outputs]
+        else:
+            outputs = [any(launch.nondeterministic for launch in recording.launches)] * count
+        written = [(position, self.args[position]) for position in self.watched]
+        return [*outputs, *(decided(position) and extent(arg) <= arg.nbytes for position, arg in written)]
 
-    def _undecided(self, reference: _Outcome, other: _Outcome) -> str | None:
-        """The first result in which two runs differ, and that no launch decides which is known to be
+    def _inexcusable(self, reference: _Outcome, other: _Outcome) -> str | None:
+        """A structure that differs, or else the first result that does and that no launch decides which is known to be
         non-deterministic."""
-        equal, decided = reference.equal(other), self._decided(reference)
-        wrong = (i for i, (same, may) in enumerate(zip(equal, decided, strict=True)) if not (same or may))
-        index = next(wrong, None)
-        return None if index is None else f"{reference.name(index)} has other values"
+        differs = reference.other_structure(other)
+        if differs is not None:
+            return differs
+        decided = self._decided(reference)
+        wrong = next((index for index in reference.differing(other) if not decided[index]), None)
+        return None if wrong is None else f"{reference.names[wrong]} has other values"
 
-    def _judge_again(self, first: _First, outputs: Sequence[Any], reference: _Outcome) -> Verdict:
+    def _judge_again(self, first: _Outcome, outputs: Sequence[Any], answer: _Outcome) -> Verdict:
         """Whose fault a difference in values is: a wrong replay's, or the region's own, which has a spread then.
 
         Where the region draws, runs on the numbers of the answering one would have other threads draw them, too. Each
         round replays anew: where a rounding error decides a sign, one run of many is further off than all others, and
         that may be the replay. A wrong replay is further off each time.
         """
-        left = _Run(reference, self._results(outputs, self.args))
-        left = self._uncaptured_again(first) if self.random else left
-        spread: Spread = (None,) * len(left.results)
-        seen = [first.outcome]
+        reference = self._uncaptured_again() if self.random else answer
+        differs = set(answer.differing(first))
+        spread: list[Distance | None] = [None] * len(answer.contents)
         unlike: str | None = None
         for runs in RUNS:
             for _ in range(runs):
-                wider = self._run_again(first, left, spread)
-                if isinstance(wider, Refusal):
-                    return Verdict(outputs, wider, comparable=False)
-                spread = wider
-            replayed = self._replay_again(first)
+                refusal = self._widen(spread, reference)
+                if refusal is not None:
+                    return Verdict(outputs, refusal)
+            replayed = self._replay_again()
             if replayed is None:
                 return Verdict(outputs, Refusal("replay-declined", "the second of two replays"))
-            moved = moved_on(left.outcome, replayed.outcome)
-            if moved is not None:
-                return Verdict(outputs, Refusal("random-state", moved))
-            seen.append(replayed.outcome)
-            unlike = self._unrepeated(seen, reference, spread) or self._beyond(left, replayed, spread)
+            if reference.drew_otherwise(replayed):
+                return Verdict(outputs, _RANDOM_STATE)
+            wrong = self._inexcusable(reference, replayed)
+            if wrong is not None:
+                return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
+            differs.update(reference.differing(replayed))
+            steady = next((index for index in sorted(differs) if spread[index] is None), None)
+            if steady is None:
+                unlike = self._too_far(reference, replayed, spread)
+            else:
+                unlike = f"{reference.names[steady]} {AGREED}"
             if unlike is None:
-                return Verdict(outputs, None, shares(spread))
-        if all(part is None for part in spread):
-            return Verdict(outputs, Refusal("comparison-failed", f"replayed: {difference(reference, first.outcome)}"))
-        return Verdict(outputs, _unsteady(str(unlike)), shares(spread))
+                return Verdict(outputs, None, [None if part is None else part.share for part in spread])
+            del replayed  # what it returned is not kept while the function runs again
+        return Verdict(outputs, _unsteady(str(unlike)))
 
-    def _run_again(self, first: _First, left: _Run, spread: Spread) -> Spread | Refusal:
-        """``spread`` with one more uncaptured run, on copies, held against what the first one ``left``."""
-        again = self._uncaptured_again(first)
-        reference, outcome = left.outcome, again.outcome
-        moved = moved_on(reference, outcome)
-        if moved is not None:
-            return Refusal("random-state", moved)
-        unlike = difference(reference, outcome, values=False) or self._undecided(reference, outcome)
+    def _widen(self, spread: list[Distance | None], reference: _Outcome) -> Refusal | None:
+        """Have ``spread`` hold one more uncaptured run, on copies. Refused is one that no spread allows for."""
+        again = self._uncaptured_again()
+        if reference.drew_otherwise(again):
+            return _RANDOM_STATE
+        unlike = self._inexcusable(reference, again)
         if unlike is not None:
             return _unsteady(f"in another uncaptured run, {unlike}")
-        found = widened(spread, left.results, again.results, reference.equal(outcome))
-        if isinstance(found, Unlike):
-            return _unsteady(f"in another uncaptured run, {reference.name(found.index)} {found.how}")
-        return found
+        for index in reference.differing(again):
+            found = distance(reference.results[index], again.results[index])
+            if isinstance(found, str):
+                return _unsteady(f"in another uncaptured run, {reference.names[index]} {found}")
+            spread[index] = found.widened(spread[index])
+        return None
 
-    def _uncaptured_again(self, first: _First) -> _Run:
+    def _uncaptured_again(self) -> _Outcome:
         """Another uncaptured run, on copies."""
-        copies = self._retaken(first).args
+        copies = self._retaken()
         self.runs += 1
         return self._left(self.fn(list(copies)), copies)
 
-    def _replay_again(self, first: _First) -> _Run | None:
+    def _replay_again(self) -> _Outcome | None:
         """Another replay, on copies; None where it declines."""
-        copies = self._retaken(first).args
+        copies = self._retaken()
         outputs = self._replay(copies)
         return None if outputs is None else self._left(outputs, copies)
 
     def _replay(self, args: list[Any]) -> Sequence[Any] | None:
-        """A replay; while one raises, and from then on, ``replaying`` says so."""
         self.replaying = True
         outputs = self.executable.replay(list(args))
         self.replaying = False
         return outputs
 
-    def _left(self, outputs: Sequence[Any], args: list[Any]) -> _Run:
-        """What a run returned, and left behind in ``args`` and in the generator."""
-        state = self.random.state()
-        return _Run(self._observe(outputs, args, state), self._results(outputs, args))
-
-    def _unrepeated(self, seen: Sequence[_Outcome], reference: _Outcome, spread: Spread) -> str | None:
-        """The first result that uncaptured runs repeat, and a replay that was ``seen`` does not."""
-        for outcome in seen:
-            for index, same in enumerate(reference.equal(outcome)):
-                if spread[index] is None and not same:
-                    return f"{reference.name(index)} {AGREED}"
-        return None
-
     # -- on every call --------------------------------------------------------------------------------------------
 
-    def run_on_copies(self) -> _Run | None:
+    def run_on_copies(self) -> _Outcome | None:
         """What an uncaptured run does; None where another thread drew from its generator. Its draws are undone. Raises
         what the run raises."""
         copies = take(self.args, self.copied).args
@@ -393,75 +372,58 @@ class _Trial:
             undone = self.random.undo()
         if not undone:
             return None
-        outcome = self._observe(outputs, copies, self.random.end)
-        kept = self._results(outputs, copies) if any(self._decided(outcome)) else []
-        return _Run(outcome, kept)
+        outcome = observe(outputs, copies, self.watched, self.random.end)
+        return outcome if any(self._decided(outcome)) else replace(outcome, results=[])
 
-    def unlike(self, expected: _Run, outputs: Sequence[Any], *, loosely: bool = False) -> str | None:
+    def unlike(self, expected: _Outcome, outputs: Sequence[Any], *, loosely: bool = False) -> str | None:
         """In what a replay on the caller's own arguments differs from an uncaptured run."""
-        decided = self._decided(expected.outcome)
-        found: Spread = self.scope.spread or (None,) * len(decided)
-        spread = [(part or 0.0) if may else None for part, may in zip(found, decided, strict=True)]
         replayed = self._left(outputs, self.args)
-        return moved_on(expected.outcome, replayed.outcome) or self._beyond(expected, replayed, spread, loosely=loosely)
+        if expected.drew_otherwise(replayed):
+            return _RANDOM_STATE.detail
+        spread = [part or 0.0 for part in self.scope.spread or [None] * len(expected.contents)]
+        return self._inexcusable(expected, replayed) or self._too_far(expected, replayed, spread, loosely=loosely)
 
     # -- either ---------------------------------------------------------------------------------------------------
 
-    def explained(self, verdict: Verdict) -> Verdict:
-        """``verdict`` with the launch that differs, if it refuses a replay as wrong."""
-        refusal = verdict.refusal
-        if refusal is None or refusal.reason not in _WRONG or not verdict.comparable:
-            return verdict
-        found = self.diagnosed()
-        return verdict if found is None else replace(verdict, refusal=found.added_to(refusal))
+    def explained(self, refusal: Refusal | None) -> Refusal | None:
+        """``refusal`` with the launch that differs, if it refuses a replay as wrong. Nothing is run any more."""
+        self.pristine.clear()
+        self.first_copies.clear()
+        found = self.diagnosed() if refusal is not None and refusal.reason in _WRONG else None
+        return refusal if refusal is None or found is None else found.added_to(refusal)
 
     def diagnosed(self) -> Finding | None:
         """The launch in which a replay differs. Not to be called within scratch memory: it captures. Not looked for
         where that would run the body of an operator that is written in Python."""
         program = self.scope.program
-        if program is None or program.recording.python:
+        if program.recording.python:
             return None
         from pygraph.debug.diagnose import diagnose  # needed only where something differs
 
         return diagnose(self.fn, self.driver, program, self.args)
 
-    def _beyond(self, expected: _Run, replayed: _Run, spread: Spread, *, loosely: bool = False) -> str | None:
-        """In what a replay differs by more than ``spread`` allows."""
-        reference, outcome = expected.outcome, replayed.outcome
-        unlike = difference(reference, outcome, values=False) or self._undecided(reference, outcome)
-        if unlike is not None:
-            return unlike
-        equal = reference.equal(outcome)
-        found = None if all(equal) else beyond(spread, expected.results, replayed.results, equal, loosely=loosely)
-        return None if found is None else f"{outcome.name(found.index)} {found.how}"
-
-    def _observe(self, outputs: Sequence[Any] | None, args: Sequence[Any], state: torch.Tensor | None) -> _Outcome:
-        return observe(outputs or (), args, self.watched, state)
-
-    def _results(self, outputs: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        """What a run left: its outputs, then the watched arguments by position."""
-        return [*outputs, *(args[position] for position in sorted(self.watched))]
-
-    def _retaken(self, first: _First) -> Snapshot:
-        """Fresh copies of the arguments as they were before any run, and the first of the numbers ``apart``."""
-        self.random.restart()
-        every = blocks(first.pristine, self.scope.sensitive)
-        wanted = [b for b in every if self.all_copied or set(b.members).intersection(self.watched)]
-        return take(first.pristine, wanted)
-
-    def _doubt(self, outputs: Sequence[Any] | None, working: Snapshot) -> Refusal | None:
-        """What is wrong with a replay whatever its results."""
-        if outputs is None:
-            return Refusal("replay-declined", "the arguments that were captured do not match")
-        if not working.intact:
-            return Refusal("comparison-failed", "replayed: bytes beside an argument were written")
-        if not self._unread_unchanged(working.args):
-            return Refusal("comparison-failed", "replayed: an argument is written though no launch says so")
+    def _too_far(self, reference: _Outcome, replayed: _Outcome, spread: Spread, *, loosely: bool = False) -> str | None:
+        """The first result in which a replay differs by more than ``spread`` allows."""
+        for index in reference.differing(replayed):
+            how = too_far(reference.results[index], replayed.results[index], spread[index], loosely=loosely)
+            if how is not None:
+                return f"{reference.names[index]} {how}"
         return None
 
-    def _unread_unchanged(self, copies: list[Any]) -> bool:
-        """Whether copied arguments that no launch writes still hold what the caller's tensors hold."""
-        pairs = ((a, b) for a, b in zip(self.args, copies, strict=True) if a is not b)
+    def _left(self, outputs: Sequence[Any], args: Sequence[Any]) -> _Outcome:
+        """What a run returned, and left behind in ``args`` and in the generator."""
+        return observe(outputs, args, self.watched, self.random.state())
+
+    def _retaken(self) -> list[Any]:
+        """Fresh copies of the arguments as they were before any run, and the first of the numbers ``apart``."""
+        self.random.restart()
+        every = blocks(self.pristine, self.scope.sensitive)
+        wanted = [b for b in every if self.all_copied or set(b.members).intersection(self.watched)]
+        return take(self.pristine, wanted).args
+
+    def _unread_unchanged(self) -> bool:
+        """Whether the copies of arguments that no launch writes still hold what the caller's tensors hold."""
+        pairs = ((a, b) for a, b in zip(self.args, self.first_copies, strict=True) if a is not b)
         skip = {id(self.args[p]) for p in self.watched}
         return all(same_bytes(a, b) for a, b in pairs if id(a) not in skip)
 
@@ -469,12 +431,12 @@ class _Trial:
         return [digest(span(self.args[p])) for p in self.read_in_place]
 
 
+_RANDOM_STATE = Refusal("random-state", "the random state afterwards is another one")
+"""Two runs drew otherwise, or somebody else did."""
+
+
 def _unsteady(detail: str) -> Refusal:
     return Refusal("comparison-failed", f"non-deterministic: {detail}")
-
-
-def _nbytes(chosen: Sequence[Block]) -> int:
-    return sum(block.nbytes for block in chosen)
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------
@@ -490,14 +452,13 @@ def _nbytes(chosen: Sequence[Block]) -> int:
 
 
 class _Draws:
-    """The generator that ``program`` draws from; false if there is none. Without a program, nothing is drawn.
+    """The generator that ``program`` draws from; false if there is none.
 
     All methods raise ReplayError if a state cannot be brought back: the numbers drawn later would be others.
     """
 
-    def __init__(self, driver: Driver, program: Program | None) -> None:
-        self._driver = driver
-        self._generator = None if program is None else driver.generator(program)
+    def __init__(self, driver: Driver, program: Program) -> None:
+        self._driver, self._generator = driver, driver.generator(program)
         self._start = self.end = self.state()
 
     def __bool__(self) -> bool:
@@ -561,69 +522,56 @@ def _told() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """``structure`` and ``contents`` of each output, fingerprints of some arguments afterwards, and the state of the
-    generator that the region draws from, if it does.
+    """What a run did: the ``structure`` of each output, fingerprints (``contents``) of each result by its bits, and the
+    state of the generator that the region draws from, if it does. Results are the outputs and then some arguments.
 
     The structure of an output tensor is its type, sizes, strides, dtype, device and whose memory it is: a byte of
-    which argument, or which fresh storage and offset.
+    which argument, or which fresh storage and offset. The ``results`` themselves are kept where bits may not tell.
     """
 
     structure: tuple[Hashable, ...]
     contents: tuple[bytes, ...]
-    arguments: dict[int, bytes]
+    names: tuple[str, ...]
     rng: torch.Tensor | None
+    results: list[Any] = field(compare=False)
 
-    def equal(self, other: _Outcome) -> list[bool]:
-        """For each result, outputs first, whether two runs of one structure left the same bits."""
-        mine, theirs = (*self.contents, *self.arguments.values()), (*other.contents, *other.arguments.values())
-        return [a == b for a, b in zip(mine, theirs, strict=True)]
+    def differing(self, other: _Outcome) -> list[int]:
+        """The results in which two runs of one structure left other bits."""
+        return [i for i, (mine, theirs) in enumerate(zip(self.contents, other.contents, strict=True)) if mine != theirs]
 
-    def name(self, index: int) -> str:
-        """What the result of this index is called."""
-        outputs = len(self.contents)
-        return f"output {index}" if index < outputs else f"argument {list(self.arguments)[index - outputs]}"
+    def other_structure(self, other: _Outcome) -> str | None:
+        """The first thing but values in which ``other`` differs."""
+        if len(self.structure) != len(other.structure):
+            return f"{len(other.structure)} outputs instead of {len(self.structure)}"
+        pairs = zip(self.names, self.structure, other.structure, strict=False)
+        return next((f"{name} is {theirs} instead of {mine}" for name, mine, theirs in pairs if mine != theirs), None)
+
+    def drew_otherwise(self, other: _Outcome) -> bool:
+        """Whether two runs left other random states: they drew otherwise, or somebody else did."""
+        return self.rng is not None and other.rng is not None and not torch.equal(self.rng, other.rng)
 
 
 def observe(
-    outputs: Sequence[Any], args: Sequence[Any], watched: Collection[int] = (), rng: torch.Tensor | None = None
+    outputs: Sequence[Any], args: Sequence[Any], watched: Sequence[int] = (), rng: torch.Tensor | None = None
 ) -> _Outcome:
-    """The outcome of a run that returned ``outputs`` and left ``args``; ``watched`` arguments are fingerprinted."""
-    contents = tuple(digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs)
-    arguments = {position: digest(span(args[position])) for position in sorted(watched)}
-    return _Outcome(_structure(outputs, args), contents, arguments, rng)
-
-
-def difference(reference: _Outcome, other: _Outcome, *, values: bool = True) -> str | None:
-    """The first thing in which two runs differ but for the random state, or None. Without ``values``: in structure."""
-    if len(reference.structure) != len(other.structure):
-        return f"{len(other.structure)} outputs instead of {len(reference.structure)}"
-    for index, (expected, actual) in enumerate(zip(reference.structure, other.structure, strict=True)):
-        if expected != actual:
-            return f"output {index} is {actual} instead of {expected}"
-        if values and reference.contents[index] != other.contents[index]:
-            return f"output {index} has other values"
-    for position, fingerprint in reference.arguments.items():
-        if values and other.arguments[position] != fingerprint:
-            return f"argument {position} has other values afterwards"
-    return None
-
-
-def moved_on(reference: _Outcome, other: _Outcome) -> str | None:
-    """What is to be said where two runs left other random states: they drew otherwise, or somebody else did."""
-    if reference.rng is None or other.rng is None or torch.equal(reference.rng, other.rng):
-        return None
-    return "the random state afterwards is another one"
+    """The outcome of a run that returned ``outputs`` and left ``args``, of which the ``watched`` ones are results."""
+    contents = [digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs]
+    contents += [digest(span(args[position])) for position in watched]
+    names = [*(f"output {index}" for index in range(len(outputs))), *(f"argument {position}" for position in watched)]
+    results = [*outputs, *(args[position] for position in watched)]
+    return _Outcome(_structure(outputs, args), tuple(contents), tuple(names), rng, results)
 
 
 def _structure(outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Hashable, ...]:
     objects: dict[int, str] = {}
     for position, arg in enumerate(args):
         objects.setdefault(id(arg), f"argument {position} itself")
-    extents = [(p, a.device, a.data_ptr(), a.data_ptr() + extent(a)) for p, a in enumerate(args) if _is_tensor(a)]
+    tensors = [(p, arg) for p, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+    extents = [(p, arg.device, arg.data_ptr(), arg.data_ptr() + extent(arg)) for p, arg in tensors]
     storages: dict[int, int] = {}
     found: list[Hashable] = []
     for index, out in enumerate(outputs):
-        if not _is_tensor(out):
+        if not isinstance(out, torch.Tensor):
             found.append(bits(out))
         elif id(out) in objects:
             found.append(objects[id(out)])
@@ -647,12 +595,3 @@ def _describe(
         return (*facts, "empty")
     owner = storages.setdefault(out.untyped_storage().data_ptr(), index)
     return (*facts, f"memory of output {owner} from element {out.storage_offset()}")
-
-
-def _is_dense(arg: torch.Tensor) -> bool:
-    """Whether elements of ``arg`` lie side by side."""
-    return extent(arg) <= arg.numel() * arg.element_size()
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)

@@ -1,33 +1,34 @@
-"""The contract between regions and whatever captures and replays them.
+"""The contract between regions and whatever captures and replays them: programs, executables, drivers.
 
-Two implementations answer it with the same tests: ``host`` (kernels of an Inductor CPU region) and ``cuda``.
-Everything above a driver (keys, slots, layout, comparison, life of a region) is written against this file alone.
+Two drivers answer it with the same tests: ``host`` (kernels of an Inductor CPU region) and ``cuda``. Everything above
+a driver (keys, slots, layout, comparison, life of a region) is written against this file alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 
-from pygraph.runtime.recording import AllocationKind, Recording
+from pygraph.errors import CaptureError
+from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
 
 __all__ = [
     "Driver",
     "Executable",
-    "GraphSegment",
-    "Keepers",
     "Layout",
     "NonPointerWord",
     "Program",
     "ScratchPool",
     "Slot",
+    "add_arguments",
+    "add_outputs",
+    "check_program",
     "make_driver",
-    "one_graph",
     "start_build",
 ]
 
@@ -65,10 +66,8 @@ class NonPointerWord:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where POOL allocations lie at replay: at ``offsets[index]`` bytes of one workspace of ``nbytes``, unless fresh.
-
-    ``fresh`` lists the allocations that outlive the replay (outputs): each is allocated anew for each call.
-    """
+    """Where POOL allocations lie at replay: at ``offsets[index]`` bytes of one workspace of ``nbytes``; those of
+    outputs (``fresh``) are allocated anew for each call."""
 
     nbytes: int
     offsets: dict[int, int]
@@ -76,126 +75,139 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Keepers:
-    """Arguments that somebody else keeps beyond the call: ``held`` in any case, so that nothing is gained by letting go
-    of them early, ``lent`` perhaps, so that it is not to be counted on."""
-
-    held: frozenset[int] = frozenset()
-    lent: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class GraphSegment:
-    """A step of a program: launches ``begin`` to ``end`` (excluded), launched as one graph."""
-
-    begin: int
-    end: int
-
-
-def one_graph(recording: Recording) -> tuple[GraphSegment, ...]:
-    """All launches of ``recording`` as one step."""
-    return (GraphSegment(0, len(recording.launches)),)
-
-
-@dataclass(frozen=True, slots=True)
 class Program:
     """All that a driver needs to replay: the recording, which of its words are addresses, and where memory lies.
 
-    ``steps`` run one after the other, and cover the launches in their order; a driver may cut one into several, to give
-    memory back in between. ``alignment`` gives, for each tensor argument, the bytes that a replayed address must be
-    congruent to the captured one by; an address that is not is copied first when the argument is only read.
-    ``non_pointers`` lists the words that read as addresses and are not slots. ``keepers`` tells the arguments that
-    outlive the call for others. ``name`` is what profilers call a replay.
+    The address of a tensor argument stays congruent to the captured one by ``alignment`` bytes, since kernels load
+    vectors; one that is not is copied first when the argument is only read. ``non_pointers`` lists the words that read
+    as addresses and are not slots. Somebody else keeps the arguments ``held`` beyond the call in any case, so that to
+    let go of them early gains nothing, and those ``lent`` perhaps, so that it is not to be counted on. ``name`` is what
+    profilers call a replay.
     """
 
     recording: Recording
     slots: tuple[Slot, ...]
     layout: Layout
-    steps: tuple[GraphSegment, ...]
-    alignment: dict[int, int]
     non_pointers: tuple[NonPointerWord, ...] = ()
-    keepers: Keepers = field(default_factory=Keepers)
+    held: frozenset[int] = frozenset()
+    lent: frozenset[int] = frozenset()
     name: str = ""
+    alignment: int = 16
 
 
-class Executable(Protocol):
-    """A captured region, ready to be replayed any number of times."""
+class Executable:
+    """A captured region, ready to be replayed any number of times. ``kept`` is what the native ``region`` points into.
 
-    def replay(self, args: list[Any]) -> list[Any] | None:
-        """Run the region on ``args`` and return fresh outputs, or None when ``args`` are not what was captured.
+    ``replay`` is the native region's own method: there is no Python on the way. It runs the region on ``args`` and
+    returns fresh outputs. The list is emptied, and each argument let go of as soon as it is dead: who needs the
+    arguments afterwards passes a copy of the list. It returns None, with nothing written and ``args`` as it was, when
+    these are not what was captured, or when another replay of it is under way (of another thread, or around it).
+    Scalars match by type and by bits (``-0.0`` is not ``0.0``, ``True`` is not ``1``); an argument that is neither a
+    plain tensor nor what was captured does not match. Raises ReplayError, or what a kernel raised.
+    """
 
-        The list is emptied, and each argument let go of as soon as it is dead: a caller who needs the arguments
-        afterwards passes a copy of the list. None is returned before anything was written, with ``args`` as it was: the
-        caller then runs the region uncaptured. Scalars match by type and by bits (``-0.0`` is not ``0.0``, ``True`` is
-        not ``1``); an argument that is neither a plain tensor nor what was captured does not match. Raises ReplayError,
-        or what a kernel raised, when a launch failed.
-        """
-        ...
+    __slots__ = ("__weakref__", "_kept", "_region", "replay")
+
+    replay: Callable[[list[Any]], list[Any] | None]
+
+    def __init__(self, region: Any, kept: Sequence[object] = ()) -> None:
+        self._region = region
+        self._kept = tuple(kept)
+        self.replay = region.replay
 
     def close(self) -> None:
-        """Give back everything that the executable holds; replaying afterwards returns None.
-
-        While another thread replays, what that replay uses is given back when it ends.
-        """
-        ...
+        """Give everything back, at the end of a replay that is under way; replaying afterwards returns None."""
+        self._region.close()
+        self._kept = ()
 
 
 class Driver(Protocol):
     """Captures and replays regions on one kind of device."""
 
-    def identity(self, device: torch.device | None) -> str:
-        """All of the machine that times on ``device`` (None: the current one) depend on, as text: the same in every
-        process on equal machines. Versions of torch and of PyGraph are left out."""
-        ...
-
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
-        """Record ``fn`` on stand-ins for ``args``, disjoint from those of every earlier capture that is alive.
-
-        Nothing executes and ``args`` are read for their metadata only. Raises CaptureError with a reason code when
-        the region does what a captured program cannot.
-        """
-        ...
+        """Record ``fn`` on stand-ins for ``args``, disjoint from those of every earlier capture that is alive. Nothing
+        executes. Raises CaptureError with a reason code when the region does what a captured program cannot."""
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. Raises CaptureError when it cannot be."""
-        ...
 
     def generator(self, program: Program) -> torch.Generator | None:
         """The generator that ``program`` draws from when it is replayed, and its function when it runs uncaptured; None
         if it draws nothing. A capture draws nothing."""
-        ...
 
     def exchange_state(
         self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Set the state of ``generator``, and return the one before, so that no other thread draws in between.
-
-        With ``expected``, the state is set only if it is that one.
-        """
-        ...
+        """Set the state of ``generator``, if it is ``expected`` where that is given, and return the one before, so that
+        no other thread draws in between."""
 
     def spare_bytes(self) -> int:
         """Bytes of the current device's memory that copies may take for a moment."""
-        ...
 
     def synchronise(self, device: torch.device | None) -> bool:
         """Wait until ``device`` (None: the current one) has done what the caller submitted to its current stream.
-
-        False, with nothing done, where waiting is not possible, since that stream is being captured.
-        """
-        ...
+        False, with nothing done, where that stream is being captured."""
 
     def scratch_pool(self, args: Sequence[Any]) -> AbstractContextManager[ScratchPool]:
-        """Memory on the device of ``args`` for what nobody keeps; leaving gives it back to the system.
-
-        A tensor that is alive even then goes on being valid, and holds its part of it.
-        """
-        ...
+        """Memory on the device of ``args`` for what nobody keeps; leaving gives it back to the system, but for what is
+        alive even then."""
 
     def release_cached(self, device: torch.device | None) -> None:
         """Give back to the system what uncaptured runs on ``device`` (None: the current one) have left for later ones,
         such as workspaces of libraries and cached memory. What is submitted to the current stream is waited for."""
-        ...
+
+
+# -- what both drivers do with a program -------------------------------------------------------------------------------
+
+
+def check_program(program: Program) -> None:
+    """Raise CaptureError (``invalid-program``) unless intermediates lie in the workspace, aligned as recorded, and the
+    fresh allocations are those of the outputs."""
+    layout, recording, alignment = program.layout, program.recording, program.recording.alignment
+    pool = {a.index: a for a in recording.allocations if a.kind is AllocationKind.POOL}
+    for index, offset in layout.offsets.items():
+        if index not in pool or offset < 0 or offset % alignment or offset + pool[index].nbytes > layout.nbytes:
+            raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
+    outputs = {o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}
+    if not outputs <= set(layout.fresh) or not set(layout.fresh) <= set(pool):
+        raise CaptureError("invalid-program", "the fresh allocations are not those of the outputs")
+
+
+def add_arguments(region: Any, program: Program, arguments: Sequence[Any], written: Collection[int]) -> dict[int, int]:
+    """Tell ``region`` what each argument has to be. Returns argument ▸ number of the source of its address.
+
+    ``arguments`` are the stand-ins that were captured, ``written`` positions of those that a launch may write.
+    """
+    recording = program.recording
+    allocations = {a.index: a for a in recording.allocations if a.kind is AllocationKind.INPUT}
+    sources: dict[int, int] = {}
+    for index, argument in enumerate(arguments):
+        if not isinstance(argument, torch.Tensor):
+            sources[index] = region.add_value_argument(argument)
+            continue
+        offset = argument.storage_offset() if index in recording.offset_sensitive else -1
+        allocation = allocations[index]
+        sources[index] = region.add_tensor_argument(
+            argument, index in written, offset, allocation.nbytes, program.alignment, allocation.address
+        )
+    return sources
+
+
+def add_outputs(region: Any, kinds: Any, program: Program, same: Mapping[int, int]) -> None:
+    """Tell ``region`` what it returns. ``kinds`` is its enumeration of kinds of outputs; ``same`` maps the position of
+    an output to that of an earlier one which is the same object."""
+    for position, output in enumerate(program.recording.outputs):
+        place = output.offset, list(output.size), list(output.stride), output.dtype
+        if position in same:
+            region.add_output(kinds.SAME, same[position], 0, [], [], None, None)
+        elif output.kind is OutputKind.ARGUMENT:
+            region.add_output(kinds.ARGUMENT, output.argument, 0, [], [], None, None)
+        elif output.kind is OutputKind.VIEW:
+            region.add_output(kinds.VIEW, output.argument, *place, None)
+        elif output.kind is OutputKind.FRESH:
+            region.add_output(kinds.FRESH, program.layout.fresh.index(output.allocation), *place, None)
+        else:
+            region.add_output(kinds.OBJECT, 0, 0, [], [], None, output.value)
 
 
 # -- which drivers there are -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -128,16 +128,8 @@ def _signals_waiting() -> Iterator[None]:
         yield
     finally:
         waiting.open = False
-        try:
-            _with_each(waiting.put_back, list(waiting.replaced))
-        finally:
-            _with_each(signal.raise_signal, waiting.noted)
-
-
-def _with_each(function: Callable[[int], None], numbers: list[int]) -> None:
-    """Call ``function`` with each, also where a handler raises meanwhile."""
-    if numbers:
-        try:
-            function(numbers[0])
-        finally:
-            _with_each(function, numbers[1:])
+        with contextlib.ExitStack() as steps:  # from the last to the first, also where handlers raise meanwhile
+            for noted in reversed(waiting.noted):
+                steps.callback(signal.raise_signal, noted)
+            for replaced in waiting.replaced:
+                steps.callback(waiting.put_back, replaced)

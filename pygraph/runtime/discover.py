@@ -12,17 +12,14 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.contract import Driver, Executable, Keepers, Program, one_graph
+from pygraph.runtime.contract import Driver, Executable, Program
 from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
 from pygraph.runtime.slots import SPORADIC, SlotTable, discover, outside, resolve, written_arguments
 from pygraph.runtime.tensors import extent
 
-__all__ = ["ALIGNMENT", "Captured", "capture"]
-
-ALIGNMENT = 16
-"""Bytes that the address of a tensor argument stays congruent by: kernels load vectors of 16 bytes."""
+__all__ = ["Captured", "capture"]
 
 _ATTEMPTS = 3
 """Captures that are made, one after the other, to agree with one of the two before."""
@@ -43,13 +40,12 @@ def capture(
     driver: Driver,
     args: Sequence[Any],
     table: SlotTable | None = None,
-    keepers: Keepers | None = None,
-    name: str = "",
+    **facts: Any,
 ) -> Captured | Refusal:
     """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture.
 
-    ``keepers`` tells the arguments that others keep, ``name`` what profilers call a replay.
-    Raises what the driver raises: CaptureError, or anything that ``fn`` does on stand-ins.
+    ``facts`` are fields of the program that no capture tells. Raises CaptureError, and anything that ``fn`` does on
+    stand-ins.
     """
     first = driver.capture(fn, list(args))
     alone = next((launch for launch in first.launches if launch.collective), None)
@@ -64,7 +60,8 @@ def capture(
     doubt = outside(first, found.slots)
     if doubt is not None:
         return doubt
-    program = _program(first, found, args, keepers or Keepers(), name)
+    layout = plan(first, found.slots)
+    program = Program(first, found.slots, layout, found.non_pointers, **facts)
     return Captured(driver.instantiate(program), program, found, written_arguments(first, found.slots))
 
 
@@ -90,20 +87,6 @@ def _captured_twice(
             doubt = doubt or found
         earlier = [*earlier[-1:], latest]
     return first, doubt or Refusal("unstable-launches")
-
-
-def _program(recording: Recording, table: SlotTable, args: Sequence[Any], keepers: Keepers, name: str) -> Program:
-    """The recorded order, with intermediates placed and every tensor argument held to the same alignment."""
-    return Program(
-        recording=recording,
-        slots=table.slots,
-        layout=plan(recording, table.slots, alignment=recording.alignment),
-        steps=one_graph(recording),
-        alignment={i: ALIGNMENT for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)},
-        non_pointers=table.non_pointers,
-        keepers=keepers,
-        name=name,
-    )
 
 
 def _real_memory(args: Sequence[Any]) -> list[Allocation]:

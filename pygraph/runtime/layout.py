@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from pygraph.runtime.contract import Layout, Slot
 from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
 
-__all__ = ["WORKSPACE_ALIGNMENT", "Lifetime", "lifetimes", "pack", "plan"]
-
-WORKSPACE_ALIGNMENT = 64
-"""Bytes that each intermediate's offset is a multiple of: a cache line, and the widest vector register."""
+__all__ = ["Lifetime", "lifetimes", "pack", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +29,11 @@ class Lifetime:
         return self.first <= other.last and other.first <= self.last
 
 
-def plan(recording: Recording, slots: Sequence[Slot], *, alignment: int = WORKSPACE_ALIGNMENT) -> Layout:
+def plan(recording: Recording, slots: Sequence[Slot]) -> Layout:
     """Place every intermediate. Those that are never alive together may share bytes, however the launches of one phase
     overlap."""
     fresh = tuple(sorted({o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}))
-    lives = lifetimes(recording, slots, fresh)
-    offsets = pack(lives, alignment=alignment)
-    end = max((offsets[life.index] + life.nbytes for life in lives), default=0)
-    return Layout(_aligned(end, alignment), offsets, fresh)
+    return pack(lifetimes(recording, slots, fresh), recording.alignment, fresh)
 
 
 def lifetimes(recording: Recording, slots: Sequence[Slot], fresh: Sequence[int]) -> tuple[Lifetime, ...]:
@@ -67,21 +61,21 @@ def _extents(recording: Recording) -> tuple[Sequence[int], Sequence[int]]:
     return begins, ends
 
 
-def pack(lives: Sequence[Lifetime], *, alignment: int = WORKSPACE_ALIGNMENT) -> dict[int, int]:
-    """Offsets in bytes, by index. The largest is placed first, each in the smallest gap among its contemporaries.
+def pack(lives: Sequence[Lifetime], alignment: int, fresh: tuple[int, ...] = ()) -> Layout:
+    """A layout of ``lives`` at multiples of ``alignment`` bytes. The largest is placed first, each in the smallest gap
+    among its contemporaries.
 
     Equal sizes are placed in order of birth, for which first-fit is optimal on intervals.
     """
+    sizes = {life.index: -(-life.nbytes // alignment) * alignment for life in lives}
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, Lifetime]] = []
-    for life in sorted(lives, key=lambda item: (-_aligned(item.nbytes, alignment), item.first, item.index)):
-        taken = [(low, high) for low, high, other in placed if other.meets(life)]
-        size = _aligned(life.nbytes, alignment)
-        offset = _best_gap(taken, size)
-        offsets[life.index] = offset
+    for life in sorted(lives, key=lambda item: (-sizes[item.index], item.first, item.index)):
+        size = sizes[life.index]
+        offset = offsets[life.index] = _best_gap([place[:2] for place in placed if place[2].meets(life)], size)
         if size:
             insort(placed, (offset, offset + size, life), key=lambda item: item[:2])
-    return offsets
+    return Layout(max((high for _, high, _ in placed), default=0), offsets, fresh)
 
 
 def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
@@ -94,7 +88,3 @@ def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
             best = (gap, cursor)
         cursor = max(cursor, high)
     return cursor if best is None else best[1]
-
-
-def _aligned(nbytes: int, alignment: int) -> int:
-    return -(-nbytes // alignment) * alignment

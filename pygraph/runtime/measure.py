@@ -8,18 +8,16 @@ replays. The decision is kept on disk for later processes. Nothing here makes a 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import json
 import logging
 import math
 import platform
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from threading import Lock, get_ident
@@ -31,6 +29,7 @@ import torch.distributed
 
 from pygraph.cache import read_json, usable, warn_once, write_atomically
 from pygraph.runtime.contract import Driver
+from pygraph.runtime.identity import machine
 from pygraph.runtime.tensors import bits
 from pygraph.runtime.variants import signature
 from pygraph.version import __version__
@@ -39,10 +38,10 @@ __all__ = [
     "REPLAY",
     "UNCAPTURED",
     "Decision",
-    "Entry",
     "Measurement",
     "invalidate_all",
-    "kept_entry",
+    "kept_path",
+    "read",
     "several_ranks",
 ]
 
@@ -87,39 +86,37 @@ class Decision:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class _Block:
     """A row of calls of one ``candidate``, all on one thread. ``clean``: nothing else happened meanwhile."""
 
-    __slots__ = ("_invalidations", "_thread", "calls", "candidate", "clean", "start")
-
-    def __init__(self, candidate: str) -> None:
-        self.candidate = candidate
-        self.calls = 0
-        self.clean = True
-        self.start = 0.0
-        self._thread = get_ident()
-        self._invalidations = _invalidations
+    candidate: str
+    calls: int = 0
+    clean: bool = True
+    start: float = 0.0
+    thread: int = field(default_factory=get_ident)
+    invalidations: int = field(default_factory=lambda: _invalidations)
 
     @property
     def counts(self) -> bool:
         """Whether it may still count, asked by the thread that calls."""
-        return self.clean and self._thread == get_ident() and self._invalidations == _invalidations
+        return self.clean and self.thread == get_ident() and self.invalidations == _invalidations
 
 
 class Measurement:
     """Times one variant, as the calls of a region come in.
 
     ``args`` is the call that was captured (only facts of it are kept), ``sensitive`` its arguments whose storage offset
-    was captured. ``clock`` gives seconds. ``entry`` is where the decision goes.
+    was captured. ``clock`` gives seconds. ``path`` is the file that the decision goes to, if it is kept.
 
     One measurement has its turn at a time, since a block takes the time of the whole program; others replay and wait.
     Calls may come from several threads at once, without a lock: their blocks do not count.
     """
 
     def __init__(
-        self, driver: Driver, args: Sequence[Any], sensitive: frozenset[int], clock: Clock, entry: Entry | None
+        self, driver: Driver, args: Sequence[Any], sensitive: frozenset[int], clock: Clock, path: Path | None
     ) -> None:
-        self._driver, self._clock, self._entry = driver, clock, entry
+        self._driver, self._clock, self._path = driver, clock, path
         self._device = _device(args)
         self._sensitive, self._facts = sensitive, signature(args, sensitive)
         self._times: dict[str, list[float]] = {REPLAY: [], UNCAPTURED: []}
@@ -174,8 +171,8 @@ class Measurement:
 
     def finish(self, decision: Decision) -> None:
         """Keep ``decision`` for other processes, and give back what uncaptured calls have left if there are no more."""
-        if self._entry is not None and not decision.disturbed:
-            self._entry.write(decision)
+        if self._path is not None and not decision.disturbed:
+            _write(self._path, decision)
         if decision.choice == REPLAY and self._tried:
             self._driver.release_cached(self._device)
         invalidate_all()
@@ -254,108 +251,66 @@ def several_ranks() -> bool:
 
 # -- decisions on disk -------------------------------------------------------------------------------------------------
 
-_SCHEMA = 3
-"""Raised when a field or the procedure changes: files of another version are not read."""
+_SCHEMA = 4
+"""Part of the key. Raised when a field or the procedure changes."""
 
 
-def kept_entry(fn: Function, driver: Driver, args: Sequence[Any], cache_dir: str | None) -> Entry | None:
+def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None) -> Path | None:
     """The file in ``cache_dir`` for decisions on calls of ``fn`` like this one; None if nothing is kept, or if it
-    cannot be told what ``fn`` does."""
-    content = _content_digest(fn) if cache_dir is not None else None
-    if cache_dir is None or content is None:
-        return None
-    machine = driver.identity(_device(args))
-    key = {**_versions(), "content": content, "call": _call_digest(args), "device": machine}
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
-    try:
-        return Entry(usable(cache_dir) / "decisions" / f"{name}.json", key)
-    except OSError:  # there is no temporary folder either
-        return None
+    cannot be told what ``fn`` does: it is in no file, or depends on a closure.
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One file, and the key that it holds so that it is used for nothing else. Neither method raises.
-
-    Files are replaced as a whole: of several processes the last one wins. What is damaged is ignored with a warning.
+    The key has the text of the module that ``fn`` is defined in: one of Inductor's holds the source of every kernel and
+    the calls of operators, and what is measured is the time of the whole program. The insides of custom operators are
+    not covered; a decision that is wrong for that reason costs time and makes no result wrong. Of tensors, the key has
+    neither addresses, nor storage offsets, nor numbers of devices, which are others in the next process.
     """
-
-    path: Path
-    key: dict[str, str]
-
-    def read(self) -> Decision | None:
-        """What was decided; None if nothing was, or if that cannot be read."""
-        found = read_json(self.path)
-        if found is None:
-            return None
-        try:
-            if found["schema"] != _SCHEMA or found["key"] != self.key:
-                raise ValueError("it is of another version or key")
-            times = float(found["replay_us"]), float(found["uncaptured_us"])
-            if found["choice"] not in (REPLAY, UNCAPTURED) or not all(0 <= time < math.inf for time in times):
-                raise ValueError("it is no decision")
-            return Decision(found["choice"], *times, int(found["calls"]), path=str(self.path))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            warn_once(self.path, f"{type(error).__name__}: {error}")
-            return None
-
-    def write(self, decision: Decision) -> None:
-        """Keep ``decision``; a warning where it cannot be written."""
-        fields = {"schema": _SCHEMA, "key": self.key, **dataclasses.asdict(decision)}
-        try:
-            write_atomically(self.path, json.dumps(fields, indent=1) + "\n")
-        except (OSError, ValueError) as error:  # a ValueError where the path can be no file's
-            _log.warning("a decision is not kept across processes: %s", error)
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    """Versions of all that makes or runs a program here."""
-    found = {"pygraph": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["triton"] = importlib.metadata.version("triton")
-    return found
-
-
-def _content_digest(fn: Function) -> str | None:
-    """A digest of what ``fn`` runs, equal in all processes; None where that is in no file, or depends on a closure.
-
-    It covers the text of the module that ``fn`` is defined in: a module of Inductor's holds the source of every kernel
-    and the calls of operators, and what is measured is the time of the whole program. The insides of custom operators
-    are not covered; a decision that is wrong for that reason costs time and makes no result wrong.
-    """
-    if not isinstance(fn, FunctionType) or fn.__closure__:
+    if cache_dir is None or not isinstance(fn, FunctionType) or fn.__closure__:
         return None
     source = _source_digest(fn.__code__.co_filename)
-    return source and hashlib.sha256(f"{source} {fn.__qualname__}".encode()).hexdigest()
+    if source is None:
+        return None
+    call = [
+        (*arg.size(), arg.stride(), arg.dtype, arg.device.type) if isinstance(arg, torch.Tensor) else bits(arg)
+        for arg in args
+    ]
+    versions = __version__, torch.__version__, platform.python_version()
+    key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call
+    try:
+        folder = usable(cache_dir) / "decisions"
+    except OSError:  # there is no temporary folder either
+        return None
+    return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.json"
 
 
 @functools.lru_cache(maxsize=256)
 def _source_digest(path: str) -> str | None:
-    """Of a Python file without comment lines, which hold paths and numbers that count what was compiled before. Those
-    within a string of several lines stay."""
+    """Of a Python file without comment lines, which hold paths and numbers that count what was compiled before."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return None
-    found = hashlib.sha256()
-    within = False
-    for line in text.splitlines():
-        if within or not line.lstrip().startswith("#"):
-            found.update(line.encode("utf-8", "surrogatepass") + b"\n")
-        within ^= (line.count("'''") + line.count('"""')) % 2 == 1
-    return found.hexdigest()
+    code = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    return hashlib.sha256(code.encode()).hexdigest()
 
 
-def _call_digest(args: Sequence[Any]) -> str:
-    """A digest of sizes, strides, dtypes and kinds of device, and of all other arguments by type and bits.
+def read(path: Path) -> Decision | None:
+    """What an earlier process decided; None if nothing was, or, with a warning, if that cannot be read."""
+    found = read_json(path)
+    if found is None:
+        return None
+    try:
+        times = float(found["replay_us"]), float(found["uncaptured_us"])
+        if found["choice"] not in (REPLAY, UNCAPTURED) or not all(0 <= time < math.inf for time in times):
+            raise ValueError("it is no decision")
+        return Decision(found["choice"], *times, int(found["calls"]), path=str(path))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        warn_once(path, f"{type(error).__name__}: {error}")
+        return None
 
-    Neither addresses, nor storage offsets, nor numbers of devices: none of them is the same in the next process.
-    """
-    facts = [
-        ("tensor", tuple(arg.size()), arg.stride(), str(arg.dtype), arg.device.type)
-        if isinstance(arg, torch.Tensor)
-        else bits(arg)
-        for arg in args
-    ]
-    return hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()
+
+def _write(path: Path, decision: Decision) -> None:
+    """Keep ``decision``, whole: of several processes the last one wins. A warning where it cannot be written."""
+    try:
+        write_atomically(path, json.dumps(dataclasses.asdict(decision), indent=1) + "\n")
+    except (OSError, ValueError) as error:  # a ValueError where the path can be no file's
+        _log.warning("a decision is not kept across processes: %s", error)

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import functools
 import hashlib
-import importlib.machinery
 import importlib.util
 import logging
 import os
@@ -26,9 +25,8 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -52,8 +50,10 @@ carry a second runtime, and die where the two meet: as soon as it raises."""
 _REPORT_EVERY = 10.0
 """Seconds between two lines that say that the compiler is still at work."""
 
-_LIMIT = 180.0
-"""Seconds that the compiler may take."""
+_LIMIT = 300.0
+"""Seconds that the compiler may take. It took 130 s on two cores that eight processes shared."""
+
+_SCRATCH = ".build-"
 
 
 class Loader:
@@ -94,29 +94,29 @@ class Loader:
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """A Python extension ``module`` made of the first of ``sources``, which includes the others, all in ``directory``,
-    and headers of ``SHARED``.
+    """The Python extension ``_pygraph_NAME`` made of ``source``, which may include headers beside it and of ``SHARED``.
 
-    ``label`` names it to the user and in the cache; ``libraries`` are torch's that it is linked with, ``includes``
-    directories of headers besides torch's and Python's.
+    ``libraries`` are torch's that it is linked with, ``includes`` directories of headers besides torch's and Python's.
     """
 
-    module: str
-    label: str
-    directory: Path
-    sources: tuple[str, ...]
+    name: str
+    source: Path
     libraries: tuple[str, ...]
     includes: tuple[Path, ...] = ()
 
+    @property
+    def module(self) -> str:
+        """The name of the extension."""
+        return f"_pygraph_{self.name}"
+
     def load(self, path: Path) -> ModuleType:
         """The module in ``path``. Raises CaptureError (``native-unavailable``) when it cannot be loaded."""
-        loader = importlib.machinery.ExtensionFileLoader(self.module, str(path))
-        spec = importlib.util.spec_from_file_location(self.module, path, loader=loader)
-        if spec is None:
-            raise CaptureError("native-unavailable", f"{path} is no Python extension")
+        spec = importlib.util.spec_from_file_location(self.module, path)
+        assert spec is not None
+        assert spec.loader is not None
         try:
             module = importlib.util.module_from_spec(spec)
-            loader.exec_module(module)
+            spec.loader.exec_module(module)
         except ImportError as error:
             raise CaptureError("native-unavailable", str(error)) from error
         return module
@@ -142,25 +142,18 @@ class NativeLibrary:
 
     def path(self, root: Path) -> Path:
         """Where in ``root`` the library for this interpreter, this torch, this compiler and these sources lies."""
+        version = _compiler_version(*_compiler())
+        parts = [torch.__version__, sys.version, platform.machine(), version, *self.command(Path("out"))]
+        for file in (self.source, *sorted(self.source.parent.glob("*.h")), *sorted(SHARED.glob("*.h"))):
+            parts += [file.name, file.read_text(encoding="utf-8")]
+        fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
         suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-        return root / "native" / f"{self.label}-{self._fingerprint()}" / f"{self.module}{suffix}"
-
-    def _fingerprint(self) -> str:
-        """A hash of everything that the compiled library depends on."""
-        parts = [
-            torch.__version__,
-            sys.version,
-            platform.machine(),
-            _compiler_version(*_compiler()),
-            *self.command(Path("out")),
-        ]
-        files = [*(self.directory / name for name in self.sources), *sorted(SHARED.glob("*.h"))]
-        parts += [text for file in files for text in (file.name, file.read_text(encoding="utf-8"))]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+        return root / "native" / f"{self.name}-{fingerprint}" / f"{self.module}{suffix}"
 
     def command(self, output: Path) -> list[str]:
         """The compiler's command line for ``output``."""
-        standard = "-std=c++20" if _torch_release() >= (2, 12) else "-std=c++17"
+        release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+        standard = "-std=c++20" if release >= (2, 12) else "-std=c++17"
         # As torch itself is built. Without NDEBUG, pybind11 asks who holds the GIL at each reference counted.
         flags = [standard, "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden"]
         flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
@@ -168,52 +161,56 @@ class NativeLibrary:
         headers = (root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
         includes = [f"-isystem{path}" for path in (*headers, *self.includes)]
         linked = [_CXX_RUNTIME, f"-L{root / 'lib'}", *(f"-l{name}" for name in self.libraries)]
-        return [*_compiler(), *flags, *includes, str(self.directory / self.sources[0]), "-o", str(output), *linked]
+        return [*_compiler(), *flags, *includes, str(self.source), "-o", str(output), *linked]
 
     def _compile(self, path: Path) -> None:
         """Compile beside ``path``, then move into place: nobody sees half a library. Called under the lock."""
         for left in path.parent.glob(f"{_SCRATCH}*"):  # of a process that was killed: nobody else builds now
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path.parent, ignore_cleanup_errors=True) as scratch:
-            output, checksum = Path(scratch) / path.name, Path(scratch) / "checksum"
-            with _progress(self.label):
-                _run(self.command(output))
+            output = Path(scratch) / path.name
+            _run(self.command(output), self.name)
             output.chmod(0o600)
-            checksum.write_text(_digest(output))
-            for file in (output, checksum):
-                _flush(file)
+            cache.write_atomically(_checksum(path), _digest(output))
             output.replace(path)
-            checksum.replace(_checksum(path))
-            _flush(path.parent)
 
 
-_SCRATCH = ".build-"
+def _run(command: list[str], name: str) -> None:
+    """Run the compiler, for ``_LIMIT`` seconds at most, and say every few seconds that it is still at work.
 
-
-def _run(command: list[str]) -> None:
-    """Run the compiler, for ``_LIMIT`` seconds at most. Raises CaptureError, also for a compiler that was killed."""
+    Raises CaptureError, also for a compiler that was killed."""
+    _log.warning("pygraph: building the %s driver, once for this machine (some ten to twenty seconds)", name)
+    started = time.monotonic()
     # In a session of its own, so that what the compiler starts ends with it.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
-
-    def kill() -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-
+    kill = functools.partial(_kill, process)
     atexit.register(kill)
+    errors = None
     try:
-        _, errors = process.communicate(timeout=_LIMIT)
-    except subprocess.TimeoutExpired as error:
-        raise CaptureError("native-unavailable", f"the compiler was stopped after {_LIMIT:.0f} s") from error
+        while errors is None:
+            left = started + _LIMIT - time.monotonic()
+            try:
+                _, errors = process.communicate(timeout=min(left, _REPORT_EVERY))
+            except subprocess.TimeoutExpired:
+                if left < _REPORT_EVERY:
+                    raise CaptureError("native-unavailable", f"the compiler was stopped after {_LIMIT:.0f} s") from None
+                _log.warning("pygraph: still building the %s driver (%.0f s)", name, time.monotonic() - started)
     finally:
-        if process.returncode is None:
-            kill()
-            process.communicate()
+        kill()
+        process.communicate()
         atexit.unregister(kill)
     if process.returncode:
         text = errors.decode(errors="replace")[-4000:]
         raise CaptureError("native-unavailable", f"the compiler failed (exit status {process.returncode}):\n{text}")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a compiler, and what it started, that has not ended by itself."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 # -- what may be loaded ------------------------------------------------------------------------------------------------
@@ -252,15 +249,6 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _flush(path: Path) -> None:
-    """Have the system write a file, or the names in a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 # -- the compiler ------------------------------------------------------------------------------------------------------
 
 
@@ -274,28 +262,3 @@ def _compiler() -> list[str]:
 @functools.cache
 def _compiler_version(*compiler: str) -> str:
     return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
-
-
-def _torch_release() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[None]:
-    """Say that something is being built, and every few seconds that it still is."""
-    _log.warning("pygraph: building the %s driver, once for this machine (some ten to twenty seconds)", label)
-    done = threading.Event()
-    started = time.monotonic()
-
-    def report() -> None:
-        while not done.wait(_REPORT_EVERY):
-            _log.warning("pygraph: still building the %s driver (%.0f s)", label, time.monotonic() - started)
-
-    thread = threading.Thread(target=report, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()

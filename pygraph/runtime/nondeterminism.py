@@ -8,7 +8,7 @@ A replay must be no further from an uncaptured run than uncaptured runs are from
 block: a block is up to BLOCK neighbours in a row, so that a large row does not hide a small one. In a block, an element
 of the replay may be off by
 
-    FACTOR · spread + allowance(dtype) · magnitude
+    FACTOR · spread + min(TERMS · eps, COARSE) · magnitude
 
 ``spread`` is the largest difference between the reference and other uncaptured runs, ``magnitude`` the largest
 magnitude of the reference, both within the block. One element alone has no spread to rely on: a sum of few terms comes
@@ -32,116 +32,42 @@ from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Record
 __all__ = [
     "AGREED",
     "BLOCK",
-    "COARSE",
-    "FACTOR",
-    "LOOSE",
     "RUNS",
     "SHORT",
-    "TERMS",
     "Distance",
     "Spread",
-    "Unlike",
-    "allowance",
-    "beyond",
     "distance",
     "nondeterministic_kernels",
     "nondeterministic_operator",
-    "shares",
+    "too_far",
     "unrepeatable",
-    "widened",
 ]
 
-_ATEN = (
+_OPERATORS = re.compile(
+    r"""aten::(?:
     # torch.use_deterministic_algorithms: "will act deterministically when mode=True"
-    "convolution",
-    "convolution_backward",
-    "convolution_overrideable",
-    "convolution_backward_overrideable",
-    "cudnn_convolution",
-    "cudnn_convolution_add_relu",
-    "cudnn_convolution_relu",
-    "cudnn_convolution_transpose",
-    "miopen_convolution",
-    "miopen_convolution_transpose",
-    "miopen_depthwise_convolution",
-    "_slow_conv2d_backward",
-    "gather_backward",
-    "index_add",
-    "index_copy",
-    "index_put",
-    "index_reduce",
-    "index_select_backward",
-    "put",
-    "replication_pad1d_backward",
-    "replication_pad2d_backward",
-    "replication_pad3d_backward",
-    "scatter",
-    "scatter_add",
-    "scatter_reduce",
-    "_index_put_impl",
-    "_unsafe_index_put",
-    "_unsafe_masked_index_put_accumulate",
+    (_slow_conv2d|convolution|gather|index_select|replication_pad[123]d)_backward|
+    (cudnn_|miopen_)?convolution|convolution(_backward)?_overrideable|
+    cudnn_convolution_(add_)?relu|(cudnn|miopen)_convolution_transpose|miopen_depthwise_convolution|
+    index_(add|copy|put|reduce)|_index_put_impl|_unsafe_index_put|_unsafe_masked_index_put_accumulate|
+    put|scatter(_add|_reduce)?|
     # "will throw a RuntimeError when mode=True"
-    "adaptive_max_pool2d_backward",
-    "adaptive_max_pool3d_backward",
-    "avg_pool3d_backward",
-    "bincount",
-    "cumsum",
-    "cumprod",
-    "fractional_max_pool2d_backward",
-    "fractional_max_pool3d_backward",
-    "grid_sampler_2d_backward",
-    "grid_sampler_3d_backward",
-    "histc",
-    "kthvalue",
-    "logcumsumexp",
-    "max_pool2d_with_indices_backward",
-    "max_pool3d_with_indices_backward",
-    "max_unpool2d",
-    "max_unpool3d",
-    "median",
-    "nanmedian",
-    "nll_loss2d_backward",
-    "nll_loss2d_forward",
-    "reflection_pad1d_backward",
-    "reflection_pad2d_backward",
-    "reflection_pad3d_backward",
-    "upsample_bicubic2d_backward",
-    "upsample_bilinear2d_backward",
-    "upsample_linear1d_backward",
-    "upsample_trilinear3d_backward",
-    "_adaptive_avg_pool2d_backward",
-    "_adaptive_avg_pool3d_backward",
-    "_ctc_loss_backward",
-    "_cudnn_ctc_loss",
-    "_upsample_bicubic2d_aa_backward",
-    "_upsample_bilinear2d_aa_backward",
+    bincount|cumsum|cumprod|histc|kthvalue|logcumsumexp|(nan)?median|max_unpool[23]d|nll_loss2d_forward|
+    (adaptive_max_pool[23]d|avg_pool3d|fractional_max_pool[23]d|max_pool[23]d_with_indices)_backward|
+    (grid_sampler_[23]d|nll_loss2d|reflection_pad[123]d|_adaptive_avg_pool[23]d)_backward|
+    (upsample_(bicubic2d|bilinear2d|linear1d|trilinear3d)|_upsample_(bicubic|bilinear)2d_aa)_backward|
+    _ctc_loss_backward|_cudnn_ctc_loss|
     # alertNotDeterministic in ATen, or a library's own documentation
-    "embedding_dense_backward",
-    "segment_reduce",
-    "_cudnn_attention_backward",
-    "_cudnn_rnn",
-    "_cudnn_rnn_backward",
-    "_efficient_attention_backward",
-    "_embedding_bag_backward",
-    "_embedding_bag_dense_backward",
-    "_embedding_bag_per_sample_weights_backward",
-    "_flash_attention_backward",
-    "_scaled_dot_product_cudnn_attention_backward",
-    "_scaled_dot_product_efficient_attention_backward",
-    "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_fused_attention_overrideable_backward",
-    "_segment_reduce_backward",
-)
-_TORCHVISION = (
+    _cudnn_rnn(_backward)?|segment_reduce|_segment_reduce_backward|
+    embedding_dense_backward|_embedding_bag(_dense|_per_sample_weights)?_backward|
+    _(cudnn|efficient|flash)_attention_backward|
+    _scaled_dot_product_(cudnn|efficient|flash|fused)_attention(_overrideable)?_backward
+    )|torchvision::(?:
     # alertNotDeterministic in torchvision
-    "_deform_conv2d_backward",
-    "_ps_roi_align_backward",
-    "_ps_roi_pool_backward",
-    "_roi_align_backward",
-    "_roi_pool_backward",
+    _deform_conv2d|_(ps_)?roi_(align|pool)
+    )_backward""",
+    re.VERBOSE,
 )
-_OPERATORS = frozenset((*(f"aten::{name}" for name in _ATEN), *(f"torchvision::{name}" for name in _TORCHVISION)))
 """Names without overloads, and without the underscore at the end of one that works in place."""
 
 _BITWISE = torch.Tag.nondeterministic_bitwise
@@ -155,7 +81,7 @@ _ATOMIC = re.compile(r"\b(?:atomic_(?:add|add_vec|cas|xchg)|exclusive_scan_decou
 
 def nondeterministic_operator(op: OpOverload) -> bool:
     """Whether results of ``op`` may differ from run to run: by its tag ``nondeterministic_bitwise``, or by name."""
-    return _BITWISE in op.tags or str(op._schema.name).removesuffix("_") in _OPERATORS
+    return _BITWISE in op.tags or _OPERATORS.fullmatch(str(op._schema.name).removesuffix("_")) is not None
 
 
 @functools.lru_cache(maxsize=256)
@@ -253,10 +179,9 @@ class Distance:
     magnitude: torch.Tensor
     width: int
 
-    @property
-    def largest(self) -> float:
-        """The largest difference of all."""
-        return float(self.apart.max()) if self.apart.numel() else 0.0
+    def widened(self, other: Distance | None) -> Distance:
+        """This distance with at least the differences of ``other`` from the same reference."""
+        return self if other is None else replace(self, apart=torch.maximum(self.apart, other.apart))
 
     def start(self, block: int) -> int:
         """The element that a block begins at."""
@@ -271,9 +196,9 @@ class Distance:
 
     @property
     def share(self) -> float:
-        """The largest difference as a part of the largest magnitude."""
+        """The largest difference as a part of the largest magnitude: a distance of other values."""
         scale = float(self.magnitude.max()) if self.magnitude.numel() else 0.0
-        return self.largest / scale if scale else 0.0
+        return float(self.apart.max()) / scale if scale else 0.0
 
 
 Spread = Sequence[Distance | float | None]
@@ -281,72 +206,21 @@ Spread = Sequence[Distance | float | None]
 where they agree bit for bit; a Distance; or, for other values than those that ran, a part of the largest magnitude."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unlike:
-    """Which of the results of two runs are too unlike, by index, and in what way."""
-
-    index: int
-    how: str
-
-
-def widened(
-    spread: Spread, reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor], equal: Sequence[bool]
-) -> Spread | Unlike:
-    """``spread`` with one more uncaptured run in it, or what nothing is tolerated in and differs all the same.
-
-    ``equal`` says which results have the bits of the reference's.
-    """
-    parts = list(spread)
-    for index, (expected, actual) in enumerate(zip(reference, other, strict=True)):
-        if equal[index]:
-            continue
-        found = distance(expected, actual)
-        if isinstance(found, str):
-            return Unlike(index, found)
-        before = parts[index]
-        if isinstance(before, Distance):
-            found = replace(found, apart=torch.maximum(before.apart, found.apart))
-        parts[index] = found
-    return parts
-
-
-def shares(spread: Spread) -> Spread:
-    """``spread`` for other values, without memory on the device."""
-    return tuple(part.share if isinstance(part, Distance) else part for part in spread)
-
-
-def beyond(
-    spread: Spread,
-    reference: Sequence[torch.Tensor],
-    other: Sequence[torch.Tensor],
-    equal: Sequence[bool],
-    *,
-    loosely: bool = False,
-) -> Unlike | None:
-    """The first result of a replay (``other``) that lies further from the reference's than it may.
-
-    ``loosely``, a result in which uncaptured runs differ may also be off by LOOSE of its norm.
-    """
-    for index, part in enumerate(spread):
-        if equal[index]:
-            continue
-        found = distance(reference[index], other[index])
-        if loosely and part and not isinstance(found, str) and found.relative <= LOOSE:
-            continue
-        if part is None:
-            return Unlike(index, AGREED)
-        how = found if isinstance(found, str) else _too_far(found, part, reference[index].dtype)
-        if how is not None:
-            return Unlike(index, how)
-    return None
-
-
-def _too_far(found: Distance, part: Distance | float, dtype: torch.dtype) -> str | None:
-    """Where and by how much ``found`` exceeds what is allowed, if it does."""
-    if not found.apart.numel():
+def too_far(
+    reference: torch.Tensor, other: torch.Tensor, part: Distance | float | None, *, loosely: bool = False
+) -> str | None:
+    """Where and by how much a result of a replay (``other``) lies further from the reference's than its ``part`` of a
+    spread allows, if it does. ``loosely``: it may also be off by LOOSE of its norm, if uncaptured runs differ in it."""
+    found = distance(reference, other)
+    if isinstance(found, str):
+        return found
+    if part is None:
+        return AGREED
+    if not found.apart.numel() or (loosely and part and found.relative <= LOOSE):
         return None
     spread = part.apart if isinstance(part, Distance) else torch.full_like(found.apart, part) * found.magnitude.max()
-    allowed = FACTOR * spread + allowance(dtype) * found.magnitude
+    eps = torch.finfo(reference.dtype).eps
+    allowed = FACTOR * spread + min(TERMS * eps, max(eps, COARSE)) * found.magnitude
     excess = found.apart - allowed
     at = int(excess.argmax())
     if float(excess[at]) <= 0:
@@ -356,32 +230,21 @@ def _too_far(found: Distance, part: Distance | float, dtype: torch.dtype) -> str
     return f"is off by {off:.2e} {where}, allowed are {limit:.2e} (uncaptured runs are {runs:.2e} apart)"
 
 
-def allowance(dtype: torch.dtype) -> float:
-    """The part of a block's largest magnitude that a replay may be off by, however close uncaptured runs are."""
-    eps = torch.finfo(dtype).eps
-    return min(TERMS * eps, max(eps, COARSE))
-
-
 def distance(reference: torch.Tensor, other: torch.Tensor) -> Distance | str:
     """How far two tensors of one shape lie apart, or what no tolerance is for: integers and booleans that differ, a NaN
     or an infinity that only one of them has at its place. Any NaN equals any other."""
     if reference.shape != other.shape or reference.dtype != other.dtype:
         return "has another shape or dtype"
-    if not (reference.is_floating_point() or reference.is_complex()):
-        return "holds other integers" if not torch.equal(reference, other) else _none(reference.device)
-    found = [_of_block(*pieces) for pieces in zip(_pieces(reference), _pieces(other), strict=True)]
-    known = [each for each in found if each is not None]
-    if len(known) < len(found):
+    nothing = reference.new_zeros(0, dtype=torch.float64)
+    found: list[tuple[torch.Tensor, ...] | None] = [(nothing, nothing)]
+    if reference.is_floating_point() or reference.is_complex():
+        found += map(_of_block, _pieces(reference), _pieces(other))
+    elif not torch.equal(reference, other):
+        return "holds other integers"
+    if None in found:
         return "has a NaN or an infinity at another place"
-    if not known:
-        return _none(reference.device)
-    apart, magnitude = (torch.cat(each) for each in zip(*known, strict=True))
+    apart, magnitude = map(torch.cat, zip(*filter(None, found), strict=True))
     return Distance(apart, magnitude, _width(reference))
-
-
-def _none(device: torch.device) -> Distance:
-    nothing = torch.zeros(0, dtype=torch.float64, device=device)
-    return Distance(nothing, nothing, 1)
 
 
 def _width(tensor: torch.Tensor) -> int:
@@ -399,21 +262,17 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from some.split(_CHUNK, 1)
 
 
-def _of_block(reference: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _of_block(reference: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
     """The largest difference and magnitude in each block of two pieces; None where they are finite at different places,
     or infinite in different ways."""
     wide = torch.complex128 if reference.is_complex() else torch.float64
     expected, actual = reference.to(wide), other.to(wide)
-    finite = torch.isfinite(expected)
-    if not torch.equal(finite, torch.isfinite(actual)):
-        return None
+    finite = torch.isfinite(expected) & torch.isfinite(actual)
     alike = (torch.isnan(expected) & torch.isnan(actual)) | (expected == actual)
     if not bool((finite | alike).all()):
         return None
     nothing = torch.zeros((), dtype=torch.float64, device=expected.device)
-    found = (torch.where(finite, each.abs(), nothing) for each in (expected - actual, expected))
-    apart, magnitude = (_by_block(each) for each in found)
-    return apart, magnitude
+    return tuple(_by_block(torch.where(finite, each.abs(), nothing)) for each in (expected - actual, expected))
 
 
 def _by_block(rows: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,15 +46,17 @@ class Failure:
     origin: Origin
 
 
-@dataclass
-class _Trace:
-    code: types.CodeType | None
-    origins: Mapping[int, Origin]
-    failure: Failure | None = field(default=None)
-    ran: Counter[str] = field(default_factory=Counter)
+class _Trace(threading.local):
+    """Of each thread: the function that is traced, if any, what its lines run, and what became of its capture."""
+
+    def __init__(self) -> None:
+        self.code: types.CodeType | None = None
+        self.origins: Mapping[int, Origin] = {}
+        self.failure: Failure | None = None
+        self.ran: Counter[str] = Counter()
 
 
-_local = threading.local()
+_trace = _Trace()
 
 
 @contextlib.contextmanager
@@ -63,58 +65,47 @@ def tracing(fn: Callable[..., Any], origins: Mapping[int, Origin]) -> Iterator[C
 
     Yields how often the body of each operator that is written in Python ran for a capture so far, by name.
     """
-    outer = getattr(_local, "trace", None)
-    _local.trace = _Trace(getattr(fn, "__code__", None), origins)
+    outer = dict(vars(_trace))
+    vars(_trace).update(code=getattr(fn, "__code__", None), origins=origins, failure=None, ran=Counter())
     try:
-        yield _local.trace.ran
+        yield _trace.ran
     finally:
-        _local.trace = outer
+        vars(_trace).update(outer)
 
 
 def here() -> Origin:
     """What the line runs that the innermost frame of the traced function, or of a copy of it, has reached."""
-    trace: _Trace | None = getattr(_local, "trace", None)
-    if trace is None or trace.code is None or not trace.origins:
-        return UNKNOWN
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not trace.code:
+    frame = sys._getframe(1) if _trace.origins else None
+    while frame is not None and frame.f_code is not _trace.code:
         frame = frame.f_back
-    return UNKNOWN if frame is None else trace.origins.get(frame.f_lineno, UNKNOWN)
+    return UNKNOWN if frame is None else _trace.origins.get(frame.f_lineno, UNKNOWN)
 
 
 def blame(name: str, origin: Origin | None = None) -> None:
     """Note that the capture under way fails in the call ``name``: the first one to be blamed since ``reset_blame``."""
-    trace: _Trace | None = getattr(_local, "trace", None)
-    if trace is not None and trace.failure is None:
-        trace.failure = Failure(name, here() if origin is None else origin)
+    if _trace.failure is None:
+        _trace.failure = Failure(name, here() if origin is None else origin)
 
 
 def ran(name: str) -> None:
     """Count a run of the body of the operator ``name``, for the capture under way."""
-    trace: _Trace | None = getattr(_local, "trace", None)
-    if trace is not None:
-        trace.ran[name] += 1
+    _trace.ran[name] += 1
 
 
 def reset_blame() -> None:
     """Forget who was blamed: another capture begins."""
-    trace: _Trace | None = getattr(_local, "trace", None)
-    if trace is not None:
-        trace.failure = None
+    _trace.failure = None
 
 
 def blamed(error: BaseException) -> Failure | None:
     """The call that ``error`` is blamed on; where nobody was blamed, the line of the traced function that it came
     through, if that runs anything."""
-    trace: _Trace | None = getattr(_local, "trace", None)
-    if trace is None:
-        return None
-    if trace.failure is not None:
-        return trace.failure
+    if _trace.failure is not None:
+        return _trace.failure
     step = error.__traceback__
-    while step is not None and step.tb_frame.f_code is not trace.code:
+    while step is not None and step.tb_frame.f_code is not _trace.code:
         step = step.tb_next
-    origin = UNKNOWN if step is None else trace.origins.get(step.tb_lineno, UNKNOWN)
+    origin = UNKNOWN if step is None else _trace.origins.get(step.tb_lineno, UNKNOWN)
     return Failure(", ".join(origin.nodes), origin) if origin.nodes else None
 
 

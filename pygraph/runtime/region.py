@@ -13,35 +13,40 @@ One thread captures at a time, and nobody waits for it: the others run uncapture
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import get_ident
 from time import perf_counter
 from typing import Any
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
-from pygraph.errors import OptionError, ReplayError
-from pygraph.runtime import counters
+from pygraph.errors import ReplayError
 from pygraph.runtime.compare import Scope, Verdict, compare, verify
-from pygraph.runtime.contract import Driver, Executable, Keepers, Program
-from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.contract import Driver, Executable, Program
 from pygraph.runtime.critical import capturing, capturing_turn, critical
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.measure import (
     REPLAY,
     UNCAPTURED,
     Decision,
-    Entry,
     Measurement,
     invalidate_all,
-    kept_entry,
+    kept_path,
+    read,
     several_ranks,
 )
 from pygraph.runtime.provenance import Origin, Refusal, blamed, tracing
 from pygraph.runtime.slots import SlotTable
 from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
 
-__all__ = ["Region", "RegionOptions"]
+__all__ = ["Region", "RegionOptions", "RegionRecord", "counts"]
+
+counts: defaultdict[str, int] = defaultdict(int)
+"""What happened so far in this process, by name: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled``
+(decisions that were found on disk), ``refused``, and ``refused.CODE``. Threads and finalisers add to it without a lock:
+in CPython, an addition of this kind is not interrupted."""
 
 _MAX_REFUSALS = 2
 """Captures that fail before a region without any executable is left off (one, where no scalar tells calls apart)."""
@@ -69,8 +74,7 @@ class RegionOptions:
     ``capture_after``: the occurrence of a key and variant at which it is captured (at least 2: once uncaptured).
     ``max_captures``: executables that one region holds; the least recently used goes. ``verify_always``: compare every
     replay with an uncaptured run. ``measure``: let real calls decide whether a replay pays, unless every replay is
-    compared. ``cache_dir``: the folder in which decisions are kept for other processes; None: nowhere. Raises
-    OptionError when a value is out of range.
+    compared. ``cache_dir``: the folder in which decisions are kept for other processes; None: nowhere.
     """
 
     capture_after: int = 2
@@ -79,10 +83,41 @@ class RegionOptions:
     measure: bool = False
     cache_dir: str | None = None
 
-    def __post_init__(self) -> None:
-        for name, minimum in (("capture_after", 2), ("max_captures", 1)):
-            if getattr(self, name) < minimum:
-                raise OptionError(f"{name} is {getattr(self, name)}; it must be at least {minimum}")
+
+@dataclass
+class RegionRecord:
+    """What a report reads of one region.
+
+    ``keys`` counts distinct keys (one that was forgotten counts again); ``slots``, ``launches`` and ``workspace_bytes``
+    are those of the last capture. ``python_runs``: how often the bodies of operators written in Python ran for captures
+    and comparisons, besides once for each uncaptured call. ``refusals`` holds the first of each reason. ``decisions``
+    has one for each measured variant; where all are left uncaptured, the state is ``uncaptured`` without a ``reason``.
+    """
+
+    name: str
+    state: State = State.COLD
+    reason: str | None = None
+    keys: int = 0
+    captures: int = 0
+    replays: int = 0
+    uncaptured: int = 0
+    slots: int = 0
+    launches: int = 0
+    workspace_bytes: int = 0
+    python_runs: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def count_replay(self) -> None:
+        """Here, and for the process."""
+        self.replays += 1
+        counts["replays"] += 1
+
+    def count_uncaptured(self) -> None:
+        """Here, and for the process."""
+        self.uncaptured += 1
+        counts["uncaptured"] += 1
 
 
 class Region:
@@ -114,13 +149,10 @@ class Region:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.record = RegionRecord(name)
-        self._label = label or name
-        self._count_replay = self.record.tally("replays").hit
-        self._count_uncaptured = self.record.tally("uncaptured").hit
         self._fn = fn
         self._driver = driver
         self._options = options or RegionOptions()
-        self._keepers = Keepers(frozenset(held), frozenset(lent))
+        self._facts = {"held": frozenset(held), "lent": frozenset(lent), "name": label or name}
         self._on_capture, self._on_refusal = on_capture, on_refusal
         self._origins: Mapping[int, Origin] = origins or {}
         self._variants = VariantTable(self._options.max_captures, self._options.capture_after - 1)
@@ -161,10 +193,8 @@ class Region:
         except BaseException as error:
             self._raised(args, error)
             raise
-        if outputs is None:
-            return None
-        self._count_replay()
-        counters.REPLAYS.hit()
+        if outputs is not None:
+            self.record.count_replay()
         return outputs
 
     def close(self) -> None:
@@ -206,20 +236,34 @@ class Region:
 
     def _use(self, variant: Variant, args: list[Any], *, alone: bool = True) -> Sequence[Any] | None:
         """Replay ``variant``, or run it uncaptured where measured selection says so; None, with nothing done, if it is
-        not captured or does not fit. ``alone``: the key knows no other variant."""
+        not captured or does not fit.
+
+        To find out that it does not fit where it runs uncaptured takes time: if it is ``alone``, the only variant of
+        its key, only calls that are not timed are looked at.
+        """
         executable, measurement = variant.executable, variant.measurement
         if executable is None:
             return None
         try:
-            if measurement is None:
-                return self._replay(variant, executable, args)
-            return self._measure(variant, executable, measurement, args, alone=alone)
+            block = None if measurement is None else measurement.enter()
+            if measurement is None or block is None or block.candidate == REPLAY:
+                outputs = self._replay(variant, executable, args)
+            elif (alone and block.calls) or measurement.fits(args):
+                self._prefer(variant)
+                outputs = self._run(args)
+            else:
+                return None
+            decision = None if measurement is None or outputs is None else measurement.leave(block)
+            if measurement is not None and decision is not None:
+                self._decide(variant, decision)
+                measurement.finish(decision)
+            return outputs
         except BaseException as error:
             self._raised(args, error)
             raise
 
     def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
-        if self._options.verify_always:
+        if variant.program is not None:
             scope = self._scope(variant, variant.program)
             outputs = verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
         else:
@@ -227,29 +271,24 @@ class Region:
         if outputs is None:
             return None
         args.clear()  # a replay that was verified leaves them
-        self._prefer(variant, executable)
-        self._count_replay()
-        counters.REPLAYS.hit()
+        self._prefer(variant)
+        self.record.count_replay()
         return outputs
 
     def _unverified(self, why: str) -> None:
         """Count a call that was to be compared, and was not."""
         self._note(Refusal("unverified", why))
 
-    def _prefer(self, variant: Variant, executable: Executable) -> None:
+    def _prefer(self, variant: Variant) -> None:
         """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""
         self._variants.used(variant)
         if variant is not self._timed:
             self._invalidate()
+        executable = None if self._closed else variant.executable
         measured = variant.measurement is not None
-        usable = variant.executable is executable and not self._closed
         plain = self._key is not None and self._key.plain and not self._options.verify_always
-        self._timed = variant if measured and usable else None
-        self._replay_last = executable.replay if usable and plain and not measured else None
-
-    def _measures(self) -> bool:
-        """Whether a variant that is captured now is measured. Of several processes, each would decide by itself."""
-        return self._options.measure and not self._options.verify_always and not several_ranks()
+        self._timed = variant if executable is not None and measured else None
+        self._replay_last = executable.replay if executable is not None and plain and not measured else None
 
     def _timed_replay(self) -> Variant | None:
         """The variant that was used last, if it is being measured and a call that comes now is to be replayed."""
@@ -260,42 +299,15 @@ class Region:
         block = measurement.enter()
         return variant if block is None or block.candidate == REPLAY else None
 
-    def _measure(
-        self, variant: Variant, executable: Executable, measurement: Measurement, args: list[Any], *, alone: bool
-    ) -> Sequence[Any] | None:
-        """A call of a variant that is being measured; None, with nothing done, if it is of another one after all.
-
-        To find that out where it runs uncaptured takes time: where the variant is ``alone``, only calls that are not
-        timed are looked at.
-        """
-        block = measurement.enter()
-        outputs: Sequence[Any] | None = None
-        if block is None or block.candidate == REPLAY:
-            outputs = self._replay(variant, executable, args)
-        elif (alone and block.calls) or measurement.fits(args):
-            self._prefer(variant, executable)
-            outputs = self._run(args)
-        decision = None if outputs is None else measurement.leave(block)
-        if decision is not None:
-            self._decide(variant, executable, measurement, decision)
-        return outputs
-
-    def _decide(self, variant: Variant, executable: Executable, measurement: Measurement, decision: Decision) -> None:
+    def _decide(self, variant: Variant, decision: Decision) -> None:
         """Use ``variant`` as was decided from now on."""
         self.record.decisions.append(decision)
         variant.measurement, variant.decided = None, True
-        if decision.choice == UNCAPTURED:
-            self._skip(variant)
-        else:
-            self._prefer(variant, executable)
-        measurement.finish(decision)
-
-    def _skip(self, variant: Variant) -> None:
-        """Leave a variant uncaptured for good, since that is faster."""
-        executable = self._variants.skip(variant)
+        if decision.choice == REPLAY:
+            self._prefer(variant)
+            return
         self._replay_last = self._timed = None
-        if executable is not None:
-            executable.close()
+        self._variants.skip(variant)
         if not self._variants.captured:
             self.record.state = State.UNCAPTURED
 
@@ -303,24 +315,19 @@ class Region:
         """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
         try:
             with critical():
-                measures = not variant.decided and self._measures()
-                entry = kept_entry(self._fn, self._driver, args, self._options.cache_dir) if measures else None
-                if entry is not None:
-                    self._recall(variant, entry)
-                return self._uncaptured(args) if variant.state is State.SKIPPED else self._capture(variant, args, entry)
+                measures = self._options.measure and not self._options.verify_always and not variant.decided
+                measures = measures and not several_ranks()  # each would decide by itself
+                path = kept_path(self._fn, args, self._options.cache_dir) if measures else None
+                decision = None if path is None else read(path)
+                if decision is None:
+                    return self._capture(variant, args, measures, path)
+                counts["recalled"] += 1
+                self._decide(variant, decision)
+                if decision.choice == UNCAPTURED:
+                    return self._uncaptured(args)
+                return self._capture(variant, args, False, None)
         finally:
             invalidate_all()
-
-    def _recall(self, variant: Variant, entry: Entry) -> None:
-        """Use what an earlier process decided on ``variant``, if one did."""
-        decision = entry.read()
-        if decision is None:
-            return
-        counters.add("recalled")
-        self.record.decisions.append(decision)
-        variant.decided = True
-        if decision.choice == UNCAPTURED:
-            self._skip(variant)
 
     def _invalidate(self) -> None:
         """A call came in between: the block that is being timed of the variant that was used last does not count."""
@@ -336,13 +343,12 @@ class Region:
 
     def _run(self, args: list[Any]) -> Sequence[Any]:
         outputs = self._fn(args)
-        self._count_uncaptured()
-        counters.UNCAPTURED.hit()
+        self.record.count_uncaptured()
         if self.record.state is State.COLD:
             self.record.state = State.WARM
         return outputs
 
-    def _capture(self, variant: Variant, args: list[Any], entry: Entry | None) -> Sequence[Any]:
+    def _capture(self, variant: Variant, args: list[Any], measures: bool, path: Path | None) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
         made = self._try_capture(args)
         if isinstance(made, Refusal):
@@ -354,8 +360,8 @@ class Region:
             variant.written = made.written
             sensitive = made.program.recording.offset_sensitive
             self._sensitive |= sensitive
-            measured = self._measures() and not variant.decided
-            variant.measurement = Measurement(self._driver, args, sensitive, self._clock, entry) if measured else None
+            if measures:
+                variant.measurement = Measurement(self._driver, args, sensitive, self._clock, path)
             verdict = compare(self._fn, self._driver, made.executable, args, self._scope(variant, made.program))
         except BaseException as error:
             made.executable.close()
@@ -363,8 +369,7 @@ class Region:
             self._raised(args, error)
             raise
         args.clear()
-        self._count_uncaptured()
-        counters.UNCAPTURED.hit()
+        self.record.count_uncaptured()
         for call in made.program.recording.python * verdict.runs:
             self.record.python_runs[call.name] += 1
         self._settle(variant, made, verdict)
@@ -373,7 +378,7 @@ class Region:
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
         with tracing(self._fn, self._origins) as bodies:
             try:
-                return capture(self._fn, self._driver, args, self._slots, self._keepers, self._label)
+                return capture(self._fn, self._driver, args, self._slots, **self._facts)
             except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
                 return Refusal.of(error, blamed(error))
             finally:
@@ -390,17 +395,21 @@ class Region:
             return
         variant.spread = verdict.spread
         variant.program = made.program if self._options.verify_always else None
-        self._describe(made, verdict)
-        for executable in self._variants.install(variant, made.executable):
-            self._replay_last = self._timed = None
-            executable.close()
+        self._variants.install(variant, made.executable)
         self._slots = made.table
-        self._prefer(variant, made.executable)
+        self._prefer(variant)
+        counts["captures"] += 1
+        record, program = self.record, made.program
+        record.state, record.reason, record.captures = State.REPLAY, None, record.captures + 1
+        record.slots, record.launches = len(program.slots), len(program.recording.launches)
+        record.workspace_bytes = program.layout.nbytes
+        tolerated = ["non-deterministic: compared within a tolerance"] if verdict.spread is not None else []
+        record.notes.extend(note for note in [*made.table.notes, *tolerated] if note not in record.notes)
         if self._on_capture is not None:
-            self._on_capture(made.program)
+            self._on_capture(program)
 
-    def _scope(self, variant: Variant, program: Program | None) -> Scope:
-        return Scope(variant.written, self._sensitive, self._driver.spare_bytes(), variant.spread, program)
+    def _scope(self, variant: Variant, program: Program) -> Scope:
+        return Scope(program, variant.written, self._sensitive, variant.spread)
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""
@@ -408,7 +417,7 @@ class Region:
         if refusal.reason in _ONE_CALLS_FAULT:
             variant.postpone()
         else:
-            variant.refused = True
+            variant.off = State.UNCAPTURED
             self._failures += 1
         if refusal.reason in _REGIONS_FAULT:
             self._retire(refusal)
@@ -439,23 +448,10 @@ class Region:
         self._replay_last = self._timed = None
         self._slots = None
         self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
-        for executable in self._variants.clear():
-            executable.close()
+        self._variants.clear()
 
     def _note(self, refusal: Refusal) -> None:
         """Count a refusal; the first of each reason is kept for reports."""
-        counters.add("refused")
-        counters.add(f"refused.{refusal.reason}")
+        counts["refused"] += 1
+        counts[f"refused.{refusal.reason}"] += 1
         self.record.refusals.setdefault(refusal.reason, refusal)
-
-    def _describe(self, made: Captured, verdict: Verdict) -> None:
-        """Put a successful capture into the record."""
-        counters.add("captures")
-        record, program = self.record, made.program
-        record.state, record.reason, record.captures = State.REPLAY, None, record.captures + 1
-        record.slots, record.launches = len(program.slots), len(program.recording.launches)
-        record.workspace_bytes = program.layout.nbytes
-        notes = list(made.table.notes)
-        if verdict.spread is not None:
-            notes.append("non-deterministic: compared within a tolerance")
-        record.notes.extend(note for note in notes if note not in record.notes)

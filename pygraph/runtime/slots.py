@@ -6,16 +6,16 @@ Refusal: a word taken for a number that is an address would read or write what t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
-from pygraph.runtime.addresses import AddressMap, moving
 from pygraph.runtime.contract import NonPointerWord, Slot
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording, UnownedMemory
 
-__all__ = ["SPORADIC", "SlotTable", "discover", "outside", "resolve", "written_arguments"]
+__all__ = ["SPORADIC", "AddressMap", "SlotTable", "discover", "outside", "resolve", "written_arguments"]
 
 SPORADIC = (
     "half-address",
@@ -57,34 +57,65 @@ class SlotTable:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a report should say about this table."""
-        differing = tuple(
-            f"{self.sequence[i][1]}: word {w} differs between captures and is no address" for i, w in self.padding
-        )
-        replaced = [word for word in self.non_pointers if word.scratch]
-        left = [word for word in self.non_pointers if not word.scratch]
-        return (
-            *differing,
-            *self._counted(replaced, "that nobody sets point at scratch memory"),
-            *self._counted(left, "read as addresses of what their calls do not use: left as captured"),
-        )
+        notes = [f"{self.sequence[i][1]}: word {w} differs between captures and is no address" for i, w in self.padding]
+        for scratch, what in (
+            (True, "that nobody sets point at scratch memory"),
+            (False, "read as addresses of what their calls do not use: left as captured"),
+        ):
+            words = [word for word in self.non_pointers if word.scratch is scratch]
+            if words:
+                name, one = self.sequence[words[0].launch][1], words[0]
+                first = f"{name} word {one.word} of {one.call or 'an unknown call'}"
+                notes.append(f"{len(words)} word{'s' if len(words) > 1 else ''} {what} (first: {first})")
+        return tuple(notes)
 
-    def _counted(self, words: Sequence[NonPointerWord], what: str) -> tuple[str, ...]:
-        if not words:
-            return ()
-        first = f"{self.sequence[words[0].launch][1]} word {words[0].word} of {words[0].call or 'an unknown call'}"
-        return (f"{len(words)} word{'s' if len(words) > 1 else ''} {what} (first: {first})",)
+
+# -- what a word points into, in one capture --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
-    """Two captures looked at together. ``moves`` tells which allocations moved by how many bytes between them; with
-    ``out_of_range_pointers``, that alone may tell what an address outside of all allocations belongs to."""
+class Place:
+    """A word read as an address: ``offset`` bytes into the allocation ``key``.
 
-    left: AddressMap
-    right: AddressMap
-    known: AddressMap
-    moves: dict[int, tuple[Allocation, ...]]
-    out_of_range_pointers: bool
+    ``rank`` says how sure that is: 0 inside, 1 one past the end, 2 the start of an empty allocation. The last two
+    are never dereferenced, so that they matter only when nothing of a lower rank explains the word.
+    """
+
+    key: tuple[AllocationKind, int]
+    offset: int
+    rank: int
+
+
+class AddressMap:
+    """The ``moving`` allocations of a capture by address: those that a replay replaces. Not constants, nor null
+    pointers, which are nobody's. ``overlap`` names the first two that share a byte, if any do."""
+
+    def __init__(self, allocations: Iterable[Allocation]) -> None:
+        self.moving = [a for a in allocations if a.kind is not AllocationKind.CONSTANT and a.address]
+        self._solid = sorted((a for a in self.moving if a.nbytes), key=lambda a: a.address)
+        self._starts = [a.address for a in self._solid]
+        self._ends = {a.address + a.nbytes: a for a in self._solid}
+        self._empty = {a.address: a for a in reversed(self.moving) if not a.nbytes}
+        pairs = ((low, high) for low, high in pairwise(self._solid) if high.address < low.address + low.nbytes)
+        self.overlap = next(pairs, None)
+
+    def inside(self, word: int) -> Allocation | None:
+        """The allocation that ``word`` points into, born or not."""
+        position = bisect_right(self._starts, word) - 1
+        found = self._solid[position] if position >= 0 else None
+        return found if found is not None and word < found.address + found.nbytes else None
+
+    def empty(self, word: int) -> Allocation | None:
+        """The first allocation without bytes that begins at ``word``."""
+        return self._empty.get(word)
+
+    def places(self, word: int, launch: int) -> list[Place]:
+        """All readings of ``word`` as an address into what was live at ``launch``, the surest first."""
+        readings = enumerate((self.inside(word), self._ends.get(word), self._empty.get(word)))
+        return [Place(a.key, word - a.address, rank) for rank, a in readings if a is not None and a.born <= launch]
+
+
+# -- two captures -----------------------------------------------------------------------------------------------------
 
 
 def discover(first: Recording, second: Recording, known: Sequence[Allocation] = ()) -> SlotTable | Refusal:
@@ -113,13 +144,7 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     doubt = _unstable(first, second) or _overlapping(first, second) or _counting(first, second)
     if doubt is not None:
         return doubt
-    pair = _Pair(
-        AddressMap(first.allocations),
-        AddressMap(second.allocations),
-        AddressMap(known),
-        _moves(first, second),
-        first.out_of_range_pointers and second.out_of_range_pointers,
-    )
+    pair = _Pair(first, second, known)
     python = {call.name for call in first.python}
     explained = {index for call in first.python for launches in call.explained for index in launches}
     slots: list[Slot] = []
@@ -127,7 +152,7 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     non_pointers: list[NonPointerWord] = []
     for a, position in _words(first):
         b = second.launches[a.index]
-        verdict = _verdict(pair, a, b, position)
+        verdict = pair.verdict(a, b, position)
         if isinstance(verdict, Refusal):
             return verdict
         if isinstance(verdict, Slot):
@@ -154,9 +179,12 @@ def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] 
     same = _sequence(recording) == table.sequence and recording.phases == table.phases
     if not same or addresses.overlap is not None:
         return None
-    slots = [slot for slot in (_again(slot, recording, addresses) for slot in table.slots) if slot is not None]
-    if len(slots) < len(table.slots):
-        return None
+    slots: list[Slot] = []
+    for slot in table.slots:
+        places = addresses.places(recording.launches[slot.launch].words[slot.word], slot.launch)
+        if [place.key for place in places] != [slot.key]:
+            return None
+        slots.append(replace(slot, offset=places[0].offset))
     expected = {(slot.launch, slot.word) for slot in slots}
     non_pointers: list[NonPointerWord] = []
     for launch, position in _words(recording):
@@ -170,14 +198,6 @@ def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] 
     return SlotTable(tuple(slots), table.padding, table.sequence, tuple(non_pointers), table.phases)
 
 
-def _again(slot: Slot, recording: Recording, addresses: AddressMap) -> Slot | None:
-    """``slot`` of another size, where it points to in ``recording``; None if that is not into the same allocation."""
-    places = addresses.places(recording.launches[slot.launch].words[slot.word], slot.launch)
-    if len(places) != 1 or places[0].key != (slot.kind, slot.index):
-        return None
-    return replace(slot, offset=places[0].offset)
-
-
 def _words(recording: Recording) -> Iterator[tuple[Launch, int]]:
     """Each word: the launch that it belongs to, and its position there."""
     for launch in recording.launches:
@@ -186,16 +206,6 @@ def _words(recording: Recording) -> Iterator[tuple[Launch, int]]:
 
 def _sequence(recording: Recording) -> _Shape:
     return tuple((launch.kind, launch.name, len(launch.words)) for launch in recording.launches)
-
-
-def _moves(first: Recording, second: Recording) -> dict[int, tuple[Allocation, ...]]:
-    there = {a.key: a.address for a in moving(second.allocations)}
-    found: dict[int, tuple[Allocation, ...]] = {}
-    for allocation in moving(first.allocations):
-        if allocation.key in there:
-            distance = there[allocation.key] - allocation.address
-            found[distance] = (*found.get(distance, ()), allocation)
-    return found
 
 
 def _counting(first: Recording, second: Recording) -> Refusal | None:
@@ -208,20 +218,87 @@ def _counting(first: Recording, second: Recording) -> Refusal | None:
     return None
 
 
-def _verdict(pair: _Pair, a: Launch, b: Launch, position: int) -> Slot | NonPointerWord | Refusal | None:
-    """What a word is, by both captures: a slot, inert, a doubt, or None for a number."""
-    x, y = a.words[position], b.words[position]
-    verdict = _unmoved(pair, a, position, x) if x == y else _moved(pair, a, position, x, y)
-    if isinstance(verdict, Slot):
-        return verdict
-    if isinstance(verdict, Refusal) and not _cannot_matter(pair, a, b, position, verdict):
-        return verdict
-    foreign = _foreign(a, position)
-    if foreign is None and b.may_access is None:
-        foreign = _foreign(b, position)
-    if foreign is not None or verdict is None:
-        return foreign
-    return NonPointerWord(a.index, position, call=a.call or "")
+class _Pair:
+    """Two captures looked at together. ``moves`` tells which allocations moved by how many bytes between them; with
+    ``out_of_range_pointers``, that alone may tell what an address outside of all allocations belongs to."""
+
+    def __init__(self, first: Recording, second: Recording, known: Sequence[Allocation]) -> None:
+        self.left, self.right = AddressMap(first.allocations), AddressMap(second.allocations)
+        self.known = AddressMap(known)
+        self.out_of_range_pointers = first.out_of_range_pointers and second.out_of_range_pointers
+        there = {a.key: a.address for a in self.right.moving}
+        self.moves: dict[int, list[Allocation]] = {}
+        for allocation in self.left.moving:
+            self.moves.setdefault(there[allocation.key] - allocation.address, []).append(allocation)
+
+    def verdict(self, a: Launch, b: Launch, position: int) -> Slot | NonPointerWord | Refusal | None:
+        """What a word is, by both captures: a slot, inert, a doubt, or None for a number."""
+        x, y = a.words[position], b.words[position]
+        verdict = self._unmoved(a, position, x) if x == y else self._moved(a, position, x, y)
+        if isinstance(verdict, Slot):
+            return verdict
+        if isinstance(verdict, Refusal) and not self._cannot_matter(a, b, position, verdict):
+            return verdict
+        foreign = _foreign(a, position)
+        if foreign is None and b.may_access is None:
+            foreign = _foreign(b, position)
+        if foreign is not None or verdict is None:
+            return foreign
+        return NonPointerWord(a.index, position, call=a.call or "")
+
+    def _cannot_matter(self, a: Launch, b: Launch, position: int, doubt: Refusal) -> bool:
+        """Whether a doubtful word reads as an address of nothing that its launch can use.
+
+        What is equal in both captures points at no operand of at least one of them.
+        """
+        if a.may_access is None or b.may_access is None or doubt.reason == "ambiguous-address":
+            return False
+        x, y = a.words[position], b.words[position]
+        if x == y:
+            return self.known.inside(x) is None or a.unowned_at(position) is not None
+        left = {each.key for each in (*self.left.places(x, a.index), *self.moves.get(y - x, ()))}
+        right = {each.key for each in self.right.places(y, b.index)}
+        return not (left & a.may_access or right & b.may_access)
+
+    def _moved(self, launch: Launch, position: int, x: int, y: int) -> Slot | Refusal | None:
+        """What a word that differs is: a slot, a doubt, or (None) padding."""
+        left, right = self.left.places(x, launch.index), self.right.places(y, launch.index)
+        common = [place for place in left if place in right]
+        if len(common) > 1 and common[1].rank == 1:
+            said = "is the end of one allocation and the start of another"
+            return Refusal.at(launch, "ambiguous-address", f"word {position} {said}")
+        if common:
+            return Slot(launch.index, position, *common[0].key, common[0].offset)
+        movers = [mover for mover in self.moves.get(y - x, ()) if _near(mover, x)]
+        if self.out_of_range_pointers and len(movers) == 1 and movers[0].born <= launch.index:
+            return Slot(launch.index, position, *movers[0].key, x - movers[0].address)
+        if left and right:
+            said = f"points into {_name(left[0].key)}, then {_name(right[0].key)}"
+            return Refusal.at(launch, "unpaired-address", f"word {position} {said}")
+        if left or right:
+            said = f"points into {_name((left or right)[0].key)} in one capture only"
+            return Refusal.at(launch, "half-address", f"word {position} {said}")
+        if movers:
+            said = "moves with an allocation that it lies outside of"
+            return Refusal.at(launch, "stray-address", f"word {position} {said}")
+        return None
+
+    def _unmoved(self, launch: Launch, position: int, word: int) -> Refusal | None:
+        """A doubt about a word that is equal in both captures, or None: a number, or the address of a constant."""
+        found = self.left.inside(word) or self.right.inside(word) or self.known.inside(word)
+        if found is None:
+            return None
+        said = f"is the same in both captures and lies in {_name(found.key)}"
+        return Refusal.at(launch, "unmoved-address", f"word {position} {said}")
+
+
+def _near(allocation: Allocation, address: int) -> bool:
+    """Whether an address may have been made from where ``allocation`` begins.
+
+    Half a word of an earlier address, beside a number, moves like the address, but lies nowhere near it.
+    """
+    reach = _REACH + 4 * allocation.nbytes
+    return allocation.address - reach <= address <= allocation.address + allocation.nbytes + reach
 
 
 def _foreign(launch: Launch, position: int) -> NonPointerWord | Refusal | None:
@@ -235,69 +312,6 @@ def _foreign(launch: Launch, position: int) -> NonPointerWord | Refusal | None:
         caller = f" (in a call of {launch.call})" if launch.call else ""
         return Refusal.at(launch, "foreign-address", f"word {position} is {found.detail}{caller}")
     return NonPointerWord(launch.index, position, scratch=replaced, call=launch.call or "")
-
-
-def _cannot_matter(pair: _Pair, a: Launch, b: Launch, position: int, doubt: Refusal) -> bool:
-    """Whether a doubtful word reads as an address of nothing that its launch can use.
-
-    What is equal in both captures points at no operand of at least one of them.
-    """
-    if a.may_access is None or b.may_access is None or doubt.reason == "ambiguous-address":
-        return False
-    x, y = a.words[position], b.words[position]
-    if x == y:
-        return pair.known.inside(x) is None or a.unowned_at(position) is not None
-    left = {place.key for place in pair.left.places(x, a.index)} | {mover.key for mover in pair.moves.get(y - x, ())}
-    right = {place.key for place in pair.right.places(y, b.index)}
-    return not (left & a.may_access or right & b.may_access)
-
-
-def _moved(pair: _Pair, launch: Launch, position: int, x: int, y: int) -> Slot | Refusal | None:
-    """What a word that differs is: a slot, a doubt, or (None) padding."""
-    left, right = pair.left.places(x, launch.index), pair.right.places(y, launch.index)
-    common = [place for place in left if place in right]
-    if len(common) > 1 and common[1].rank == 1:
-        return Refusal.at(
-            launch, "ambiguous-address", f"word {position} is the end of one allocation and the start of another"
-        )
-    if common:
-        (kind, index), offset = common[0].key, common[0].offset
-        return Slot(launch.index, position, kind, index, offset)
-    movers = [mover for mover in pair.moves.get(y - x, ()) if _near(mover, x)]
-    if pair.out_of_range_pointers and len(movers) == 1 and movers[0].born <= launch.index:
-        return Slot(launch.index, position, *movers[0].key, x - movers[0].address)
-    if left and right:
-        return Refusal.at(
-            launch, "unpaired-address", f"word {position} points into {_name(left[0].key)}, then {_name(right[0].key)}"
-        )
-    if left or right:
-        owner = _name((left or right)[0].key)
-        return Refusal.at(launch, "half-address", f"word {position} points into {owner} in one capture only")
-    if movers:
-        return Refusal.at(launch, "stray-address", f"word {position} moves with an allocation that it lies outside of")
-    return None
-
-
-def _near(allocation: Allocation, address: int) -> bool:
-    """Whether an address may have been made from where ``allocation`` begins.
-
-    Half a word of an earlier address, beside a number, moves like the address, but lies nowhere near it.
-    """
-    reach = _REACH + 4 * allocation.nbytes
-    return allocation.address - reach <= address <= allocation.address + allocation.nbytes + reach
-
-
-def _unmoved(pair: _Pair, launch: Launch, position: int, word: int) -> Refusal | None:
-    """A doubt about a word that is equal in both captures, or None: a number, or the address of a constant."""
-    for addresses in (pair.left, pair.right, pair.known):
-        found = addresses.inside(word)
-        if found is not None:
-            return Refusal.at(
-                launch,
-                "unmoved-address",
-                f"word {position} is the same in both captures and lies in {_name(found.key)}",
-            )
-    return None
 
 
 def _unstable(first: Recording, second: Recording) -> Refusal | None:
@@ -344,28 +358,22 @@ def _described(allocation: Allocation | None) -> str:
 
 
 def _same_output(a: Output, b: Output) -> bool:
-    shape = (a.kind, a.argument, a.allocation, a.offset, a.size, a.stride, a.dtype)
-    if shape != (b.kind, b.argument, b.allocation, b.offset, b.size, b.stride, b.dtype):
+    if replace(a, value=None) != replace(b, value=None):
         return False
-    if a.value is b.value:
-        return True
-    scalars = (bool, int, float, complex, str)
-    return type(a.value) is type(b.value) and isinstance(a.value, scalars) and repr(a.value) == repr(b.value)
+    scalar = isinstance(a.value, (bool, int, float, complex, str)) and type(a.value) is type(b.value)
+    return a.value is b.value or (scalar and repr(a.value) == repr(b.value))
 
 
 def _overlapping(first: Recording, second: Recording) -> Refusal | None:
     """Whether the captures share memory, with each other or among their own allocations."""
-    for recording in (first, second):
-        shared = AddressMap(recording.allocations).overlap
+    for reason, said, allocations in (
+        ("ambiguous-address", "overlap in one capture", first.allocations),
+        ("ambiguous-address", "overlap in one capture", second.allocations),
+        ("captures-overlap", "of two captures share memory", (*first.allocations, *second.allocations)),
+    ):
+        shared = AddressMap(allocations).overlap
         if shared is not None:
-            return Refusal(
-                "ambiguous-address", f"{_name(shared[0].key)} and {_name(shared[1].key)} overlap in one capture"
-            )
-    shared = AddressMap((*first.allocations, *second.allocations)).overlap
-    if shared is not None:
-        return Refusal(
-            "captures-overlap", f"{_name(shared[0].key)} and {_name(shared[1].key)} of two captures share memory"
-        )
+            return Refusal(reason, f"{_name(shared[0].key)} and {_name(shared[1].key)} {said}")
     return None
 
 

@@ -164,35 +164,29 @@ def blocks(args: Sequence[Any], sensitive: Collection[int] = ()) -> tuple[Block,
 
 
 def take(args: Sequence[Any], chosen: Iterable[Block]) -> Snapshot:
-    """Copy the ``chosen`` blocks of ``args``. Raises CaptureError ``argument-misaligned`` where an element's own size
-    does not divide its address, and what an allocation raises."""
+    """Copy the ``chosen`` blocks of ``args``, to addresses that are congruent to theirs modulo a cache line. Raises
+    CaptureError ``argument-misaligned`` where an element's own size does not divide its address, and what an allocation
+    raises."""
     copied: dict[int, Any] = {}
     guards: list[torch.Tensor] = []
     for block in chosen:
-        buffer, start = _reserve(block, guards)
+        start = block.low % _LINE + (0 if block.whole else _LINE)
+        buffer = torch.empty(start + block.nbytes + _LINE, dtype=torch.uint8, device=block.device)
+        guards += (buffer[:start].fill_(_GUARD), buffer[start + block.nbytes :].fill_(_GUARD))
         for position in block.members:
-            arg = args[position]
+            arg, whole = args[position], position in block.whole
             if id(arg) not in copied:
-                copied[id(arg)] = _place(arg, block, buffer, start, position in block.whole)
+                copied[id(arg)] = _place(arg, buffer, start - block.low, whole)
     return Snapshot([copied.get(id(arg), arg) for arg in args], tuple(guards))
 
 
-def _reserve(block: Block, guards: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
-    """Memory for a block, congruent to it modulo a cache line, and the byte at which the block begins."""
-    start = block.low % _LINE + (0 if block.whole else _LINE)
-    buffer = torch.empty(start + block.nbytes + _LINE, dtype=torch.uint8, device=block.device)
-    for guard in (buffer[:start], buffer[start + block.nbytes :]):
-        guards.append(guard.fill_(_GUARD))
-    return buffer, start
-
-
-def _place(arg: torch.Tensor, block: Block, buffer: torch.Tensor, start: int, whole: bool) -> torch.Tensor:
-    """A tensor like ``arg`` in ``buffer``, filled with what ``arg`` (or its whole storage) holds."""
+def _place(arg: torch.Tensor, buffer: torch.Tensor, distance: int, whole: bool) -> torch.Tensor:
+    """A tensor like ``arg``, filled with what ``arg`` (or its whole storage) holds. Byte ``distance`` of ``buffer``
+    stands for address 0."""
     source = span(arg, whole=whole)
-    origin = arg.untyped_storage().data_ptr() if whole else arg.data_ptr()
-    begin = start + origin - block.low
+    begin = distance + source.data_ptr()
     buffer[begin : begin + source.numel()].copy_(source)
-    offset, rest = divmod(start + arg.data_ptr() - block.low, arg.element_size())
+    offset, rest = divmod(distance + arg.data_ptr(), arg.element_size())
     if rest:
         raise CaptureError("argument-misaligned", f"an address of {arg.dtype} is no multiple of its element's size")
     view = torch.empty(0, dtype=arg.dtype, device=arg.device)
@@ -204,9 +198,8 @@ def _place(arg: torch.Tensor, block: Block, buffer: torch.Tensor, start: int, wh
 
 def repeated(returned: Sequence[Any]) -> dict[int, int]:
     """Position of each tensor returned before ▸ where it was returned first."""
-    first: dict[int, int] = {}
-    positions = [(i, first.setdefault(id(v), i)) for i, v in enumerate(returned) if isinstance(v, torch.Tensor)]
-    return {i: earlier for i, earlier in positions if i != earlier}
+    first = {id(value): i for i, value in reversed([*enumerate(returned)]) if isinstance(value, torch.Tensor)}
+    return {i: first[id(value)] for i, value in enumerate(returned) if first.get(id(value), i) != i}
 
 
 @contextlib.contextmanager

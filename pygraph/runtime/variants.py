@@ -1,7 +1,6 @@
 """The variants of a region: by what calls are told apart, the states of a variant, and the table of all of them.
 
-Calls differ by Python scalars (the key), then by sizes, strides, dtypes and devices (the signature). The table is
-bounded: captures that were not used for longest go first.
+Calls differ by Python scalars (the key), then by sizes, strides, dtypes and devices (the signature).
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +32,8 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class ScalarKey:
-    """Reads the key of a call: the type and bits of every int, float and bool among its arguments.
-
-    Positions are those of the first call; a compiled program passes scalars at the same positions always. ``plain``
-    says that all are ints or bools, so that equality is equality of bits.
-    """
+    """Reads the key of a call: the type and bits of every int, float and bool among its arguments, which a compiled
+    program always passes at the same positions. ``plain``: all are ints or bools, for which equal is equal in bits."""
 
     __slots__ = ("_positions", "plain")
 
@@ -92,53 +89,32 @@ class State(str, Enum):
     __str__ = str.__str__
 
 
+@dataclass(slots=True, eq=False)
 class Variant:
     """One combination of key and signature: its ``state``, and what a call of it needs.
 
     ``ran`` counts uncaptured runs, ``wanted`` how many of them make it due to be captured. ``decided``: it was measured
-    and will not be again. ``program`` is kept where every replay is compared.
+    and will not be again. ``off``: it is not captured any more, SKIPPED or UNCAPTURED.
     """
 
-    __slots__ = (
-        "decided",
-        "executable",
-        "key",
-        "measurement",
-        "program",
-        "ran",
-        "refused",
-        "signature",
-        "skipped",
-        "spread",
-        "wanted",
-        "written",
-    )
-
-    def __init__(self, key: Hashable, facts: Hashable, wanted: int) -> None:
-        self.key, self.signature = key, facts
-        self.ran, self.wanted = 0, wanted
-        self.executable: Executable | None = None
-        self.measurement: Measurement | None = None
-        self.program: Program | None = None
-        self.spread: Spread | None = None
-        self.written: frozenset[int] = frozenset()
-        self.decided = self.skipped = self.refused = False
+    key: Hashable
+    signature: Hashable
+    wanted: int
+    ran: int = 0
+    executable: Executable | None = None
+    measurement: Measurement | None = None
+    program: Program | None = None
+    spread: Spread | None = None
+    written: frozenset[int] = frozenset()
+    decided: bool = False
+    off: State | None = None
 
     @property
     def state(self) -> State:
         """Its state, by what it has."""
         if self.executable is not None:
             return State.REPLAY if self.measurement is None else State.TIMED
-        if self.skipped:
-            return State.SKIPPED
-        if self.refused:
-            return State.UNCAPTURED
-        return State.WARM if self.ran else State.COLD
-
-    @property
-    def name(self) -> Hashable:
-        """All that tells it from others."""
-        return (self.key, self.signature)
+        return self.off or (State.WARM if self.ran else State.COLD)
 
     @property
     def due(self) -> bool:
@@ -146,20 +122,23 @@ class Variant:
         return self.ran >= self.wanted and self.state is State.WARM
 
     def postpone(self) -> None:
-        """Start anew, and run twice as often until the next capture: what goes wrong each time costs ever less.
-
-        So it is when a capture was evicted (with more variants in turn than there is room for, each call would
-        capture), and when one failed for a reason that another call may not have.
-        """
+        """Start anew, and run twice as often until the next capture: a capture failed for a reason that another call
+        may not have, or was evicted, as all are where more variants come in turn than there is room for."""
         self.ran, self.wanted = 0, self.wanted * 2
+
+    def release(self) -> None:
+        """Free what was captured for it."""
+        executable, self.executable, self.program = self.executable, None, None
+        if executable is not None:
+            executable.close()
 
 
 class VariantTable:
-    """Variants by key and signature, at most ``max_captures`` with an executable and ``max_tracked`` without.
+    """Variants by key and signature, at most ``max_captures`` with an executable and ``max_tracked`` without; the one
+    that was not used for longest goes. ``keys`` counts the distinct keys met; one that was forgotten counts again.
 
-    ``keys`` counts the distinct keys met; one that was forgotten counts again. There is no lock: whatever allocates may
-    collect garbage, and a finaliser may call the region whose table this is. So every look at a dictionary may find it
-    changed since the last one.
+    There is no lock: whatever allocates may collect garbage, and a finaliser may call the region whose table this is.
+    So every look at a dictionary may find it changed since the last one.
     """
 
     def __init__(self, max_captures: int, wanted: int, max_tracked: int = MAX_TRACKED) -> None:
@@ -167,8 +146,8 @@ class VariantTable:
         self._wanted = wanted
         self.keys = 0
         self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}
-        self._captured: OrderedDict[Hashable, Variant] = OrderedDict()
-        self._tracked: OrderedDict[Hashable, Variant] = OrderedDict()
+        self._captured: OrderedDict[Variant, None] = OrderedDict()
+        self._tracked: OrderedDict[Variant, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._captured) + len(self._tracked)
@@ -183,54 +162,52 @@ class VariantTable:
         return tuple(self._by_key.get(key, _NONE).values())
 
     def find(self, key: Hashable, facts: Hashable) -> Variant:
-        """The variant of a call, made if it is new; the one that was longest not asked for is forgotten for it."""
+        """The variant of a call, made if it is new."""
         variant = self._by_key.get(key, _NONE).get(facts)
         if variant is None:
             self.keys += key not in self._by_key
-            variant = self._listed(Variant(key, facts, self._wanted))
+            made = Variant(key, facts, self._wanted)
+            variant = self._by_key.setdefault(key, {}).setdefault(facts, made)  # another thread may have been first
             self._track(variant)
         elif variant.executable is None:
-            _move_to_end(self._tracked, variant)
+            with contextlib.suppress(KeyError):  # it may have gone meanwhile
+                self._tracked.move_to_end(variant)
         return variant
 
-    def install(self, variant: Variant, executable: Executable) -> list[Executable]:
-        """Give ``variant`` its executable; returns those that had to go for it, to be closed by the caller."""
+    def install(self, variant: Variant, executable: Executable) -> None:
+        """Give ``variant`` its executable."""
         variant.executable = executable
         self._by_key.setdefault(variant.key, {})[variant.signature] = variant
-        self._captured[variant.name] = variant
-        self._tracked.pop(variant.name, None)
-        evicted: list[Executable] = []
+        self._captured[variant] = None
+        self._tracked.pop(variant, None)
         for oldest in _beyond(self._captured, self._max_captures):
-            evicted += _released(oldest)
+            oldest.release()
             oldest.postpone()
             self._track(oldest)
-        return evicted
 
-    def skip(self, variant: Variant) -> Executable | None:
-        """Leave ``variant`` uncaptured for good; returns its executable, if it has one, to be closed by the caller."""
-        variant.skipped = True
-        released = _released(variant)
-        if self._captured.pop(variant.name, None) is not None:
+    def skip(self, variant: Variant) -> None:
+        """Leave ``variant`` uncaptured for good."""
+        variant.off = State.SKIPPED
+        if variant in self._captured:
+            self._captured.pop(variant, None)
             self._track(variant)
-        return released[0] if released else None
+        variant.release()
 
     def used(self, variant: Variant) -> None:
         """``variant`` was replayed: it goes last."""
-        _move_to_end(self._captured, variant)
+        with contextlib.suppress(KeyError):  # it may have gone meanwhile
+            self._captured.move_to_end(variant)
 
-    def clear(self) -> list[Executable]:
-        """Forget everything; returns the executables, to be closed by the caller."""
-        listed = [variant for variants in list(self._by_key.values()) for variant in list(variants.values())]
+    def clear(self) -> None:
+        """Forget everything."""
+        captured = list(self._captured)
         for table in (self._by_key, self._captured, self._tracked):
             table.clear()
-        return [executable for variant in listed for executable in _released(variant)]
-
-    def _listed(self, variant: Variant) -> Variant:
-        """``variant``, or the one that another thread, or a finaliser, listed under its name meanwhile."""
-        return self._by_key.setdefault(variant.key, {}).setdefault(variant.signature, variant)
+        for variant in captured:
+            variant.release()
 
     def _track(self, variant: Variant) -> None:
-        self._tracked[variant.name] = variant
+        self._tracked[variant] = None
         for oldest in _beyond(self._tracked, self._max_tracked):
             variants = self._by_key.get(oldest.key, {})
             if variants.get(oldest.signature) is oldest:
@@ -242,19 +219,8 @@ class VariantTable:
 _NONE: dict[Hashable, Variant] = {}
 
 
-def _beyond(table: OrderedDict[Hashable, Variant], most: int) -> Iterator[Variant]:
+def _beyond(table: OrderedDict[Variant, None], most: int) -> Iterator[Variant]:
     """The oldest of ``table``, taken out of it, for as long as it holds more than ``most``."""
     while len(table) > most:
         with contextlib.suppress(KeyError):  # it may be empty by now
-            yield table.popitem(last=False)[1]
-
-
-def _move_to_end(table: OrderedDict[Hashable, Variant], variant: Variant) -> None:
-    with contextlib.suppress(KeyError):  # it may have gone meanwhile
-        table.move_to_end(variant.name)
-
-
-def _released(variant: Variant) -> list[Executable]:
-    """The executable of ``variant``, which it has no more."""
-    executable, variant.executable, variant.program = variant.executable, None, None
-    return [] if executable is None else [executable]
+            yield table.popitem(last=False)[0]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from pygraph.frontend.location import location_of, parse_stack_trace
+from pygraph.frontend.location import location_of
 from pygraph.ir import Location
 from tests.frontend.capture import capture, lift_inference
 
@@ -55,39 +56,43 @@ def trace(*frames: tuple[str, int, str, str]) -> str:
     return "".join(f'  File "{file}", line {line}, in {name}\n    {code}\n' for file, line, name, code in frames)
 
 
-def test_frames_of_torch_are_skipped() -> None:
-    text = trace(
-        ("/home/user/model.py", 12, "forward", "x = self.linear(x)"),
-        (f"{TORCH}/nn/modules/linear.py", 134, "forward", "return F.linear(input, self.weight, self.bias)"),
-    )
-    assert parse_stack_trace(text, "/tmp") == Location("/home/user/model.py", 12, "forward", "x = self.linear(x)")
+OURS = ("/home/user/model.py", 12, "forward", "x = self.linear(x)")
+TORCHS = (f"{TORCH}/nn/modules/linear.py", 134, "forward", "return F.linear(input, self.weight, self.bias)")
 
 
-def test_a_trace_of_torch_alone_has_no_line() -> None:
-    text = trace((f"{TORCH}/nn/modules/linear.py", 134, "forward", "code"), ("<string>", 1, "<module>", "code"))
-    assert parse_stack_trace(text, "/tmp") is None
-
-
-def test_markers_under_code_are_no_frames() -> None:
-    text = trace(("/a/model.py", 3, "<lambda>", "return x + y")) + "           ^^^^^\n"
-    assert parse_stack_trace(text, "/tmp") == Location("/a/model.py", 3, "<lambda>", "return x + y")
-
-
-def test_a_frame_without_code_takes_none_from_the_next() -> None:
-    text = '  File "/a/model.py", line 3, in f\n  File "<eval>", line 4, in g\n    code\n'
-    assert parse_stack_trace(text, "/tmp") == Location("/a/model.py", 3, "f", "")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (trace(OURS, TORCHS), Location(*OURS)),
+        (trace(TORCHS, ("<string>", 1, "<module>", "code")), None),
+        (
+            trace(("/a/model.py", 3, "<lambda>", "x + y")) + "       ^^^^^\n",
+            Location("/a/model.py", 3, "<lambda>", "x + y"),
+        ),
+        (
+            '  File "/a/model.py", line 3, in f\n  File "<eval>", line 4, in g\n    code\n',
+            Location("/a/model.py", 3, "f", ""),
+        ),
+        (trace(("/a/model.py", 3, "torch_dynamo_resume_in_f_at_2", "x")), Location("/a/model.py", 3, "f", "x")),
+        ("no frames", None),
+        (None, None),
+    ],
+    ids=["skips-torch", "torch-alone", "markers", "no-code", "resumed", "no-frames", "none"],
+)
+def test_the_innermost_frame_of_the_users_counts(text: str | None, expected: Location | None) -> None:
+    assert location_of({"stack_trace": text}) == expected
 
 
 @pytest.mark.parametrize(
     ("directory", "file"),
-    [("/home/user", "pkg/model.py"), ("/home/us", "/home/user/pkg/model.py"), ("/", "/home/user/pkg/model.py")],
+    [("pkg", "model.py"), ("pk", "{}/pkg/model.py"), (".", "pkg/model.py"), ("/", "{}/pkg/model.py")],
 )
-def test_files_are_relative_to_the_directory_that_holds_them(directory: str, file: str) -> None:
-    found = parse_stack_trace(trace(("/home/user/pkg/model.py", 1, "f", "pass")), directory)
+def test_files_are_relative_to_the_working_directory_that_holds_them(
+    directory: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("pkg", "pk"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / directory)
+    found = location_of({"stack_trace": trace((f"{tmp_path}/pkg/model.py", 1, "f", "pass"))})
     assert found is not None
-    assert found.file == file
-
-
-@pytest.mark.parametrize("meta", [{}, {"stack_trace": None}, {"stack_trace": ""}, {"stack_trace": "no frames"}])
-def test_nodes_without_a_trace_have_no_line(meta: dict[str, object]) -> None:
-    assert location_of(meta) is None
+    assert found.file == file.format(tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,8 @@ import torch.nn.functional as F
 import pygraph
 from pygraph.backend import pygraph as backend
 from pygraph.debug.diagnose import Finding, diagnose
-from pygraph.errors import ReplayError
-from pygraph.runtime import region as region_module
 from pygraph.runtime.contract import Driver, Program, Slot
 from pygraph.runtime.cuda import CudaDriver
-from pygraph.runtime.discover import Captured
 from pygraph.runtime.recording import AllocationKind
 from tests.gpu.replays import Function, captured
 from tests.gpu.test_operators import CASES, rand, region
@@ -95,84 +92,13 @@ def test_the_launch_with_a_wrong_slot_is_named(driver: Driver, name: str) -> Non
 # -- Triton kernels -----------------------------------------------------------------------------------------------
 
 
-class Twins:
-    """Each capture is made twice, right and with a fault. Once ``armed``, the wrong one is replayed and verified."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, driver: type, fault: Callable[[Program], Program]) -> None:
-        self.armed = False
-        self.wrong: dict[int, Captured] = {}
-        self._fault, self._patch, self._driver = fault, monkeypatch, driver
-        self._capture, self._verify = region_module.capture, region_module.verify
-        monkeypatch.setattr(region_module, "capture", self.capture)
-        monkeypatch.setattr(region_module, "verify", self.verify)
-
-    def capture(self, *args: Any) -> Any:
-        right = self._driver.instantiate
-
-        def instantiate(driver: Any, program: Program) -> Any:
-            object.__setattr__(program, "slots", self._fault(program).slots)
-            return right(driver, program)
-
-        with self._patch.context() as patch:
-            patch.setattr(self._driver, "instantiate", instantiate)
-            wrong = self._capture(*args)
-        made = self._capture(*args)
-        assert isinstance(made, Captured), made
-        assert isinstance(wrong, Captured), wrong
-        self.wrong[id(made.executable)] = wrong
-        return made
-
-    def verify(self, fn: Any, driver: Any, executable: Any, args: Any, scope: Any, *rest: Any) -> Any:
-        if self.armed:
-            wrong = self.wrong[id(executable)]
-            executable, scope = wrong.executable, replace(scope, program=wrong.program)
-        return self._verify(fn, driver, executable, args, scope, *rest)
-
-
-def compiled_arguments(device: str) -> tuple[torch.Tensor, ...]:
-    made = tuple(torch.randn(64, 64, device=device) for _ in range(3))
-    assert not torch.equal(made[0], made[1]), "exchanged, they would be the same"
-    return made
-
-
 def compiled_program(x: torch.Tensor, y: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One fused kernel at first, then a product, then another."""
     total.add_(x.sin() * y)
     return torch.softmax(total @ x, -1), total
 
 
-@pytest.fixture
-def with_gradients() -> Iterator[None]:
-    """Compiled programs run as users run them."""
-    with torch.enable_grad():
-        yield
-
-
-def verified_call_that_differs(twins: Twins, device: str, **options: Any) -> str:
-    """What is raised by the first call that replays a wrong twin."""
-    call = torch.compile(compiled_program, backend=backend, options={"verify": "always", **options})
-    with torch.no_grad():
-        for _ in range(4):
-            call(*compiled_arguments(device))
-        assert [
-            region.why for report in pygraph.reports() for region in report.regions if region.state != "replay"
-        ] == []
-        twins.armed = True
-        with pytest.raises(ReplayError) as raised:
-            call(*compiled_arguments(device))
-    return str(raised.value)
-
-
-@pytest.mark.usefixtures("fresh", "with_gradients")
-def test_verify_always_names_the_kernel_of_a_compiled_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = verified_call_that_differs(Twins(monkeypatch, CudaDriver, lambda p: exchanged(p, 0)), "cuda")
-    assert "a replay differs from an uncaptured run: " in said
-    assert "; launch 0 of " in said, said
-    assert "(triton_" in said, said
-    assert "is an address in argument" in said, said
-
-
-@pytest.mark.usefixtures("fresh", "with_gradients")
+@pytest.mark.usefixtures("fresh")
 def test_a_refused_capture_of_a_compiled_program_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     right = CudaDriver.instantiate
 
@@ -182,13 +108,11 @@ def test_a_refused_capture_of_a_compiled_program_names_the_kernel(monkeypatch: p
 
     monkeypatch.setattr(CudaDriver, "instantiate", instantiate)
     call, plain = torch.compile(compiled_program, backend=backend), torch.compile(compiled_program)
-    with torch.no_grad():
-        for _ in range(4):
-            ours = compiled_arguments("cuda")
-            theirs = copy_arguments(ours)
-            for actual, expected in zip(call(*ours), plain(*theirs), strict=True):
-                torch.testing.assert_close(actual, expected)
-            torch.testing.assert_close(ours[2], theirs[2])
+    for _ in range(4):
+        ours = [rand(64, 64) for _ in range(3)]
+        theirs = copy_arguments(ours)
+        torch.testing.assert_close(call(*ours), plain(*theirs))
+        torch.testing.assert_close(ours[2], theirs[2])
     (why,) = [region.why for report in pygraph.reports() for region in report.regions if region.wrapped]
     assert why is not None
     assert "comparison-failed" in why, why

@@ -104,16 +104,16 @@ def line() -> str:
     return f"{HERE.name}:{number}"
 
 
-def inputs(seed: int, rows: int = 32) -> torch.Tensor:
-    return torch.randn(rows, 64, generator=torch.Generator().manual_seed(seed)).cuda()
+def inputs(seed: int) -> torch.Tensor:
+    return torch.randn(32, 64, generator=torch.Generator().manual_seed(seed)).cuda()
 
 
 def weight() -> torch.Tensor:
     return (torch.randn(64, 64, generator=torch.Generator().manual_seed(99)) / 8).cuda()
 
 
-def check(ours: Callable[..., Any], seed: int, w: torch.Tensor, rows: int = 32) -> None:
-    x = inputs(seed, rows)
+def check(ours: Callable[..., Any], seed: int, w: torch.Tensor) -> None:
+    x = inputs(seed)
     torch.testing.assert_close(ours(x, w), reference(x, w), msg=lambda text: f"call {seed}: {text}")
 
 
@@ -141,9 +141,9 @@ def usable() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
-def test_the_call_is_answered_and_operator_and_line_are_named(name: str) -> None:
+def test_operator_and_line_are_named_and_the_next_compilation_is_cut_there(name: str) -> None:
     ours, w = torch.compile(program(OPERATORS[name]), backend="pygraph"), weight()
-    for seed in range(2):
+    for seed in range(CALLS):
         check(ours, seed, w)
     report = pygraph.reports()[0]
     (region,) = report.regions
@@ -155,14 +155,10 @@ def test_the_call_is_answered_and_operator_and_line_are_named(name: str) -> None
     assert named[0].loc.endswith(line()), f"another line than {line()}: {named[0]}"
     usable()
 
-
-@pytest.mark.parametrize("name", sorted(OPERATORS))
-def test_the_next_compilation_is_cut_there_and_replays(name: str) -> None:
-    for _ in range(2):
-        again()
-        ours, w = torch.compile(program(OPERATORS[name]), backend="pygraph"), weight()
-        for seed in range(CALLS):
-            check(ours, seed, w)
+    again()
+    ours = torch.compile(program(OPERATORS[name]), backend="pygraph")
+    for seed in range(CALLS):
+        check(ours, seed, w)
     report = pygraph.reports()[0]
     assert [state for state, _ in states(report)] == ["replay", "replay"], f"{states(report)}; {report.notes}"
     left = [(u.op, u.reason) for u in report.uncaptured()]
@@ -187,39 +183,6 @@ def test_training_is_cut_in_both_directions(name: str) -> None:
     for report in (forward, backward):
         assert {state for state, _ in states(report)} == {"replay"}, f"{report.name}: {states(report)}; {report.notes}"
         assert [u.reason for u in report.uncaptured()] == ["failed-capture"], f"{report.name}: {report.notes}"
-
-
-def test_dynamic_sizes_are_cut_too() -> None:
-    for _ in range(2):
-        again()
-        ours, w = torch.compile(program(OPERATORS["synchronise"]), backend="pygraph", dynamic=True), weight()
-        for seed, rows in enumerate((32, 32, 32, 48, 48, 48)):
-            check(ours, seed, w, rows)
-    report = pygraph.reports()[0]
-    assert [state for state, _ in states(report)] == ["replay", "replay"], f"{states(report)}; {report.notes}"
-
-
-def test_attention_with_dropout_is_cut_before_it_is_tried() -> None:
-    def attend(x: torch.Tensor) -> torch.Tensor:
-        q = torch.relu(x) + 1
-        out = torch.nn.functional.scaled_dot_product_attention(q, q * 2, q * 3, dropout_p=0.5)
-        return torch.relu(out * 2).sum()
-
-    ours = torch.compile(attend, backend="pygraph")
-    x = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.float16, requires_grad=True)
-    backends = [torch.nn.attention.SDPBackend.FLASH_ATTENTION, torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION]
-    with torch.enable_grad(), torch.nn.attention.sdpa_kernel(backends):
-        for _ in range(5):
-            x.grad = None
-            ours(x).backward()
-            assert x.grad is not None
-            assert torch.isfinite(x.grad).all()
-    for report in pygraph.reports():
-        left = [(u.op, u.reason) for u in report.uncaptured()]
-        assert left, f"{report.name}: the attention was not found: {states(report)}"
-        assert {reason for _, reason in left} == {"attention-dropout"}, f"{report.name}: {left}"
-        refused = [r for region in report.regions if region.record for r in region.record.refusals]
-        assert refused == [], f"{report.name}: {states(report)}"
 
 
 # -- graphs that a region adds to the one that is captured ------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,35 +81,6 @@ def test_a_region_that_draws_goes_on_as_it_would_uncaptured(
     assert set(map(id, noted.touched)) == {id(torch.cuda.default_generators[current])}
     for number, (now, then) in enumerate(zip(states(), others, strict=True)):
         assert number == current + 1 or torch.equal(now, then)
-
-
-def test_threads_that_draw_on_the_cpu_get_no_number_twice() -> None:
-    """Programs are compiled before: Dynamo brings back the states of generators itself."""
-    drawn: list[int] = []
-    programs = [
-        torch.compile(lambda x, turn=turn: torch.nn.functional.dropout(x, 0.5) @ x + turn, backend="pygraph")
-        for turn in range(5)
-    ]
-    for ours in programs:
-        ours(torch.randn(32, 32, device="cuda"))
-    stop = threading.Event()
-
-    def work() -> None:
-        while not stop.is_set():
-            drawn.append(int(torch.randint(1 << 62, ())))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        for ours in programs:
-            for _ in range(4):
-                ours(torch.randn(32, 32, device="cuda"))
-    finally:
-        stop.set()
-        thread.join()
-    assert pygraph.counters()["replays"] > 0
-    assert len(drawn) > 100
-    assert len(set(drawn)) == len(drawn)
 
 
 @torch.library.custom_op("pygraphgpugenerators::seeded", mutates_args=())

@@ -47,12 +47,7 @@ class Held:
 
 def resident() -> int:
     """Bytes of the process that are in memory."""
-    try:
-        import psutil
-    except ImportError:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    return int(psutil.Process().memory_info().rss)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Decoder(nn.Module):

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from pygraph.runtime.contract import Driver
+from pygraph.runtime.cuda import build as cuda_build
+from pygraph.runtime.host import build as host_build
 from pygraph.runtime.recording import AllocationKind, OutputKind
+from pygraph.runtime.region import Region
 from tests.gpu.replays import captured, replay_and_compare
 
 TABLE_SIZE = 3
@@ -18,47 +21,32 @@ def cuda(*size: int) -> torch.Tensor:
     return torch.randn(*size, device="cuda")
 
 
-def test_views_and_arguments_come_back_as_such(driver: Driver) -> None:
+def test_what_a_replay_returns_is_as_uncaptured(driver: Driver) -> None:
     def region(args: list[Any]) -> tuple[Any, ...]:
         x, n = args
-        return x, x[1:], n, None, x * 2, 2.5
+        y = x * 2
+        return x, x[1:, :2], n, None, y, y, y.view(-1), 2.5
 
     made = captured(driver, region, [cuda(4, 3), 7])
     kinds = [output.kind for output in made.program.recording.outputs]
-    scalar = OutputKind.SCALAR
-    assert kinds == [OutputKind.ARGUMENT, OutputKind.VIEW, scalar, scalar, OutputKind.FRESH, scalar]
-    x = cuda(4, 3)
-    outputs = made.executable.replay([x, 7])
-    assert outputs is not None
-    assert outputs[0] is x
-    assert outputs[1].data_ptr() == x[1:].data_ptr()
-    assert outputs[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    assert outputs[2:4] == [7, None]
-    assert torch.equal(outputs[4], x * 2)
-    assert outputs[5] == 2.5
-
-
-def test_a_view_follows_the_storage_offset_of_its_argument(driver: Driver) -> None:
-    made = captured(driver, lambda args: (args[0][1:, :2], args[0] + 1), [cuda(4, 3)])
-    base = cuda(400)
-    x = base[128:140].view(4, 3)
-    outputs = made.executable.replay([x])
-    assert outputs is not None
-    assert outputs[0].storage_offset() == x[1:, :2].storage_offset()
-    assert outputs[0].data_ptr() == x[1:, :2].data_ptr()
-    assert torch.equal(outputs[1], x + 1)
-
-
-def test_one_object_returned_twice_is_one_object(driver: Driver) -> None:
-    def region(args: list[Any]) -> tuple[Any, ...]:
-        y = args[0] * 2
-        return y, y, y.view(-1)
-
-    outputs = captured(driver, region, [cuda(4, 3)]).executable.replay([cuda(4, 3)])
-    assert outputs is not None
-    assert outputs[0] is outputs[1]
-    assert outputs[2] is not outputs[0]
-    assert outputs[2].data_ptr() == outputs[0].data_ptr()
+    assert kinds == [
+        *map(OutputKind, ("argument", "view", "scalar", "scalar")),
+        *[OutputKind.FRESH] * 3,
+        OutputKind.SCALAR,
+    ]
+    for x in (cuda(4, 3), cuda(400)[128:140].view(4, 3)):
+        outputs = made.executable.replay([x, 7])
+        assert outputs is not None
+        assert outputs[0] is x
+        view = x[1:, :2]
+        assert outputs[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        assert (outputs[1].data_ptr(), outputs[1].storage_offset()) == (view.data_ptr(), view.storage_offset())
+        assert outputs[1].stride() == view.stride()
+        assert (outputs[2], outputs[3], outputs[7]) == (7, None, 2.5)
+        assert torch.equal(outputs[4], x * 2)
+        assert outputs[5] is outputs[4]
+        assert outputs[6] is not outputs[4]
+        assert outputs[6].data_ptr() == outputs[4].data_ptr()
 
 
 def test_outputs_belong_to_the_caller(driver: Driver) -> None:
@@ -85,24 +73,12 @@ def test_what_was_not_captured_is_turned_away(driver: Driver) -> None:
     for args in (
         [x, 4],
         [x, 3.0],
-        [x, True],
-        [x],
         [x.double(), 3],
-        [cuda(6, 4), 3],
         [cuda(6, 4).t(), 3],
         [x.cpu(), 3],
-        [None, 3],
-        [torch.nn.Parameter(x), 3.5],
     ):
         assert made.executable.replay(list(args)) is None
     assert made.executable.replay([torch.nn.Parameter(x), 3]) is not None
-
-
-def test_the_bits_of_a_float_matter(driver: Driver) -> None:
-    made = captured(driver, lambda args: (args[0] * args[1],), [cuda(4), 0.0])
-    assert made.executable.replay([cuda(4), 0.0]) is not None
-    assert made.executable.replay([cuda(4), -0.0]) is None
-    assert made.executable.replay([cuda(4), 0]) is None
 
 
 def test_an_argument_that_is_only_read_may_lie_anywhere(driver: Driver) -> None:
@@ -124,13 +100,6 @@ def test_a_written_argument_has_to_be_aligned(driver: Driver) -> None:
     assert made.executable.replay([base[4:1028], cuda(8)]) is not None
     before[4:1028] *= 2
     assert torch.equal(base, before)
-
-
-def test_a_misaligned_argument_that_shares_memory_with_a_written_one_is_turned_away(driver: Driver) -> None:
-    made = captured(driver, lambda args: (args[0].mul_(2), args[1] + 1), [cuda(64), cuda(8)])
-    base = cuda(80)
-    assert made.executable.replay([base[:64], base[65:73]]) is None
-    assert made.executable.replay([base[:64], base[68:76]]) is not None
 
 
 def test_overlapping_arguments_behave_as_uncaptured(driver: Driver) -> None:
@@ -225,3 +194,33 @@ def test_a_replay_inside_a_callers_own_capture_is_declined(driver: Driver) -> No
     graph.replay()
     assert torch.equal(y, x * 3)
     assert made.executable.replay([x]) is not None
+
+
+def mlp(args: list[Any]) -> Any:
+    x, w, v = args
+    args.clear()
+    return ((x @ w).relu() @ v, x.sum(0))
+
+
+def test_closing_gives_everything_back(driver: Driver) -> None:
+    torch.cuda.synchronize()
+    args = [cuda(64, 64), cuda(64, 64), cuda(64, 64)]
+    mlp(list(args))
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    region = Region(mlp, driver, name="mlp")
+    for _ in range(4):
+        region(list(args))
+    assert region.record.replays
+    region.close()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() == before
+    expected = mlp(list(args))
+    assert all(torch.equal(a, b) for a, b in zip(region(list(args)), expected, strict=True))
+
+
+def test_the_native_halves_of_both_drivers_live_in_one_process() -> None:
+    host, device = host_build.load(), cuda_build.load()
+    assert host.OutputKind is not device.OutputKind
+    assert {kind.name for kind in host.OutputKind.__members__.values()} == set(device.OutputKind.__members__)

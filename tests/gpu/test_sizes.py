@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 import pygraph
-from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.cuda import CudaDriver
+from pygraph.runtime.region import RegionRecord
 from tests.gpu.programs import EVERYTHING, assert_replayed, assert_same, compiled, device_tensor, figures
 
 SIZES = tuple(range(4, 204, 4))
@@ -117,53 +117,6 @@ def test_one_graph_serves_every_size(marked: bool, counted: Counted) -> None:
     # one call of each size runs uncaptured, one is captured; the other two are replayed
     assert (record.uncaptured, record.replays) == (2 * len(SIZES), 2 * len(SIZES)), figures()
     assert counted.alive() == len(SIZES)
-
-
-class Watched:
-    """Says of each call what became of it."""
-
-    def __init__(self, **options: Any) -> None:
-        self._call = compiled(block, dynamic=True, **options, **EVERYTHING)
-        self._weights = weights()
-
-    def __call__(self, size: int) -> str:
-        before = self._counts()
-        x = doubles(size, WIDTH)
-        actual = self._call(x, *self._weights)
-        assert_same(actual, block(x, *self._weights), call=f"size {size}")
-        captures, replays, uncaptured = (now - then for now, then in zip(self._counts(), before, strict=True))
-        kinds = {(1, 0, 1): "captured", (0, 1, 0): "replayed", (0, 0, 1): "uncaptured"}
-        return kinds[captures, replays, uncaptured]
-
-    def _counts(self) -> tuple[int, int, int]:
-        if not pygraph.reports():
-            return (0, 0, 0)
-        record = only_record()
-        return record.captures, record.replays, record.uncaptured
-
-
-@pytest.mark.parametrize("occurrence", [2, 3, 5])
-def test_a_size_is_captured_at_its_nth_occurrence(occurrence: int) -> None:
-    call = Watched(capture_after=occurrence)
-    expected = ["uncaptured"] * (occurrence - 1) + ["captured", "replayed", "replayed"]
-    mixed = [[call(size) for size in (24, 56, 88)] for _ in range(occurrence + 2)]
-    for place, size in enumerate((24, 56, 88)):
-        assert [turn[place] for turn in mixed] == expected, f"size {size}\n{figures()}"
-
-
-def test_the_least_recently_used_capture_goes_first(counted: Counted) -> None:
-    call = Watched(max_captures=3)
-    for size in (16, 24, 32):
-        assert [call(size) for _ in range(3)] == ["uncaptured", "captured", "replayed"], figures()
-    assert call(16) == "replayed"
-    assert [call(40) for _ in range(3)] == ["uncaptured", "captured", "replayed"], figures()
-    assert counted.alive() == 3
-    assert [call(size) for size in (16, 32, 40)] == ["replayed"] * 3, figures()
-    # 24 had to go. It comes back after twice as many calls as at first, in place of 16.
-    assert [call(24) for _ in range(4)] == ["uncaptured", "uncaptured", "captured", "replayed"], figures()
-    assert [call(size) for size in (32, 40)] == ["replayed"] * 2, figures()
-    assert call(16) == "uncaptured", figures()
-    assert counted.alive() == 3
 
 
 @pytest.mark.parametrize("sizes", [(64, 128, 192, 320), (128, 64)], ids=str)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pygraph.compat import storage_from_address
-from pygraph.runtime.contract import Driver, NonPointerWord, Program, one_graph
+from pygraph.runtime.contract import Driver, NonPointerWord, Program
 from pygraph.runtime.cuda.addresses import SCRATCH
 from pygraph.runtime.discover import capture
 from pygraph.runtime.layout import plan
@@ -139,8 +139,8 @@ def program(driver: Driver, region: Region, args: list[Any]) -> Program:
     first, second = driver.capture(region, args), driver.capture(region, args)
     table = discover(first, second)
     assert isinstance(table, SlotTable), table
-    layout = plan(first, table.slots, alignment=first.alignment)
-    return Program(first, table.slots, layout, one_graph(first), {}, table.non_pointers)
+    layout = plan(first, table.slots)
+    return Program(first, table.slots, layout, table.non_pointers)
 
 
 def test_an_unset_entry_of_a_list_may_point_at_scratch(driver: Driver) -> None:

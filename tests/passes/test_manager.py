@@ -1,40 +1,108 @@
-"""The pass manager: passes in order, contracts checked, errors with their place."""
+"""The pass manager: passes in order, contracts checked, errors with their place, dumps, reproducers, bisecting."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from pygraph.errors import OptionError, ParseError, VerifyError
-from pygraph.ir import CAPTURABLE, REASON, Graph, Stage
-from pygraph.passes import PassContext, PassManager, Registry, as_pass, parse
-from tests.passes.sample_passes import PIPELINE, Breaking, Idle, Lying, Raising, Wordless, failure, run, sample
+from pygraph.errors import OptionError, ParseError, PassError, VerifyError
+from pygraph.ir import CAPTURABLE, H200, REASON, REGION, SELECTED, Graph, Stage
+from pygraph.ir import parse as parse_graph
+from pygraph.passes import Pass, PassContext, PassManager, PassResult, Registry, as_pass, bisect, parse, read_header
+from tests.passes.build import TENSOR, build
+
+PIPELINE = "partitioning,indirection,selection"
+
+
+@dataclass(frozen=True)
+class Idle(Pass):
+    """Changes nothing."""
+
+    name: ClassVar[str] = "idle"
+
+    size: int = 0
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        return PassResult(False, ("idled",))
+
+
+def ensuring(stage: Stage, *, requires: Stage = Stage.LIFTED) -> Pass:
+    """A pass that changes nothing and ensures ``stage``."""
+    return as_pass(unchanged, requires=requires, ensures=stage)()
+
+
+def unchanged(graph: Graph, ctx: PassContext) -> bool:
+    return False
+
+
+def raising(graph: Graph, ctx: PassContext) -> bool:
+    graph.add("half.done", [], [TENSOR])
+    raise KeyError("gone")
+
+
+def breaking(graph: Graph, ctx: PassContext) -> bool:
+    """Leaves a capturable node without region or reason."""
+    graph.nodes[1].meta.drop(REGION)
+    return True
+
+
+def silent(graph: Graph, ctx: PassContext) -> bool:
+    """Annotates and does not say so."""
+    graph.nodes[0].meta.set(REASON, "changed")
+    return False
+
+
+def boasting(graph: Graph, ctx: PassContext) -> bool:
+    """Says that it changed what it did not."""
+    return True
+
+
+def wordless(graph: Graph, ctx: PassContext) -> None: ...
+
+
+def keep_out(graph: Graph, ctx: PassContext) -> bool:
+    """Keep the first node out of every region."""
+    graph.nodes[0].meta.set(CAPTURABLE, False)
+    graph.nodes[0].meta.set(REASON, ctx.device)
+    return True
+
+
+def sample() -> Graph:
+    return build("a: launch x", "b: launch a w", "u: host b", "c: launch u b", returns="c")
+
+
+def run(pipeline: object, graph: Graph, **options: object) -> None:
+    PassManager(pipeline, **options).run(graph)  # type: ignore[arg-type]
+
+
+def failure(pipeline: object, graph: Graph, **options: object) -> PassError:
+    with pytest.raises(PassError) as caught:
+        run(pipeline, graph, **options)
+    return caught.value
+
+
+# -- pipelines ---------------------------------------------------------------------------------------------------------
 
 
 def test_passes_run_in_order_and_are_recorded() -> None:
     graph = sample()
-    result = PassManager([Idle(), "partitioning{max-regions=1},indirection", Idle(3)], check="full").run(graph)
-    assert [record.text for record in result.passes] == [
-        "idle",
-        "partitioning{max-regions=1}",
-        "indirection",
-        "idle{size=3}",
-    ]
+    manager = PassManager([Idle(), "partitioning{ max-regions = 1 },indirection", Idle(3)], check="full")
+    assert manager.text == "idle,partitioning{max-regions=1},indirection,idle{size=3}"
+    result = manager.run(graph)
+    assert [record.text for record in result.passes] == manager.text.split(",")
     assert [record.modified for record in result.passes] == [False, True, True, False]
     stages = [Stage.PLACED, Stage.PARTITIONED, Stage.INDIRECTED, Stage.INDIRECTED]
     assert [record.stage for record in result.passes] == stages
     assert result.passes[0].notes == ("idled",)
     assert all(record.time_ms > 0 for record in result.passes)
     assert result.time_ms == pytest.approx(sum(record.time_ms for record in result.passes))
-    assert result.modified
     assert result.skipped == ()
     assert graph.stage is Stage.INDIRECTED
-
-
-def test_text_of_a_pipeline_is_canonical() -> None:
-    assert PassManager(["partitioning{ max-regions = none }", Idle(2)]).text == "partitioning,idle{size=2}"
 
 
 def test_every_check_gives_the_same_graph() -> None:
@@ -47,81 +115,23 @@ def test_every_check_gives_the_same_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "error", "reason"),
+    ("pipeline", "options", "error", "reason"),
     [
-        ("partitioning{", ParseError, "the text ends"),
-        ("partitoning", OptionError, "did you mean 'partitioning'"),
-        ([3], OptionError, "functions and text, not of int"),
-        ([Idle(size={1})], OptionError, "a set has no text"),  # type: ignore[arg-type]
+        ("partitioning{", {}, ParseError, "the text ends"),
+        ("partitoning", {}, OptionError, "did you mean 'partitioning'"),
+        ([3], {}, OptionError, "functions and text, not of int"),
+        ([Idle(size={1})], {}, OptionError, "option 'size' of pass 'idle': a set has no text"),  # type: ignore[arg-type]
+        ([lambda graph, ctx: True], {}, OptionError, "needs a name"),
+        (PIPELINE, {"check": "fulll"}, OptionError, "no check is called 'fulll'; did you mean 'full'"),
+        (PIPELINE, {"bisect_limit": -1}, OptionError, "cannot be negative"),
+        (PIPELINE, {"print_after": ["partition"]}, OptionError, "not in the pipeline; did you mean 'partitioning'"),
     ],
 )
-def test_an_unreadable_pipeline_is_refused(pipeline: object, error: type[Exception], reason: str) -> None:
+def test_wrong_pipelines_and_options_are_refused(
+    pipeline: object, options: dict[str, object], error: type[Exception], reason: str
+) -> None:
     with pytest.raises(error, match=reason):
-        PassManager(pipeline)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"check": "fulll"}, "no check is called 'fulll'; did you mean 'full'"),
-        ({"bisect_limit": -1}, "cannot be negative"),
-        ({"print_after": ["partition"]}, "it is not in the pipeline; did you mean 'partitioning'"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, object], reason: str) -> None:
-    with pytest.raises(OptionError, match=re.escape(reason)):
-        PassManager(PIPELINE, **options)  # type: ignore[arg-type]
-
-
-def test_a_missing_stage_names_pass_stage_and_passes_run() -> None:
-    error = failure("partitioning,selection", sample())
-    assert (
-        error.reason
-        == "it requires a graph at stage indirected, and this one is at partitioned; indirection gets it there"
-    )
-    assert (error.pass_name, error.stage, error.passes_run) == ("selection", "partitioned", ("partitioning",))
-
-
-def test_a_pass_that_raises_is_named(tmp_path: Path) -> None:
-    error = failure(["partitioning", Raising()], sample(), dump_dir=tmp_path)
-    assert (error.pass_name, error.stage, error.passes_run) == ("raising", "partitioned", ("partitioning",))
-    assert error.reason == "KeyError: 'gone'"
-    assert isinstance(error.__cause__, KeyError)
-    assert f"reproducer: {error.reproducer}" in str(error)
-
-
-def test_a_result_that_does_not_verify_names_the_node(tmp_path: Path) -> None:
-    error = failure(["partitioning", Breaking()], sample(), dump_dir=tmp_path)
-    assert (error.pass_name, error.node, error.stage) == ("breaking", "b", "partitioned")
-    assert "rule membership" in error.reason
-    assert isinstance(error.__cause__, VerifyError)
-
-
-def test_checks_can_be_turned_off() -> None:
-    run(["partitioning", Breaking()], sample(), check="off")
-    run([Lying()], sample(), check="result")
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (True, "it says that the graph was not modified, and the printed graph is different"),
-        (False, "it says that the graph was modified, and the printed graph is the same"),
-    ],
-)
-def test_modified_is_held_against_the_printed_graph(changes: bool, reason: str, tmp_path: Path) -> None:
-    assert failure([Lying(changes=changes)], sample(), check="full", dump_dir=tmp_path).reason == reason
-
-
-def test_a_pass_must_return_a_result(tmp_path: Path) -> None:
-    assert failure([Wordless()], sample(), dump_dir=tmp_path).reason == "run() must return a PassResult, not NoneType"
-
-
-def keep_out(graph: Graph, ctx: PassContext) -> bool:
-    """Keep the first node out of every region."""
-    graph.nodes[0].meta.set(CAPTURABLE, False)
-    graph.nodes[0].meta.set(REASON, ctx.device)
-    return True
+        PassManager(pipeline, **options)  # type: ignore[arg-type]
 
 
 def test_a_function_is_a_pass() -> None:
@@ -132,20 +142,194 @@ def test_a_function_is_a_pass() -> None:
     registry = Registry(points=())
     assert registry.register(keep_out) is keep_out
     assert parse("keep-out", registry=registry) == (as_pass(keep_out)(),)
-    assert registry.describe()[-1].summary == "Keep the first node out of every region."
 
 
-def test_a_function_may_state_its_stages() -> None:
-    judge_again = as_pass(keep_out, requires=Stage.PLACED, ensures=Stage.JUDGED)
+# -- contracts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_stage_names_pass_stage_and_passes_run() -> None:
+    error = failure("partitioning,selection", sample())
+    needed = "it requires a graph at stage indirected, and this one is at partitioned; indirection gets it there"
+    assert error.reason == needed
+    assert (error.pass_name, error.stage, error.passes_run) == ("selection", "partitioned", ("partitioning",))
+    assert error.reproducer is None
+
+
+def test_a_result_that_does_not_verify_names_the_node_and_fails_again(tmp_path: Path) -> None:
+    error = failure(["partitioning", breaking], sample(), dump_dir=tmp_path)
+    assert (error.pass_name, error.node, error.stage) == ("breaking", "b", "partitioned")
+    assert error.passes_run == ("partitioning",)
+    assert "rule membership" in error.reason
+    assert isinstance(error.__cause__, VerifyError)
+    again = failure([breaking], parse_graph(Path(error.reproducer or "").read_text()), dump_dir=tmp_path)
+    assert (again.reason, again.node, again.stage) == (error.reason, error.node, error.stage)
+    run(["partitioning", breaking], sample(), check="off")
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (silent, "it says that the graph was not modified, and the printed graph is different"),
+        (boasting, "it says that the graph was modified, and the printed graph is the same"),
+        (wordless, "run() must return a PassResult, not NoneType"),
+    ],
+)
+def test_a_pass_must_say_what_it_did(item: Callable[..., object], reason: str, tmp_path: Path) -> None:
+    assert failure([item], sample(), check="full", dump_dir=tmp_path).reason == reason
+
+
+# -- stages ------------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_go_with_their_stage_even_if_the_pass_keeps_the_regions() -> None:
+    graph, expected = sample(), sample()
+    run([PIPELINE, ensuring(Stage.PARTITIONED, requires=Stage.PARTITIONED)], graph, check="full")
+    run("partitioning", expected)
+    assert graph == expected
+
+
+def test_selection_run_again_keeps_what_came_before_it() -> None:
     graph = sample()
-    PassManager(["partitioning", judge_again()], check="full").run(graph)
-    assert (graph.stage, graph.regions) == (Stage.JUDGED, {})
+    run(PIPELINE, graph)
+    before = str(graph)
+    run("selection", graph, check="full")
+    assert str(graph) == before
+    run("indirection", graph)
+    assert graph.stage is Stage.INDIRECTED
+    assert all(region.parameters and SELECTED not in region.meta for region in graph.regions.values())
 
 
-def test_a_function_must_return_a_result_and_have_a_name(tmp_path: Path) -> None:
-    def silent(graph: Graph, ctx: PassContext) -> None: ...
+def test_going_back_drops_regions_and_at_the_start_every_judgement() -> None:
+    graph = build("a: launch x", "u: host a", "v: view u", "w1: host v", "b: launch w1")
+    untouched = str(graph)
+    run([PIPELINE, ensuring(Stage.PLACED)], graph, check="full")
+    assert str(graph) == untouched
+    run([PIPELINE, ensuring(Stage.LIFTED)], graph, check="full")
+    assert graph.stage is Stage.LIFTED
+    assert not graph.regions
+    assert all(key not in node.meta for node in graph.nodes for key in (CAPTURABLE, REASON, REGION))
 
-    error = failure([silent], sample(), dump_dir=tmp_path)  # type: ignore[list-item]
-    assert "must return a PassResult" in error.reason
-    with pytest.raises(OptionError, match="needs a name"):
-        PassManager([lambda graph, ctx: True])
+
+def test_a_pass_sees_what_it_requires_even_if_it_ensures_less() -> None:
+    seen: list[int] = []
+
+    def dissolving(graph: Graph, ctx: PassContext) -> bool:
+        seen.append(len(graph.regions))
+        return False
+
+    graph = sample()
+    run([PIPELINE, as_pass(dissolving, requires=Stage.PARTITIONED, ensures=Stage.PLACED)()], graph)
+    assert seen == [2]
+    assert (graph.stage, dict(graph.regions)) == (Stage.PLACED, {})
+
+
+# -- dumps, prints, reproducers ----------------------------------------------------------------------------------------
+
+
+def test_dumps_are_numbered_and_parse(tmp_path: Path) -> None:
+    graph = sample()
+    folder = tmp_path / "deep" / "er"
+    run([PIPELINE, Idle()], graph, dump_dir=folder)
+    names = ["00-placed", "01-partitioning", "02-indirection", "03-selection", "04-idle"]
+    assert sorted(path.stem for path in folder.iterdir()) == names
+    assert parse_graph((folder / "00-placed.pgir").read_text()) == sample()
+    assert parse_graph((folder / "04-idle.pgir").read_text()) == graph
+
+
+def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    graph = sample()
+    run(PIPELINE, graph, dump_dir=tmp_path / "file" / "sub")
+    assert graph.stage is Stage.SELECTED
+    assert f"cannot write {tmp_path / 'file' / 'sub'}/00-placed.pgir" in caplog.text
+    error = failure([raising], sample(), dump_dir=tmp_path / "file")
+    assert (error.pass_name, error.reproducer) == ("raising", None)
+    assert f"cannot write {tmp_path / 'file'}/reproducer-01-raising.pgir" in caplog.text
+
+
+def test_printing_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = sample()
+    run([PIPELINE], graph, print_before=["partitioning"], print_after=["all"])
+    shown = capsys.readouterr().err
+    assert re.findall(r"^// .*$", shown, re.MULTILINE) == [
+        "// before 1: partitioning",
+        "// after 1: partitioning",
+        "// after 2: indirection",
+        "// after 3: selection",
+    ]
+    assert parse_graph(shown[shown.index("// after 3") :]) == graph
+
+
+def test_a_reproducer_holds_the_graph_before_the_pass_and_how_to_run_it(tmp_path: Path) -> None:
+    ctx = PassContext("cuda", H200, {"s1": 4, "s0": 2})
+    with pytest.raises(PassError) as caught:
+        PassManager(["partitioning", raising], dump_dir=tmp_path / "new").run(sample(), ctx)
+    error = caught.value
+    assert (error.reason, type(error.__cause__)) == ("KeyError: 'gone'", KeyError)
+    assert error.reproducer == str(tmp_path / "new" / "reproducer-02-raising.pgir")
+    assert f"reproducer: {error.reproducer}" in str(error)
+    text = Path(error.reproducer).read_text()
+    assert text.splitlines()[:5] == [
+        "// pipeline: raising",
+        "// device: cuda",
+        "// model: h200",
+        "// values: s0=2, s1=4",
+        "// error: KeyError: 'gone'",
+    ]
+    assert read_header(text) == ("raising", ctx)
+    expected = sample()
+    run("partitioning", expected)
+    assert parse_graph(text) == expected
+
+
+def test_without_a_dump_directory_the_reproducer_is_a_temporary_file() -> None:
+    path = Path(failure([raising], sample()).reproducer or "")
+    assert path.name == "reproducer-01-raising.pgir"
+    assert parse_graph(path.read_text()) == sample()
+    path.unlink()
+    path.parent.rmdir()
+
+
+def test_a_header_may_be_absent_or_partial() -> None:
+    assert read_header("graph …") == (None, None)
+    assert read_header("// a comment\n// pipeline: idle\n\n// device: cuda\n") == ("idle", None)
+    with pytest.raises(ValueError, match="many"):
+        read_header("// device: cuda\n// values: s0=many\n")
+
+
+# -- bisecting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 99])
+def test_a_bisect_limit_stops_the_pipeline_and_says_so(limit: int, caplog: pytest.LogCaptureFixture) -> None:
+    names = PIPELINE.split(",")
+    result = PassManager(PIPELINE, bisect_limit=limit).run(sample())
+    assert [record.name for record in result.passes] == names[:limit]
+    assert result.skipped == tuple(names[limit:])
+    assert ("bisect limit" in caplog.text) == (limit < 3)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "good", "culprit"),
+    [
+        ([Idle(), PIPELINE], lambda graph: len(graph.regions) != 2, (2, "partitioning")),
+        ([PIPELINE], lambda graph: graph.stage is not Stage.SELECTED, (3, "selection")),
+        (["partitioning", raising, "indirection"], lambda graph: True, (2, "raising")),
+    ],
+)
+def test_bisect_finds_the_pass(
+    pipeline: list[Pass | str], good: Callable[[Graph], bool], culprit: tuple[int, str]
+) -> None:
+    graph = sample()
+    found = bisect(pipeline, graph, good)
+    assert found is not None
+    step, before = found
+    assert (step.number, step.name) == culprit
+    assert good(before)
+    assert graph == sample()
+
+
+def test_bisect_finds_nothing_where_all_is_well_and_needs_a_good_start() -> None:
+    assert bisect(PIPELINE, sample(), lambda graph: True) is None
+    with pytest.raises(ValueError, match="not good before the first pass"):
+        bisect(PIPELINE, sample(), lambda graph: False)

@@ -9,6 +9,7 @@ from pygraph.ir import (
     CAPTURABLE,
     DETAIL,
     FREE,
+    HOST,
     REASON,
     REGION,
     SELECTED,
@@ -24,9 +25,9 @@ from pygraph.ir import (
     TensorType,
 )
 from pygraph.report.model import GraphReport, PassReport, RegionReport
-from pygraph.runtime.counters import RegionRecord
 from pygraph.runtime.measure import Decision
 from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.region import RegionRecord
 
 CPU = Device("cpu")
 MATRIX = TensorType(DType.F32, (8, 8), CPU)
@@ -96,8 +97,9 @@ def full_report(index: int = 0, known: bool = True) -> GraphReport:
         index=index,
         kind="inference",
         device="cpu",
-        origin=GraphOrigin("forward", Location("model.py", 9, "forward"), LINE, "Unsupported Tensor.item() call"),
+        origin=GraphOrigin("forward", Location("model.py", 9, "forward"), {LINE: "Unsupported Tensor.item() call"}),
         graph=graph,
+        model=HOST,
         pipeline="legality,partitioning",
         passes=(
             PassReport("legality", 1.25, True, ("1 node is not capturable",)),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.contract import Program, ScratchPool
+from pygraph.runtime.contract import Executable, Program, ScratchPool
 from pygraph.runtime.provenance import ran
 from pygraph.runtime.recording import Origin, PythonCall, Recording, Use
 from pygraph.runtime.region import Region, RegionOptions
@@ -24,18 +24,18 @@ __all__ = ["FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "
 Function = Callable[[list[Any]], Sequence[Any]]
 
 
-def facts(args: Sequence[Any], sensitive: frozenset[int], *, exact: bool = True) -> list[object]:
-    """What has to match for a replay; storage offsets of ``sensitive`` arguments only, scalars by bits if ``exact``."""
+def facts(args: Sequence[Any], sensitive: frozenset[int]) -> list[object]:
+    """What has to match for a replay; storage offsets of ``sensitive`` arguments only."""
     return [
         (a.shape, a.stride(), a.dtype, a.device, a.storage_offset() if i in sensitive else 0)
         if isinstance(a, torch.Tensor)
-        else (bits(a) if exact else a)
+        else bits(a)
         for i, a in enumerate(args)
     ]
 
 
 class FakeExecutable:
-    """Replays by calling a function on a copy of the list of arguments, if they have the facts captured."""
+    """A native region that replays by calling a function on a copy of its arguments, if these are as captured."""
 
     def __init__(self, driver: FakeDriver, fn: Function, expected: list[object]) -> None:
         self.driver = driver
@@ -46,11 +46,7 @@ class FakeExecutable:
         self._busy = Lock()
 
     def replay(self, args: list[Any]) -> list[Any] | None:
-        if (
-            self.closed
-            or facts(args, self.driver.sensitive, exact=self.driver.exact) != self.expected
-            or not self._busy.acquire(blocking=False)
-        ):
+        if self.closed or facts(args, self.driver.sensitive) != self.expected or not self._busy.acquire(blocking=False):
             return None
         try:
             if self.driver.declines(args):
@@ -69,7 +65,7 @@ class FakeExecutable:
 class FakeDriver:
     """``written``: arguments that the recorded launch writes (None: unknown). ``edits``, one per capture to come,
     change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region.
-    ``drains`` waits for the device, and says whether it could. ``machine``: its identity. ``nondeterministic``: whether
+    ``drains`` waits for the device, and says whether it could.  ``nondeterministic``: whether
     the launch is known to come out otherwise each time. ``random``: whether it draws. ``python``: operators written in
     Python that a capture calls. ``within``: whether transient memory is in use now; ``given_back``: how often it was
     given back, ``trimmed``: what uncaptured runs had left."""
@@ -78,7 +74,6 @@ class FakeDriver:
         self.kernel = kernel
         self.written = written
         self.sensitive: frozenset[int] = frozenset()
-        self.exact = True
         self.edits: list[Callable[[Capture], None]] = []
         self.declines: Callable[[list[Any]], bool] = lambda args: False
         self.drains: Callable[[], bool] = lambda: True
@@ -88,15 +83,10 @@ class FakeDriver:
         self.programs: list[Program] = []
         self.within = False
         self.given_back = self.trimmed = 0
-        self.machine = "fake"
         self.nondeterministic = False
         self.random = True
         self.spare = 1 << 30
         self.python: tuple[PythonCall, ...] = ()
-
-    def identity(self, device: torch.device | None) -> str:
-        assert device is None
-        return self.machine
 
     def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
         self.captures += 1
@@ -117,17 +107,17 @@ class FakeDriver:
         capture.launch(*words, pool, name="toy", uses=uses, **facts_of_launch)
         if self.edits:
             self.edits.pop(0)(capture)
-        payload = (fn, facts(args, self.sensitive, exact=self.exact))
+        payload = (fn, facts(args, self.sensitive))
         return capture.recording(payload=payload, offset_sensitive=self.sensitive, python=self.python)
 
-    def instantiate(self, program: Program) -> FakeExecutable:
+    def instantiate(self, program: Program) -> Executable:
         if self.refuses is not None:
             raise self.refuses
         payload: Any = program.recording.payload
         fn, expected = payload
         self.programs.append(program)
         self.executables.append(FakeExecutable(self, fn, expected))
-        return self.executables[-1]
+        return Executable(self.executables[-1])
 
     def generator(self, program: Program) -> torch.Generator | None:
         return torch.default_generator if self.random else None

@@ -19,7 +19,6 @@ import faulthandler, gc, sys
 from pathlib import Path
 import torch
 import pygraph.runtime
-from pygraph.runtime import counters
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import RegionOptions
 from pygraph.runtime.region import Region
@@ -77,7 +76,6 @@ def calls(made, sizes=(5, 5, 5, 6, 6, 7, 7, 5, 8)):
         assert torch.equal(made([x])[0], torch.cumsum(x, 0) * 2), size
     made.close()
     made([torch.ones(3)])
-    counters.counters()
 
 
 def run(collection):

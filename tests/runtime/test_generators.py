@@ -154,7 +154,8 @@ def test_runs_for_a_spread_draw_apart_from_everybody_else(disturbed: bool) -> No
 
     def fn(args: list[Any]) -> Sequence[Any]:
         runs.append(1)
-        outputs = [args[0] + torch.rand(64) + 1e-3 * torch.rand(64, generator=own)]
+        drawn = torch.rand(64)
+        outputs = [args[0] + drawn, args[0] + drawn + 1e-3 * torch.rand(64, generator=own)]
         if disturbed and len(runs) == 5:
             others.append(draw())
         return outputs

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import ctypes
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,26 +22,31 @@ from pygraph import backend, cache
 from pygraph.errors import CaptureError
 from pygraph.runtime import native_build
 from pygraph.runtime.host import build as host_build
-from pygraph.runtime.native_build import Loader, NativeLibrary
+from pygraph.runtime.native_build import SHARED, Loader, NativeLibrary
 
 SOURCE = """
 #include <Python.h>
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "tiny", nullptr, 0, nullptr};
-PyMODINIT_FUNC PyInit_tiny() { return PyModule_Create(&definition); }
+#include <iostream>
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_pygraph_tiny", nullptr, 0, nullptr};
+PyMODINIT_FUNC PyInit__pygraph_tiny() { return PyModule_Create(&definition); }
+extern "C" void say() { std::cout << 1.5; }
 """
 
+BUILD = """
+import sys
+from pathlib import Path
+from pygraph.runtime.native_build import NativeLibrary
+library = NativeLibrary("tiny", Path(sys.argv[1]), ("c10",))
+"""
+"""What a process begins with that builds the library of the source that it is given."""
+
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Path:
-    folder = tmp_path / "sources"
-    folder.mkdir()
-    (folder / "tiny.cpp").write_text(SOURCE)
-    return folder
-
-
-@pytest.fixture
-def library(sources: Path) -> NativeLibrary:
-    return NativeLibrary("tiny", "tiny", sources, ("tiny.cpp",), ("c10",))
+def library(tmp_path: Path) -> NativeLibrary:
+    source = tmp_path / "sources" / "tiny.cpp"
+    source.parent.mkdir()
+    source.write_text(SOURCE)
+    return NativeLibrary("tiny", source, ("c10",))
 
 
 @pytest.fixture
@@ -53,14 +60,26 @@ def _no_temporary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_temporary", {})
 
 
-def stand_in(path: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler that does what ``script`` says; ``$2`` is its output."""
-    path.write_text(
-        '#!/bin/sh\nif [ "$1" = --version ]; then echo fake; exit 0; fi\n'
-        f'while [ "$1" != -o ]; do shift; done\n{script}\n'
-    )
-    path.chmod(0o755)
-    monkeypatch.setenv("CXX", str(path))
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes the compiler one that does what a script says; ``$2`` is its output."""
+
+    def stand_in(script: str) -> None:
+        path = tmp_path / "cxx"
+        path.write_text(
+            '#!/bin/sh\nif [ "$1" = --version ]; then echo fake; exit 0; fi\n'
+            f'while [ "$1" != -o ]; do shift; done\n{script}\n'
+        )
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", str(path))
+
+    return stand_in
+
+
+def wait_for(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 # -- what may be loaded ------------------------------------------------------------------------------------------------
@@ -72,42 +91,39 @@ def cut(size: int) -> Callable[[Path], None]:
 
 def hole(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
+    content[len(content) // 2 : len(content) // 2 + 64] = b"\xaa" * 64
     path.write_bytes(content)
 
 
-def foreign(path: Path) -> None:
-    path.chmod(0o666)
+def open_to_others(path: Path) -> None:
+    path.chmod(0o777)
+
+
+def without_checksum(path: Path) -> None:
     path.with_name(f"{path.name}.sha256").unlink()
 
 
-@pytest.mark.parametrize(
-    "damage", [cut(0), cut(100), cut(4096), hole, foreign], ids=["0", "100", "4096", "hole", "sum"]
-)
-def test_a_damaged_library_is_built_again(library: NativeLibrary, folder: str, damage: Callable[[Path], None]) -> None:
-    path = library.build(folder)
-    whole = path.read_bytes()
-    damage(path)
-    again = library.build(folder)
-    assert again == path
-    assert again.read_bytes() == whole
-    assert library.load(again).__name__ == "tiny"
-
-
-@pytest.mark.parametrize("change", ["mode", "owner"])
-def test_what_others_can_write_is_built_again(library: NativeLibrary, folder: str, change: str) -> None:
-    path = library.build(folder)
-    first = path.stat().st_ino, path.stat().st_mtime_ns
-    if change == "mode":
-        path.chmod(0o777)
-    elif os.geteuid() == 0:
-        os.chown(path, 65534, 65534)
-    else:
+def of_somebody_else(path: Path) -> None:
+    if os.geteuid() != 0:
         pytest.skip("only root gives files away")
+    os.chown(path, 65534, 65534)
+
+
+@pytest.mark.parametrize("damage", [cut(0), cut(4096), hole, open_to_others, without_checksum, of_somebody_else])
+def test_a_library_that_is_not_whole_or_not_ones_own_is_built_again(
+    library: NativeLibrary, folder: str, damage: Callable[[Path], None]
+) -> None:
+    path = library.build(folder)
+    whole, first = path.read_bytes(), path.stat().st_mtime_ns
     assert library.build(folder) == path
-    assert (path.stat().st_ino, path.stat().st_mtime_ns) != first
+    assert path.stat().st_mtime_ns == first
+    damage(path)
+    assert library.build(folder) == path
+    assert path.stat().st_mtime_ns != first
     assert path.stat().st_uid == os.geteuid()
     assert path.stat().st_mode & 0o022 == 0
+    assert path.read_bytes() == whole
+    assert library.load(path).__name__ == "_pygraph_tiny"
 
 
 def test_a_folder_that_is_open_to_others_is_closed(library: NativeLibrary, folder: str) -> None:
@@ -132,12 +148,11 @@ def test_a_folder_of_somebody_else_is_not_used(
 
 
 def test_a_library_is_replaced_as_a_whole(
-    library: NativeLibrary, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: NativeLibrary, folder: str, tmp_path: Path, compiler: Callable[[str], None]
 ) -> None:
     """A process that has the damaged one open keeps it; while the compiler writes, nobody sees the new one."""
     seen = tmp_path / "seen"
-    script = f'printf half > "$2"; ls {folder}/native/*/ > {seen}; printf whole > "$2"'
-    stand_in(tmp_path / "cxx", script, monkeypatch)
+    compiler(f'printf half > "$2"; ls {folder}/native/*/ > {seen}; printf whole > "$2"')
     path = library.build(folder)
     assert path.read_text() == "whole"
     assert path.name not in seen.read_text().split()
@@ -149,29 +164,22 @@ def test_a_library_is_replaced_as_a_whole(
 
 
 def test_what_a_killed_build_left_is_removed(
-    library: NativeLibrary, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: NativeLibrary, folder: str, tmp_path: Path, compiler: Callable[[str], None]
 ) -> None:
     begun = tmp_path / "begun"
-    stand_in(tmp_path / "cxx", f'echo half > "$2"; echo $$ > {begun}; sleep 60', monkeypatch)
-    code = (
-        "import sys; from pathlib import Path; from pygraph.runtime.native_build import NativeLibrary\n"
-        "NativeLibrary('tiny', 'tiny', Path(sys.argv[1]), ('tiny.cpp',), ('c10',)).build(sys.argv[2])"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(library.directory), folder])
-    deadline = time.monotonic() + 60
-    while not (begun.exists() and begun.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    compiler(f'echo half > "$2"; echo $$ > {begun}; sleep 60')
+    process = subprocess.Popen([sys.executable, "-c", f"{BUILD}library.build(sys.argv[2])", library.source, folder])
+    wait_for(lambda: begun.exists() and begun.read_text())
     process.kill()
     process.wait()
     os.killpg(int(begun.read_text()), signal.SIGKILL)
     left = set(Path(folder).rglob(f"{native_build._SCRATCH}*"))
     assert left
-    stand_in(tmp_path / "cxx", 'echo whole > "$2"', monkeypatch)
+    compiler('echo whole > "$2"')
     path = library.build(folder)
     assert path.parent in {each.parent for each in left}
-    assert sorted(file.name for file in path.parent.iterdir()) == sorted(
-        [path.name, f"{path.name}.sha256", "tiny.lock"]
-    )
+    names = [path.name, f"{path.name}.sha256", "_pygraph_tiny.lock"]
+    assert sorted(file.name for file in path.parent.iterdir()) == sorted(names)
 
 
 def test_a_lock_follows_no_link_and_empties_nothing(tmp_path: Path) -> None:
@@ -210,15 +218,71 @@ def test_a_lock_is_given_back_although_a_fork_has_the_file_too(tmp_path: Path) -
         thread.join()
 
 
+def test_a_library_shares_the_runtime_that_torch_has(
+    library: NativeLibrary, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the compiler would have linked a static one."""
+    monkeypatch.setenv("CXX", "c++ -static-libstdc++")
+    built, shared = ctypes.CDLL(str(library.build(folder))), ctypes.CDLL("libstdc++.so.6")
+    streams = [ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout")) for library in (built, shared)]
+    assert streams[0] == streams[1]
+
+
+# -- what a library depends on -----------------------------------------------------------------------------------------
+
+
+def test_a_library_is_named_by_all_that_it_depends_on(
+    library: NativeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    shutil.copytree(SHARED, shared)
+    monkeypatch.setattr(native_build, "SHARED", shared)
+    paths = [library.path(tmp_path)]
+    assert library.path(tmp_path) == paths[0]
+    for file in (library.source, library.source.with_name("own.h"), *shared.iterdir(), shared / "more.h"):
+        with file.open("a") as opened:
+            opened.write("// more\n")
+        paths.append(library.path(tmp_path))
+    (shared / "more.h").rename(shared / "other.h")
+    paths.append(library.path(tmp_path))
+    monkeypatch.setattr(native_build, "_compiler_version", lambda *_: "another")
+    paths.append(library.path(tmp_path))
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    paths.append(library.path(tmp_path))
+    assert len(set(paths)) == len(paths)
+
+
+def test_what_a_shared_header_binds_belongs_to_each_library_by_itself() -> None:
+    """Else the second library of a process cannot be loaded: pybind11 registers types for the whole process."""
+    bound = re.findall(r"^\s*py::(?:class|enum)_<.*", "\n".join(map(Path.read_text, SHARED.glob("*.h"))), re.MULTILINE)
+    assert bound
+    assert [line for line in bound if "py::module_local()" not in line] == []
+
+
 # -- once per process, in the background, within a limit ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
+def test_a_compiler_that_fails_is_a_refusal(
+    library: NativeLibrary, folder: str, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(CaptureError) as caught:
+        library.build(folder)
+    assert caught.value.reason == "native-unavailable"
+    assert not list(Path(folder).rglob("*.so"))
+
+
 def test_a_compiler_that_takes_too_long_is_stopped(
-    library: NativeLibrary, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: NativeLibrary,
+    folder: str,
+    tmp_path: Path,
+    compiler: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With what it started."""
     worker = tmp_path / "worker"
-    stand_in(tmp_path / "cxx", f"sleep 60 & echo $! > {worker}; wait", monkeypatch)
+    compiler(f"sleep 60 & echo $! > {worker}; wait")
     monkeypatch.setattr(native_build, "_LIMIT", 1.0)
     start = time.monotonic()
     with pytest.raises(CaptureError, match=r"stopped after 1 s") as caught:
@@ -229,18 +293,28 @@ def test_a_compiler_that_takes_too_long_is_stopped(
     assert not state.exists() or state.read_text().split()[2] in "ZX"
 
 
+def test_processes_that_arrive_together_build_once(
+    library: NativeLibrary, folder: str, tmp_path: Path, compiler: Callable[[str], None]
+) -> None:
+    log = tmp_path / "calls"
+    compiler(f'echo call >> {log}; sleep 1; echo library > "$2"')
+    command = [sys.executable, "-c", f"{BUILD}print(library.build(sys.argv[2]))", str(library.source), folder]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(set(outputs)) == 1
+    assert log.read_text().splitlines() == ["call"]
+
+
 def test_a_build_begins_in_the_background_and_happens_once(
-    library: NativeLibrary, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: NativeLibrary, folder: str, tmp_path: Path, compiler: Callable[[str], None]
 ) -> None:
     calls, go = tmp_path / "calls", tmp_path / "go"
-    script = f'echo call >> {calls}; while [ ! -e {go} ]; do sleep 0.05; done; "{sys.executable}" --version; exit 1'
-    stand_in(tmp_path / "cxx", script, monkeypatch)
+    compiler(f"echo call >> {calls}; while [ ! -e {go} ]; do sleep 0.05; done; exit 1")
     load = Loader(lambda: library)
     load.start(folder)
     load.start(folder)
-    deadline = time.monotonic() + 60
-    while not calls.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(calls.exists)
     go.touch()
     for _ in range(3):
         with pytest.raises(CaptureError, match="the compiler failed"):
@@ -264,21 +338,24 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_has_not(library: NativeLibrar
     if child == 0:
         signal.alarm(60)
         outside.set()
-        os._exit(0 if load().__name__ == "tiny" else 1)
+        os._exit(0 if load().__name__ == "_pygraph_tiny" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     outside.set()
-    assert load().__name__ == "tiny"
+    assert load().__name__ == "_pygraph_tiny"
     assert load() is load()
 
 
 def test_without_a_native_half_regions_stay_uncaptured_and_the_compiler_runs_once(
-    fresh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fresh: None,
+    library: NativeLibrary,
+    tmp_path: Path,
+    compiler: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls = tmp_path / "calls"
-    stand_in(tmp_path / "cxx", f"echo call >> {calls}; exit 1", monkeypatch)
-    (tmp_path / "tiny.cpp").touch()
-    broken = NativeLibrary("tiny", "tiny", tmp_path, ("tiny.cpp",), ("c10",))
-    monkeypatch.setattr(host_build, "load", Loader(lambda: broken))
+    compiler(f"echo call >> {calls}; exit 1")
+    monkeypatch.setattr(host_build, "load", Loader(lambda: library))
     backend.driver_for.cache_clear()
     backend._warn_once.cache_clear()
     monkeypatch.setattr(native_build, "_compiler", lambda: [str(tmp_path / "cxx")])
@@ -302,26 +379,15 @@ def test_without_a_native_half_regions_stay_uncaptured_and_the_compiler_runs_onc
 
 
 def test_the_variable_and_the_option_move_the_library(
-    library: NativeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: None, library: NativeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "variable"))
     assert library.build().is_relative_to(tmp_path / "variable")
-    assert library.build(str(tmp_path / "option")).is_relative_to(tmp_path / "option")
-
-
-def test_the_option_reaches_the_build(fresh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders: list[str | None] = []
-
-    class Watching(Loader):
-        def start(self, folder: str | None = None) -> None:
-            folders.append(folder)
-            super().start()
-
-    monkeypatch.setattr(host_build, "load", Watching(host_build.library))
+    load = Loader(lambda: library)
+    monkeypatch.setattr(host_build, "load", load)
     options = {"cache_dir": str(tmp_path / "option")}
     torch.compile(lambda x: x.sin() + 1, backend="pygraph", options=options)(torch.ones(3))
-    assert folders
-    assert folders[0] == str(tmp_path / "option")
+    assert load._built.result()[1].is_relative_to(tmp_path / "option")
 
 
 @pytest.mark.parametrize("home", ["/proc/nohome", None])
@@ -329,21 +395,16 @@ def test_without_a_usable_home_all_is_kept_in_a_temporary_folder(
     home: str | None, tmp_path: Path, library: NativeLibrary
 ) -> None:
     """One warning says what to do, and nothing is left behind."""
-    code = """
-import sys
-from pathlib import Path
+    code = f"""{BUILD}
 from pygraph.cache import usable, user_dir
-from pygraph.runtime.native_build import NativeLibrary
-library = NativeLibrary("tiny", "tiny", Path(sys.argv[1]), ("tiny.cpp",), ("c10",))
 print(library.build())
 print(library.build())
 print(usable(user_dir()) / "decisions")
-assert library.load(library.build()).__name__ == "tiny"
 """
     keep = {key: value for key, value in os.environ.items() if key not in ("HOME", "XDG_CACHE_HOME", cache.VARIABLE)}
     environ = {**keep, "TMPDIR": str(tmp_path), "HOME": home or "/dev/null"}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(library.directory)], env=environ, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, str(library.source)], env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     first, second, decisions = (Path(line) for line in done.stdout.splitlines())
@@ -353,14 +414,3 @@ assert library.load(library.build()).__name__ == "tiny"
     assert done.stderr.count("cannot be used") == 1
     assert f"Set {cache.VARIABLE}" in done.stderr
     assert not decisions.parent.exists()
-
-
-def test_decisions_without_a_usable_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    with caplog.at_level(logging.WARNING):
-        first, second = cache.usable(str(file)), cache.usable(str(file / "under"))
-    assert first == second
-    assert first.stat().st_mode & 0o077 == 0
-    assert len(caplog.records) == 1
-    assert cache.VARIABLE in caplog.text

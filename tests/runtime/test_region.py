@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pygraph.runtime import counters
+from pygraph.runtime.region import counts
 from pygraph.runtime.variants import MAX_TRACKED
 from tests.runtime.fake import FakeDriver, make
 
 
 @pytest.fixture(autouse=True)
 def _clean_counters() -> None:
-    counters.reset()
+    counts.clear()
 
 
 def test_cold_then_warm_then_captured_then_replayed() -> None:
@@ -32,7 +32,7 @@ def test_cold_then_warm_then_captured_then_replayed() -> None:
     assert seen == [("warm", 0), ("replay", 2), ("replay", 2), ("replay", 2), ("replay", 2)]
     assert driver.executables[0].replays == 4  # one compared, three that answered
     assert (region.record.uncaptured, region.record.replays, region.record.captures) == (2, 3, 1)
-    assert counters.counters() == {"captures": 1, "replays": 3, "uncaptured": 2}
+    assert counts == {"captures": 1, "replays": 3, "uncaptured": 2}
 
 
 def test_captured_at_the_nth_occurrence() -> None:
@@ -134,7 +134,7 @@ def test_arguments_that_are_no_plain_tensors_are_never_captured(odd: object) -> 
     for _ in range(4):
         assert region([torch.ones(2), odd])[0].tolist() == [2, 2]
     assert driver.captures == 0
-    assert counters.counters()["refused.argument-type"] == 1
+    assert counts["refused.argument-type"] == 1
 
 
 class _Counting(TorchDispatchMode):

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError, ReplayError
-from pygraph.runtime import counters
 from pygraph.runtime.provenance import Origin, Refusal, blame
-from pygraph.runtime.region import Region
+from pygraph.runtime.recording import Use
+from pygraph.runtime.region import Region, counts
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver, accumulate, double, make
 
 
 @pytest.fixture(autouse=True)
 def _clean_counters() -> None:
-    counters.reset()
+    counts.clear()
 
 
 @pytest.mark.parametrize("error", [CaptureError("host-read", "item"), RuntimeError("boom"), ZeroDivisionError()])
@@ -44,7 +44,7 @@ def test_a_capture_that_raises_half_way_leaves_the_call_answered(error: Exceptio
     assert region.record.state == "uncaptured"
     reason = error.reason if isinstance(error, CaptureError) else "capture-raised"
     assert list(region.record.refusals) == [reason]
-    assert counters.counters()[f"refused.{reason}"] == 1
+    assert counts[f"refused.{reason}"] == 1
     captures = driver.captures
     region([x, total])
     assert driver.captures == captures
@@ -244,20 +244,26 @@ def test_many_threads_get_their_own_results() -> None:
     assert wrong == []
     record = region.record
     assert record.replays + record.uncaptured == 360
-    assert counters.counters()["replays"] == record.replays
+    assert counts["replays"] == record.replays
 
 
-def test_an_access_outside_of_its_allocation_is_refused() -> None:
-    def widen(capture: Capture) -> None:
+@pytest.mark.parametrize(
+    ("offset", "start", "nbytes", "inside"),
+    [(0, 0, 64, True), (8, 0, 56, True), (8, 0, 57, False), (8, -8, 8, True), (0, -1, 1, False), (64, 0, 0, True)],
+)
+def test_an_access_outside_of_its_allocation_is_refused(offset: int, start: int, nbytes: int, inside: bool) -> None:
+    """The launch accesses ``nbytes`` from ``start`` on, from a word that lies ``offset`` bytes into 64."""
+
+    def edit(capture: Capture) -> None:
         launch = capture.launches[0]
-        assert launch.uses is not None
-        capture.launches[0] = replace(launch, uses=(replace(launch.uses[0], nbytes=9),))
+        use, words = Use(0, start, nbytes, reads=True, writes=False), (launch.words[0] + offset, *launch.words[1:])
+        capture.launches[0] = replace(launch, uses=(use,), words=words)
 
     region, driver = make()
-    driver.edits = [widen, widen]
+    driver.edits = [edit, edit]
     for _ in range(2):
-        region([torch.ones(2)])
-    assert list(region.record.refusals) == ["outside-allocation"]
+        region([torch.ones(16)])
+    assert list(region.record.refusals) == ([] if inside else ["outside-allocation"])
 
 
 def test_a_word_that_points_to_the_callers_tensor_is_refused() -> None:

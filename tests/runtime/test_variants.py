@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.errors import OptionError
-from pygraph.runtime import counters
-from pygraph.runtime.contract import Slot
-from pygraph.runtime.counters import RegionRecord
+from pygraph.runtime.contract import Executable, Slot
 from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
-from pygraph.runtime.region import RegionOptions
-from pygraph.runtime.slots import outside, written_arguments
+from pygraph.runtime.slots import written_arguments
 from pygraph.runtime.variants import Variant, VariantTable, signature
 from tests.runtime.captures import Capture, reads, writes
 
@@ -32,24 +27,17 @@ def test_signatures_hold_the_facts_of_tensors() -> None:
     assert signature([base[1:5]], ()) == signature([base[:4]], ())
 
 
-class _Executable:
-    def __init__(self, name: int) -> None:
-        self.name = name
-
-    def replay(self, args: list[Any]) -> list[Any] | None:
-        return None
-
-    def close(self) -> None:
-        pass
+def executable() -> Executable:
+    return Executable(SimpleNamespace(replay=lambda args: None, close=lambda: None))
 
 
 def _consistent(table: VariantTable) -> None:
     listed = [variant for variants in table._by_key.values() for variant in variants.values()]
     assert len(listed) == len(set(map(id, listed))) == len(table)
     assert all(table._by_key.values())
-    assert {id(v) for v in listed} == {id(v) for v in [*table._captured.values(), *table._tracked.values()]}
-    assert all(v.executable is not None for v in table._captured.values())
-    assert all(v.executable is None for v in table._tracked.values())
+    assert {id(v) for v in listed} == {id(v) for v in [*table._captured, *table._tracked]}
+    assert all(v.executable is not None for v in table._captured)
+    assert all(v.executable is None for v in table._tracked)
 
 
 @settings(deadline=None, max_examples=200)
@@ -57,13 +45,12 @@ def _consistent(table: VariantTable) -> None:
 def test_the_table_stays_bounded_and_keeps_the_most_recent(steps: list[tuple[str, int, int]]) -> None:
     table = VariantTable(max_captures=2, wanted=1, max_tracked=3)
     recent: list[Variant] = []
-    for number, (what, key, facts) in enumerate(steps):
+    for what, key, facts in steps:
         variant = table.find(key, facts)
         assert variant in table.under(key)
         if what == "install" and variant.executable is None:
-            evicted = table.install(variant, _Executable(number))
+            table.install(variant, executable())
             recent.append(variant)
-            assert len(evicted) == max(0, len(recent) - 2)
             for gone in recent[:-2]:
                 assert (gone.executable, gone.ran, gone.wanted >= 2) == (None, 0, True)
             recent = recent[-2:]
@@ -75,8 +62,8 @@ def test_the_table_stays_bounded_and_keeps_the_most_recent(steps: list[tuple[str
         assert table.captured == bool(recent)
         assert len(table) <= 2 + 3
         _consistent(table)
-    assert len(table.clear()) == len(recent)
-    assert len(table) == 0
+    table.clear()
+    assert (len(table), [variant.executable for variant in recent]) == (0, [None] * len(recent))
 
 
 def test_a_variant_that_was_forgotten_can_still_be_installed() -> None:
@@ -84,7 +71,7 @@ def test_a_variant_that_was_forgotten_can_still_be_installed() -> None:
     variant = table.find(1, 1)
     table.find(2, 2)
     assert table.under(1) == ()
-    assert table.install(variant, _Executable(0)) == []
+    table.install(variant, executable())
     assert table.under(1) == (variant,)
     _consistent(table)
 
@@ -92,34 +79,6 @@ def test_a_variant_that_was_forgotten_can_still_be_installed() -> None:
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
 KEYS = [(INPUT, 0), (INPUT, 0), (POOL, 0), (POOL, 1)]
 """What each launch of a chain below only reads."""
-
-
-def test_counts_from_many_threads_add_up() -> None:
-    counters.reset()
-    record = RegionRecord("toy")
-
-    def work() -> None:
-        for _ in range(500):
-            record.tally("replays").hit()
-            counters.REPLAYS.hit()
-            counters.add("captures")
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counters.counters() == {"captures": 2000, "replays": 2000}
-    assert (record.replays, record.uncaptured) == (2000, 0)
-    counters.reset()
-    assert counters.counters() == {}
-    assert record.replays == 2000
-
-
-@pytest.mark.parametrize("values", [{"capture_after": 1}, {"max_captures": 0}])
-def test_options_out_of_range(values: dict[str, int]) -> None:
-    with pytest.raises(OptionError, match=next(iter(values))):
-        RegionOptions(**values)  # type: ignore[arg-type]
 
 
 def test_written_arguments_are_exact_where_accesses_are_known() -> None:
@@ -132,19 +91,6 @@ def test_written_arguments_are_exact_where_accesses_are_known() -> None:
     assert written_arguments(capture.recording(), [*slots, Slot(2, 0, INPUT, 4, 0)]) == {1, 4}
     pool = Slot(2, 0, AllocationKind.POOL, 0, 0)
     assert written_arguments(capture.recording(), [pool]) == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("offset", "start", "nbytes", "inside"),
-    [(0, 0, 64, True), (8, 0, 56, True), (8, 0, 57, False), (8, -8, 8, True), (0, -1, 1, False), (64, 0, 0, True)],
-)
-def test_accesses_outside_of_their_allocation(offset: int, start: int, nbytes: int, inside: bool) -> None:
-    capture = Capture()
-    capture.input(64)
-    capture.launch(0, name="mm", uses=[reads(0, nbytes, start)])
-    refusal = outside(capture.recording(), [Slot(0, 0, INPUT, 0, offset)])
-    assert (refusal is None) is inside
-    assert refusal is None or (refusal.reason, refusal.launch) == ("outside-allocation", "mm")
 
 
 @pytest.mark.parametrize("known", [True, False])

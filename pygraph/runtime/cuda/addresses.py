@@ -8,20 +8,20 @@ range that nobody leases.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.cuda.bindings import call, succeeded
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, UnownedAddress, UnownedMemory
+from pygraph.runtime.slots import AddressMap
 
 __all__ = ["ALIGNMENT", "GUARD", "Arena", "Arenas", "with_unowned"]
 
@@ -132,10 +132,9 @@ class Arena:
 
         Raises MemoryError when the device has no address space left.
         """
-        start = self._aligned(self.next, residue)
-        if start + nbytes + self.gap > self.end:
-            self.grow(nbytes + 2 * ALIGNMENT + self.gap)
-            start = self._aligned(self.next, residue)
+        if self.next + nbytes + ALIGNMENT + self.gap > self.end:
+            self.grow(self.next, nbytes + 2 * ALIGNMENT + self.gap)
+        start = self.next + (residue - self.next) % ALIGNMENT
         self.next = start + nbytes + self.gap
         return start
 
@@ -143,40 +142,24 @@ class Arena:
         """Whether ``address`` lies in this arena's address space, handed out or not."""
         return any(found.base <= address < found.end for found in self._ranges)
 
-    def grow(self, nbytes: int) -> tuple[int, int]:
-        """Make room for ``nbytes`` more bytes in one piece; the part that is free from now on, as (next, end)."""
-        if self._current >= 0 and self.next + nbytes <= self._ranges[self._current].end:
-            self._extend(self._ranges[self._current], self.next + nbytes)
-            return self.next, self.end
-        self._current += 1
-        while self._current < len(self._ranges) and self._room(self._current) < nbytes:
+    def grow(self, used: int, nbytes: int) -> tuple[int, int]:
+        """Make room for ``nbytes`` more bytes in one piece, where what lies below ``used`` was handed out. The part
+        that is free from now on, as (next, end)."""
+        self.next, step = used, self._page.nbytes
+        while self._current < 0 or self.next + nbytes > self._ranges[self._current].end:
+            if self._current + 1 == len(self._ranges):
+                size = -(-max(CHUNK, nbytes + GUARD) // step) * step
+                self._ranges.append(_Range(self._page.reserve(size), size))
             self._current += 1
-        if self._current == len(self._ranges):
-            self._reserve(nbytes)
+            self.next = self.end = self._ranges[self._current].base + GUARD
         found = self._ranges[self._current]
-        self.next = found.base + GUARD
-        self._extend(found, self.next + nbytes)
-        return self.next, self.end
-
-    def _room(self, index: int) -> int:
-        return self._ranges[index].end - self._ranges[index].base - GUARD
-
-    def _reserve(self, nbytes: int) -> None:
-        size = -(-max(CHUNK, nbytes + GUARD) // self._page.nbytes) * self._page.nbytes
-        self._ranges.append(_Range(self._page.reserve(size), size))
-
-    def _extend(self, found: _Range, least: int) -> None:
-        """Map ``found`` up to ``least`` at least; mapped once, it stays."""
-        if least > found.mapped:
-            step = self._page.nbytes
-            upto = min(found.end, found.base + -(-(least - found.base) // step) * step)
+        if self.next + nbytes > found.mapped:  # mapped once, it stays
+            least = self.next + nbytes - found.base
+            upto = min(found.end, found.base + -(-least // step) * step)
             self._page.map(found.mapped, upto)
             found.mapped = upto
         self.end = found.mapped
-
-    @staticmethod
-    def _aligned(address: int, residue: int) -> int:
-        return address + (residue - address) % ALIGNMENT
+        return self.next, self.end
 
 
 class Arenas:
@@ -185,7 +168,6 @@ class Arenas:
     def __init__(self, driver: ModuleType, device: int) -> None:
         self._driver, self._device = driver, device
         self._page: _Page | None = None
-        self._free: list[tuple[Arena, Callable[[], bool]]] = []
         self._returned: deque[tuple[Arena, Callable[[], bool]]] = deque()
         self._made: list[Arena] = []
         self._scratch = 0
@@ -193,13 +175,12 @@ class Arenas:
     def lease(self) -> Arena:
         """An arena that nobody else uses until it is given back. Called by whoever has the turn to capture."""
         page = self._shared_page()
-        while self._returned:
-            self._free.append(self._returned.popleft())
-        for position, (arena, idle) in enumerate(self._free):
+        for _ in range(len(self._returned)):
+            arena, idle = self._returned.popleft()
             if idle():
-                del self._free[position]
                 arena.reset()
                 return arena
+            self._returned.append((arena, idle))
         self._made.append(Arena(page, len(self._made) + 1))
         return self._made[-1]
 
@@ -255,76 +236,57 @@ def with_unowned(
     ``stand_in`` tells those of any capture. What lies in memory that torch holds and nobody uses was left behind by
     earlier calls, and is no address of anything.
     """
-    search = _Search(driver, AddressMap(allocations), allocations, own, stand_in)
-    return tuple(replace(launch, unowned=tuple(search.words(launch))) for launch in launches)
+    moving = AddressMap(allocations)
+    ends = {a.address + a.nbytes for a in allocations}
+    constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
+    blocks = functools.cache(_blocks)
 
+    def ask(attribute: str, word: int) -> int | None:
+        """What the CUDA driver says of an address; None when it is no address."""
+        kind = getattr(driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{attribute}")
+        result: Any = driver.cuPointerGetAttribute(kind, word)
+        return int(result[1]) if succeeded(result) else None
 
-class _Search:
-    """Looks words up; what a word is, is the same wherever it stands."""
-
-    def __init__(
-        self,
-        driver: ModuleType,
-        moving: AddressMap,
-        allocations: Sequence[Allocation],
-        own: Callable[[int], bool],
-        stand_in: Callable[[int], bool],
-    ) -> None:
-        self._driver, self._moving, self._own, self._stand_in = driver, moving, own, stand_in
-        self._ends = {a.address + a.nbytes for a in allocations}
-        self._constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
-        self._known: dict[int, tuple[UnownedMemory, str] | None] = {}
-
-    def words(self, launch: Launch) -> Iterator[UnownedAddress]:
-        for position, word in enumerate(launch.words):
-            if not _LOWEST <= word < _HIGHEST:
-                continue
-            if word not in self._known:
-                self._known[word] = self._look_up(word)
-            found = self._known[word]
-            if found is not None:
-                yield UnownedAddress(position, *found)
-
-    def _look_up(self, word: int) -> tuple[UnownedMemory, str] | None:
-        if word in self._ends or self._moving.inside(word) is not None or self._own(word):
+    @functools.cache  # what a word is, is the same wherever it stands
+    def look_up(word: int) -> tuple[UnownedMemory, str] | None:
+        if not _LOWEST <= word < _HIGHEST or word in ends or moving.inside(word) is not None or own(word):
             return None
-        if any(constant.covers(word) for constant in self._constants):
+        if any(constant.covers(word) for constant in constants):
             return None
-        kind = self._ask("MEMORY_TYPE", word)
+        kind = ask("MEMORY_TYPE", word)
         if kind is None:
             return None
-        if self._stand_in(word):
+        if stand_in(word):
             return UnownedMemory.STAND_IN, f"{word:#x}, in address space of another capture"
-        place = bisect_right(self._blocks, word, key=lambda block: block[0]) - 1
-        start, nbytes, used = self._blocks[place] if place >= 0 else (0, 0, False)
+        place = bisect_right(blocks(), word, key=lambda block: block[0]) - 1
+        start, nbytes, used = blocks()[place] if place >= 0 else (0, 0, False)
         held = word < start + nbytes
         if held and not used:
             return None
-        memory = "host memory" if kind == int(self._driver.CUmemorytype.CU_MEMORYTYPE_HOST) else "device memory"
-        detail = f"{word:#x}, in {memory} of nobody's{self._range(word)}"
+        memory = "host memory" if kind == int(driver.CUmemorytype.CU_MEMORYTYPE_HOST) else "device memory"
+        begin, size = ask("RANGE_START_ADDR", word), ask("RANGE_SIZE", word)
+        piece = "" if begin is None or size is None else f" ({size} bytes from {begin:#x})"
+        detail = f"{word:#x}, in {memory} of nobody's{piece}"
         if not held:
             return UnownedMemory.OTHER, f"{detail}, which torch does not hold"
         where = f"torch uses {nbytes} bytes from {start:#x} there"
         return UnownedMemory.BLOCK if word == start else UnownedMemory.WITHIN, f"{detail}: {where}"
 
-    @cached_property
-    def _blocks(self) -> list[tuple[int, int, bool]]:
-        """The pieces of all memory that torch holds now, by address: where, how many bytes, whether they are used."""
-        found: list[tuple[int, int, bool]] = []
-        for segment in torch.cuda.memory_snapshot():
-            start = int(segment["address"])
-            for block in segment["blocks"]:
-                found.append((start, int(block["size"]), block["state"] != "inactive"))
-                start += int(block["size"])
-        return sorted(found)
+    def unowned(launch: Launch) -> Iterator[UnownedAddress]:
+        for position, word in enumerate(launch.words):
+            found = look_up(word)
+            if found is not None:
+                yield UnownedAddress(position, *found)
 
-    def _range(self, word: int) -> str:
-        """The piece of memory that an address lies in, as far as the CUDA driver tells it."""
-        start, nbytes = self._ask("RANGE_START_ADDR", word), self._ask("RANGE_SIZE", word)
-        return "" if start is None or nbytes is None else f" ({nbytes} bytes from {start:#x})"
+    return tuple(replace(launch, unowned=tuple(unowned(launch))) for launch in launches)
 
-    def _ask(self, attribute: str, word: int) -> int | None:
-        """What the CUDA driver says of an address; None when it is no address."""
-        kind = getattr(self._driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{attribute}")
-        result: Any = self._driver.cuPointerGetAttribute(kind, word)
-        return int(result[1]) if succeeded(result) else None
+
+def _blocks() -> list[tuple[int, int, bool]]:
+    """The pieces of all memory that torch holds now, by address: where, how many bytes, whether they are used."""
+    found: list[tuple[int, int, bool]] = []
+    for segment in torch.cuda.memory_snapshot():
+        start = int(segment["address"])
+        for block in segment["blocks"]:
+            found.append((start, int(block["size"]), block["state"] != "inactive"))
+            start += int(block["size"])
+    return sorted(found)

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -21,13 +22,8 @@ namespace py = pybind11;
 
 constexpr size_t kAddressAlignment = 512;
 
-// One allocation: where, how large, and how many nodes the graph had before it.
-struct Piece {
-  uintptr_t address;
-  size_t nbytes;
-  size_t born;
-  bool alive;
-};
+// One allocation: its address, how many bytes it has, how many nodes the graph had before it, whether it is held.
+using Piece = std::tuple<uintptr_t, size_t, size_t, bool>;
 
 // The allocations of one capture. Outlives the capture for as long as any of its memory is held.
 class Session : public std::enable_shared_from_this<Session> {
@@ -55,34 +51,28 @@ class Session : public std::enable_shared_from_this<Session> {
 
   c10::DeviceIndex device() const { return device_; }
   size_t nodes() const { return DriverApi::get().captured_nodes(stream_); }
-  size_t alive() const { return alive_; }
+  bool idle() const { return alive_ == 0; } // nobody holds any of it
 
-  size_t allocate(size_t nbytes) {
+  // The address, and the number of the allocation.
+  std::pair<void*, size_t> allocate(size_t nbytes) {
     if (next_ + nbytes + kAddressAlignment + gap_ > end_) grow(nbytes + 2 * kAddressAlignment + gap_);
     auto address = (next_ + kAddressAlignment - 1) / kAddressAlignment * kAddressAlignment;
     next_ = address + nbytes + gap_;
     std::lock_guard<std::mutex> lock(mutex_);
-    pieces_.push_back({address, nbytes, nodes(), true});
+    pieces_.emplace_back(address, nbytes, nodes(), true);
     ++alive_;
-    return pieces_.size() - 1;
+    return {reinterpret_cast<void*>(address), pieces_.size() - 1};
   }
 
   void release(size_t index) {
     std::lock_guard<std::mutex> lock(mutex_);
-    pieces_.at(index).alive = false;
+    std::get<bool>(pieces_.at(index)) = false;
     --alive_;
   }
 
-  void* address(size_t index) {
+  std::vector<Piece> pieces() {
     std::lock_guard<std::mutex> lock(mutex_);
-    return reinterpret_cast<void*>(pieces_.at(index).address);
-  }
-
-  std::vector<std::tuple<uintptr_t, size_t, size_t, bool>> pieces() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<std::tuple<uintptr_t, size_t, size_t, bool>> found;
-    for (const auto& piece : pieces_) found.emplace_back(piece.address, piece.nbytes, piece.born, piece.alive);
-    return found;
+    return pieces_;
   }
 
  private:
@@ -154,9 +144,9 @@ class CaptureAllocator final : public CUDAAllocator {
   c10::DataPtr allocate(size_t nbytes) override {
     auto* session = capturing();
     if (session == nullptr || nbytes == 0) return base_->allocate(nbytes);
-    auto index = session->allocate(nbytes);
+    auto [address, index] = session->allocate(nbytes);
     auto* ticket = new Ticket{session->shared_from_this(), index};
-    return {session->address(index), ticket, &release_ticket, c10::Device(c10::DeviceType::CUDA, session->device())};
+    return {address, ticket, &release_ticket, c10::Device(c10::DeviceType::CUDA, session->device())};
   }
 
   void* raw_alloc(size_t nbytes) override {
@@ -294,8 +284,7 @@ class CaptureAllocator final : public CUDAAllocator {
   }
 
   void* take_raw(Session& session, size_t nbytes) {
-    auto index = session.allocate(nbytes);
-    auto* address = session.address(index);
+    auto [address, index] = session.allocate(nbytes);
     std::lock_guard<std::mutex> lock(mutex_);
     raw_.emplace(address, std::unique_ptr<Ticket>(new Ticket{session.shared_from_this(), index}));
     return address;

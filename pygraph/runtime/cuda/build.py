@@ -18,16 +18,6 @@ from pygraph.runtime.native_build import Loader, NativeLibrary
 
 __all__ = ["library", "load"]
 
-_SOURCES = (
-    "native.cpp",
-    "allocator.h",
-    "driver_api.h",
-    "nodes.h",
-    "random_order.h",
-    "region.h",
-    "scratch_pool.h",
-)
-
 _log = logging.getLogger("pygraph.native")
 
 _INTERFACE = {
@@ -41,10 +31,8 @@ def library() -> NativeLibrary:
     """What is built. Raises CaptureError (``native-unavailable``) when no CUDA headers are found."""
     _warn_of_methods()
     return NativeLibrary(
-        module="_pygraph_cuda",
-        label="cuda",
-        directory=Path(__file__).resolve().parent,
-        sources=_SOURCES,
+        "cuda",
+        Path(__file__).resolve().with_name("native.cpp"),
         libraries=("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch_python"),
         includes=_headers(),
     )

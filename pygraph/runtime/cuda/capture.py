@@ -18,24 +18,21 @@ import torch
 
 from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
-from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arenas, with_unowned
 from pygraph.runtime.cuda.bindings import call
-from pygraph.runtime.cuda.memory import SessionMemory, stand_ins
+from pygraph.runtime.cuda.memory import SCALARS, TENSORS, stand_ins
 from pygraph.runtime.cuda.nodes import Node, handles, read_nodes
 from pygraph.runtime.cuda.observe import Observer, calls_operators, observing, with_calls
-from pygraph.runtime.cuda.phases import phases_of
+from pygraph.runtime.cuda.phases import phases_of, read_edges
 from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Output, OutputKind, Recording
+from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import extent, module_constants, repeated
 
 __all__ = ["CudaCapture", "DeviceCapture", "payload_of"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
-
-_SCALARS = (bool, int, float)
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass
@@ -81,8 +78,13 @@ class DeviceCapture:
 
     def __init__(self, driver: ModuleType, native: ModuleType, index: int) -> None:
         self.driver, self.native, self.index = driver, native, index
-        self.stream = _own_stream(driver, index)
         self.arenas = Arenas(driver, index)
+        with torch.cuda.device(index):
+            torch.cuda.set_device(index)  # a thread that did nothing on the device yet has no context
+            # a stream that nobody else has: torch hands out the same few again and again, and whatever another thread
+            # gave one that is being captured would be captured as well
+            flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+            self.stream = torch.cuda.ExternalStream(int(call(driver.cuStreamCreate, int(flags))), device=index)
 
     def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
         """Record ``fn``. Whatever is raised, nothing of the capture is left. Raises CaptureError; memory that is short
@@ -98,29 +100,6 @@ class DeviceCapture:
         status = call(self.driver.cuStreamIsCapturing, self.driver.CUstream(self.stream.cuda_stream))
         return int(status) == int(self.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
 
-    @contextlib.contextmanager
-    def random_turn(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """What fills or reads the generator's seed and offset on the device does so in turns, on one stream: captures
-        share that memory in torch 2.11, and each capture and each replay refills it. ``stream`` waits for the last
-        turn, and the next one for what it is given in this one.
-
-        Raises CaptureError (``generator-busy``) while another turn goes on that may run Python code: to wait for that
-        may be to wait for ever.
-        """
-        with self.native.RandomTurn(self.index, stream.cuda_stream) as mine:
-            if not mine:
-                raise CaptureError("generator-busy", "another capture or replay fills the generator's memory")
-            yield
-
-
-def _own_stream(driver: ModuleType, device: int) -> torch.cuda.Stream:
-    """A stream that nobody else has: torch hands out the same few again and again, and whatever another thread gave
-    one that is being captured would be captured as well."""
-    with torch.cuda.device(device):
-        torch.cuda.set_device(device)  # a thread that did nothing on the device yet has no context
-        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return torch.cuda.ExternalStream(int(call(driver.cuStreamCreate, int(flags))), device=device)
-
 
 class _Attempt:
     """The state of one capture."""
@@ -129,9 +108,10 @@ class _Attempt:
         self._device, self._fn, self._lease = device, fn, lease
         self._constants = {n: t for n, t in module_constants(fn).items() if t.device.type == "cuda"}
         self._arguments, self._inputs = stand_ins(lease.arena, device.index, args)
-        self._memory = SessionMemory(device.native, lease.arena, device.index, device.stream.cuda_stream)
-        lease.idle = self._memory.idle
-        self._observer = Observer(self._memory.nodes, device.intact)
+        arena, stream = lease.arena, device.stream.cuda_stream
+        self._session: Any = device.native.Session(device.index, stream, arena.next, arena.end, arena.gap, arena.grow)
+        lease.idle = self._session.idle
+        self._observer = Observer(self._session.nodes, device.intact)
         self._random: tuple[int, ...] = ()
 
     def record(self) -> Recording:
@@ -158,12 +138,20 @@ class _Attempt:
 
     @contextlib.contextmanager
     def _on_side_stream(self) -> Iterator[None]:
-        """Captures refill the generator's memory, so that replays before and after have to be waited for."""
+        """What fills or reads the generator's seed and offset on the device does so in turns, on one stream: captures
+        share that memory in torch 2.11, and each capture and each replay refills it. The stream waits for the last
+        turn, and the next one for what it is given in this one.
+
+        Raises CaptureError (``generator-busy``) while another turn goes on that may run Python code: to wait for that
+        may be to wait for ever.
+        """
         device = self._device
         current = torch.cuda.current_stream(device.index)
         device.stream.wait_stream(current)
         try:
-            with device.random_turn(device.stream):
+            with device.native.RandomTurn(device.index, device.stream.cuda_stream) as mine:
+                if not mine:
+                    raise CaptureError("generator-busy", "another capture or replay fills the generator's memory")
                 torch.cuda.set_stream(device.stream)
                 yield
         finally:
@@ -174,8 +162,13 @@ class _Attempt:
         reset_blame()
         failure: CaptureError
         try:
-            with _recording(graph, self._memory):
-                return self._call()
+            with _recording(graph, self._session):
+                self._random = tuple(self._device.native.random_memory(self._device.index))
+                with observing(self._observer, self._fn) as run:
+                    returned = run(list(self._arguments))
+                if not isinstance(returned, (list, tuple)):
+                    raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
+                return list(returned)  # which can be emptied
         except CaptureError:
             raise
         except Exception as error:
@@ -183,18 +176,10 @@ class _Attempt:
                 raise
             # A region runs code of Inductor, of operator libraries and of users: whatever any of it raises on
             # stand-ins means that the region cannot be captured, and nothing else.
-            failure = self._failed(error)
+            where = f"{self._observer.failed}: " if self._observer.failed else ""
+            said = (str(error).splitlines() or [""])[0]
+            failure = CaptureError("capture-failed", f"{where}{type(error).__name__}: {said}")
         raise failure  # out here, it keeps no frames with stand-ins alive
-
-    def _call(self) -> list[Any]:
-        self._random = tuple(self._device.native.random_memory(self._device.index))
-        with observing(self._observer, self._fn) as run:
-            return _listed(run(list(self._arguments)))
-
-    def _failed(self, error: Exception) -> CaptureError:
-        where = f"{self._observer.failed}: " if self._observer.failed else ""
-        said = (str(error).splitlines() or [""])[0]
-        return CaptureError("capture-failed", f"{where}{type(error).__name__}: {said}")
 
     # -- reading what was captured ----------------------------------------------------------------------------------
 
@@ -202,8 +187,10 @@ class _Attempt:
         device = self._device
         found = handles(device.driver, graph.raw_cuda_graph())
         nodes, launches = read_nodes(device.driver, found)
-        phases = phases_of(graph.raw_cuda_graph(), found)
-        own = [*self._inputs, *self._memory.allocations()]
+        phases = phases_of(read_edges(graph.raw_cuda_graph()), found)
+        pieces = enumerate(self._session.pieces())
+        pool = [Allocation(AllocationKind.POOL, i, address, nbytes, born) for i, (address, nbytes, born, _) in pieces]
+        own = [*self._inputs, *pool]
         described = _Outputs(self._arguments, self._constants, own)
         outputs = tuple(described.output(value) for value in returned)
         everything = (*own, *described.empty, *self._fixed())
@@ -243,48 +230,38 @@ class _Attempt:
 
     def _refuse_survivors(self) -> None:
         """Memory of the capture that somebody goes on holding would later be taken for real memory."""
-        if not self._memory.idle():
+        if not self._session.idle():
             gc.collect()
-        survivors = self._memory.survivors()
-        if survivors:
-            self._blame_for([born for _, born in survivors])
-            sizes = ", ".join(f"{nbytes} bytes" for nbytes, _ in survivors[:3]) + (", …" if len(survivors) > 3 else "")
-            raise CaptureError("survivor", f"{len(survivors)} allocations of the region outlive its capture: {sizes}")
-
-    def _blame_for(self, births: Sequence[int]) -> None:
-        """Blame every call that may have made an allocation when the graph had so many nodes."""
-        makers = [span for born in births for span in self._observer.makers(born)]
+        survivors = [(nbytes, born) for _, nbytes, born, alive in self._session.pieces() if alive]
+        if not survivors:
+            return
+        makers = [span for _, born in survivors for span in self._observer.makers(born)]
         if makers:
             names = " or ".join(dict.fromkeys(span.name for span in makers))
             self._observer.fail(names, merged([span.origin for span in makers]))
-
-
-def _listed(returned: Any) -> list[Any]:
-    """What a region returned, as a list that can be emptied."""
-    if not isinstance(returned, (list, tuple)):
-        raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
-    return list(returned)
+        sizes = ", ".join(f"{nbytes} bytes" for nbytes, _ in survivors[:3]) + (", …" if len(survivors) > 3 else "")
+        raise CaptureError("survivor", f"{len(survivors)} allocations of the region outlive its capture: {sizes}")
 
 
 @contextlib.contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, memory: SessionMemory) -> Iterator[None]:
-    """The current stream is captured, and allocations of this thread come from ``memory``, until the block is left in
+def _recording(graph: torch.cuda.CUDAGraph, session: Any) -> Iterator[None]:
+    """The current stream is captured, and allocations of this thread come from ``session``, until the block is left in
     whatever way. Raises RuntimeError if the capture is broken by then."""
     try:
         graph.capture_begin(capture_error_mode="thread_local")
-        memory.begin()
+        session.begin()
         yield
     except BaseException:
         with contextlib.suppress(RuntimeError):  # what went wrong is being raised already
-            _end(graph, memory)
+            _end(graph, session)
         raise
-    _end(graph, memory)
+    _end(graph, session)
 
 
-def _end(graph: torch.cuda.CUDAGraph, memory: SessionMemory) -> None:
+def _end(graph: torch.cuda.CUDAGraph, session: Any) -> None:
     """End the capture. A broken one leaves the generator believing that it goes on: an empty one mends that."""
     try:
-        memory.end()
+        session.end()
     finally:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")  # a region may launch nothing
@@ -315,9 +292,9 @@ class _Outputs:
 
     def output(self, value: Any) -> Output:
         """One value that was returned. Raises CaptureError (``unsupported-output``)."""
-        if value is None or type(value) in _SCALARS:
+        if value is None or type(value) in SCALARS:
             return Output(OutputKind.SCALAR, value=value)
-        if type(value) not in _TENSORS or value.device.type != "cuda" or value.layout is not torch.strided:
+        if type(value) not in TENSORS or value.device.type != "cuda" or value.layout is not torch.strided:
             raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
         if value.is_conj() or value.is_neg():
             raise CaptureError("unsupported-output", "a lazily conjugated or negated tensor")

@@ -13,11 +13,9 @@ from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
 from pygraph.runtime.contract import Executable, Program, ScratchPool
 from pygraph.runtime.cuda import bindings, build
-from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import DeviceCapture, payload_of
 from pygraph.runtime.cuda.executable import make_executable
 from pygraph.runtime.cuda.memory import check_arguments
-from pygraph.runtime.identity import cpu_model, kernel_driver
 from pygraph.runtime.recording import Recording
 
 __all__ = ["CudaDriver"]
@@ -33,13 +31,6 @@ class CudaDriver:
         self._driver: ModuleType = bindings.load()
         self._native: ModuleType = build.load()
         self._devices: dict[int, DeviceCapture] = {}
-
-    def identity(self, device: torch.device | None) -> str:
-        """The GPU (or the part of it that is visible), driver and allocator, and the host's processor."""
-        facts = torch.cuda.get_device_properties(torch.device("cuda") if device is None else device)
-        size = f"{facts.multi_processor_count} multiprocessors, {facts.total_memory} bytes"
-        driver = f"driver {kernel_driver()}, CUDA {call(self._driver.cuDriverGetVersion)}"
-        return f"cuda: {facts.name}, {size}, {driver}, {torch.cuda.get_allocator_backend()}; {cpu_model()}"
 
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
         """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back."""
@@ -88,7 +79,7 @@ class CudaDriver:
             return
         pool = self._pool_on(device)
         try:
-            yield contextlib.nullcontext if pool is None else (lambda: _within(pool))
+            yield contextlib.nullcontext if pool is None else (lambda: pool)
         finally:
             _give_back(pool, device)
 
@@ -121,13 +112,3 @@ def _give_back(pool: Any, device: int) -> None:
     if pool is not None:
         with torch.cuda.device(device):
             pool.close()
-
-
-@contextlib.contextmanager
-def _within(pool: Any) -> Iterator[None]:
-    """Allocations of this thread come from ``pool``."""
-    try:
-        pool.enter()
-        yield
-    finally:
-        pool.leave()

@@ -6,7 +6,8 @@ uploaded, and the native region is told where each patched word's address comes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -14,27 +15,25 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.addresses import AddressMap
-from pygraph.runtime.assembling import NativeExecutable, add_arguments, add_outputs, check_program
-from pygraph.runtime.contract import Program, Slot
+from pygraph.runtime.contract import Executable, Program, add_arguments, add_outputs, check_program
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.cuda.segments import Segments, cut
 from pygraph.runtime.recording import AllocationKind
-from pygraph.runtime.slots import written_arguments
+from pygraph.runtime.slots import AddressMap, written_arguments
 
 __all__ = ["Part", "make_executable", "split", "with_scratch"]
 
 
-def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> NativeExecutable:
+def make_executable(device: DeviceCapture, program: Program, capture: CudaCapture) -> Executable:
     """What replays ``program``. It takes the capture's graph.
 
-    Raises CaptureError when an address would not be replaced or lie outside, for an order other than the recorded
-    one, and when the capture was instantiated before.
+    Raises CaptureError when an address would not be replaced or lie outside, and when the capture was instantiated
+    before.
     """
-    check_program(program, program.recording.alignment)
+    check_program(program)
     _check_slots(program)
     nodes = with_scratch(program, capture.nodes)
     graph, capture.graph = capture.graph, None
@@ -47,9 +46,9 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
         parts = split(device.driver, graph, nodes, plan.bounds)
         region = device.native.CudaRegion(graph, capture.device, capture.random)
         region.set_name(program.name)
-        _Builder(region, program, capture.arguments, nodes, plan, parts).build()
+        _tell(region, program, capture.arguments, nodes, plan, parts)
         add_outputs(region, device.native.OutputKind, program, capture.same)
-    return NativeExecutable(region, capture.kept)
+    return Executable(region, capture.kept)
 
 
 # -- words --------------------------------------------------------------------------------------------------------
@@ -163,63 +162,50 @@ def _clone(driver: ModuleType, graph: int, nodes: Sequence[Node], begin: int, en
 # -- the native region --------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Builder:
-    """Tells the native ``region`` of its segments, of the sources of addresses, and of each patched word."""
-
-    region: Any
-    program: Program
-    arguments: Sequence[Any]
-    nodes: Sequence[Node]
-    plan: Segments
-    parts: Sequence[Part]
-
-    def build(self) -> None:
-        workspaces = [self._workspace(segment) for segment in range(len(self.parts))]
-        shared = self._shared()
-        where = [s for s, (begin, end) in enumerate(self.plan.bounds) for _ in range(begin, end)]
-        added: dict[int, int] = {}
-        for slot in self.program.slots:
-            node, segment = self.nodes[slot.launch], where[slot.launch]
-            if slot.launch not in added:
-                added[slot.launch] = node.add(self.region, self.parts[segment].handles[slot.launch], segment)
-            source, delta = _source(slot, shared, workspaces[segment])
-            self.region.add_patch(added[slot.launch], node.place(slot.word), source, delta)
-
-    def _workspace(self, segment: int) -> dict[int, tuple[int, int]]:
-        """Add a segment and its workspace: the source and the offset of each intermediate in that."""
-        part = self.parts[segment]
-        self.region.add_segment(part.graph, part.instance)
-        found: dict[int, tuple[int, int]] = {}
-        for piece in self.plan.workspaces[segment]:
-            source = self.region.add_piece(piece.nbytes, segment)
-            found.update((index, (source, offset)) for index, offset in piece.offsets.items())
-        return found
-
-    def _shared(self) -> dict[tuple[AllocationKind, int], int]:
-        """Add what lies in no workspace: the source of each argument, output and intermediate of several segments."""
-        recording, plan = self.program.recording, self.plan
-        sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
-        written = written_arguments(recording, self.program.slots)
-        arguments = add_arguments(self.region, self.program, self.arguments, written)
-        for argument, segment in plan.dead.items():
-            if segment + 1 < len(self.parts):
-                self.region.add_dead(segment, argument)
-        found = {(AllocationKind.INPUT, index): source for index, source in arguments.items()}
-        for index in self.program.layout.fresh:
-            found[AllocationKind.POOL, index] = self.region.add_fresh(sizes[index], plan.fresh[index])
-        for block in plan.blocks:
-            found[AllocationKind.POOL, block.index] = self.region.add_block(block.nbytes, block.born, block.died)
-        return found
+def _tell(
+    region: Any,
+    program: Program,
+    arguments: Sequence[Any],
+    nodes: Sequence[Node],
+    plan: Segments,
+    parts: Sequence[Part],
+) -> None:
+    """Tell the native ``region`` of its segments, of the sources of addresses, and of each patched word."""
+    for part in parts:
+        region.add_segment(part.graph, part.instance)
+    places = _places(region, program, arguments, plan)
+    where = [number for number, (begin, end) in enumerate(plan.bounds) for _ in range(begin, end)]
+    added: dict[int, int] = {}
+    for slot in program.slots:
+        node, segment = nodes[slot.launch], where[slot.launch]
+        if slot.key not in places[segment]:
+            raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
+        if slot.launch not in added:
+            added[slot.launch] = node.add(region, parts[segment].handles[slot.launch], segment)
+        source, offset = places[segment][slot.key]
+        region.add_patch(added[slot.launch], node.place(slot.word), source, offset + slot.offset)
+    for argument, segment in plan.dead.items():
+        if segment + 1 < len(parts):
+            region.add_dead(segment, argument)
 
 
-def _source(
-    slot: Slot, shared: dict[tuple[AllocationKind, int], int], workspace: dict[int, tuple[int, int]]
-) -> tuple[int, int]:
-    """The source of a slot's address, and the bytes to add to it."""
-    if (slot.kind, slot.index) in shared:
-        return shared[slot.kind, slot.index], slot.offset
-    if slot.kind is AllocationKind.POOL and slot.index in workspace:
-        source, offset = workspace[slot.index]
-        return source, offset + slot.offset
-    raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
+def _places(
+    region: Any, program: Program, arguments: Sequence[Any], plan: Segments
+) -> Sequence[Mapping[tuple[AllocationKind, int], tuple[int, int]]]:
+    """For each segment, the source of each allocation's address there, and the bytes to add to it."""
+    recording, given, pool = program.recording, AllocationKind.INPUT, AllocationKind.POOL
+    sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is pool}
+    added = add_arguments(region, program, arguments, written_arguments(recording, program.slots))
+    shared = {(given, index): (source, 0) for index, source in added.items()}
+    for index in program.layout.fresh:
+        shared[pool, index] = (region.add_fresh(sizes[index], plan.fresh[index]), 0)
+    for block in plan.blocks:
+        shared[pool, block.index] = (region.add_block(block.nbytes, block.born, block.died), 0)
+    found = []
+    for segment, workspace in enumerate(plan.workspaces):
+        own: dict[tuple[AllocationKind, int], tuple[int, int]] = {}
+        for piece in workspace:
+            source = region.add_piece(piece.nbytes, segment)
+            own.update({(pool, index): (source, offset) for index, offset in piece.offsets.items()})
+        found.append(ChainMap(shared, own))
+    return found

@@ -1,7 +1,5 @@
 // The Python module: capture sessions, regions that are replayed, and pools for what nobody keeps.
 
-#include "../native/generator.h"
-#include "../native/method.h"
 #include "allocator.h"
 #include "region.h"
 #include "scratch_pool.h"
@@ -21,16 +19,17 @@ std::pair<uintptr_t, uintptr_t> random_memory(c10::DeviceIndex device) {
 
 void bind(py::module_& m) {
   m.def("random_memory", &random_memory);
-  m.def("exchange_state", &exchange_state);
   m.def("advances", [](const std::shared_ptr<at::cuda::CUDAGraph>& graph) { return Generators::advanced_by(*graph); });
-  m.def("enter", [](const std::shared_ptr<Session>& session) { CaptureAllocator::get().enter(*session); });
-  m.def("leave", [] { CaptureAllocator::get().leave(); });
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
       .def(py::init<c10::DeviceIndex, uintptr_t, uintptr_t, uintptr_t, size_t, py::function>())
       .def("nodes", &Session::nodes)
-      .def("alive", &Session::alive)
+      .def("idle", &Session::idle)
       .def("pieces", &Session::pieces)
-      .def("close", &Session::close);
+      .def("begin", [](Session& session) { CaptureAllocator::get().enter(session); })
+      .def("end", [](Session& session) {
+        CaptureAllocator::get().leave();
+        session.close();
+      });
   using ReleasedGil = py::call_guard<py::gil_scoped_release>;
   // A context manager; entered, it says whether the turn began.
   py::class_<RandomTurn>(m, "RandomTurn")
@@ -41,25 +40,18 @@ void bind(py::module_& m) {
       .def("__exit__", [](RandomTurn& turn, const py::args&) { turn.end(); }, ReleasedGil());
   py::class_<ScratchPool>(m, "ScratchPool")
       .def(py::init<c10::DeviceIndex>())
-      .def("enter", &ScratchPool::enter)
-      .def("leave", &ScratchPool::leave)
+      .def("__enter__", &ScratchPool::enter)
+      .def("__exit__", [](ScratchPool& pool, const py::args&) { pool.leave(); })
       .def("close", &ScratchPool::close, ReleasedGil());
-  bind_output_kinds(m);
-  py::class_<CudaRegion> region(m, "CudaRegion");
-  def_method<CudaRegion, &CudaRegion::replay>(region, "replay");
+  auto region = bind_region<CudaRegion>(m, "CudaRegion");
   bind_nodes(region);
   region.def(py::init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>())
-      .def("add_tensor_argument", &CudaRegion::add_tensor_argument)
-      .def("add_value_argument", &CudaRegion::add_value_argument)
-      .def("set_name", &CudaRegion::set_name)
       .def("add_segment", &CudaRegion::add_segment)
       .def("add_piece", &CudaRegion::add_piece)
       .def("add_fresh", &CudaRegion::add_fresh)
       .def("add_block", &CudaRegion::add_block)
       .def("add_dead", &CudaRegion::add_dead)
-      .def("add_patch", &CudaRegion::add_patch)
-      .def("add_output", &CudaRegion::add_output)
-      .def("close", &CudaRegion::close);
+      .def("add_patch", &CudaRegion::add_patch);
 }
 
 } // namespace pygraph

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import types
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,10 +23,10 @@ import torch
 
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
 from pygraph.errors import CaptureError
-from pygraph.runtime.addresses import AddressMap
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
 from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here, ran
 from pygraph.runtime.recording import COLLECTIVES, Allocation, AllocationKind, Launch, LaunchKind, PythonCall
+from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import rebound
 
 __all__ = ["Observer", "Span", "calls_operators", "observing", "with_calls"]
@@ -77,10 +78,6 @@ class Span:
     nondeterministic: bool = False
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass
 class Observer:
     """Collects spans. ``nodes`` tells how many nodes the graph has by now, ``intact`` whether the stream is still being
@@ -105,11 +102,11 @@ class Observer:
         writes: Sequence[int],
         run: Callable[[], Any],
         *,
-        foreign: bool = False,
-        nondeterministic: Callable[[], bool] = _never,
+        nondeterministic: bool = False,
+        inside: _Inside | None = None,
     ) -> Any:
-        """Run one call, and note the nodes that it added. A ``foreign`` one, of whose insides nothing is known, has to
-        add some if it makes or writes memory. ``nondeterministic`` is asked after it.
+        """Run one call, and note the nodes that it added. That of a custom operator, seen from ``inside``, has to add
+        some if it makes or writes memory.
 
         Raises what the call raises, and CaptureError (``capture-failed``) when the capture is broken afterwards.
         """
@@ -126,17 +123,13 @@ class Observer:
             self.fail(name)
             raise CaptureError("capture-failed", f"{name} broke the capture of the stream")
         end = self.nodes()
-        if foreign and end == begin and (any(writes) or any(t.numel() for t in tensors_in(result))):
+        if inside is not None and end == begin and (any(writes) or any(t.numel() for t in tensors_in(result))):
             self.fail(name)
             raise CaptureError("uncaptured-work", f"{name} adds nothing to the capture: its work goes another way")
-        span = Span(begin, end, name, tuple(reads), tuple(writes), here(), nondeterministic())
+        nondeterministic = nondeterministic or (inside is not None and inside.nondeterministic)
+        span = Span(begin, end, name, tuple(reads), tuple(writes), here(), nondeterministic)
         (self.spans if end > begin else self.silent).append(span)
         return result
-
-    def body(self, name: str, calls: Sequence[str], explained: Sequence[range]) -> None:
-        """The body of the operator ``name``, which is Python, has run. The rest is as in ``PythonCall``."""
-        origin = here()
-        self.python.append(PythonCall(name, origin.nodes, origin.loc, tuple(calls), tuple(explained)))
 
     def fail(self, name: str, origin: Origin | None = None) -> None:
         """Blame the call ``name``, at ``origin`` or where the region is now, unless another one was blamed before."""
@@ -145,17 +138,13 @@ class Observer:
 
     def fail_at(self, index: int) -> None:
         """Blame the call that node ``index`` came from, if there is one."""
-        span = self.owner_of(index)
-        if span is not None:
-            self.fail(span.name, span.origin)
+        for span in self.spans:
+            if span.begin <= index < span.end:
+                self.fail(span.name, span.origin)
 
     def makers(self, born: int) -> list[Span]:
         """The calls that may have made an allocation when the graph had ``born`` nodes."""
         return [span for span in (*self.spans, *self.silent) if span.begin <= born <= span.end]
-
-    def owner_of(self, index: int) -> Span | None:
-        """The span that node ``index`` lies in."""
-        return next((span for span in self.spans if span.begin <= index < span.end), None)
 
 
 def calls_operators(fn: Callable[..., Any]) -> bool:
@@ -186,11 +175,12 @@ def with_calls(
 ) -> tuple[Launch, ...]:
     """``launches`` with what the calls that they came from (``spans``) say of them. Those that use a word of
     ``random`` draw."""
-    addresses, reach = AddressMap(allocations), _Reach(allocations)
+    addresses = AddressMap(allocations)
+    reach = _reach(allocations, addresses)
     made = [replace(launch, random=any(word in random for word in launch.words)) for launch in launches]
     for span in spans:
         only_read = _owners(span.reads, addresses) - _owners(span.writes, addresses)
-        may_access = reach.of(span)
+        may_access = reach(span)
         for launch in made[span.begin : span.end]:
             made[launch.index] = replace(
                 launch,
@@ -203,29 +193,26 @@ def with_calls(
     return tuple(made)
 
 
-class _Reach:
-    """What a call can use at all, where that is known: for operators of ATen, which keep no memory to themselves."""
+def _reach(allocations: Sequence[Allocation], addresses: AddressMap) -> Callable[[Span], frozenset[_Key] | None]:
+    """What a call can use at all: the allocations that it was given, and those that it may have made. None for calls
+    that are not ATen's, which may keep memory to themselves, and for those that were given memory of nobody's."""
+    pool = sorted((a for a in allocations if a.kind is AllocationKind.POOL), key=lambda a: a.born)
+    births = [a.born for a in pool]
+    constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
 
-    def __init__(self, allocations: Sequence[Allocation]) -> None:
-        self._addresses = AddressMap(allocations)
-        self._pool = sorted((a for a in allocations if a.kind is AllocationKind.POOL), key=lambda a: a.born)
-        self._births = [a.born for a in self._pool]
-        self._constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
-        self._end = 1 + max((a.born for a in allocations), default=0)
-
-    def of(self, span: Span) -> frozenset[_Key] | None:
-        """The allocations that the call was given, and those that it may have made. None for other libraries' calls,
-        and where the call was given memory of nobody's."""
+    def of(span: Span) -> frozenset[_Key] | None:
         if not span.name.startswith(_CLOSED):
             return None
         given: set[_Key] = set()
         for word in filter(None, (*span.reads, *span.writes)):
-            owners = {place.key for place in self._addresses.places(word, self._end)}
-            if not owners and not any(constant.covers(word) for constant in self._constants):
+            owners = {place.key for place in addresses.places(word, sys.maxsize)}
+            if not owners and not any(constant.covers(word) for constant in constants):
                 return None
             given |= owners
-        first, last = bisect_left(self._births, span.begin), bisect_right(self._births, span.end)
-        return frozenset(given.union(a.key for a in self._pool[first:last]))
+        first, last = bisect_left(births, span.begin), bisect_right(births, span.end)
+        return frozenset(given.union(a.key for a in pool[first:last]))
+
+    return of
 
 
 def _owners(words: Iterable[int], addresses: AddressMap) -> frozenset[_Key]:
@@ -255,18 +242,12 @@ class _Operators(TorchDispatchMode):
         except CaptureError:
             self._observer.fail(str(func))
             raise
+        name = str(func)
         if func.namespace in _BUILT_IN:
-            run, known = (lambda: func(*args, **named)), nondeterministic_operator(func)
-            return self._observer.call(str(func), reads, writes, run, nondeterministic=lambda: known)
+            known = nondeterministic_operator(func)
+            return self._observer.call(name, reads, writes, lambda: func(*args, **named), nondeterministic=known)
         inside = _Inside(self._observer, func)
-        return self._observer.call(
-            str(func),
-            reads,
-            writes,
-            lambda: inside.run(args, named),
-            foreign=True,
-            nondeterministic=lambda: inside.nondeterministic,
-        )
+        return self._observer.call(name, reads, writes, lambda: inside.run(args, named), inside=inside)
 
     def _operands(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         """Addresses that ``func`` only reads, and those that it may write. Raises CaptureError if it needs the host or
@@ -279,7 +260,9 @@ class _Operators(TorchDispatchMode):
         reads: list[int] = []
         writes: list[int] = []
         absolute = False
-        for argument, value in _operands(schema, args, named):
+        given = [*zip(schema.arguments, args, strict=False)]  # those by name alone come last
+        given += [(argument, named[argument.name]) for argument in schema.arguments if argument.name in named]
+        for argument, value in given:
             _refuse_host(func, value)
             written = argument.alias_info is not None and argument.alias_info.is_write
             (writes if written else reads).extend(t.data_ptr() for t in tensors_in(value))
@@ -324,7 +307,9 @@ class _Inside(TorchDispatchMode):
         if self._refused is not None:
             raise self._refused
         if python:
-            self._observer.body(str(self._op), self._calls, self._explained)
+            origin = here()
+            made = PythonCall(str(self._op), origin.nodes, origin.loc, tuple(self._calls), tuple(self._explained))
+            self._observer.python.append(made)
         return result
 
     def __torch_dispatch__(
@@ -372,15 +357,6 @@ def _is_on_host(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
     return (places or {"cpu" if device is None else torch.device(device).type}) == {"cpu"}
 
 
-def _operands(schema: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Each argument of a schema with the value given for it."""
-    for position, argument in enumerate(schema.arguments):
-        if position < len(args) and not argument.kwarg_only:
-            yield argument, args[position]
-        elif argument.name in named:
-            yield argument, named[argument.name]
-
-
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested lists and tuples, in order."""
     if isinstance(value, torch.Tensor):
@@ -415,7 +391,7 @@ class _Kernel:
         reads, writes = _triton_operands(self._kernel, args, kwargs)
         name = str(getattr(getattr(self._kernel, "fn", None), "__name__", "triton"))
         run, known = (lambda: self._kernel.run(*args, **kwargs)), self._nondeterministic
-        return self._observer.call(name, reads, writes, run, nondeterministic=lambda: known)
+        return self._observer.call(name, reads, writes, run, nondeterministic=known)
 
 
 def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[int], list[int]]:

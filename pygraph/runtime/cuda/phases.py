@@ -11,7 +11,7 @@ Memory that a launch uses is needed all along its phase. Edges stay as captured.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -33,14 +33,12 @@ _PROGRAMMATIC = bytes((1, 0, 1))
 itself (``griddepcontrol.wait``) until the earlier one has completed, before it touches what others touch as well."""
 
 
-def phases_of(graph: int, nodes: Sequence[Any]) -> tuple[int, ...]:
-    """The phase of each of ``nodes``, which are those of ``graph`` in the order of capture, as in ``Recording.phases``.
+def phases_of(edges: Collection[Edge], nodes: Sequence[Any]) -> tuple[int, ...]:
+    """The phase of each of ``nodes``, which are those of a graph in the order of capture, as in ``Recording.phases``.
 
     An edge that waits for less than a kernel's completion, in any other way than a programmatic launch does, orders
-    nothing. Raises CaptureError: ``unordered-nodes`` when nodes are not listed in an order that their edges allow,
-    ``driver-error`` when the CUDA driver does not tell the edges.
+    nothing. Raises CaptureError (``unordered-nodes``) when nodes are not listed in an order that their edges allow.
     """
-    edges = read_edges(graph)
     place = {int(handle): index for index, handle in enumerate(nodes)}
     _between(place, edges)
     complete = _between(place, [edge for edge in edges if edge[2][:3] == _COMPLETE])
@@ -95,33 +93,21 @@ def phases(count: int, edges: Collection[tuple[int, int]], early: Collection[tup
     for earlier, later in edges:
         successor[earlier] = min(successor[earlier], later)
         predecessor[later] = max(predecessor[later], earlier)
-    sinks, sources, joined, open_edges = (_Spans(count) for _ in range(4))
-    for node in range(count):
-        sinks.add(node, successor[node])
-        sources.add(max(predecessor[node], 0), node)
-    for earlier, later in edges:
-        joined.add(predecessor[later], successor[earlier])
-    for earlier, later in early:
-        open_edges.add(earlier, later)
-    counts = zip(sinks.counts(), sources.counts(), joined.counts(), open_edges.counts(), strict=True)
+    sinks = _counts(count, enumerate(successor))
+    sources = _counts(count, ((max(before, 0), node) for node, before in enumerate(predecessor)))
+    joined = _counts(count, ((predecessor[later], successor[earlier]) for earlier, later in edges))
+    counts = zip(sinks, sources, joined, _counts(count, early), strict=True)
     ends = [a * b == both and not waiting for a, b, both, waiting in counts]
     if all(ends[:-1]):
         return ()
     return tuple(accumulate([0, *ends[:-1]]))
 
 
-class _Spans:
-    """Counts, for each of ``count`` places, the spans that it lies in."""
-
-    def __init__(self, count: int) -> None:
-        self._changes = [0] * (count + 1)
-
-    def add(self, begin: int, end: int) -> None:
-        """A span from ``begin`` to before ``end``; none where that is not behind ``begin``."""
+def _counts(count: int, spans: Iterable[tuple[int, int]]) -> list[int]:
+    """For each of ``count`` places, the number of ``spans`` (begin, end excluded) that it lies in."""
+    changes = [0] * (count + 1)
+    for begin, end in spans:
         if begin < end:
-            self._changes[begin] += 1
-            self._changes[end] -= 1
-
-    def counts(self) -> list[int]:
-        """The number of spans at each place."""
-        return list(accumulate(self._changes))[:-1]
+            changes[begin] += 1
+            changes[end] -= 1
+    return list(accumulate(changes))[:-1]

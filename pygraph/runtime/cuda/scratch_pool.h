@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <algorithm>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -17,43 +18,29 @@ namespace pygraph {
 // The ordinary pool's name.
 constexpr c10::MempoolId_t kOrdinary{0, 0};
 
-// Pools that were given up. Torch refuses to empty one while any thread captures, or allocates from another pool of the
-// same device; such a pool waits here for the next that is emptied. (Torch's own MemPool empties in its destructor, where
-// the refusal would end the process.)
-class EmptiedPools {
- public:
-  static EmptiedPools& get() {
-    static auto* pools = new EmptiedPools();
-    return *pools;
+// Frees every segment that no tensor lies in. What one lies in goes back when torch next empties its whole cache.
+inline bool emptied(c10::MempoolId_t pool) {
+  try {
+    c10::cuda::CUDACachingAllocator::emptyCache(pool);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
   }
+}
 
-  void add(c10::MempoolId_t pool) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    waiting_.push_back(pool);
-    // Threads that capture in the global mode forbid others to free memory.
-    c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-    emptied(kOrdinary);
-    std::vector<c10::MempoolId_t> refused;
-    for (auto id : waiting_) {
-      if (!emptied(id)) refused.push_back(id);
-    }
-    waiting_.swap(refused);
-  }
-
- private:
-  // Frees every segment that no tensor lies in. What one lies in goes back when torch next empties its whole cache.
-  static bool emptied(c10::MempoolId_t pool) {
-    try {
-      c10::cuda::CUDACachingAllocator::emptyCache(pool);
-      return true;
-    } catch (const c10::Error&) {
-      return false;
-    }
-  }
-
-  std::mutex mutex_;
-  std::vector<c10::MempoolId_t> waiting_;
-};
+// Empties the ordinary pool and those that were given up. Torch refuses to empty one while any thread captures, or
+// allocates from another pool of the same device; such a pool waits here for the next call. (Torch's own MemPool empties
+// in its destructor, where the refusal would end the process.)
+inline void give_up(c10::MempoolId_t pool) {
+  static auto* mutex = new std::mutex();
+  static auto* waiting = new std::vector<c10::MempoolId_t>();
+  std::lock_guard<std::mutex> lock(*mutex);
+  waiting->push_back(pool);
+  // Threads that capture in the global mode forbid others to free memory.
+  c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+  emptied(kOrdinary);
+  waiting->erase(std::remove_if(waiting->begin(), waiting->end(), emptied), waiting->end());
+}
 
 class ScratchPool {
  public:
@@ -86,7 +73,7 @@ class ScratchPool {
   void close() {
     c10::cuda::CUDACachingAllocator::releasePool(device_, id_);
     c10::cuda::getCurrentCUDAStream(device_).synchronize();
-    EmptiedPools::get().add(id_);
+    give_up(id_);
   }
 
  private:

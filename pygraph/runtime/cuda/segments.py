@@ -8,7 +8,7 @@ a little; a region that holds little is one segment. Pure functions over a Progr
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -70,7 +70,7 @@ def cut(program: Program) -> Segments:
     """Few segments whose peak comes close to the uncaptured program's; one, with ``layout``, where that saves too
     little. Workspaces are in pieces."""
     facts = _Facts(program)
-    whole = facts.plan(facts.everything, program.layout)
+    whole = facts.plan(((0, facts.launches),), program.layout)
     limit = whole.ideal + max(WORTHWHILE, int(EXCESS * whole.ideal))
     if whole.held <= limit:
         return whole
@@ -113,52 +113,34 @@ def _borders(layout: Layout, sizes: Mapping[int, int]) -> list[int]:
 
 
 class _Facts:
-    """Sizes in bytes and uses by launch of everything that a region holds.
+    """What a region holds, and the launches that use it.
 
-    ``fresh`` maps an output to (bytes, first launch), ``arguments`` an argument to (bytes, last launch; the number of
-    launches for one that is returned, or that others may keep), ``dying`` those to let go of to their last launch.
+    ``lives`` are its intermediates by their first launch; ``arguments`` and ``outputs`` say (first launch, last launch,
+    bytes) of each. ``fresh`` maps an output to its first launch, ``dying`` an argument to let go of to its last one.
     """
 
     def __init__(self, program: Program) -> None:
-        recording, keepers = program.recording, program.keepers
+        recording = program.recording
         pool, given = AllocationKind.POOL, AllocationKind.INPUT
         self.launches, self.alignment = len(recording.launches), recording.alignment
         self.lives = sorted(lifetimes(recording, program.slots, program.layout.fresh), key=lambda life: life.first)
         sizes = {a.key: a.nbytes for a in recording.allocations}
         self.sizes = {index: nbytes for (kind, index), nbytes in sizes.items() if kind is pool}
-        first: dict[tuple[AllocationKind, int], int] = {}
-        last: dict[tuple[AllocationKind, int], int] = {}
+        used: dict[tuple[AllocationKind, int], list[int]] = {}
         for slot in program.slots:
-            key = (slot.kind, slot.index)
-            first[key] = min(first.get(key, slot.launch), slot.launch)
-            last[key] = max(last.get(key, slot.launch), slot.launch)
+            used.setdefault(slot.key, []).append(slot.launch)
+        end = max(self.launches - 1, 0)
+        self.fresh = {i: min(used.get((pool, i), [0])) for i in program.layout.fresh}
+        self.outputs = [(first, end, sizes[pool, i]) for i, first in self.fresh.items()]
         needed = {o.argument for o in recording.outputs if o.kind in (OutputKind.ARGUMENT, OutputKind.VIEW)}
-        needed |= keepers.held
         arguments = [index for kind, index in sizes if kind is given]
-        self.dying = {i: last.get((given, i), 0) for i in arguments if i not in needed}
-        self.fresh = {i: (sizes[pool, i], first.get((pool, i), 0)) for i in program.layout.fresh}
-        until = {i: self.launches if i in keepers.lent else self.dying.get(i, self.launches) for i in arguments}
-        self.arguments = {i: (sizes[given, i], until[i]) for i in arguments}
-        self._sum_up()
-
-    def _sum_up(self) -> None:
-        """Bytes by launch: of arguments that are still needed (``_given``), of intermediates that are older
-        (``_older``), of outputs that were made before (``_made``)."""
-        count = self.launches + 1
-        self._given, self._older, self._made = [0] * count, [0] * count, [0] * count
-        for nbytes, last in self.arguments.values():
-            _add(self._given, 0, min(last, self.launches - 1), nbytes)
-        for life in self.lives:
-            _add(self._older, life.first + 1, life.last, life.nbytes)
-        for nbytes, first in self.fresh.values():
-            self._made[min(first + 1, self.launches)] += nbytes
-        for amounts in (self._given, self._older, self._made):
-            amounts[:] = accumulate(amounts)
-
-    @property
-    def everything(self) -> Bounds:
-        """The bounds of one segment."""
-        return ((0, self.launches),)
+        self.dying = {i: max(used.get((given, i), [0])) for i in arguments if i not in needed | program.held}
+        certain = {i: last for i, last in self.dying.items() if i not in program.lent}
+        self.arguments = [(0, certain.get(i, end), sizes[given, i]) for i in arguments]
+        # bytes by launch: of arguments that are still needed, of older intermediates, of outputs that were made before
+        self._given = _sums(self.launches + 1, self.arguments)
+        self._older = _sums(self.launches + 1, ((life.first + 1, life.last, life.nbytes) for life in self.lives))
+        self._made = _sums(self.launches + 1, ((first + 1, self.launches, n) for first, _, n in self.outputs))
 
     # -- where to cut ---------------------------------------------------------------------------------------------
 
@@ -179,20 +161,16 @@ class _Facts:
         """Bytes that are held while the launches from ``begin`` to ``end`` run as one segment among others: what was
         made before them or outlives them all along, intermediates of their own as these take turns."""
         low, high = (bisect_left(self.lives, launch, key=lambda life: life.first) for launch in (begin, end))
-        own, beyond = [0] * (end - begin + 1), 0
-        for life in self.lives[low:high]:
-            if life.last >= end:
-                beyond += life.nbytes
-            else:
-                _add(own, life.first - begin, life.last - begin, life.nbytes)
-        return self._given[begin] + self._made[end] + self._older[begin] + beyond + max(_sums(own), default=0)
+        lives = self.lives[low:high]
+        own = _sums(end - begin, ((x.first - begin, x.last - begin, x.nbytes) for x in lives if x.last < end))
+        beyond = sum(life.nbytes for life in lives if life.last >= end)
+        return self._given[begin] + self._made[end] + self._older[begin] + beyond + max(own)
 
     # -- what a cut comes to --------------------------------------------------------------------------------------
 
     def plan(self, bounds: Bounds, layout: Layout | None = None) -> Segments:
         """Segments with these ``bounds``; ``layout`` is that of a single one."""
         where = [number for number, (begin, end) in enumerate(bounds) for _ in range(begin, end)] or [0]
-        where.append(where[-1])
         local: list[list[Lifetime]] = [[] for _ in bounds]
         blocks: list[Block] = []
         for life in self.lives:
@@ -201,49 +179,23 @@ class _Facts:
                 local[born].append(life)
             else:
                 blocks.append(Block(life.index, life.nbytes, born, died))
-        layouts = (layout,) if layout is not None else tuple(map(self._pack, local))
-        fresh = {index: where[first] for index, (_, first) in self.fresh.items()}
+        layouts = (layout,) if layout is not None else tuple(pack(lives, self.alignment) for lives in local)
+        fresh = {index: where[first] for index, first in self.fresh.items()}
         dead = {index: where[last] for index, last in self.dying.items()}
-        held = self._held(where, layouts, blocks)
+        outside = [*self.outputs, *self.arguments]
+        kept = [(where[first], where[last], nbytes) for first, last, nbytes in outside]
+        kept += [(block.born, block.died, block.nbytes) for block in blocks]
+        held = max(a + b.nbytes for a, b in zip(_sums(len(bounds), kept), layouts, strict=True))
+        everything = [*outside, *((life.first, life.last, life.nbytes) for life in self.lives)]
+        ideal = max(_sums(max(self.launches, 1), everything))
         workspaces = tuple(tuple(pieces(each, self.sizes)) for each in layouts)
-        return Segments(bounds, workspaces, tuple(blocks), fresh, dead, held, self._ideal())
-
-    def _pack(self, lives: Sequence[Lifetime]) -> Layout:
-        offsets = pack(lives, alignment=self.alignment)
-        end = max((offsets[life.index] + life.nbytes for life in lives), default=0)
-        return Layout(-(-end // self.alignment) * self.alignment, offsets, ())
-
-    def _held(self, where: Sequence[int], layouts: Sequence[Layout], blocks: Sequence[Block]) -> int:
-        """Bytes at the peak over all segments. ``where`` gives that of each launch."""
-        last = where[-1]
-        changes = [0] * (last + 2)
-        for block in blocks:
-            _add(changes, block.born, block.died, block.nbytes)
-        for nbytes, first in self.fresh.values():
-            _add(changes, where[first], last, nbytes)
-        for nbytes, needed in self.arguments.values():
-            _add(changes, 0, where[needed], nbytes)
-        return max((held + layout.nbytes for held, layout in zip(_sums(changes), layouts, strict=True)), default=0)
-
-    def _ideal(self) -> int:
-        """Bytes at the peak when everything is given back after its last use, and allocated before its first."""
-        changes = [0] * (self.launches + 1)
-        for life in self.lives:
-            _add(changes, life.first, life.last, life.nbytes)
-        for nbytes, first in self.fresh.values():
-            _add(changes, first, self.launches - 1, nbytes)
-        for nbytes, last in self.arguments.values():
-            _add(changes, 0, min(last, self.launches - 1), nbytes)
-        return max(_sums(changes), default=0)
+        return Segments(bounds, workspaces, tuple(blocks), fresh, dead, held, ideal)
 
 
-def _add(changes: list[int], first: int, last: int, nbytes: int) -> None:
-    """``nbytes`` more from ``first`` to ``last``, both included."""
-    if changes[:-1]:
+def _sums(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:
+    """For each of ``count`` places, the bytes of all ``spans`` (first, last, bytes) that it lies in."""
+    changes = [0] * (count + 1)
+    for first, last, nbytes in spans:
         changes[first] += nbytes
         changes[last + 1] -= nbytes
-
-
-def _sums(changes: Sequence[int]) -> list[int]:
-    """Running sums, without the last, which is behind the end."""
     return list(accumulate(changes))[:-1]

@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from unittest.mock import Mock, call
 
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import NonPointerWord, Program, Slot, one_graph
-from pygraph.runtime.cuda.executable import Part, _Builder, with_scratch
+from pygraph.runtime.contract import NonPointerWord, Program, Slot
+from pygraph.runtime.cuda.executable import Part, _tell, with_scratch
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
-from pygraph.runtime.cuda.segments import Segments, cut
+from pygraph.runtime.cuda.segments import cut
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind, Recording
 from pygraph.runtime.slots import SlotTable, discover
 from tests.runtime.captures import Capture
 
-MB = 1 << 20
-SIZE = 24 * MB
-
-
-class Region:
-    """Notes what it is told; sources are numbered in order."""
-
-    def __init__(self) -> None:
-        self.segments: list[tuple[int, int]] = []
-        self.memory: list[tuple[Any, ...]] = []
-        self.patches: list[tuple[int, int, int, int]] = []
-
-    def _source(self, *memory: Any) -> int:
-        self.memory.append(memory)
-        return len(self.memory) - 1
-
-    def add_segment(self, graph: int, instance: int) -> None:
-        self.segments.append((graph, instance))
-
-    def add_piece(self, nbytes: int, segment: int) -> int:
-        return self._source("piece", nbytes, segment)
-
-    def add_block(self, nbytes: int, born: int, died: int) -> int:
-        return self._source("block", nbytes, born, died)
-
-    def add_copy(self, handle: int, segment: int) -> int:
-        return handle
-
-    def add_patch(self, node: int, place: int, source: int, delta: int) -> None:
-        self.patches.append((node, place, source, delta))
+SIZE = 24 << 20
 
 
 def copies(base: int, gap: int) -> Recording:
@@ -57,34 +29,24 @@ def copies(base: int, gap: int) -> Recording:
     return capture.recording(alignment=512)
 
 
-def built() -> tuple[Program, Segments, Region]:
+def test_every_patch_names_the_piece_that_its_intermediate_lies_in() -> None:
     first, second = copies(0x7F00_0000_0000, 4096), copies(0x6600_0000_0000, 8192)
     table = discover(first, second)
     assert isinstance(table, SlotTable)
-    layout = plan(first, table.slots, alignment=512)
-    program = Program(first, table.slots, layout, one_graph(first), {})
-    segments, region = cut(program), Region()
+    program = Program(first, table.slots, plan(first, table.slots))
+    segments, region = cut(program), Mock()
+    region.add_piece.side_effect = itertools.count()
+    region.add_copy.side_effect = lambda handle, segment: handle
     nodes = [CopyNode(i, 64) for i in range(6)]
-    _Builder(region, program, (), nodes, segments, [Part(0, 0, {i: i for i in range(6)})]).build()
-    return program, segments, region
-
-
-def test_a_workspace_is_handed_over_in_pieces() -> None:
-    _, segments, region = built()
-    assert len(segments.bounds) == 1
-    assert region.segments == [(0, 0)]
-    assert region.memory == [("piece", SIZE, 0)] * 4
-
-
-def test_every_patch_names_the_piece_that_its_intermediate_lies_in() -> None:
-    program, segments, region = built()
+    _tell(region, program, (), nodes, segments, [Part(0, 0, {i: i for i in range(6)})])
+    assert region.add_segment.mock_calls == [call(0, 0)]
+    assert region.add_piece.mock_calls == [call(SIZE, 0)] * 4
     (workspace,) = segments.workspaces
     place = {index: (number, at) for number, piece in enumerate(workspace) for index, at in piece.offsets.items()}
-    assert sorted(place) == [0, 1, 2, 3]
-    assert sorted({number for number, _ in place.values()}) == [0, 1, 2, 3]
-    expected = [(s.launch, s.word, place[s.index][0], place[s.index][1] + s.offset) for s in program.slots]
-    assert region.patches == expected
-    assert {delta for _, word, _, delta in region.patches if word == 1} == {512}
+    assert sorted(number for number, _ in place.values()) == [0, 1, 2, 3]
+    expected = [call(s.launch, s.word, place[s.index][0], place[s.index][1] + s.offset) for s in program.slots]
+    assert region.add_patch.mock_calls == expected
+    assert {each.args[3] for each in expected if each.args[1] == 1} == {512}
 
 
 # -- words that point at scratch memory ------------------------------------------------------------------------------
@@ -100,7 +62,7 @@ def with_stranger(word: NonPointerWord, *, slots: bool = True, nbytes: int = 64,
     capture.launch(7, x, LIVE)
     recording = capture.recording(scratch=scratch)
     found = (Slot(0, 1, AllocationKind.INPUT, 0, 0),) if slots else ()
-    return Program(recording, found, plan(recording, found), one_graph(recording), {}, (word,))
+    return Program(recording, found, plan(recording, found), (word,))
 
 
 def kernel() -> KernelNode:

@@ -29,12 +29,11 @@ spec.loader.exec_module(cuda)
 
 def capture(run, arena=1 << 40):
     session = cuda.Session(0, 0, arena, 2 * arena, 512, print)
-    cuda.enter(session)
+    session.begin()
     try:
         return run()
     finally:
-        cuda.leave()
-        session.close()
+        session.end()
 
 
 """
@@ -49,10 +48,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     missing.parent.mkdir(parents=True)
     missing.touch()
     source = NativeLibrary(
-        module="simulated",
-        label="simulated",
-        directory=HERE,
-        sources=("simulated.cpp",),
+        "simulated",
+        HERE / "simulated.cpp",
         libraries=("c10", "torch_cpu", "torch_python"),
         includes=(*build._headers(), Path(build.__file__).parent, folder),
     )

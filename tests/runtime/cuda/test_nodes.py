@@ -2,30 +2,98 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from cuda.bindings.driver import CUgraphNodeType, CUmemorytype
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.nodes import CopyNode, FillNode, KernelNode, Node
-from pygraph.runtime.cuda.nodes import read_nodes as read_found
+from pygraph.runtime.cuda.nodes import CopyNode, FillNode, KernelNode, Node, read_nodes
 from pygraph.runtime.recording import Launch, LaunchKind
 from tests.runtime.captures import reads, writes
-from tests.runtime.cuda.fake import (
-    A,
-    B,
-    CUgraphNodeType,
-    CUmemorytype,
-    FakeDriver,
-    kernel,
-    memcpy,
-    memset,
-    packed_kernel,
-)
+
+A, B = 0x7F00_0000_1000, 0x7F00_0000_2000
+
+KINDS = {kind.name.removeprefix("CU_GRAPH_NODE_TYPE_"): kind for kind in CUgraphNodeType}
 
 
-def read_nodes(driver: FakeDriver) -> tuple[list[Node], list[Launch]]:
-    return read_found(driver, driver.nodes)  # type: ignore[arg-type]
+def node(kind: str, **params: Any) -> SimpleNamespace:
+    return SimpleNamespace(kind=KINDS[kind], params=SimpleNamespace(**params))
+
+
+def kernel(*params: bytes, packed: tuple[int, ...] = (), **changes: Any) -> SimpleNamespace:
+    """A kernel that holds a pointer to each of its parameters, or all of them in one buffer, of which pointer (1) and
+    size (2) are given in the order ``packed``."""
+    facts = dict.fromkeys(("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ"), 1)
+    blobs = [b"".join(params)] if packed else params
+    buffers = [ctypes.create_string_buffer(blob, len(blob)) for blob in blobs]
+    pointers, extra, size = (
+        [ctypes.addressof(b) for b in buffers],
+        list[int](),
+        ctypes.c_size_t(len(blobs[0]) if blobs else 0),
+    )
+    for key in packed:
+        extra += [key, pointers[0] if key == 1 else ctypes.addressof(size)]
+    held = (ctypes.c_void_p * (len(pointers) + len(extra) + 1))(*(extra or pointers), None)
+    where = {"kernelParams": 0 if packed else ctypes.addressof(held), "extra": ctypes.addressof(held) if packed else 0}
+    made = node("KERNEL", **{**facts, "sharedMemBytes": 0, "func": 7, "kern": 0, **where, **changes})
+    made.kept = (buffers, size, held)
+    return made
+
+
+def memcpy(**changes: Any) -> SimpleNamespace:
+    device = CUmemorytype.CU_MEMORYTYPE_DEVICE
+    places = {"srcDevice": A, "dstDevice": B, "srcXInBytes": 0, "dstXInBytes": 16}
+    shape = {"WidthInBytes": 64, "Height": 1, "Depth": 1}
+    return node("MEMCPY", **{"srcMemoryType": device, "dstMemoryType": device, **places, **shape, **changes})
+
+
+def memset(**changes: Any) -> SimpleNamespace:
+    return node("MEMSET", **{"dst": A, "value": 0, "elementSize": 4, "width": 10, "height": 1, **changes})
+
+
+class Handle:
+    """A number for ``int``, and the node behind it."""
+
+    def __init__(self, node: SimpleNamespace) -> None:
+        self.kind, self.params = node.kind, node.params
+
+    def __int__(self) -> int:
+        return 100
+
+
+class Driver:
+    """What is asked of ``cuda.bindings.driver``, over plain objects and the parameter ``layouts`` of functions."""
+
+    CUgraphNodeType = CUgraphNodeType
+    CUmemorytype = CUmemorytype
+
+    def __init__(self, layouts: dict[int, list[tuple[int, int]]]) -> None:
+        self._layouts = layouts
+
+    def cuGraphNodeGetType(self, handle: Handle) -> tuple[Any, ...]:
+        return (0, handle.kind)
+
+    def cuGraphKernelNodeGetParams(self, handle: Handle) -> tuple[Any, ...]:
+        return (0, handle.params)
+
+    cuGraphMemcpyNodeGetParams = cuGraphMemsetNodeGetParams = cuGraphKernelNodeGetParams
+
+    def cuKernelGetFunction(self, kern: int) -> tuple[Any, ...]:
+        return (0, kern)
+
+    def cuFuncGetName(self, function: int) -> tuple[Any, ...]:
+        return (0, f"kernel_{function}".encode())
+
+    def cuFuncGetParamInfo(self, function: int, index: int) -> tuple[Any, ...]:
+        layout = self._layouts[function]
+        return (0, *layout[index]) if index < len(layout) else (1,)
+
+
+def read(*nodes: SimpleNamespace, layouts: dict[int, list[tuple[int, int]]]) -> tuple[list[Node], list[Launch]]:
+    return read_nodes(Driver(layouts), [Handle(node) for node in nodes])  # type: ignore[arg-type]
 
 
 def word(value: int) -> bytes:
@@ -36,14 +104,12 @@ LAYOUT = {7: [(0, 8), (8, 4), (12, 4), (16, 24), (40, 5)]}
 PARAMS = (word(A), b"\x01\x00\x00\x00", b"\x02\x00\x00\x00", word(3) + word(B) + word(4), b"abcde")
 
 
-@pytest.mark.parametrize("form", ["pointers", "packed", "packed, size first"])
-def test_a_kernel_reads_the_same_however_it_holds_its_parameters(form: str) -> None:
-    blob = b"".join(PARAMS)
-    node = kernel(*PARAMS) if form == "pointers" else packed_kernel(blob, size_first="first" in form)
-    (read,), (launch,) = read_nodes(FakeDriver(node, layouts=LAYOUT))
-    assert isinstance(read, KernelNode)
-    assert read.blob == blob
-    assert read.places == ((0, 8), (8, 4), (12, 4), (16, 8), (24, 8), (32, 8), (40, 4), (44, 1))
+@pytest.mark.parametrize("packed", [(), (1, 2), (2, 1)])
+def test_a_kernel_reads_the_same_however_it_holds_its_parameters(packed: tuple[int, ...]) -> None:
+    (found,), (launch,) = read(kernel(*PARAMS, packed=packed), layouts=LAYOUT)
+    assert isinstance(found, KernelNode)
+    assert found.blob == b"".join(PARAMS)
+    assert found.places == ((0, 8), (8, 4), (12, 4), (16, 8), (24, 8), (32, 8), (40, 4), (44, 1))
     assert launch.words == (A, 1, 2, 3, B, 4, int.from_bytes(b"abcd", "little"), ord("e"))
     assert launch.kind is LaunchKind.KERNEL
     assert launch.name == "kernel_7"
@@ -54,27 +120,27 @@ def test_a_kernel_reads_the_same_however_it_holds_its_parameters(form: str) -> N
 
 
 def test_a_kernel_without_a_function_is_asked_for_its_kernel() -> None:
-    (_,), (launch,) = read_nodes(FakeDriver(kernel(word(A), func=0, kern=9), layouts={9: [(0, 8)]}))
+    (_,), (launch,) = read(kernel(word(A), func=0, kern=9), layouts={9: [(0, 8)]})
     assert launch.name == "kernel_9"
     assert launch.words == (A,)
 
 
 def test_an_unaligned_struct_gives_whole_words_only_where_they_are_aligned() -> None:
     blob = b"\x05\x00\x00\x00" + word(A) + b"\x06\x00\x00\x00"
-    (read,), (launch,) = read_nodes(FakeDriver(kernel(b"\x00" * 4, blob), layouts={7: [(0, 4), (4, 16)]}))
-    assert isinstance(read, KernelNode)
-    assert read.places == ((0, 4), (4, 4), (8, 8), (16, 4))
+    (found,), (launch,) = read(kernel(b"\x00" * 4, blob), layouts={7: [(0, 4), (4, 16)]})
+    assert isinstance(found, KernelNode)
+    assert found.places == ((0, 4), (4, 4), (8, 8), (16, 4))
     assert launch.words == (0, 5, int.from_bytes(blob[4:12], "little"), 6)
 
 
 def test_a_kernel_without_parameters() -> None:
-    (read,), (launch,) = read_nodes(FakeDriver(kernel(), layouts={7: []}))
-    assert isinstance(read, KernelNode)
-    assert (read.blob, read.places, launch.words) == (b"", (), ())
+    (found,), (launch,) = read(kernel(), layouts={7: []})
+    assert isinstance(found, KernelNode)
+    assert (found.blob, found.places, launch.words) == (b"", (), ())
 
 
 def test_copies_and_fills() -> None:
-    nodes, launches = read_nodes(FakeDriver(memcpy(), memset()))
+    nodes, launches = read(memcpy(), memset(), layouts={})
     assert [type(node) for node in nodes] == [CopyNode, FillNode]
     assert launches[0].words == (B + 16, A)
     assert launches[0].uses == (writes(0, 64), reads(1, 64))
@@ -86,7 +152,7 @@ def test_copies_and_fills() -> None:
 
 
 REFUSED = {
-    "unsupported-node": SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST),
+    "unsupported-node": node("HOST"),
     "host-memcpy": memcpy(srcMemoryType=CUmemorytype.CU_MEMORYTYPE_HOST),
     "unsupported-copy": memcpy(Height=3),
     "unsupported-fill": memset(height=2),
@@ -97,14 +163,11 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_cannot_be_patched_is_refused(reason: str) -> None:
     with pytest.raises(CaptureError) as caught:
-        read_nodes(FakeDriver(REFUSED[reason], layouts={7: [(0, 8)]}))
+        read(REFUSED[reason], layouts={7: [(0, 8)]})
     assert caught.value.reason == reason
 
 
-def test_an_unsupported_node_is_named() -> None:
-    for kind, name in (
-        (CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH, "graph"),
-        (CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST, "host"),
-    ):
-        with pytest.raises(CaptureError, match=f"launch 1 is a node of kind {name}"):
-            read_nodes(FakeDriver(memset(), SimpleNamespace(kind=kind)))
+@pytest.mark.parametrize("kind", ["GRAPH", "HOST", "CONDITIONAL", "MEM_ALLOC"])
+def test_an_unsupported_node_is_named(kind: str) -> None:
+    with pytest.raises(CaptureError, match=f"launch 1 is a node of kind {kind.lower()}"):
+        read(memset(), node(kind), layouts={})

@@ -4,7 +4,7 @@ operators. Without a device."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +33,8 @@ class Stream:
             self.whole = self.whole and not breaks
             return result
 
-        return self.observer.call(name, (), (), run, foreign=foreign)
+        inside: Any = SimpleNamespace(nondeterministic=False) if foreign else None
+        return self.observer.call(name, (), (), run, inside=inside)
 
 
 def region(stream: Stream) -> None:

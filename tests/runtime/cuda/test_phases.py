@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
-from collections.abc import Iterable
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda import phases as module
-from pygraph.runtime.cuda.bindings import edge_query
-from pygraph.runtime.cuda.phases import phases, phases_of, read_edges
+from pygraph.runtime.cuda.phases import phases, phases_of
 from tests.runtime.branches import Branched, branched, closure
-from tests.runtime.cuda.fake import CUgraphNodeType, FakeDriver
 
 PROGRAMMATIC = bytes((1, 0, 1))
 LAUNCH_ORDER = bytes((2, 0, 0))
@@ -98,71 +92,30 @@ def test_large_graphs_take_no_time_to_speak_of() -> None:
 # -- what is done with a graph ------------------------------------------------------------------------------------
 
 
-def graph_of(count: int, edges: Iterable[tuple[int, int]], **data: Any) -> FakeDriver:
-    driver = FakeDriver(*[SimpleNamespace(kind=CUgraphNodeType.CU_GRAPH_NODE_TYPE_EMPTY) for _ in range(count)])
-    driver.edges = set(edges)
-    driver.data = dict(data.get("data", {}))
-    return driver
+def settled(
+    count: int, edges: Iterable[tuple[int, int]], data: Mapping[tuple[int, int], bytes] = {}
+) -> tuple[int, ...]:
+    """The phases of a graph whose nodes have the handles 100 and up, with the ``data`` of edges that have any."""
+    told = [(100 + a, 100 + b, data.get((a, b), b"").ljust(8, b"\0")) for a, b in edges]
+    return phases_of(told, range(100, 100 + count))
 
 
-def settled(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> tuple[int, ...]:
-    monkeypatch.setattr(module, "edge_query", driver.edge_query)
-    return phases_of(1, driver.nodes)
+def test_an_early_start_in_a_branch_is_no_end_of_a_phase() -> None:
+    assert settled(5, DIAMOND) == (0, 1, 1, 2, 3)
+    assert settled(5, DIAMOND, {(0, 2): PROGRAMMATIC}) == (0, 0, 0, 1, 2)
+    assert settled(5, DIAMOND, {(3, 4): PROGRAMMATIC, (2, 3): PROGRAMMATIC}) == (0, 1, 1, 2, 3)
 
 
-def test_edges_are_read_with_their_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = graph_of(3, {(0, 1), (0, 2)}, data={(0, 2): PROGRAMMATIC})
-    monkeypatch.setattr(module, "edge_query", driver.edge_query)
-    assert read_edges(1) == [(100, 101, bytes(8)), (100, 102, PROGRAMMATIC + bytes(5))]
-    driver.edges = set()
-    assert read_edges(1) == []
-
-
-@pytest.mark.parametrize(("edges", "expected"), [(DIAMOND, (0, 1, 1, 2, 3)), ({(0, 1), (1, 2)}, ()), (set(), (0, 0))])
-def test_phases_of_a_graph(
-    monkeypatch: pytest.MonkeyPatch, edges: set[tuple[int, int]], expected: tuple[int, ...]
-) -> None:
-    count = 1 + max((later for _, later in edges), default=1)
-    assert settled(monkeypatch, graph_of(count, edges)) == expected
-
-
-def test_edges_that_cannot_be_read_refuse_the_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "edge_query", lambda: lambda *_: 1)
-    with pytest.raises(CaptureError) as caught:
-        phases_of(1, graph_of(2, ()).nodes)
-    assert caught.value.reason == "driver-error"
-
-
-def test_an_early_start_in_a_branch_is_no_end_of_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = graph_of(5, DIAMOND, data={(0, 2): PROGRAMMATIC})
-    assert settled(monkeypatch, driver) == (0, 0, 0, 1, 2)
-    driver = graph_of(5, DIAMOND, data={(3, 4): PROGRAMMATIC, (2, 3): PROGRAMMATIC})
-    assert settled(monkeypatch, driver) == (0, 1, 1, 2, 3)
-
-
-def test_an_edge_that_waits_for_less_still_orders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edge_that_waits_for_less_still_orders_nothing() -> None:
     """The later kernel starts once all blocks of the earlier one have begun, so that the two may share no memory."""
-    driver = graph_of(5, {*DIAMOND, (1, 4)}, data={(3, 4): LAUNCH_ORDER})
-    assert settled(monkeypatch, driver) == (0, 1, 1, 1, 1)
-    driver = graph_of(3, {(0, 1), (1, 2)}, data={(0, 1): LAUNCH_ORDER})
-    assert settled(monkeypatch, driver) == (0, 0, 0), "nor does anything come behind launch 0"
-    driver = graph_of(3, {(0, 1), (1, 2), (0, 2)}, data={(0, 1): LAUNCH_ORDER})
-    assert settled(monkeypatch, driver) == (0, 0, 1)
+    assert settled(5, {*DIAMOND, (1, 4)}, {(3, 4): LAUNCH_ORDER}) == (0, 1, 1, 1, 1)
+    chain = {(0, 1), (1, 2)}
+    assert settled(3, chain, {(0, 1): LAUNCH_ORDER}) == (0, 0, 0), "nor does anything come behind launch 0"
+    assert settled(3, {*chain, (0, 2)}, {(0, 1): LAUNCH_ORDER}) == (0, 0, 1)
 
 
-def test_nodes_listed_against_their_edges_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for edges in ({(1, 0)}, {(1, 1)}):
-        with pytest.raises(CaptureError) as caught:
-            settled(monkeypatch, graph_of(2, edges))
-        assert caught.value.reason == "unordered-nodes"
-
-
-def test_a_driver_without_that_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise OSError(name)
-
-    for library in (missing, lambda _: SimpleNamespace()):
-        monkeypatch.setattr(ctypes, "CDLL", library)
-        with pytest.raises(CaptureError) as caught:
-            edge_query.__wrapped__()
-        assert caught.value.reason == "driver-error"
+@pytest.mark.parametrize("edge", [(1, 0), (1, 1)])
+def test_nodes_listed_against_their_edges_are_refused(edge: tuple[int, int]) -> None:
+    with pytest.raises(CaptureError) as caught:
+        settled(2, {edge})
+    assert caught.value.reason == "unordered-nodes"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.contract import Keepers, Layout, Program, Slot, one_graph
+from pygraph.runtime.contract import Layout, Program, Slot
 from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.cuda.segments import (
     EXCESS,
@@ -29,7 +30,6 @@ from tests.runtime.branches import Branched, branched
 from tests.runtime.captures import Capture
 
 MB = 1 << 20
-NOBODY = Keepers()
 
 
 def recorded(capture: Capture) -> Recording:
@@ -60,8 +60,8 @@ def backward(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
     return explained(build)
 
 
-def program(recording: Recording, slots: tuple[Slot, ...], keepers: Keepers = NOBODY) -> Program:
-    return Program(recording, slots, plan(recording, slots, alignment=512), one_graph(recording), {}, keepers=keepers)
+def program(recording: Recording, slots: tuple[Slot, ...], **keepers: Any) -> Program:
+    return Program(recording, slots, plan(recording, slots), **keepers)
 
 
 def sizes_of(recording: Recording) -> dict[int, int]:
@@ -76,7 +76,7 @@ def made(recording: Recording, slots: tuple[Slot, ...]) -> Segments:
 def whole(program_: Program) -> Segments:
     """The region as one segment, with the program's own layout."""
     facts = _Facts(program_)
-    return facts.plan(facts.everything, program_.layout)
+    return facts.plan(((0, facts.launches),), program_.layout)
 
 
 def test_a_region_that_holds_little_stays_whole() -> None:
@@ -84,7 +84,7 @@ def test_a_region_that_holds_little_stays_whole() -> None:
     segments = made(recording, slots)
     assert segments.bounds == ((0, 32),)
     assert segments.blocks == ()
-    layout = plan(recording, slots, alignment=512)
+    layout = plan(recording, slots)
     assert segments.workspaces[0] == tuple(pieces(layout, sizes_of(recording)))
     assert segments == whole(program(recording, slots))
 
@@ -118,7 +118,7 @@ def training(layers: int, activation: int, weight: int) -> Program:
             capture.fresh(each)
         return recorded(capture)
 
-    return program(*explained(build), Keepers(held=frozenset(range(2 * layers, 3 * layers))))
+    return program(*explained(build), held=frozenset(range(2 * layers, 3 * layers)))
 
 
 @pytest.mark.parametrize(("activation", "weight", "most"), [(16, 6, 4), (4, 8, 6), (64, 34, 6)])
@@ -161,9 +161,8 @@ def inference(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
 def test_nothing_is_gained_by_letting_go_of_what_others_hold() -> None:
     """A model's weights stay where they are: cuts that would only free those cost time for nothing."""
     recording, slots = inference(layers=64, size=8 * MB)
-    arguments = Keepers(held=frozenset(range(65)))
     assert len(cut(program(recording, slots)).bounds) > 1
-    segments = cut(program(recording, slots, arguments))
+    segments = cut(program(recording, slots, held=frozenset(range(65))))
     assert segments.bounds == ((0, 64),)
     assert segments.dead == {}
     assert segments.held == segments.ideal
@@ -188,68 +187,13 @@ def test_what_others_may_hold_is_let_go_of_but_not_counted_on() -> None:
     counted = cut(program(recording, slots))
     assert counted.ideal <= counted.held < 257 * MB
     assert counted.dead[0] == 0
-    doubtful = cut(program(recording, slots, Keepers(lent=frozenset([0]))))
+    doubtful = cut(program(recording, slots, lent=frozenset([0])))
     assert doubtful.held >= doubtful.ideal > 384 * MB
     assert doubtful.dead[0] == 0
     assert len(doubtful.bounds) == 1, "a cut would save nothing that is certain"
-    surely = cut(program(recording, slots, Keepers(held=frozenset([0]))))
+    surely = cut(program(recording, slots, held=frozenset([0])))
     assert (surely.held, surely.bounds) == (doubtful.held, doubtful.bounds)
     assert 0 not in surely.dead
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.data())
-def test_every_intermediate_has_one_place_for_as_long_as_it_lives(data: st.DataObject) -> None:
-    launches = data.draw(st.integers(16, 80))
-    uses = data.draw(st.lists(st.tuples(st.integers(0, launches - 1), st.integers(0, 20)), min_size=1, max_size=30))
-
-    def build(capture: Capture) -> Recording:
-        addresses: dict[int, int] = {}
-        for launch in range(launches):
-            words = []
-            for number, (born, length) in enumerate(uses):
-                if launch == born:
-                    addresses[number] = capture.pool(WORTHWHILE + 512 * number)
-                if born <= launch <= born + length:
-                    words.append(addresses[number])
-            capture.launch(*words)
-        return recorded(capture)
-
-    first, slots = explained(build)
-    segments = made(first, slots)
-    assert [begin for begin, _ in segments.bounds[1:]] == [end for _, end in segments.bounds[:-1]]
-    assert (segments.bounds[0][0], segments.bounds[-1][1]) == (0, launches)
-    where = {launch: s for s, (begin, end) in enumerate(segments.bounds) for launch in range(begin, end)}
-    blocks = {block.index: block for block in segments.blocks}
-    for slot in slots:
-        segment = where[slot.launch]
-        block = blocks.get(slot.index)
-        holding = [piece for piece in segments.workspaces[segment] if slot.index in piece.offsets]
-        assert len(holding) == (block is None)
-        assert block is None or block.born <= segment <= block.died
-    for segment, workspace in enumerate(segments.workspaces):
-        for piece in workspace:
-            assert_disjoint(first, slots, piece.offsets, piece.nbytes, segments.bounds[segment])
-    assert segments.held >= segments.ideal
-    if len(segments.bounds) == 1:
-        assert EXCESS > 0
-
-
-def assert_disjoint(
-    recording: Recording, slots: tuple[Slot, ...], offsets: dict[int, int], nbytes: int, bounds: tuple[int, int]
-) -> None:
-    """No two intermediates share bytes at any launch of a segment."""
-    sizes = sizes_of(recording)
-    spans: dict[int, tuple[int, int]] = {}
-    for slot in slots:
-        if bounds[0] <= slot.launch < bounds[1] and slot.index in offsets:
-            low, high = spans.get(slot.index, (slot.launch, slot.launch))
-            spans[slot.index] = (min(low, slot.launch), max(high, slot.launch))
-    for a, (first, last) in spans.items():
-        assert offsets[a] + sizes[a] <= nbytes
-        for b, (begin, end) in spans.items():
-            if a < b and first <= end and begin <= last:
-                assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
 
 
 # -- branches ------------------------------------------------------------------------------------------------------
@@ -265,11 +209,14 @@ def with_uses(graph: Branched, uses: list[set[int]], nbytes: int) -> Program:
     used = sorted((at, i) for i, launches in enumerate(uses) for at in launches)
     slots = tuple(Slot(at, i, AllocationKind.POOL, i, 0) for at, i in used)
     recording = replace(capture.recording(), alignment=512, phases=phases(graph.count, graph.edges))
-    return Program(recording, slots, plan(recording, slots, alignment=512), one_graph(recording), {})
+    return Program(recording, slots, plan(recording, slots))
+
+
+chains = st.integers(16, 32).map(lambda count: Branched(count, frozenset((i, i + 1) for i in range(count - 1))))
 
 
 @settings(deadline=None, max_examples=200)
-@given(branched(), st.data())
+@given(st.one_of(branched(), chains), st.data())
 def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.DataObject) -> None:
     """In one segment by the graph's edges; from one segment to the next by the order of their launches."""
     if graph.count < 2 * FEWEST_LAUNCHES:
@@ -277,20 +224,23 @@ def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.Data
     chosen = st.sets(st.integers(0, graph.count - 1), min_size=1, max_size=4)
     uses = data.draw(st.lists(chosen, min_size=1, max_size=8))
     region = with_uses(graph, uses, WORTHWHILE)
-    facts = _Facts(region)
-    for made in (cut(region), facts.plan(facts.everything, region.layout)):
+    for made in (cut(region), whole(region)):
+        assert [0, *(end for _, end in made.bounds)] == [*(begin for begin, _ in made.bounds), graph.count]
+        assert made.held >= made.ideal
         where = {launch: number for number, bound in enumerate(made.bounds) for launch in range(*bound)}
         before = graph.before() | {(a, b) for a in where for b in where if where[a] < where[b]}
         blocks = {block.index: block for block in made.blocks}
         for index, used in enumerate(uses):
-            if index in blocks:
-                assert all(blocks[index].born <= where[launch] <= blocks[index].died for launch in used)
-        for workspace in made.workspaces:
-            for piece in workspace:
-                for a, b in combinations(piece.offsets, 2):
-                    if abs(piece.offsets[a] - piece.offsets[b]) < WORTHWHILE:
-                        one = all((x, y) in before for x in uses[a] for y in uses[b])
-                        assert one or all((y, x) in before for x in uses[a] for y in uses[b])
+            for segment in {where[launch] for launch in used}:
+                holding = [piece for piece in made.workspaces[segment] if index in piece.offsets]
+                assert len(holding) == (index not in blocks), "an intermediate has one place"
+                assert index not in blocks or blocks[index].born <= segment <= blocks[index].died
+        for piece in (piece for workspace in made.workspaces for piece in workspace):
+            assert all(offset + WORTHWHILE <= piece.nbytes for offset in piece.offsets.values())
+            for a, b in combinations(piece.offsets, 2):
+                if abs(piece.offsets[a] - piece.offsets[b]) < WORTHWHILE:
+                    one = all((x, y) in before for x in uses[a] for y in uses[b])
+                    assert one or all((y, x) in before for x in uses[a] for y in uses[b])
 
 
 # -- pieces -------------------------------------------------------------------------------------------------------

@@ -281,8 +281,6 @@ def test_programs_that_leave_an_address_behind_are_refused(driver: HostDriver) -
     program = make_program(driver, call.fn, call.args)
     for broken in (
         replace(program, slots=program.slots[1:]),
-        replace(program, steps=()),
-        replace(program, steps=(*program.steps, *program.steps)),
         replace(program, layout=replace(program.layout, fresh=())),
     ):
         with pytest.raises(CaptureError) as caught:

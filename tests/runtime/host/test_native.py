@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from pygraph.errors import CaptureError
-from pygraph.runtime import native_build
 from pygraph.runtime.host import HostDriver, build
 from pygraph.runtime.host.kernels import Parameter, parameters_of
 
@@ -65,12 +60,14 @@ def test_integers_floats_and_addresses_in_any_order(driver: HostDriver, tmp_path
     native = build.load()
     values = [float(17 * (i + 1)) + (0.25 if kind == "f" else 0) for i, kind in enumerate(kinds)]
     held = [torch.tensor([value], dtype=torch.float32) for value in values]
-    words = [t.data_ptr() if k == "r" else int(v) for t, k, v in zip(held, kinds, values, strict=True) if k != "f"]
-    floats = [v for k, v in zip(kinds, values, strict=True) if k == "f"]
+    words = [
+        t.data_ptr() if kind == "r" else int(t.view(torch.int32)) if kind == "f" else int(t)
+        for t, kind in zip(held, kinds, strict=True)
+    ]
     graph = native.HostGraph(0)
-    graph.add_kernel(compile_kernel(tmp_path, kinds), [*words, 0], floats)
+    graph.add_kernel(compile_kernel(tmp_path, kinds), [*words, 0], [*(kind == "f" for kind in kinds), False])
     source = graph.add_fresh(8 * max(len(kinds), 1))
-    graph.add_patch(0, len(words), source, 0)
+    graph.add_patch(0, len(kinds), source, 0)
     graph.add_output(native.OutputKind.FRESH, 0, 0, [len(kinds)], [1], torch.float64, None)
     (out,) = graph.replay([])
     assert out.tolist() == values
@@ -84,7 +81,7 @@ def test_an_exception_of_a_kernel_is_a_runtime_error(driver: HostDriver, tmp_pat
     )
     native = build.load()
     graph = native.HostGraph(0)
-    graph.add_kernel(load_kernel(source), [3], [])
+    graph.add_kernel(load_kernel(source), [3], [False])
     for _ in range(2):
         with pytest.raises(RuntimeError, match="three"):
             graph.replay([])
@@ -92,10 +89,9 @@ def test_an_exception_of_a_kernel_is_a_runtime_error(driver: HostDriver, tmp_pat
 
 def test_too_many_parameters(driver: HostDriver) -> None:
     native = build.load()
-    with pytest.raises(RuntimeError, match="too many kernel parameters"):
-        native.HostGraph(0).add_kernel(1, list(range(native.MAX_WORDS + 1)), [])
-    with pytest.raises(RuntimeError, match="too many kernel parameters"):
-        native.HostGraph(0).add_kernel(1, [], [0.0] * (native.MAX_FLOATS + 1))
+    for count, is_float in ((native.MAX_WORDS + 1, False), (native.MAX_FLOATS + 1, True)):
+        with pytest.raises(RuntimeError, match="too many kernel parameters"):
+            native.HostGraph(0).add_kernel(1, [0] * count, [is_float] * count)
 
 
 def test_parameters_are_read_from_the_source_of_the_module(tmp_path: Path) -> None:
@@ -110,67 +106,6 @@ def test_parameters_are_read_from_the_source_of_the_module(tmp_path: Path) -> No
     read, write, integer, real = Parameter.READ, Parameter.WRITE, Parameter.INTEGER, Parameter.FLOAT
     assert parameters_of(str(module)) == {"first": (read, write, integer, real)}
     assert parameters_of(str(tmp_path / "absent.py")) == {}
-
-
-def test_the_library_is_named_by_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = {build.library().path(tmp_path)}
-    monkeypatch.setattr(torch, "__version__", "9.9.9")
-    paths.add(build.library().path(tmp_path))
-    monkeypatch.undo()
-    monkeypatch.setattr(build, "_SOURCES", build._SOURCES[:1])
-    paths.add(build.library().path(tmp_path))
-    monkeypatch.undo()
-    monkeypatch.setattr(native_build, "_compiler_version", lambda *_: "another")
-    paths.add(build.library().path(tmp_path))
-    monkeypatch.undo()
-    assert len(paths) == 4
-    assert build.library().path(tmp_path) in paths
-
-
-def test_a_compiler_that_fails_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "false")
-    with pytest.raises(CaptureError) as caught:
-        build.library().build(str(tmp_path))
-    assert caught.value.reason == "native-unavailable"
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(CaptureError) as caught:
-        build.library().build(str(tmp_path))
-    assert caught.value.reason == "native-unavailable"
-    assert not list(tmp_path.rglob("*.so"))
-
-
-def test_a_library_shares_the_runtime_that_torch_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the compiler would have linked a static one."""
-    (tmp_path / "tiny.cpp").write_text('#include <iostream>\nextern "C" void say() { std::cout << 1.5; }\n')
-    monkeypatch.setenv("CXX", "c++ -static-libstdc++")
-    tiny = native_build.NativeLibrary("tiny", "tiny", tmp_path, ("tiny.cpp",), ("c10",))
-    built, shared = ctypes.CDLL(str(tiny.build(str(tmp_path)))), ctypes.CDLL("libstdc++.so.6")
-    streams = [ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout")) for library in (built, shared)]
-    assert streams[0] == streams[1]
-
-
-def test_processes_that_arrive_together_build_once(tmp_path: Path) -> None:
-    """A stand-in for the compiler counts its calls and takes its time."""
-    log = tmp_path / "calls"
-    compiler = tmp_path / "cxx"
-    compiler.write_text(
-        "#!/bin/sh\n"
-        'if [ "$1" = --version ]; then echo fake; exit 0; fi\n'
-        f'echo call >> {log}\nsleep 1\nwhile [ "$1" != -o ]; do shift; done\necho library > "$2"\n'
-    )
-    compiler.chmod(0o755)
-    call = "build.library().build(sys.argv[1])"
-    code = f"import sys; from pygraph.runtime.host import build; print({call})"
-    environment = {**os.environ, "CXX": str(compiler)}
-    command = [sys.executable, "-c", code, str(tmp_path / "cache")]
-    processes: list[Any] = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], outputs
-    assert len({out for out, _ in outputs}) == 1
-    assert log.read_text().splitlines() == ["call"]
 
 
 def test_tensors_over_addresses_touch_nothing(driver: HostDriver) -> None:
