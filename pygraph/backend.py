@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pygraph.inductor.emitted import EmittedProgram, ProgramRecord
     from pygraph.ir import Graph
 
-__all__ = ["attach", "driver_for", "prepare", "pygraph"]
+__all__ = ["attach", "driver_for", "pygraph"]
 
 _log = logging.getLogger("pygraph")
 
@@ -75,7 +75,7 @@ def pygraph(
     if unusable and settings.strict:
         raise CaptureError("strict", unusable)
     devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
-    prepare(devices, settings)
+    start_build(devices, settings.cache_dir)  # in the background
     settings.check_passes()  # a pipeline that does not parse is the caller's mistake, not a failure in here
     rows = program_rows(gm)
     failures = CaptureFailures(rows, devices, settings)
@@ -337,32 +337,31 @@ def attach(
     if driver is None:
         return _boxed(program)
     folder = graph_dir(settings.dump_dir, report)
-    dump = None if folder is None else functools.partial(dump_launches, folder)
     made: list[tuple[Region, Boxed]] = []
 
-    def wrapper(known: RegionFacts) -> Callable[[Boxed], Boxed]:
-        return lambda function: wrap(function, known) if known.report.wrapped else function
-
-    def wrap(function: Boxed, known: RegionFacts) -> Boxed:
-        region, name = known.report, f"{report.name}.region{known.report.index}"
+    def wrap(known: RegionFacts, function: Boxed) -> Boxed:
+        told = known.report
+        if not told.wrapped:
+            return function
+        name = f"{report.name}.region{told.index}"
         first = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
-        one = Region(
+        region = Region(
             function,
             driver,
             name=name,
-            label=f"{name} {region.module}".rstrip(),
+            label=f"{name} {told.module}".rstrip(),
             options=_options(settings),
             held=known.held,
             lent=known.lent,
-            on_capture=dump and functools.partial(dump, region.index),
+            on_capture=None if folder is None else functools.partial(dump_launches, folder, told.index),
             origins={first + line: origin for line, origin in known.origins.items()},
             on_refusal=on_failure,
         )
-        region.record = one.record
-        made.append((one, function))
-        return functools.partial(_call_strictly, one) if settings.strict else one
+        told.record = region.record
+        made.append((region, function))
+        return functools.partial(_call_strictly, region) if settings.strict else region
 
-    program.recursively_apply_fns([wrapper(known) for known in facts.regions])
+    program.recursively_apply_fns([functools.partial(wrap, known) for known in facts.regions])
     if facts.entry is None or len(made) != 1:
         return _boxed(program)
     ((region, function),) = made
@@ -405,17 +404,12 @@ def _options(settings: Settings) -> RegionOptions:
 # -- drivers -----------------------------------------------------------------------------------------------------------
 
 
-def prepare(device_types: Collection[str], settings: Settings) -> None:
-    """Begin to build the native half of the driver that a graph on these devices needs, in the background."""
-    start_build(device_types, settings.cache_dir)
-
-
 def _driver(facts: Facts, report: GraphReport, settings: Settings) -> Driver | None:
     """The driver for what is to be captured; None, with the reason at each region, when nothing can be."""
     wanted = [known.report for known in facts.regions if known.report.wrapped]
     if not wanted:
         return None
-    prepare((torch.device(report.device).type,), settings)
+    start_build((torch.device(report.device).type,), settings.cache_dir)
     why = f"no driver captures on {report.device}"
     try:
         driver = driver_for(report.device)

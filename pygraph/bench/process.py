@@ -3,7 +3,7 @@
 A command is a line of JSON on the process's stdin, an answer a line on its stdout::
 
     → {"do": "block", "calls": 40, "lead": 3}
-    ← {"row": {"wall_us": 128.7, "host_us": 31.0}}            or {"row": {}, "failure": "memory", "error": "…"}
+    ← {"row": {"wall_us": 128.7, "host_us": 31.0}, "failure": null, "error": ""}
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
+import select
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -25,10 +24,9 @@ __all__ = ["Answer", "Process", "Spec", "gist"]
 
 _TOLD = 1500
 """Characters of what a process that died had printed."""
-_PATIENCE = 2.0
-"""Seconds that a process may take to end by itself once it has failed or closed its pipe."""
-_KILLED = 30.0
-"""Seconds to wait for one that was killed: what it has on a GPU takes a while to be taken down."""
+_PATIENCE, _KILLED = 2.0, 30.0
+"""Seconds that a process may take to end by itself once it has failed or closed its pipe, and once it was killed: what
+it has on a GPU takes a while to be taken down."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Spec:
 
     runner: str
     program: str
-    args: tuple[str, ...]
+    args: Sequence[str]
     side: str
     device: str
     result: str
@@ -50,12 +48,6 @@ class Spec:
     def text(self) -> str:
         """As JSON, for a command line."""
         return json.dumps(asdict(self))
-
-    @staticmethod
-    def read(text: str) -> Spec:
-        """The inverse of ``text``."""
-        spec = Spec(**json.loads(text))
-        return replace(spec, args=tuple(spec.args))
 
 
 @dataclass(frozen=True)
@@ -72,51 +64,44 @@ class Answer:
 
 
 class Process:
-    """A process in a session of its own, so that its helpers end with it."""
+    """A process in a session of its own, so that its helpers end with it. Times are those of ``time.monotonic``."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self._log = log
-        self._answers: queue.Queue[Answer | None] = queue.Queue()
         pipe = subprocess.PIPE
-        with open(log, "wb") as err:
+        with open(log, "wb") as err:  # unbuffered, so that the pipe is ready whenever an answer is there
             self._process = subprocess.Popen(
-                list(command), env=dict(environ), stdin=pipe, stdout=pipe, stderr=err, start_new_session=True
+                command, env=environ, bufsize=0, stdin=pipe, stdout=pipe, stderr=err, start_new_session=True
             )
-        self._commands = cast(IO[bytes], self._process.stdin)
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._commands, self._answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
     def tell(self, does: str, **more: Any) -> None:
         """Give it a command; its answer is to be waited for."""
         with contextlib.suppress(BrokenPipeError):  # it has ended already, and answer() says how
             self._commands.write((json.dumps({"do": does, **more}) + "\n").encode())
-            self._commands.flush()
 
     def answer(self, until: float) -> Answer:
-        """Its next answer, waited for until a time of ``time.monotonic``. One that fails ends the process.
+        """Its next answer. One that fails, or does not come, ends the process.
 
         The first one comes untold, once it has imported what it needs.
         """
-        try:
-            found = self._answers.get(timeout=_left(until, threading.TIMEOUT_MAX))
-        except queue.Empty:
+        if not select.select([self._answers], [], [], _left(until, 1e6))[0]:
             self.kill()
-            return Answer(failure="late", error="it was not done in time")
-        if found is None:
-            found = Answer(failure="died", error=self._last_words(until))
+            found = Answer(failure="late", error="it was not done in time")
+        elif (line := self._answers.readline()).endswith(b"\n"):
+            found = Answer(**json.loads(line))
+        else:
+            self._wait(_left(until, _PATIENCE))  # it may hang with its pipe closed
+            found = Answer(failure="died", error=self._last_words())
         if found.failure is not None:
-            self.end(until, _PATIENCE)
+            self.end(until)
         return found
 
-    def ask(self, until: float, does: str, **more: Any) -> Answer:
-        """``tell`` and ``answer``."""
-        self.tell(does, **more)
-        return self.answer(until)
-
-    def end(self, until: float, patience: float = 0.0) -> None:
-        """End it and whatever it started; within ``patience`` seconds, and before ``until``, it may do so itself."""
+    def end(self, until: float) -> None:
+        """End it and whatever it started; for a moment, and before ``until``, it may do so itself."""
         with contextlib.suppress(OSError):
             self._commands.close()
-        self._wait(_left(until, patience))
+        self._wait(_left(until, _PATIENCE))
         self.kill()
         self._wait(max(_left(until, _KILLED), 1.0))
 
@@ -129,14 +114,7 @@ class Process:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
-    def _listen(self) -> None:
-        for line in cast(IO[bytes], self._process.stdout):
-            message = json.loads(line)
-            self._answers.put(Answer(message["row"], message["failure"], message["error"]))
-        self._answers.put(None)
-
-    def _last_words(self, until: float) -> str:
-        self.end(until, _PATIENCE)  # it may hang with its pipe closed
+    def _last_words(self) -> str:
         code = self._process.poll()
         told = self._log.read_text(errors="replace").strip()[-_TOLD:]
         why = "closed its pipe" if code is None else f"ended with {f'signal {-code}' if code < 0 else f'status {code}'}"
@@ -150,8 +128,6 @@ def _left(until: float, most: float) -> float:
 
 def gist(error: str) -> str:
     """The line of ``error`` that says most: an exception's first; the last of a traceback or of a process's output."""
-    lines = error.strip().splitlines()
-    if not lines:
-        return ""
+    lines = error.strip().splitlines() or [""]
     told = lines[0].startswith(("Traceback", "it ended with ", "it closed its pipe"))
-    return lines[-1] if told else lines[0]
+    return lines[-1 if told else 0]

@@ -53,8 +53,7 @@ def page(found: Document, pictures: str | None = None, more: Mapping[str, Iterab
 def _head(found: Document) -> str:
     machine, settings = found["machine"], found["settings"]
     where = machine.get("gpu") or f"{machine['cores']} CPU cores"
-    versions = [f"{name} {machine[key]}" for name, key in (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
-                if machine.get(key)]  # fmt: skip
+    versions = [f"{name} {machine[name.lower()]}" for name in ("torch", "CUDA", "driver") if machine.get(name.lower())]
     small = " Workloads are small, as for tests: the figures say nothing of real ones." if settings["tiny"] else ""
     return (
         f"# {where}, {machine['date']}\n\n"
@@ -66,10 +65,10 @@ def _head(found: Document) -> str:
 
 
 def _wrong(found: Document) -> list[str]:
-    rows = [(name, side, each) for name, row in found["workloads"].items() for side, each in row["sides"].items()]
     return [
         f"- **{name}, {side}**: {each['error']}. No speed-up is given."
-        for name, side, each in rows
+        for name, row in found["workloads"].items()
+        for side, each in row["sides"].items()
         if each["status"] == "wrong"
     ]
 

@@ -31,21 +31,14 @@ LEVEL = 0.95
 """How sure an interval is, where there are enough rounds."""
 
 _TIMES = ("wall_us", "host_us")
-_MEMORY = ("peak_bytes", "reserved_bytes", "capturing_peak_bytes")
+_MEMORY = ("peak_bytes", "reserved_bytes")
 _STATUS = {"inapplicable": "does not apply", "late": "left out", "wrong": "wrong"}
 
 
 def document(about: Document, settings: Document, rows: Document, left_out: Document, skipped: Document) -> Document:
     """``about`` the machine, how it was measured, a row for each program, and reasons for programs without one."""
-    return {
-        "schema": SCHEMA,
-        "pygraph": __version__,
-        "machine": about,
-        "settings": settings,
-        "workloads": rows,
-        "left_out": left_out,
-        "skipped": skipped,
-    }
+    head = {"schema": SCHEMA, "pygraph": __version__, "machine": about, "settings": settings}
+    return {**head, "workloads": rows, "left_out": left_out, "skipped": skipped}
 
 
 def write(path: Path, found: Document) -> None:
@@ -66,7 +59,10 @@ def row_of(program: Program, found: Measured) -> dict[str, Any]:
         "sides": sides,
         "ratios": {name: row for name, row in ratios.items() if row},
         "calls": found.calls,
-        "rounds": [{side: _rounded(row) for side, row in rows.items()} for rows in found.rounds],
+        "rounds": [
+            {side: {key: _rounded(value) for key, value in row.items()} for side, row in rows.items()}
+            for rows in found.rounds
+        ],
         "notes": found.notes,
     }
 
@@ -81,7 +77,7 @@ def _side(side: str, outcome: Outcome, found: Measured) -> dict[str, Any]:
     for key in _TIMES:
         samples = [rows[side][key] for rows in found.rounds if key in rows.get(side, {})]
         if samples:
-            row[key] = _rounded({"median": statistics.median(samples), "count": len(samples)})
+            row[key] = {"median": _rounded(statistics.median(samples)), "count": len(samples)}
     facts = (*_MEMORY, "coverage", "regions")
     return {**row, **{key: outcome.facts[key] for key in facts if key in outcome.facts}}
 
@@ -103,11 +99,10 @@ def _ratios(side: str, sides: Document, found: Measured) -> dict[str, Any]:
 def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
     """The median of the ratios round by round, its interval, how sure that is, and of how many rounds."""
     ratios = [one / other for one, other in zip(above, below, strict=True)]
-    low, high, confidence = median_interval(ratios)
-    figures = _rounded({"ratio": statistics.median(ratios), "low": low, "high": high})
+    *interval, confidence = median_interval(ratios)
     return {
-        "ratio": figures["ratio"],
-        "interval": [figures["low"], figures["high"]],
+        "ratio": _rounded(statistics.median(ratios)),
+        "interval": list(map(_rounded, interval)),
         "confidence": round(confidence, 4),
         "rounds": len(ratios),
     }
@@ -152,5 +147,5 @@ def machine(device: str) -> dict[str, Any]:
     return {**found, "gpu": torch.cuda.get_device_name(), "driver": kernel_driver()} if device == "cuda" else found
 
 
-def _rounded(row: Mapping[str, float]) -> dict[str, float]:
-    return {key: float(f"{value:.6g}") for key, value in row.items()}
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -84,36 +84,80 @@ class Measured:
 
 
 class Group:
-    """The processes of a program's sides that are alive, and what became of all of them."""
+    """The processes of a program's sides, in which it is checked or timed: those alive, and what became of all."""
 
-    def __init__(self, alive: Mapping[str, Process], outcomes: Mapping[str, Outcome]) -> None:
-        self.alive, self._all, self._outcomes = dict(alive), tuple(alive.values()), outcomes
+    def __init__(self, bench: Bench, program: Program, end: float, *, check: bool = False) -> None:
+        self.outcomes = {side: Outcome() for side in program.sides}
+        self._bench, self._program, self._check, self._end = bench, program, check, end
+        self.alive = {side: self._start(side) for side in program.sides}
+        self._all = tuple(self.alive.values())
+
+    def _start(self, side: str) -> Process:
+        bench, program, result = self._bench, self._program, self.result(side)
+        result.parent.mkdir(parents=True, exist_ok=True)
+        result.unlink(missing_ok=True)  # of an earlier benchmark with the same caches
+        spec = Spec(program.runner, program.path, program.args, side, bench.device, str(result), self._check)
+        environ = {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": str(result.parent / "compiled"),
+            "TRITON_CACHE_DIR": str(result.parents[1] / "triton"),
+            "TORCHINDUCTOR_COMPILE_THREADS": str(max((os.cpu_count() or 1) // len(program.sides), 1)),
+            **({"PYGRAPH_MEASURE": "0"} if self._check else {}),
+        }
+        return Process([*bench.command, spec.text()], environ, result.with_suffix(".log"))
+
+    def result(self, side: str) -> Path:
+        """The file of results to be compared."""
+        return self._bench.folder.absolute() / self._program.name / side / ("check.pt" if self._check else "time.pt")
 
     def note(self, side: str, answer: Answer) -> None:
         """Take in an answer; a side that failed is no longer alive."""
-        outcome = self._outcomes[side]
+        outcome = self.outcomes[side]
         outcome.facts.update(answer.row)
         if answer.failure is not None:
             outcome.failure, outcome.error = answer.failure, answer.error
             del self.alive[side]
 
-    def together(self, until: float, sides: Sequence[str], does: str, **more: Any) -> None:
-        """Have ``sides`` do something at the same time; to be ``ready``, that is, to have imported all, they need no
-        telling."""
+    def together(self, limit: float, sides: Sequence[str], does: str, **more: Any) -> None:
+        """Have ``sides`` do something at the same time, for ``limit`` seconds at most; to be ``ready``, that is, to
+        have imported all, they need no telling."""
+        until = self.within(limit, _FAREWELL if does == "finish" else 0.0)
         asked = [(side, self.alive[side]) for side in sides if side in self.alive]
         for _, process in asked if does != "ready" else ():
             process.tell(does, **more)
         for side, process in asked:
             self.note(side, process.answer(until))
 
-    def end(self, until: float) -> None:
+    def compare(self, side: str) -> tuple[float | None, Answer]:
+        """How far the results of ``side`` are from eager's, and a failure if that is too far."""
+        from pygraph.bench.compare import difference, load
+
+        reference, path = self.result(REFERENCE), self.result(side)
+        if not reference.exists():
+            return None, Answer()
+        apart = difference(load(reference), load(path)) if path.exists() else math.inf
+        if apart is None or apart <= self._program.tolerance:
+            return apart, Answer()
+        shown = f"{apart:.3g}" if math.isfinite(apart) else "an infinite part"
+        told = f"results differ from {REFERENCE}'s by {shown} of their largest magnitude"
+        return apart if math.isfinite(apart) else None, Answer(failure="wrong", error=told)
+
+    def within(self, seconds: float, grace: float = 0.0) -> float:
+        """The time in ``seconds``, or when all has to end; in ``grace`` seconds at the earliest."""
+        return max(min(self._end, time.monotonic() + seconds), time.monotonic() + grace)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Kill all at once, since to take down what a process has on a GPU takes a second; then wait for them."""
         for process in self._all:
             process.kill()
         for process in self._all:
-            process.end(until)
+            process.end(self._end)
 
 
+@dataclass(frozen=True)
 class Bench:
     """Measures programs on ``device``, with ``blocks`` rounds (0: caches are filled) in an order drawn from ``seed``.
 
@@ -121,122 +165,64 @@ class Bench:
     ``step`` is told what is being done.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        device: str,
-        *,
-        blocks: int,
-        seed: int = 0,
-        step: Callable[[str], None] = lambda _: None,
-        command: Sequence[str] = (sys.executable, "-m", "pygraph.bench.worker"),
-    ) -> None:
-        self._folder, self._device, self._command = folder.absolute(), device, command
-        self._blocks, self._seed, self._step = blocks, seed, step
+    folder: Path
+    device: str
+    blocks: int
+    seed: int = 0
+    step: Callable[[str], None] = lambda _: None
+    command: Sequence[str] = (sys.executable, "-m", "pygraph.bench.worker")
 
-    def measure(
-        self,
-        program: Program,
-        end: float,
-        share: float = math.inf,
-    ) -> Measured:
+    def measure(self, program: Program, end: float, share: float = math.inf) -> Measured:
         """Measure ``program`` until ``end`` (of ``time.monotonic``) at most; its ``share`` of time ends before that."""
-        found = Measured({side: Outcome() for side in program.sides})
-        group = Group(self._start(program), found.sides)
-        try:
+        with Group(self, program, end) as group:
+            found = Measured(group.outcomes)
             if program.apart:
-                self._check(program, group, found, end)
-            group.together(_within(end, _STALLED), program.sides, "ready")
-            self._step(f"{program.name}: compiling")
-            until = _within(end, _COMPILING)
+                self._check(program, group, end)
+            group.together(_STALLED, program.sides, "ready")
+            self.step(f"{program.name}: compiling")
             first = [side for side in group.alive if side != REFERENCE][:1]
-            group.together(until, first, "compile")
-            group.together(until, [side for side in group.alive if side not in first], "compile")
-            self._warm(program, group, found, end)
+            group.together(_COMPILING, first, "compile")
+            group.together(_COMPILING, [side for side in group.alive if side not in first], "compile")
+            for side in list(group.alive):
+                self.step(f"{program.name}: {side} warms up")
+                group.together(_STALLED, [side], "warm", calls=program.compared, seconds=_WARM_SECONDS)
+                if side in group.alive and not program.apart:
+                    found.sides[side].difference, answer = group.compare(side)
+                    group.note(side, answer)
             self._rounds(program, group, found, end, share)
-            group.together(max(_within(end, _STALLED), time.monotonic() + _FAREWELL), list(group.alive), "finish")
+            group.together(_STALLED, list(group.alive), "finish")
             return found
-        finally:
-            group.end(end)
 
-    def _start(self, program: Program, *, check: bool = False) -> dict[str, Process]:
-        """A process for each side; none of them has been told to compile."""
-        return {side: self._process(program, side, check) for side in program.sides}
-
-    def _process(self, program: Program, side: str, check: bool) -> Process:
-        own = self._folder / program.name / side
-        own.mkdir(parents=True, exist_ok=True)
-        result = self._result(program, side, check)
-        result.unlink(missing_ok=True)  # of an earlier benchmark with the same caches
-        spec = Spec(program.runner, program.path, program.args, side, self._device, str(result), check)
-        environ = {
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": str(own / "compiled"),
-            "TRITON_CACHE_DIR": str(own.parent / "triton"),
-            "TORCHINDUCTOR_COMPILE_THREADS": str(max((os.cpu_count() or 1) // len(program.sides), 1)),
-            **({"PYGRAPH_MEASURE": "0"} if check else {}),
-        }
-        return Process([*self._command, spec.text()], environ, result.with_suffix(".log"))
-
-    def _result(self, program: Program, side: str, check: bool) -> Path:
-        return self._folder / program.name / side / ("check.pt" if check else "time.pt")
-
-    def _check(self, program: Program, group: Group, found: Measured, end: float) -> None:
+    def _check(self, program: Program, group: Group, end: float) -> None:
         """Compare results computed with Inductor drawing as eager does; sides that fail here are not timed."""
-        self._step(f"{program.name}: comparing results")
-        outcomes = {side: Outcome() for side in program.sides}
-        checking, until = Group(self._start(program, check=True), outcomes), _within(end, _COMPILING)
-        try:
-            checking.together(until, program.sides, "ready")
-            checking.together(until, program.sides, "compile")
-            checking.together(until, program.sides, "warm", calls=program.compared, seconds=0.0)
-        finally:
-            checking.end(end)
-        for side, outcome in outcomes.items():
+        self.step(f"{program.name}: comparing results")
+        with Group(self, program, end, check=True) as checking:
+            checking.together(_COMPILING, program.sides, "ready")
+            checking.together(_COMPILING, program.sides, "compile")
+            checking.together(_COMPILING, program.sides, "warm", calls=program.compared, seconds=0.0)
+        for side, outcome in checking.outcomes.items():
+            answer = Answer(failure=outcome.failure, error=outcome.error)
             if outcome.failure in (None, "ended"):
-                self._compare(program, group, found, side, True)
-            else:
-                group.note(side, Answer(failure=outcome.failure, error=outcome.error))
-
-    def _compare(self, program: Program, group: Group, found: Measured, side: str, check: bool) -> None:
-        """Note how far a side's results are from eager's, and end it if they are wrong."""
-        from pygraph.bench.compare import difference, load
-
-        reference, path = self._result(program, REFERENCE, check), self._result(program, side, check)
-        if not reference.exists():
-            return
-        apart = difference(load(reference), load(path)) if path.exists() else math.inf
-        found.sides[side].difference = apart if apart is not None and math.isfinite(apart) else None
-        if apart is not None and not apart <= program.tolerance:
-            shown = f"{apart:.3g}" if math.isfinite(apart) else "an infinite part"
-            told = f"results differ from {REFERENCE}'s by {shown} of their largest magnitude"
-            group.note(side, Answer(failure="wrong", error=told))
-
-    def _warm(self, program: Program, group: Group, found: Measured, end: float) -> None:
-        for side in list(group.alive):
-            self._step(f"{program.name}: {side} warms up")
-            until = _within(end, _STALLED)
-            group.together(until, [side], "warm", calls=program.compared, seconds=_WARM_SECONDS)
-            if side in group.alive and not program.apart:
-                self._compare(program, group, found, side, False)
+                group.outcomes[side].difference, answer = checking.compare(side)
+            group.note(side, answer)
 
     def _rounds(self, program: Program, group: Group, found: Measured, end: float, share: float) -> None:
         slowest = max((found.sides[side].facts["call_us"] for side in group.alive), default=0.0)
         found.calls = program.calls if program.finite else block_calls(program.calls, slowest)
-        for number in range(self._blocks if group.alive else 0):
-            self._step(f"{program.name}: round {number + 1} of {self._blocks}")
+        for number in range(self.blocks if group.alive else 0):
+            self.step(f"{program.name}: round {number + 1} of {self.blocks}")
             rows: dict[str, dict[str, float]] = {}
             order = list(group.alive)
-            random.Random(f"{self._seed} {program.name} {number}").shuffle(order)
+            random.Random(f"{self.seed} {program.name} {number}").shuffle(order)
             over = min(end, share) if number >= FEWEST_ROUNDS else end
             for side in order:
                 if time.monotonic() >= (end if rows else over):
-                    found.notes.append(f"there was time for {number} of {self._blocks} rounds")
+                    found.notes.append(f"there was time for {number} of {self.blocks} rounds")
                     return
-                until = _within(end, _STALLED) + _FAREWELL
-                answer = group.alive[side].ask(until, "block", calls=found.calls, lead=LEAD_CALLS)
+                group.alive[side].tell("block", calls=found.calls, lead=LEAD_CALLS)
+                answer = group.alive[side].answer(group.within(_STALLED, _FAREWELL))
                 if answer.failure == "ended":
-                    found.notes.append(f"the script ended in round {number + 1} of {self._blocks}")
+                    found.notes.append(f"the script ended in round {number + 1} of {self.blocks}")
                     del group.alive[side]
                     return
                 if answer.failure is None:
@@ -251,7 +237,3 @@ def block_calls(calls: int, slowest_us: float) -> int:
     if slowest_us <= 0 or calls * slowest_us >= _SHORTEST_BLOCK_US:
         return calls
     return calls * max(min(math.ceil(_SHORTEST_BLOCK_US / (calls * slowest_us)), _MOST_CALLS // calls), 1)
-
-
-def _within(end: float, seconds: float) -> float:
-    return min(end, time.monotonic() + seconds)

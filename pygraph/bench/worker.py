@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -47,23 +47,15 @@ class Serving:
     """Answers commands read from ``commands`` on ``answers``. The program advances ``calls`` before each of its calls.
 
     ``calls`` yields whether the result of the call is to be kept (``keep``), waits in ``next`` while other sides run,
-    and ends when the process is to end. Set ``began`` to the time at which the first call began. Results go to the
-    file ``result``. Warming up goes on, for a time, while ``settling`` returns True.
+    and ends when the process is to end. Set ``began`` to the time at which the first call began.
     """
 
-    def __init__(
-        self,
-        commands: IO[str],
-        answers: IO[str],
-        device: str,
-        result: str = "",
-        settling: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, commands: IO[str], answers: IO[str], spec: Spec) -> None:
         self.made = 0
         self.began = 0.0
-        self._commands, self._answers = commands, answers
-        self._kept, self._result, self._settling = Kept(), result, settling
-        self._gpu = device == "cuda"
+        self._commands, self._answers, self._kept, self._result = commands, answers, Kept(), spec.result
+        self._gpu = spec.device == "cuda"
+        self._measured = spec.side == OURS and not spec.check and Settings.make({}).measure
         self.calls: Iterator[bool] = self._serve()
 
     def keep(self, result: Any) -> None:
@@ -77,13 +69,11 @@ class Serving:
 
     def answer(self, row: dict[str, Any], failure: str | None = None, error: str = "") -> None:
         """Answer the last command; with a ``failure``, nothing more will be done."""
-        message = {"row": row, "failure": failure, "error": error}
-        self._answers.write(json.dumps(message) + "\n")
+        self._answers.write(json.dumps({"row": row, "failure": failure, "error": error}) + "\n")
         self._answers.flush()
 
     def _serve(self) -> Iterator[bool]:
-        served: dict[str, Callable[..., Steps]]
-        served = {"compile": self._compile, "warm": self._warm, "block": self._block}
+        served: dict[str, Any] = {"compile": self._compile, "warm": self._warm, "block": self._block}
         while line := self._commands.readline():
             command = json.loads(line)
             does = command.pop("do")
@@ -110,8 +100,10 @@ class Serving:
             yield from self._call(self._kept.has_room() or self.made + 1 == calls)
         self._drain()
         self.save()
-        yield from self._until(time.perf_counter() + seconds)
-        capturing = torch.cuda.max_memory_allocated() if self._gpu else 0
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end + (_SETTLING_SECONDS if self._measured and _settling() else 0.0):
+            for _ in range(_BETWEEN_LOOKS):  # not drained, since a measurement that is under way would see it
+                yield from self._call()
         self._tidy()
         start = time.perf_counter()
         for _ in range(_MEMORY_CALLS):
@@ -119,16 +111,9 @@ class Serving:
         self._drain()
         found = {"call_us": (time.perf_counter() - start) / _MEMORY_CALLS * 1e6, "calls": self.made}
         if self._gpu:
-            found["capturing_peak_bytes"] = capturing
             found["peak_bytes"] = torch.cuda.max_memory_allocated()
             found["reserved_bytes"] = torch.cuda.memory_reserved()
         return found
-
-    def _until(self, end: float) -> Iterator[bool]:
-        """Not drained in between, since a measurement that is under way would see it."""
-        while time.perf_counter() < end + (_SETTLING_SECONDS if self._settling() else 0.0):
-            for _ in range(_BETWEEN_LOOKS):
-                yield from self._call()
 
     def _block(self, calls: int, lead: int) -> Steps:
         """``lead`` calls that do not count, then ``calls``, drained at both ends: µs per call.
@@ -175,10 +160,15 @@ def what_was_captured() -> dict[str, Any]:
     if not reports:
         return {}
     summary = summarize(reports)
-    regions = []
-    for region in (region for report in reports for region in report.regions):
-        decisions = [] if region.record is None else [asdict(decision) for decision in region.record.decisions]
-        regions.append({"state": region.state, "why": region.why, "decisions": decisions})
+    regions = [
+        {
+            "state": region.state,
+            "why": region.why,
+            "decisions": [asdict(decision) for decision in (region.record.decisions if region.record else ())],
+        }
+        for report in reports
+        for region in report.regions
+    ]
     coverage = {"share": summary.coverage, "captures": summary.captures, "replays": summary.replays}
     return {"coverage": coverage, "regions": regions}
 
@@ -188,7 +178,7 @@ def what_was_captured() -> dict[str, Any]:
 
 def main() -> None:
     """Serve until told to finish; whatever the program raises is answered, and ends the process with status 1."""
-    spec = Spec.read(sys.argv[1])
+    spec = Spec(**json.loads(sys.argv[1]))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     commands = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -210,9 +200,8 @@ def _end_with_parent(parent: int) -> None:
 
 
 def serve(spec: Spec, commands: IO[str], answers: IO[str]) -> int:
-    """Run the side of ``spec``; returns the exit status."""
-    measured = spec.side == OURS and not spec.check and Settings.make({}).measure
-    serving = Serving(commands, answers, spec.device, spec.result, _settling if measured else lambda: False)
+    """Run the side of ``spec``. Returns the exit status."""
+    serving = Serving(commands, answers, spec)
     try:
         module, _, function = spec.runner.partition(":")
         run = getattr(importlib.import_module(module), function)(spec, serving)

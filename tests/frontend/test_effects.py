@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
 
 from pygraph.frontend.effects import HIDDEN_VIEWS, VIEWS, schema_facts
 from pygraph.frontend.lift import lift
@@ -39,10 +41,11 @@ def trace(fn: Callable[..., Any], *args: Tensor) -> Graph:
 
 
 def effects_of_call(target: Any, *args: Any, value: Any = None, **kwargs: Any) -> Effects:
-    """Effects of one call on fresh inputs; fake tensors among the arguments become inputs."""
+    """Effects of one call on fresh inputs; tensors among the arguments, also in lists, become inputs."""
     builder = Builder()
-    nodes = [builder.input(f"x{i}", a) if isinstance(a, Tensor) else a for i, a in enumerate(args)]
-    call = builder.call(target, tuple(nodes), builder.fake(4) if value is None else value, **kwargs)
+    names = (f"x{i}" for i in itertools.count())
+    given, named = pytree.tree_map_only(Tensor, lambda a: builder.input(next(names), a), (args, kwargs))
+    call = builder.call(target, given, builder.fake(4) if value is None else value, **named)
     return builder.lift(call).nodes[0].effects
 
 
@@ -55,7 +58,8 @@ def gpu(*size: int, **options: Any) -> Tensor:
 
 
 IN_PLACE = {"writes": (0,), "aliases": ((0, 0),)}
-COUNTS = gpu(4, dtype=torch.int64)
+COUNTS, PLACES, MASK = (gpu(4, dtype=dtype) for dtype in (torch.int64, torch.int64, torch.bool))
+ATTENTION, Q = aten._scaled_dot_product_flash_attention_for_cpu.default, cpu(1, 2, 4, 8)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,25 @@ COUNTS = gpu(4, dtype=torch.int64)
         (effects_of_call(aten.repeat_interleave.Tensor, COUNTS, value=gpu(9), output_size=9), PURE),
         (effects_of_call(torch.ops._c10d_functional.wait_tensor.default, cpu(4)).collective, "unknown"),
         (effects_of_call(torch.ops._c10d_functional.wait_tensor.default, cpu(4)).barrier, True),
+        # arguments that are written: by name, in a list, several
+        (effects_of_call(aten.mm.out, cpu(2, 2), cpu(2, 2), out=cpu(2, 2)), Effects(writes=(2,), aliases=((0, 2),))),
+        (
+            effects_of_call(aten._foreach_add_.List, [cpu(4), cpu(4)], [cpu(4), cpu(4)], value=()),
+            Effects(writes=(0, 1)),
+        ),
+        (
+            effects_of_call(aten.sort.values, cpu(4), value=(cpu(4), cpu(4)), values=cpu(4), indices=cpu(4)),
+            Effects(writes=(1, 2), aliases=((0, 1), (1, 2))),
+        ),
+        # masks as indices are searched, but for a fill with one value
+        (effects_of_call(aten.index.Tensor, gpu(4, 4), [MASK], value=gpu(4)), Effects(sync=True, dynamic=True)),
+        (effects_of_call(aten.index.Tensor, gpu(4, 4), [PLACES], value=gpu(4)), PURE),
+        (effects_of_call(aten.index_put.default, gpu(4, 4), [MASK], gpu(3), value=gpu(4, 4)), Effects(sync=True)),
+        (effects_of_call(aten.index_put.default, gpu(4, 4), [MASK], gpu(), value=gpu(4, 4)), PURE),
+        (effects_of_call(aten.index_put.default, gpu(4, 4), [None, PLACES], gpu(2), value=gpu(4, 4)), PURE),
+        # attention draws only with dropout
+        (effects_of_call(ATTENTION, Q, Q, Q, 0.0, value=(Q, cpu(1, 2, 4))).rng, None),
+        (effects_of_call(ATTENTION, Q, Q, Q, 0.1, value=(Q, cpu(1, 2, 4))).rng, "cpu"),
     ],
 )
 def test_effects_of_single_calls(found: object, expected: object) -> None:
@@ -88,22 +111,6 @@ def test_effects_of_single_calls(found: object, expected: object) -> None:
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
-
-
-def test_an_out_argument_is_written() -> None:
-    builder = Builder()
-    a, b, out = (builder.input(name, builder.fake(2, 2)) for name in ("a", "b", "out"))
-    call = builder.call(aten.mm.out, (a, b), builder.fake(2, 2), out=out)
-    found = builder.lift(call).nodes[0].effects
-    assert (found.writes, found.aliases) == ((2,), ((0, 2),))
-
-
-def test_every_tensor_of_a_written_list_is_written() -> None:
-    builder = Builder()
-    xs = [builder.input(f"x{i}", builder.fake(4)) for i in range(3)]
-    builder.call(aten._foreach_add_.List, (xs[:2], [xs[2], xs[2]]), None)
-    found = builder.lift().nodes[0].effects
-    assert found == Effects(writes=(0, 1))
 
 
 @pytest.mark.parametrize("op", [aten.split.Tensor, aten.unsafe_split.Tensor, aten.chunk.default, aten.unbind.int])
@@ -125,16 +132,6 @@ def test_an_epilogue_comes_after_all_uses_of_what_it_overwrites() -> None:
     assert "aten.mul.Tensor" in before
 
 
-def test_results_of_several_alias_by_their_place() -> None:
-    found = effects_of_call(aten.sort.values, cpu(4), value=(cpu(4), cpu(4)), values=None, indices=None)
-    assert found.writes == ()
-    builder = Builder()
-    x, values, indices = (builder.input(name, builder.fake(4)) for name in ("x", "values", "indices"))
-    call = builder.call(aten.sort.values, (x,), (builder.fake(4), builder.fake(4)), values=values, indices=indices)
-    found = builder.lift(call).nodes[0].effects
-    assert (found.writes, found.aliases) == ((1, 2), ((0, 1), (1, 2)))
-
-
 # -- generators --------------------------------------------------------------------------------------------------------
 
 
@@ -149,13 +146,6 @@ def test_draws_name_the_device_of_their_generator() -> None:
     graph = trace(lambda x: torch.rand(4, device=x.device) + torch.bernoulli(x), gpu(4))
     assert only(graph, "aten.rand.default").effects == Effects(rng="cuda:0")
     assert only(graph, "aten.bernoulli.default").effects == Effects(rng="cuda:0")
-
-
-@pytest.mark.parametrize(("dropout", "expected"), [(0.0, None), (0.1, "cpu")])
-def test_attention_draws_only_with_dropout(dropout: float, expected: str | None) -> None:
-    op = aten._scaled_dot_product_flash_attention_for_cpu.default
-    q = cpu(1, 2, 4, 8)
-    assert effects_of_call(op, q, q, q, dropout, value=(q, cpu(1, 2, 4))).rng == expected
 
 
 # -- the host ----------------------------------------------------------------------------------------------------------
@@ -177,23 +167,6 @@ def test_copies_from_an_accelerator_wait_unless_told_not_to() -> None:
     assert [node.effects.sync for node in graph.nodes] == [True, False, False, False]
 
 
-def test_masks_as_indices_are_searched() -> None:
-    mask, places = gpu(4, dtype=torch.bool), gpu(2, dtype=torch.int64)
-    assert _index(aten.index.Tensor, [mask]) == Effects(sync=True, dynamic=True)
-    assert _index(aten.index.Tensor, [places]) == PURE
-    assert _index(aten.index_put.default, [mask], gpu(3)) == Effects(sync=True)
-    assert _index(aten.index_put.default, [mask], gpu()) == PURE
-    assert _index(aten.index_put.default, [None, places], gpu(2)) == PURE
-
-
-def _index(op: Any, indices: list[Tensor | None], *values: Tensor) -> Effects:
-    builder = Builder()
-    x = builder.input("x", gpu(4, 4))
-    picked = [None if t is None else builder.input(f"i{n}", t) for n, t in enumerate(indices)]
-    rest = [builder.input(f"v{n}", t) for n, t in enumerate(values)]
-    return builder.lift(builder.call(op, (x, picked, *rest), gpu(4))).nodes[0].effects
-
-
 # -- checks, barriers, tags --------------------------------------------------------------------------------------------
 
 
@@ -207,10 +180,7 @@ def _index(op: Any, indices: list[Tensor | None], *values: Tensor) -> Effects:
     ],
 )
 def test_checks_are_kept_but_order_nothing(op: Any, args: tuple[Any, ...]) -> None:
-    builder = Builder()
-    nodes = [builder.input(f"x{i}", a) if isinstance(a, Tensor) else a for i, a in enumerate(args)]
-    builder.call(op, tuple(nodes), None)
-    found = builder.lift().nodes[0].effects
+    found = effects_of_call(op, *args, value=())
     assert not found.is_pure
     assert (found.barrier, found.sync, found.writes) == (False, False, ())
 
@@ -251,10 +221,7 @@ def test_custom_operators(library: torch.library.Library, name: str, expected: E
 
 
 def test_a_custom_operator_writes_what_its_schema_says(library: torch.library.Library) -> None:
-    builder = Builder()
-    x, y, z = (builder.input(name, builder.fake(4)) for name in "xyz")
-    builder.call(torch.ops.frontend_test.bump.default, (x, y), None, z=z)
-    assert builder.lift().nodes[0].effects == Effects(writes=(1, 2))
+    assert effects_of_call(torch.ops.frontend_test.bump.default, cpu(4), cpu(4), z=cpu(4), value=()).writes == (1, 2)
 
 
 @pytest.mark.parametrize("name", sorted(VIEWS | HIDDEN_VIEWS))
@@ -276,10 +243,7 @@ def test_a_lowering_of_inductor_only_computes() -> None:
 
 
 def test_a_python_function_may_do_anything() -> None:
-    builder = Builder()
-    x = builder.input("x", builder.fake(4))
-    call = builder.call(torch.nn.functional.relu, (x,), builder.fake(4))
-    assert builder.lift(call).nodes[0].effects == Effects(barrier=True)
+    assert effects_of_call(torch.nn.functional.relu, cpu(4)) == Effects(barrier=True)
 
 
 # -- collectives -------------------------------------------------------------------------------------------------------
@@ -296,7 +260,7 @@ def process_group() -> Iterator[Any]:
     distributed.destroy_process_group()
 
 
-def test_collectives_keep_their_order_in_the_group(process_group: Any) -> None:
+def test_collectives_keep_their_order_in_the_group_and_a_wait_completes_its_memory(process_group: Any) -> None:
     import torch.distributed._functional_collectives as functional
 
     def step(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -309,11 +273,5 @@ def test_collectives_keep_their_order_in_the_group(process_group: Any) -> None:
     assert not any(node.effects.barrier for node in calls)
     order = {(a.name, b.name) for a, b in dependences(graph)}
     assert all((a.name, b.name) in order for a, b in pairwise(calls))
-
-
-def test_waiting_completes_the_memory_that_it_waits_for(process_group: Any) -> None:
-    import torch.distributed._functional_collectives as functional
-
-    graph = lift_inference(lambda x: functional.all_reduce(x, "sum", process_group) + 1, torch.randn(4))
-    wait = only(graph, "_c10d_functional.wait_tensor.default")
-    assert (wait.effects.writes, wait.effects.aliases) == ((0,), ((0, 0),))
+    waits = [node.effects for node in calls if node.op == "_c10d_functional.wait_tensor.default"]
+    assert [(wait.writes, wait.aliases) for wait in waits] == [((0,), ((0, 0),))] * 2

@@ -37,12 +37,12 @@ def body(build: Callable[[Builder, fx.Node, fx.Node], Any]) -> fx.GraphModule:
     return builder.module(build(builder, x, y))
 
 
-def invoke(module: fx.GraphModule, hop: Any = None) -> KernelNode:
+def invoke(module: fx.GraphModule) -> KernelNode:
     """The node that calls ``module`` on two tensors."""
     builder = Builder()
     a, b = builder.input("a", builder.fake(4)), builder.input("b", builder.fake(4))
     ref = builder.attribute("body", module)
-    call = builder.call(hop or higher_order.invoke_subgraph, (ref, "id", a, b), (builder.fake(4),))
+    call = builder.call(higher_order.invoke_subgraph, (ref, "id", a, b), (builder.fake(4),))
     return builder.lift(builder.call(operator.getitem, (call, 0), builder.fake(4))).nodes[-1]
 
 
@@ -92,46 +92,50 @@ def test_a_loop_may_return_what_it_was_given() -> None:
 # -- subgraphs ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_pure_subgraph_is_pure_and_costs_what_its_nodes_cost() -> None:
-    node = invoke(body(lambda b, x, y: b.call(aten.add.Tensor, (x, y), b.fake(4))))
-    assert node.effects == PURE
-    assert (node.cost.flops, node.cost.read, node.cost.written, node.cost.launches) == (4, 32, 16, 1)
+def adds(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
+    return b.call(aten.add.Tensor, (x, y), b.fake(4))
 
 
-def test_writes_of_a_subgraph_are_writes_of_its_caller() -> None:
-    def build(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
-        view = b.call(aten.view.default, (y, [2, 2]), b.fake(2, 2))
-        b.call(aten.mul_.Scalar, (view, 2), b.fake(2, 2))
-        return b.call(aten.sin.default, (x,), b.fake(4))
-
-    assert invoke(body(build)).effects == Effects(writes=(1,))
+def writes(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
+    view = b.call(aten.view.default, (y, [2, 2]), b.fake(2, 2))
+    b.call(aten.mul_.Scalar, (view, 2), b.fake(2, 2))
+    return b.call(aten.sin.default, (x,), b.fake(4))
 
 
-def test_views_that_a_subgraph_returns_share_memory() -> None:
-    node = invoke(body(lambda b, x, y: b.call(aten.view.default, (y, [4]), b.fake(4))))
-    assert node.effects.aliases == ((0, 1),)
+def views(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
+    return b.call(aten.view.default, (y, [4]), b.fake(4))
 
 
-def test_draws_and_reads_of_a_subgraph_are_its_callers() -> None:
-    def build(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
-        b.call(aten._local_scalar_dense.default, (y,), 1)
-        return b.call(aten.bernoulli.default, (x,), b.fake(4))
-
-    assert invoke(body(build)).effects == Effects(rng="cpu", sync=True)
+def draws_and_reads(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
+    b.call(aten._local_scalar_dense.default, (y,), 1)
+    return b.call(aten.bernoulli.default, (x,), b.fake(4))
 
 
-def test_a_barrier_inside_is_a_barrier_outside() -> None:
-    node = invoke(body(lambda b, x, y: b.call(torch.nn.functional.relu, (x,), b.fake(4))))
-    assert node.effects.barrier
+def does_anything(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
+    return b.call(torch.nn.functional.relu, (x,), b.fake(4))
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (adds, PURE),
+        (writes, Effects(writes=(1,))),
+        (views, Effects(aliases=((0, 1),))),
+        (draws_and_reads, Effects(rng="cpu", sync=True)),
+        (does_anything, Effects(barrier=True)),
+    ],
+)
+def test_what_a_subgraph_does_its_caller_does(build: Callable[..., fx.Node], expected: Effects) -> None:
+    node = invoke(body(build))
+    assert node.effects == expected
+    if build is adds:
+        assert (node.cost.flops, node.cost.read, node.cost.written, node.cost.launches) == (4, 32, 16, 1)
 
 
 def test_operands_that_cannot_be_matched_are_all_written() -> None:
-    def build(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
-        return b.call(aten.mul_.Scalar, (x, 2), b.fake(4))
-
     builder = Builder()
     a, b, c = (builder.input(name, builder.fake(4)) for name in "abc")
-    ref = builder.attribute("body", body(build))
+    ref = builder.attribute("body", body(writes))
     call = builder.call(higher_order.invoke_subgraph, (ref, "id", a, b, c), (builder.fake(4),))
     assert builder.lift(call).nodes[0].effects.writes == (0, 1, 2)
 

@@ -185,29 +185,6 @@ def test_training_is_cut_in_both_directions(name: str) -> None:
         assert [u.reason for u in report.uncaptured()] == ["failed-capture"], f"{report.name}: {report.notes}"
 
 
-def test_attention_with_dropout_is_cut_before_it_is_tried() -> None:
-    def attend(x: torch.Tensor) -> torch.Tensor:
-        q = torch.relu(x) + 1
-        out = torch.nn.functional.scaled_dot_product_attention(q, q * 2, q * 3, dropout_p=0.5)
-        return torch.relu(out * 2).sum()
-
-    ours = torch.compile(attend, backend="pygraph")
-    x = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.float16, requires_grad=True)
-    backends = [torch.nn.attention.SDPBackend.FLASH_ATTENTION, torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION]
-    with torch.enable_grad(), torch.nn.attention.sdpa_kernel(backends):
-        for _ in range(5):
-            x.grad = None
-            ours(x).backward()
-            assert x.grad is not None
-            assert torch.isfinite(x.grad).all()
-    for report in pygraph.reports():
-        left = [(u.op, u.reason) for u in report.uncaptured()]
-        assert left, f"{report.name}: the attention was not found: {states(report)}"
-        assert {reason for _, reason in left} == {"attention-dropout"}, f"{report.name}: {left}"
-        refused = [r for region in report.regions if region.record for r in region.record.refusals]
-        assert refused == [], f"{report.name}: {states(report)}"
-
-
 # -- graphs that a region adds to the one that is captured ------------------------------------------------------------
 
 

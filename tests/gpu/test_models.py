@@ -1,21 +1,126 @@
-"""Real models with random weights on CUDA against eager: outputs in inference, loss and gradients in training."""
+"""Models of transformers, timm and torchvision on CUDA against eager, small enough to compile in seconds, with random
+weights: outputs in inference, loss and gradients in training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import pygraph
 from pygraph.backend import pygraph as backend
 from tests.gpu.programs import assert_replayed
-from tests.gpu.zoo import SWEEP
+
+hf = pytest.importorskip("transformers")
+timm = pytest.importorskip("timm")
+torchvision = pytest.importorskip("torchvision")
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("fresh")]
 
 CALLS = 4
+WORDS, LENGTH, BATCH = 503, 32, 2
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How to make a model and its keyword arguments; ``dtype`` is that of inference (training is in float32)."""
+
+    make: Callable[[], nn.Module]
+    inputs: Callable[[], dict[str, torch.Tensor]]
+    dtype: torch.dtype = torch.float32
+    trains: bool = True
+
+
+def tokens(name: str = "input_ids") -> Callable[[], dict[str, torch.Tensor]]:
+    return lambda: {name: torch.randint(0, WORDS, (BATCH, LENGTH))}
+
+
+def pairs() -> dict[str, torch.Tensor]:
+    source, target = torch.randint(0, WORDS, (2, BATCH, LENGTH))
+    return {"input_ids": source, "decoder_input_ids": target}
+
+
+def image(size: int = 64, name: str = "x") -> Callable[[], dict[str, torch.Tensor]]:
+    return lambda: {name: torch.randn(4 * BATCH, 3, size, size)}
+
+
+def language(kind: str, **sizes: Any) -> Callable[[], nn.Module]:
+    """A small ``<kind>ForCausalLM``, ``…ForMaskedLM`` or ``…LMHeadModel`` without a cache."""
+
+    def make() -> nn.Module:
+        config = getattr(hf, f"{kind}Config")(vocab_size=WORDS, **sizes)
+        config.use_cache = False
+        for name, value in vars(config).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(config, name, 0.0)
+        for head in ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForConditionalGeneration"):
+            model = getattr(hf, kind + head, None)
+            if model is not None:
+                return model(config)
+        raise LookupError(kind)
+
+    return make
+
+
+ENCODER = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+DECODER = {**ENCODER, "num_key_value_heads": 2}
+GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4}
+
+HALF, BF16 = torch.float16, torch.bfloat16
+
+SWEEP: dict[str, Entry] = {
+    "bert": Entry(language("Bert", **ENCODER), tokens(), HALF),
+    "roberta": Entry(language("Roberta", **ENCODER, max_position_embeddings=64), tokens(), HALF),
+    "distilbert": Entry(language("DistilBert", dim=64, n_layers=2, n_heads=4, hidden_dim=128), tokens(), HALF),
+    "electra": Entry(language("Electra", **ENCODER, embedding_size=64), tokens()),
+    "gpt2": Entry(language("GPT2", **GPT), tokens(), HALF),
+    "gpt_neox": Entry(language("GPTNeoX", **ENCODER), tokens(), HALF),
+    "opt": Entry(
+        language(
+            "OPT", hidden_size=64, num_hidden_layers=2, num_attention_heads=4, ffn_dim=128, word_embed_proj_dim=64
+        ),
+        tokens(),
+        HALF,
+    ),
+    "llama": Entry(language("Llama", **DECODER), tokens(), BF16),
+    "mistral": Entry(language("Mistral", **DECODER), tokens(), BF16),
+    "qwen2": Entry(language("Qwen2", **DECODER), tokens(), BF16),
+    "gemma": Entry(language("Gemma", **DECODER, head_dim=16), tokens(), BF16),
+    "phi": Entry(language("Phi", **DECODER), tokens(), HALF),
+    "t5": Entry(
+        language("T5", d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0),
+        pairs,
+        torch.float32,
+    ),
+    "bart": Entry(
+        language(
+            "Bart",
+            d_model=64,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=128,
+            decoder_ffn_dim=128,
+            max_position_embeddings=64,
+        ),
+        pairs,
+        HALF,
+    ),
+    "resnet18": Entry(lambda: torchvision.models.resnet18(num_classes=10), image(), HALF),
+    "resnet50": Entry(lambda: torchvision.models.resnet50(num_classes=10), image(), HALF),
+    "mobilenet_v3": Entry(lambda: torchvision.models.mobilenet_v3_small(num_classes=10), image(), HALF),
+    "vgg11": Entry(lambda: torchvision.models.vgg11_bn(num_classes=10), image(), HALF, trains=False),
+    "squeezenet": Entry(lambda: torchvision.models.squeezenet1_1(num_classes=10), image(), HALF, trains=False),
+    "vit": Entry(lambda: torchvision.models.VisionTransformer(32, 8, 2, 4, 64, 128, num_classes=10), image(32), HALF),
+    "convnext": Entry(lambda: timm.create_model("convnext_atto", num_classes=10), image(), HALF),
+    "mixer": Entry(lambda: timm.create_model("mixer_s32_224", img_size=64, num_classes=10), image(), HALF),
+    "efficientnet": Entry(lambda: timm.create_model("efficientnet_b0", num_classes=10), image(), HALF, trains=False),
+}
 
 
 def outputs(result: Any) -> list[torch.Tensor]:
@@ -101,3 +206,48 @@ def _without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+
+
+# -- mixtures of experts ----------------------------------------------------------------------------------------------
+
+LAYERS = 4
+STEPS = 12
+
+
+def test_decoding_with_experts_leaves_only_their_operator_outside() -> None:
+    """It reads on the host how many tokens an expert has."""
+    config = hf.MixtralConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        experts_implementation="grouped_mm",
+    )
+    model = hf.MixtralForCausalLM(config).cuda().half().eval()
+
+    def cache() -> torch.nn.Module:
+        return hf.StaticCache(config=config, max_cache_len=32)
+
+    tokens = torch.randint(0, 128, (STEPS, 2, 1), device="cuda")
+    plain, compiled = cache(), torch.compile(model.forward, backend="pygraph")
+    expected = [
+        model(tokens[i], past_key_values=plain, cache_position=torch.tensor([i], device="cuda")).logits.clone()
+        for i in range(STEPS)
+    ]
+    ours = cache()
+    for i in range(STEPS):
+        logits = compiled(tokens[i], past_key_values=ours, cache_position=torch.tensor([i], device="cuda")).logits
+        torch.testing.assert_close(logits, expected[i], rtol=2e-2, atol=2e-2, msg=lambda text, i=i: f"step {i}: {text}")
+    report = pygraph.reports()[-1]
+    assert report.error is None
+    assert {region.state for region in report.regions} == {"replay"}, [(r.state, r.why) for r in report.regions]
+    left = [u for u in report.uncaptured() if u.reason == "host-read"]
+    assert {u.op for u in left} == {"transformers.grouped_mm_fallback.default"}
+    assert len(left) == 2 * LAYERS
+    assert report.emitted is not None
+    assert set(report.emitted.outside) == {"transformers.grouped_mm_fallback.default"}, report.emitted.outside

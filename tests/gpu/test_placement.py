@@ -1,17 +1,23 @@
-"""Placement on a real device: programs that mix the CPU and the GPU, against eager, with their CPU tensors changing."""
+"""Placement on a real device: programs that mix the CPU and the GPU, against eager, with their CPU tensors changing.
+
+The number of regions and the reasons of the cuts are those of the passes; results are those of eager.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import pygraph
 from pygraph.ir import UPLOAD
-from tests.gpu.mixed import MIXED, Mixed
 from tests.gpu.programs import (
+    DEVICE,
     EVERYTHING,
     assert_replayed,
     assert_same,
@@ -24,6 +30,244 @@ from tests.gpu.programs import (
 CALLS = 5
 
 pytestmark = pytest.mark.usefixtures("fresh")
+
+
+Program = Callable[..., Any]
+COPY, CPU = "device-copy", "cpu-operator"
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """One program. ``build`` makes it, ``inputs(turn)`` the arguments of a call, ``between(program, turn)`` changes
+    the program's own tensors before a call. ``regions`` are replayed; ``cut`` are the reasons of what is outside."""
+
+    build: Callable[[], Program]
+    inputs: Callable[[int], tuple[Any, ...]]
+    regions: int = 1
+    cut: tuple[str, ...] = (COPY,)
+    between: Callable[[Any, int], None] | None = None
+    dynamic: bool | None = None
+
+
+def host(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(size).to(dtype)
+
+
+def just(program: Program) -> Callable[[], Program]:
+    return lambda: program
+
+
+def square(turn: int) -> tuple[torch.Tensor, ...]:
+    return (device_tensor(16, 16),)
+
+
+# -- scalars and constants -------------------------------------------------------------------------------------------
+
+
+def scalar_tensors(x: torch.Tensor, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return (x * s + t).relu() @ x.t() * s
+
+
+def scalar_made_inside(x: torch.Tensor) -> torch.Tensor:
+    low, half = torch.tensor(-1.5), torch.scalar_tensor(0.5, dtype=torch.float64)
+    return torch.where(x > 0, x @ x, low) * half + torch.full((), 3)
+
+
+def number_turned_tensor(x: torch.Tensor, n: int) -> torch.Tensor:
+    return torch.full((), n) * x + torch.tensor([1.0, 2.0]).to(x.device).sum()
+
+
+def constants(x: torch.Tensor) -> torch.Tensor:
+    weight = torch.tensor([[0.25, -0.5, 1.0]] * 16).to(x.device)
+    bias = torch.tensor([0.5, 0.0, -2.0]).to(DEVICE)
+    return (x @ weight + bias).tanh() * torch.tensor([[1, 2, 3]]).to(x.device)
+
+
+def indices_in_a_list(x: torch.Tensor, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x[torch.tensor([3, 0, 2])] * 2, x.relu()[order] @ x
+
+
+# -- positions and masks ---------------------------------------------------------------------------------------------
+
+
+def sliding_mask(x: torch.Tensor) -> torch.Tensor:
+    position = torch.arange(x.shape[0])
+    near = (position[:, None] >= position[None, :]) & (position[:, None] - position[None, :] < 4)
+    bias = torch.zeros(near.shape).masked_fill(~near, -1e4).to(x.device)
+    return (x @ x.t() + bias).softmax(-1) @ x
+
+
+class Positions(nn.Module):
+    """Learned positions, looked up by ids that are made and kept on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 16, device=DEVICE)
+        self.register_buffer("ids", torch.arange(64))
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        kept = self.table(self.ids[: x.shape[0]].to(x.device))
+        made = self.table(torch.arange(x.shape[0]).to(x.device))
+        return x + kept + made * self.table(ids.to(x.device)).sigmoid()
+
+
+class Rotary(nn.Module):
+    """Angles from arithmetic on floats of the CPU, which stays there since the device would round differently."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        frequency = 1.0 / (10.0 ** (torch.arange(0, 16, 2).float() / 16))
+        angle = torch.outer(torch.arange(x.shape[0]).float(), frequency)
+        cos, sin = angle.cos().to(x.device), angle.sin().to(x.device)
+        a, b = x[:, ::2], x[:, 1::2]
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+# -- tensors left on the CPU -----------------------------------------------------------------------------------------
+
+
+class LeftBehind(nn.Module):
+    """A parameter and two buffers that were never moved, beside a layer that was."""
+
+    weight: torch.Tensor
+    shift: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+        self.register_buffer("shift", torch.randn(16))
+        self.register_buffer("scale", torch.tensor(0.7))
+        self.layer = nn.Linear(16, 16, device=DEVICE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x @ self.weight.to(x.device) + self.shift.to(x.device)).relu() * self.scale
+
+
+def through_data(program: LeftBehind, turn: int) -> None:
+    program.weight.data = torch.full((16, 16), 0.1 * turn + 0.01)
+    program.shift.data.mul_(-1.5)
+
+
+def through_numpy(program: LeftBehind, turn: int) -> None:
+    program.weight.detach().numpy()[turn % 16] = 1.0 + turn
+    program.shift.numpy()[:] = turn
+    program.scale.numpy()[...] = turn + 0.5
+
+
+def in_place(program: LeftBehind, turn: int) -> None:
+    program.weight.copy_(torch.full((16, 16), 0.2 * turn - 0.3))
+    program.shift.copy_(torch.arange(16.0) * turn)
+    program.scale.fill_(turn)
+
+
+def many_uploads(x: torch.Tensor, *hosts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    row, whole, column, scalar, large, nothing, transposed = (t.to(x.device) for t in hosts)
+    mixed = x + row * scalar - column.float() + transposed
+    return mixed @ x, large * 2 + 1, whole * 3, nothing * 2
+
+
+def hosts(turn: int) -> tuple[torch.Tensor, ...]:
+    """Small ones of several types (staged together), one larger than is staged, an empty one, a transposed one."""
+    small = (host(16), torch.randint(0, 9, (16,)), host(16, 1, dtype=torch.float64), host())
+    return (device_tensor(16, 16), *small, host(200, 200), host(0, 16), host(16, 16).t())
+
+
+# -- results on the CPU ----------------------------------------------------------------------------------------------
+
+
+def fetched_at_the_end(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = (x @ x).relu()
+    return y.cpu(), (x + 1).double().cpu(), (x > 0).cpu(), y.half().to("cpu")
+
+
+def fetched_in_between(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    first = (x @ x).relu()
+    early = first.cpu()
+    return early, (first @ x).tanh() + 1
+
+
+def fetched_without_waiting(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = (x @ x).relu()
+    return y.to("cpu", non_blocking=True), y + 1
+
+
+def there_and_back(x: torch.Tensor) -> torch.Tensor:
+    there = ((x @ x).relu() * 2).cpu()
+    return (there.flip(0) + 1).to(x.device) @ x + 1
+
+
+# -- CPU tensors that the program writes -----------------------------------------------------------------------------
+
+
+def counted(x: torch.Tensor, counter: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    counter.add_(1)
+    row.mul_(2)
+    return x * counter.to(x.device) + row.to(x.device)
+
+
+def written_back(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    y = (x @ x).relu()
+    result.copy_(y.sum(0))
+    return y + 1
+
+
+def used_then_written(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    y = x + row.to(x.device)
+    row.add_(1)
+    return y * row.to(x.device)
+
+
+def without_waiting(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return x @ a.to(x.device, non_blocking=True) + b.to(x.device, non_blocking=True)
+
+
+def pinned(*size: int) -> torch.Tensor:
+    made = torch.randn(*size)
+    return made.pin_memory() if DEVICE == "cuda" else made
+
+
+def of_any_length(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    position = torch.arange(x.shape[0]).to(x.device)
+    mask = (torch.arange(x.shape[0])[None, :] <= torch.arange(x.shape[0])[:, None]).to(x.device)
+    scores = (x @ x.t()).masked_fill(~mask, -1e4).softmax(-1)
+    return scores @ x * position[:, None] + row.to(x.device)
+
+
+LENGTHS = (5, 9, 5, 5, 9)
+
+
+MIXED: dict[str, Mixed] = {
+    "scalar-tensors": Mixed(just(scalar_tensors), lambda turn: (*square(turn), host(), host(dtype=torch.float64))),
+    "scalars-made-inside": Mixed(just(scalar_made_inside), square, cut=(CPU,)),
+    "number-turned-tensor": Mixed(just(number_turned_tensor), lambda turn: (*square(turn), 3), cut=(CPU,)),
+    "constants": Mixed(just(constants), square, cut=(CPU,)),
+    "indices-in-a-list": Mixed(
+        just(indices_in_a_list), lambda turn: (*square(turn), torch.randint(0, 16, (5,))), cut=(COPY, CPU)
+    ),
+    "sliding-mask": Mixed(just(sliding_mask), square, cut=()),
+    "positions": Mixed(Positions, lambda turn: (*square(turn), torch.randint(0, 64, (16,))), cut=(COPY, CPU)),
+    "rotary": Mixed(Rotary, square, cut=(CPU, COPY)),
+    "left-behind": Mixed(LeftBehind, square),
+    "changed-through-data": Mixed(LeftBehind, square, between=through_data),
+    "changed-through-numpy": Mixed(LeftBehind, square, between=through_numpy),
+    "changed-in-place": Mixed(LeftBehind, square, between=in_place),
+    "many-uploads": Mixed(just(many_uploads), hosts),
+    "fetched-at-the-end": Mixed(just(fetched_at_the_end), square),
+    "fetched-in-between": Mixed(just(fetched_in_between), square),
+    "fetched-without-waiting": Mixed(just(fetched_without_waiting), square),
+    "there-and-back": Mixed(just(there_and_back), square, regions=2, cut=(COPY, CPU)),
+    "counted": Mixed(just(counted), lambda turn: (*square(turn), torch.tensor(float(turn)), host(16)), cut=(COPY, CPU)),
+    "written-back": Mixed(just(written_back), lambda turn: (*square(turn), torch.zeros(16)), cut=(COPY, CPU)),
+    "used-then-written": Mixed(just(used_then_written), lambda turn: (*square(turn), host(16)), cut=(COPY, CPU)),
+    "without-waiting": Mixed(just(without_waiting), lambda turn: (*square(turn), host(16, 16), host(16))),
+    "pinned": Mixed(just(without_waiting), lambda turn: (*square(turn), pinned(16, 16), pinned(16))),
+    "of-any-length": Mixed(
+        just(of_any_length), lambda turn: (device_tensor(LENGTHS[turn], 16), host(16)), dynamic=True
+    ),
+}
+
+
+# -- against eager ---------------------------------------------------------------------------------------------------
 
 
 def calls_equal_eager(case: Mixed, **options: Any) -> None:

@@ -119,26 +119,6 @@ def test_autocast(scaled: bool, inside: bool) -> None:
     against_inductor(run, through=dtype)
 
 
-def test_a_scaler_that_meets_an_infinity_skips_the_step() -> None:
-    def run(compile: Compile) -> list[Any]:
-        model = network()
-        call, scaler = compile(model), torch.amp.GradScaler(DEVICE, init_scale=1024.0)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scales = []
-        for step in range(STEPS):
-            torch.manual_seed(step)
-            loss = call(device_tensor(16, 32)).square().mean() * (float("inf") if step == 4 else 1.0)
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            scales.append(scaler.get_scale())
-        assert scales[4] < scales[3]
-        return [*scales, *(p.detach().clone() for p in model.parameters())]
-
-    against_inductor(run, through=torch.float16)
-
-
 class Stack(nn.Module):
     """Blocks that are computed again in the backward, dropout among them."""
 
@@ -216,33 +196,6 @@ def test_a_backward_that_is_called_twice() -> None:
 
     with torch._functorch.config.patch(donated_buffer=False):  # else torch refuses retain_graph
         against_inductor(run)
-
-
-def test_gradients_of_inputs() -> None:
-    def run(compile: Compile) -> list[torch.Tensor]:
-        model = network()
-        call = compile(lambda x, scale: (model(x * scale), scale.sin()))
-        found = []
-        for step in range(STEPS):
-            torch.manual_seed(step)
-            x, scale = device_tensor(16, 32).requires_grad_(), device_tensor(32).requires_grad_()
-            y, z = call(x, scale)
-            found += torch.autograd.grad((y.square().mean() + z.sum()), (x, scale))
-        return found
-
-    against_inductor(run)
-
-
-def test_dropout_draws_what_inductor_draws_and_never_the_same_twice() -> None:
-    call, plain = ours(lambda x: F.dropout(x, 0.4) * 2), torch.compile(lambda x: F.dropout(x, 0.4) * 2)
-    x = torch.ones(4096, device=DEVICE)
-    torch.manual_seed(11)
-    drawn = [call(x) for _ in range(STEPS)]
-    torch.manual_seed(11)
-    assert_same(drawn, [plain(x) for _ in range(STEPS)])
-    assert_replayed()
-    same = [(i, j) for i in range(STEPS) for j in range(i) if torch.equal(drawn[i], drawn[j])]
-    assert not same, f"calls {same} drew the same numbers\n{figures()}"
 
 
 class Attention(nn.Module):

@@ -30,10 +30,6 @@ def traced(operator: object, *extra: object, used: tuple[int, ...] = (0, 1, 2, 3
         return make_fx(call)(query)
 
 
-def constants(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    return [node for node in gm.graph.nodes if node.target is torch.ops.aten.full.default]
-
-
 def returned(gm: torch.fx.GraphModule) -> tuple[torch.fx.Node, ...]:
     (values,) = gm.graph.output_node().args
     return tuple(values)  # type: ignore[arg-type]
@@ -55,23 +51,17 @@ def test_without_dropout_the_state_is_zero(
         if position not in states:
             assert new is old
             continue
-        assert new in constants(gm)
-        assert new.args == (list(old.meta["val"].size()), 0)
+        assert (new.target, new.args) == (torch.ops.aten.full.default, (list(old.meta["val"].size()), 0))
         assert new.kwargs["dtype"] == old.meta["val"].dtype == new.meta["val"].dtype
         assert new.kwargs["device"] == gm.graph.find_nodes(op="placeholder")[0].meta["val"].device
 
 
-def test_with_dropout_nothing_changes() -> None:
-    gm = traced(EFFICIENT, None, True, 0.1)
+@pytest.mark.parametrize(("extra", "used"), [((0.1,), (0, 1, 2, 3)), ((), (0,))], ids=["dropout", "unused"])
+def test_state_that_is_set_or_that_nobody_uses_is_left_alone(extra: tuple[float, ...], used: tuple[int, ...]) -> None:
+    gm = traced(EFFICIENT, None, True, *extra, used=used)
     code = gm.code
     assert define_seeds(gm) == []
     assert gm.code == code
-
-
-def test_state_that_nobody_uses_is_left_alone() -> None:
-    gm = traced(EFFICIENT, None, True, used=(0,))
-    assert define_seeds(gm) == []
-    assert not constants(gm)
 
 
 # -- generators that checkpointing hands to operators which may draw ---------------------------------------------------
@@ -118,16 +108,11 @@ def test_attention_without_dropout_needs_no_generator(
     for old, new in zip(before, (node.meta["val"] for node in returned(gm)), strict=True):
         assert (new.shape, new.stride(), new.dtype, new.device) == (old.shape, old.stride(), old.dtype, old.device)
     assert len(called.meta["val"]) == len(operator._schema.returns)
-    assert not gm.graph.find_nodes(op="placeholder")[-1].users, "nobody takes the generator"
     assert unwrap_idle(gm) == []
-
-
-def test_a_generator_that_nobody_takes_is_none_for_inductor() -> None:
-    gm, generator = checkpointed(EFFICIENT, None, True), torch.Generator()
-    query = gm.graph.find_nodes(op="placeholder")[0].meta["val"]
-    assert inputs_in_use(gm, (query, generator)) == [query, generator]
-    unwrap_idle(gm)
+    # Inductor gets None for a generator that nobody takes.
+    query, generator = gm.graph.find_nodes(op="placeholder")[0].meta["val"], torch.Generator()
     assert inputs_in_use(gm, (query, generator)) == [query, None]
+    assert inputs_in_use(checkpointed(operator, *extra, **named), (query, generator)) == [query, generator]
 
 
 @pytest.mark.parametrize(

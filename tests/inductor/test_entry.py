@@ -167,11 +167,8 @@ def test_a_program_that_does_more_is_entered_as_emitted(line: str, where: str) -
     assert entry_text(source) is None
 
 
-@pytest.mark.parametrize("result", ["buf5[0]", "aten.view(buf5, (4,))", "buf5 + 1"])
-def test_a_program_that_computes_results_is_entered_as_emitted(result: str) -> None:
-    assert entry_text(SOURCE.replace("reinterpret_tensor(buf5, (2, 2), (2, 1), 0)", result)) is None
-
-
-def test_a_program_without_regions_is_entered_as_emitted() -> None:
+def test_a_program_that_computes_results_or_has_no_region_is_entered_as_emitted() -> None:
+    for result in ("buf5[0]", "aten.view(buf5, (4,))", "buf5 + 1"):
+        assert entry_text(SOURCE.replace("reinterpret_tensor(buf5, (2, 2), (2, 1), 0)", result)) is None
     assert entry_text("def call(args):\n    arg0_1, = args\n    args.clear()\n    return (arg0_1, )\n") is None
     assert entry_text("x = 1\n") is None

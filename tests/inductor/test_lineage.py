@@ -99,9 +99,7 @@ LINEAR = (square(), square(), square(32))
     ("passes", "reason"),
     [
         (forbidding("aten.mm.default"), "forbidden"),
-        (forbidding("aten.add"), "forbidden"),
         (forbidding("aten.addmm"), "forbidden"),
-        (keeping_out("times"), "kept-out"),
         (keeping_out("plus"), "kept-out"),
     ],
 )
@@ -109,10 +107,6 @@ def test_addmm_is_outside_where_either_half_or_itself_is(passes: Sequence[Any], 
     report = compiled(linear, passes, *LINEAR)
     assert_outside(report, "addmm")
     assert "addmm_default (aten.addmm.default), made from mm, add, was left outside: " + reason in report.notes
-
-
-def test_addmm_is_captured_where_nothing_is_kept_out() -> None:
-    assert_captured(compiled(linear, keeping_out("no_such_function"), *LINEAR), "addmm")
 
 
 def test_a_chain_of_patterns_keeps_out_what_it_must_and_no_more() -> None:
@@ -144,7 +138,7 @@ def attending(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor
 ATTENTION = (*(square(2, 4, 128, 64) for _ in range(3)), square(64, 64))
 
 
-@pytest.mark.parametrize("passes", [forbidding("aten.bmm"), keeping_out("attention"), keeping_out("weights")])
+@pytest.mark.parametrize("passes", [forbidding("aten.bmm"), keeping_out("weights")])
 def test_attention_is_outside_where_a_part_of_it_is(passes: Sequence[Any]) -> None:
     report = compiled(attending, passes, *ATTENTION)
     assert_outside(report, "scaled_dot_product")
@@ -157,10 +151,7 @@ def test_attention_is_captured_where_nothing_is_kept_out() -> None:
     assert_captured(compiled(attending, forbidding("aten.sort"), *ATTENTION), "scaled_dot_product")
 
 
-@pytest.mark.parametrize("passes", [forbidding("aten.bmm"), keeping_out("batched")])
-def test_a_product_that_is_padded_is_outside_with_its_padding(
-    passes: Sequence[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_product_that_is_padded_is_outside_with_its_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     def batched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.bmm(x, y)
 
@@ -170,7 +161,7 @@ def test_a_product_that_is_padded_is_outside_with_its_padding(
     monkeypatch.setattr(pad_mm, "check_device", lambda a, b: True)
     monkeypatch.setattr(pad_mm, "has_triton", lambda: True)
     with config.patch(force_shape_pad=True):
-        report = compiled(f, passes, square(2, 36, 35), square(2, 35, 32), square())
+        report = compiled(f, keeping_out("batched"), square(2, 36, 35), square(2, 35, 32), square())
     assert_outside(report, "bmm")
     assert_outside(report, "cpp_fused_")
     assert_captured(report, "sort")
@@ -235,10 +226,9 @@ def insert(graph: torch.fx.Graph) -> None:
         node.args = (absolute, *node.args[1:])
 
 
-@pytest.mark.parametrize("kept_out", ["times", "plus"])
-def test_what_another_pass_fuses_is_outside_where_a_part_of_it_is(kept_out: str) -> None:
+def test_what_another_pass_fuses_is_outside_where_a_part_of_it_is() -> None:
     with config.patch(post_grad_custom_pre_pass=fuse_by_hand):
-        report = compiled(linear, keeping_out(kept_out), *LINEAR)
+        report = compiled(linear, keeping_out("times"), *LINEAR)
     assert_outside(report, "addmm")
     assert any("made from add, mm, was left outside: kept-out" in note for note in report.notes)
 

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pygraph.frontend.names import resolve_op
 from pygraph.inductor import upload as module
 
 module.make_compilable()
@@ -21,10 +19,6 @@ def sources() -> list[torch.Tensor]:
         torch.randn(3, 4, dtype=torch.float64),
         torch.empty(0, 3),
     ]
-
-
-def test_the_operator_is_found_by_its_ir_name() -> None:
-    assert resolve_op("pygraph.upload.default") is torch.ops.pygraph.upload.default
 
 
 def test_each_result_is_a_copy_of_its_own() -> None:
@@ -51,13 +45,6 @@ def test_inductor_compiles_it_where_it_may_make_no_fallbacks_and_keeps_strides(
     results = torch.compile(program, options={"implicit_fallbacks": False}, fullgraph=True)(x)
     torch.testing.assert_close(results, program(x))
     assert [r.stride() for r in results] == [r.stride() for r in program(x)]
-
-
-def test_fake_results_have_the_layout_and_the_device() -> None:
-    with FakeTensorMode() as mode:
-        fakes = [mode.from_tensor(x) for x in sources()]
-        results = torch.ops.pygraph.upload(fakes, torch.device("meta"))
-    assert [(r.shape, r.dtype, r.device.type) for r in results] == [(x.shape, x.dtype, "meta") for x in sources()]
 
 
 def test_staging_packs_and_unpacks_exactly(monkeypatch: pytest.MonkeyPatch) -> None:

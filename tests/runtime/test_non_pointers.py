@@ -12,11 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.contract import NonPointerWord, Program, Slot
-from pygraph.runtime.cuda.executable import with_scratch
-from pygraph.runtime.cuda.nodes import KernelNode
+from pygraph.runtime.contract import NonPointerWord, Slot
 from pygraph.runtime.discover import capture
-from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording, UnownedAddress, UnownedMemory
 from pygraph.runtime.slots import SlotTable, discover, resolve
@@ -26,7 +23,6 @@ from tests.runtime.fake import FakeDriver, double
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
 HERE, THERE = 0x7F00_0000_0000, 0x6600_0000_0000
 LIVE = 0x7A00_0000_0000
-SCRATCH = 0x5100_0800_0000
 
 Reach = frozenset[tuple[AllocationKind, int]]
 
@@ -68,17 +64,16 @@ def test_an_address_of_what_a_call_cannot_use_stays_as_captured(reason: str) -> 
     assert note.endswith("(first: sum word 1 of aten.sum.default)")
 
 
-@pytest.mark.parametrize("reason", DOUBTS)
-def test_where_a_call_may_use_anything_it_is_refused(reason: str) -> None:
-    refusal = both(may_access=None, words=DOUBTS[reason])
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason == reason
-
-
-@pytest.mark.parametrize("reason", ["half-address", "unpaired-address"])
-def test_a_doubt_about_what_a_call_was_given_is_refused(reason: str) -> None:
-    """Two allocations that change places from one capture to the next look like this, and are operands."""
-    refusal = both(may_access=OPERAND | {(INPUT, 1)}, words=DOUBTS[reason])
+@pytest.mark.parametrize(
+    ("reason", "may_access"),
+    [
+        *((reason, None) for reason in DOUBTS),
+        *((reason, OPERAND | {(INPUT, 1)}) for reason in ("half-address", "unpaired-address")),
+    ],
+)
+def test_a_doubt_about_what_a_call_may_use_is_refused(reason: str, may_access: Reach | None) -> None:
+    """Anything, or what it was given: two allocations that change places from one capture to the next look alike."""
+    refusal = both(may_access=may_access, words=DOUBTS[reason])
     assert isinstance(refusal, Refusal)
     assert refusal.reason == reason
 
@@ -108,21 +103,16 @@ def test_the_end_of_one_and_start_of_another_stays_ambiguous() -> None:
 )
 @pytest.mark.parametrize("again", [0, 512])
 def test_memory_of_nobodys(memory: UnownedMemory, word: int, outcome: str, again: int) -> None:
-    found = both(may_access=OPERAND, words=(word, word + again), foreign=memory)
-    if outcome == "refused":
-        assert isinstance(found, Refusal)
-        assert found.reason == "foreign-address"
-        assert found.detail == f"word 1 is {word:#x} of nobody's (in a call of aten.sum.default)"
-    else:
-        assert isinstance(found, SlotTable)
-        assert found.non_pointers == (NonPointerWord(0, 1, outcome == "scratch", "aten.sum.default"),)
-
-
-@pytest.mark.parametrize("memory", list(UnownedMemory))
-def test_a_call_that_may_use_anything_may_use_it(memory: UnownedMemory) -> None:
-    refusal = both(may_access=None, words=(LIVE, LIVE), foreign=memory)
-    assert isinstance(refusal, Refusal)
-    assert (refusal.reason, refusal.launch) == ("foreign-address", "sum")
+    """It is refused where a call may use anything, and where it may be memory after all."""
+    for may_access in (None, OPERAND):
+        found = both(may_access=may_access, words=(word, word + again), foreign=memory)
+        if outcome == "refused" or may_access is None:
+            assert isinstance(found, Refusal)
+            assert (found.reason, found.launch) == ("foreign-address", "sum")
+            assert found.detail == f"word 1 is {word:#x} of nobody's (in a call of aten.sum.default)"
+        else:
+            assert isinstance(found, SlotTable)
+            assert found.non_pointers == (NonPointerWord(0, 1, outcome == "scratch", "aten.sum.default"),)
 
 
 def test_another_size_with_an_address_where_there_was_none_is_captured_twice() -> None:
@@ -163,16 +153,25 @@ def test_of_three_captures_two_have_to_agree(edit: Callable[[Capture], None]) ->
 # -- whatever lies in unset words -----------------------------------------------------------------------------------
 
 SIZES = (256, 1024, 64)
-KINDS = ("stand-in", "block", "within", "own", "number", "differs")
+RUBBISH: dict[str, tuple[int, int, UnownedMemory | None]] = {
+    "stand-in": (0x3A51_0000_0000, 4096, UnownedMemory.STAND_IN),
+    "block": (LIVE, 512, UnownedMemory.BLOCK),
+    "within": (LIVE + 8, 512, UnownedMemory.WITHIN),
+    "unused": (0, 16, None),
+    "number": (HERE + 16 * 7, 0, None),
+    "differs": (1000, 1, None),
+}
+"""What may lie in an unset word: the first, how far the others are apart, and what the driver says of them. Where
+memory lies that no call uses depends on the capture."""
 
 Rubbish = tuple[str, int, int]
 
 
 @st.composite
-def launches(draw: st.DrawFn) -> list[list[Rubbish | tuple[str, int, int]]]:
+def launches(draw: st.DrawFn) -> list[list[Rubbish]]:
     """Launches of words: operands (allocation, offset), and rubbish of every kind (value in either capture)."""
     operand = st.tuples(st.just("operand"), st.integers(0, 2), st.integers(0, 63))
-    rubbish = st.tuples(st.sampled_from(KINDS), st.integers(0, 7), st.integers(0, 7))
+    rubbish = st.tuples(st.sampled_from([*RUBBISH]), st.integers(0, 7), st.integers(0, 7))
     return draw(st.lists(st.lists(st.one_of(operand, rubbish), min_size=1, max_size=6), min_size=1, max_size=5))
 
 
@@ -192,26 +191,14 @@ def written(base: int, gap: int, side: int, program: list[list[Rubbish]]) -> tup
                 truth.add(Slot(index, position, *owner.key, numbers[1]))
                 values.append(starts[numbers[0]] + numbers[1])
                 continue
-            value, memory = rubbish_of(kind, numbers[side], starts[3])
+            start, step, memory = RUBBISH[kind]
+            value = (start or starts[3]) + step * numbers[side]
             values.append(value)
             if memory is not None:
                 strange.append(UnownedAddress(position, memory, f"{value:#x}"))
         facts = {"call": "aten.op.default", "may_access": frozenset(given_), "unowned": tuple(strange)}
         recorded.launch(*values, **facts)  # type: ignore[arg-type]
-    return recorded.recording(out_of_range_pointers=True, alignment=512, scratch=SCRATCH), truth
-
-
-def rubbish_of(kind: str, number: int, unused: int) -> tuple[int, UnownedMemory | None]:
-    """What lies in an unset word, and what the driver says of it. ``unused`` is where memory lies that no call uses."""
-    if kind == "stand-in":
-        return 0x3A51_0000_0000 + 4096 * number, UnownedMemory.STAND_IN
-    if kind == "block":
-        return LIVE + 512 * number, UnownedMemory.BLOCK
-    if kind == "within":
-        return LIVE + 512 * number + 8, UnownedMemory.WITHIN
-    if kind == "own":
-        return unused + 16 * number, None
-    return (HERE + 16 * 7 if kind == "number" else 1000 + number), None
+    return recorded.recording(out_of_range_pointers=True), truth
 
 
 @settings(deadline=None, max_examples=150)
@@ -228,30 +215,6 @@ def test_rubbish_never_stops_a_region_and_never_hides_an_operand(program: list[l
     assert not operands & inert.keys()
     blocks = {(i, w) for i, words in enumerate(program) for w, word in enumerate(words) if word[0] == "block"}
     assert {place for place, word in inert.items() if word.scratch} == blocks
-    check_parameters(first, table, blocks)
-
-
-def check_parameters(recording: Recording, table: SlotTable, blocks: set[tuple[int, int]]) -> None:
-    """In the parameters, those words are scratch addresses of the same residue, and every other byte is as captured."""
-    patched = {slot.launch for slot in table.slots}
-    kept = tuple(word for word in table.non_pointers if word.launch in patched)
-    layout = plan(recording, table.slots)
-    program = Program(recording, table.slots, layout, kept)
-    nodes = [_node(launch.words) for launch in recording.launches]
-    for launch, node in zip(recording.launches, with_scratch(program, nodes), strict=True):
-        assert isinstance(node, KernelNode)
-        for position, captured in enumerate(launch.words):
-            word = int.from_bytes(node.blob[8 * position : 8 * position + 8], "little")
-            if launch.index in patched and (launch.index, position) in blocks:
-                assert word % 512 == captured % 512
-                assert 0 <= word - SCRATCH < 512
-            else:
-                assert word == captured
-
-
-def _node(words: tuple[int, ...]) -> KernelNode:
-    places = tuple((8 * i, 8) for i in range(len(words)))
-    return KernelNode(1, b"".join(word.to_bytes(8, "little") for word in words), places, places)
 
 
 def test_what_the_driver_does_not_know_of_real_memory_is_refused() -> None:

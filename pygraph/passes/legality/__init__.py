@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import sympy
 
-from pygraph.ir import CAPTURABLE, REASON, Arg, Graph, KernelNode, ScalarType, Stage, TensorType, Value
+from pygraph.ir import CAPTURABLE, REASON, Graph, KernelNode, ScalarType, Stage, TensorType, Value
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.legality.rules import Target, annotate, target_of
 
@@ -72,24 +72,17 @@ _UNBACKED = re.compile(r"(u|zuf)\d+")
 
 def _keyed_by_data(graph: Graph) -> Iterator[KernelNode]:
     """Nodes whose operands or sizes hold a number that is read from data."""
-    read: dict[Value, None] = {}
+    read: set[Value] = set()
     for node in graph.nodes:
-        keyed = any(value in read for value in node.inputs) or _mentions_unbacked(node)
-        numbers = [value for value in node.outputs if isinstance(value.type, ScalarType)]
+        shapes = [value.type.shape for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)]
+        keyed = not read.isdisjoint(node.inputs) or _mentions_unbacked((*node.args, *node.attrs.values(), *shapes))
         if keyed or node.effects.sync:
-            read.update(dict.fromkeys(numbers))
+            read.update(value for value in node.outputs if isinstance(value.type, ScalarType))
         if keyed:
             yield node
 
 
-def _mentions_unbacked(node: KernelNode) -> bool:
-    shapes = [value.type.shape for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)]
-    return any(_UNBACKED.fullmatch(str(symbol)) for symbol in _symbols((*node.args, *node.attrs.values(), *shapes)))
-
-
-def _symbols(arg: Arg) -> Iterator[sympy.Basic]:
-    if isinstance(arg, sympy.Expr):
-        yield from sorted(arg.free_symbols, key=str)
-    elif isinstance(arg, tuple):
-        for item in arg:
-            yield from _symbols(item)
+def _mentions_unbacked(arg: object) -> bool:
+    if isinstance(arg, tuple):
+        return any(map(_mentions_unbacked, arg))
+    return isinstance(arg, sympy.Expr) and any(_UNBACKED.fullmatch(str(symbol)) for symbol in arg.free_symbols)

@@ -1,13 +1,12 @@
-"""The judgement of one node: capturable or not, with a reason code and a sentence. Data, never an exception.
-
-A table of rules, each a function of a node and of the target that is captured; the first that objects wins.
-"""
+"""The judgement of one node: capturable or not, with a reason code and a sentence. Data, never an exception."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import NamedTuple
 
 from pygraph.ir import (
     CAPTURABLE,
@@ -29,7 +28,7 @@ from pygraph.ir import (
     graph_refs_in,
     sources,
 )
-from pygraph.passes.legality.operators import dropout_place, higher_order, is_custom, known_unsafe
+from pygraph.passes.legality.operators import dropout_place, is_custom, known_unsafe
 
 __all__ = [
     "FAILED",
@@ -47,12 +46,8 @@ __all__ = [
 FAILED = MetaKey("failed", str)
 """Node: what was met when its region was captured; set before the passes run, where a capture failed for the node."""
 
-META = "meta"
-"""Tensors without memory: attention returns its random state so, as it cannot know yet whether it is captured."""
 
-
-@dataclass(frozen=True, slots=True)
-class Objection:
+class Objection(NamedTuple):
     """Why a node cannot be captured: the code of the reason, and the sentence that names the operand."""
 
     code: str
@@ -94,31 +89,6 @@ def target_of(graph: Graph, kind: str, forbid: tuple[str, ...] = ()) -> Target:
     return Target(home, forbid, dict(graph.subgraphs))
 
 
-def device_of(value: Value) -> Device | None:
-    """The device of ``value``, or None when it has no memory."""
-    type = value.type
-    return type.device if isinstance(type, TensorType) and type.device.kind != META else None
-
-
-def devices_of(values: Iterable[Value]) -> Iterator[Device]:
-    """The device of each value that has memory, in order, with repetitions."""
-    for value in values:
-        device = device_of(value)
-        if device is not None:
-            yield device
-
-
-Rule = Callable[[KernelNode, Target], "Objection | None"]
-
-
-def judge(node: KernelNode, target: Target) -> Objection | None:
-    """Why ``node`` cannot be part of a captured region of ``target``; None where it can.
-
-    A node is judged by itself: operator, operands, effects and tags.
-    """
-    return next(filter(None, (rule(node, target) for rule in _RULES)), None)
-
-
 def annotate(node: KernelNode, target: Target) -> bool:
     """Judge ``node`` and write what was found on it; return whether that differs from what stood there."""
     before = node.meta.copy()
@@ -132,113 +102,93 @@ def annotate(node: KernelNode, target: Target) -> bool:
     return node.meta != before
 
 
-# -- the rules -------------------------------------------------------------------------------------------------------
+def judge(node: KernelNode, target: Target) -> Objection | None:
+    """Why ``node`` cannot be part of a captured region of ``target``; None where it can.
+
+    A node is judged by itself: operator, operands, effects and tags. The first objection counts. Devices come last:
+    who objects to a CPU operand has no other objection, once placement has moved that.
+    """
+    return next(_objections(node, target), None)
 
 
-def _failed(node: KernelNode, _: Target) -> Objection | None:
-    """What was tried already."""
+def _objections(node: KernelNode, target: Target) -> Iterator[Objection]:
     met = node.meta.get(FAILED)
-    return None if met is None else Objection("failed-capture", f"{node.op} was tried: {met}")
+    if met is not None:
+        yield Objection("failed-capture", f"{node.op} was tried: {met}")
+    for op, _ in sources(node):
+        yield from _forbidden(op, target)
+    yield from _known(node, node.op, target)
+    if node.op.startswith("hop."):
+        yield from _inner(node, target)
+    if "cudagraph_unsafe" in (node.meta.get(TAGS) or "").split(","):
+        yield Objection("cudagraph-unsafe-tag", f"{node.op} has the tag cudagraph_unsafe")
+    yield from _device_copies(node)
+    if not target.device.is_host:
+        yield from _by_arguments(node)
+    yield from _affected(node)
+    yield from _opaque(node, target)
+    yield from _custom(node.op, target)
+    yield from _device_random(node, target)
+    yield from _device_operands(node, target)
 
 
-# -- names -----------------------------------------------------------------------------------------------------------
+# -- operators -------------------------------------------------------------------------------------------------------
 
 
-def _by_name(node: KernelNode, target: Target) -> Objection | None:
-    forbidden = (_forbidden(op, target) for op, _ in sources(node))
-    return next(filter(None, forbidden), None) or _named(node, node.op, target)
-
-
-def _forbidden(op: str, target: Target) -> Objection | None:
+def _forbidden(op: str, target: Target) -> Iterator[Objection]:
     if op in target.forbid or base_name(op) in target.forbid:
-        return Objection("forbidden", f"{op} is named by the option 'forbid'")
-    return None
+        yield Objection("forbidden", f"{op} is named by the option 'forbid'")
 
 
-def _named(node: KernelNode, op: str, target: Target) -> Objection | None:
+def _known(node: KernelNode, op: str, target: Target) -> Iterator[Objection]:
     entry = known_unsafe(op)
-    if entry is None or (entry.accelerator and target.device.is_host):
-        return None
-    return Objection(entry.code, f"{op} {entry.why}: {_names(node.inputs)}")
+    if entry is not None and not (entry.accelerator and target.device.is_host):
+        yield Objection(entry.code, f"{op} {entry.why}: {_names(node.inputs)}")
 
 
-def _higher_order(node: KernelNode, target: Target) -> Objection | None:
-    if not node.op.startswith("hop."):
-        return None
-    entry = higher_order(node.op)
-    if entry is not None:
-        return Objection(entry.code, f"{node.op} {entry.why}: {_names(node.inputs)}")
-    return _inner_operator(node, target) or _inner_nodes(node, target)
-
-
-def _inner_operator(node: KernelNode, target: Target) -> Objection | None:
-    """The operator that a higher-order one is handed as its first argument, as ``auto_functionalized`` is."""
-    first = node.args[0] if node.args else None
-    if not isinstance(first, Token):
-        return None
-    inner = _forbidden(first.name, target) or _named(node, first.name, target) or _custom(first.name, target)
-    return inner and replace(inner, detail=f"{node.op} runs an operator: {inner.detail}")
-
-
-def _inner_nodes(node: KernelNode, target: Target) -> Objection | None:
-    for name in (reference.name for reference in graph_refs_in((*node.args, *node.attrs.values()))):
-        graph = target.subgraphs.get(name)
-        if graph is None:
-            return Objection("subgraph", f"{node.op} runs the subgraph @{name}, which is not there")
-        for inner in graph.nodes:
-            objection = judge(inner, target.within(graph))
-            if objection is not None:
-                return Objection("subgraph", f"{node.op} runs %{inner.name} of @{name}: {objection.detail}")
-    return None
-
-
-def _custom_operator(node: KernelNode, target: Target) -> Objection | None:
-    return _custom(node.op, target)
-
-
-def _custom(op: str, target: Target) -> Objection | None:
+def _custom(op: str, target: Target) -> Iterator[Objection]:
     """The host driver replays an operator by calling it: nothing is gained, and the comparison calls it once more."""
-    if not target.device.is_host or not is_custom(op):
-        return None
-    return Objection("opaque-operator", f"{op} may do more than its schema says")
+    if target.device.is_host and is_custom(op):
+        yield Objection("opaque-operator", f"{op} may do more than its schema says")
 
 
-# -- tags, effects, operands that are no tensors -------------------------------------------------------------------
-
-
-def _tagged(node: KernelNode, _: Target) -> Objection | None:
-    if "cudagraph_unsafe" not in (node.meta.get(TAGS) or "").split(","):
-        return None
-    return Objection("cudagraph-unsafe-tag", f"{node.op} has the tag cudagraph_unsafe")
-
-
-def _affected(node: KernelNode, _: Target) -> Objection | None:
-    effects = node.effects
-    if effects.collective is not None:
-        return Objection("collective", f"{node.op} is a collective of group {effects.collective}")
-    if effects.dynamic:
-        return Objection("dynamic-shape", f"the shape of {_names(node.outputs)} depends on {_names(node.inputs)}")
-    if effects.sync:
-        return Objection("host-read", f"{node.op} makes the host wait for {_names(node.inputs)}")
-    if effects.barrier:
-        return Objection("barrier", f"{node.op} keeps its place among all other nodes")
-    return None
-
-
-def _opaque(node: KernelNode, target: Target) -> Objection | None:
-    for value in (*node.inputs, *node.outputs):
-        if not isinstance(value.type, OpaqueType) or _is_packed(value.type, target):
+def _inner(node: KernelNode, target: Target) -> Iterator[Objection]:
+    """What a higher-order operator runs: an operator, its first argument (``auto_functionalized``), and subgraphs."""
+    if node.args and isinstance(node.args[0], Token):
+        op = node.args[0].name
+        for found in chain(_forbidden(op, target), _known(node, op, target), _custom(op, target)):
+            yield Objection(found.code, f"{node.op} runs an operator: {found.detail}")
+    for reference in graph_refs_in((*node.args, *node.attrs.values())):
+        graph = target.subgraphs.get(reference.name)
+        if graph is None:
+            yield Objection("subgraph", f"{node.op} runs the subgraph @{reference.name}, which is not there")
             continue
-        if "Generator" in value.type.name:
-            return Objection("generator-argument", f"{node.op} draws from the generator %{value.name}")
-        verb = "returns" if value in node.outputs else "takes"
-        return Objection("opaque-operand", f"{node.op} {verb} %{value.name}, a {value.type.name}")
-    return None
+        for inner in graph.nodes:
+            for found in _objections(inner, target.within(graph)):
+                yield Objection("subgraph", f"{node.op} runs %{inner.name} of @{reference.name}: {found.detail}")
 
 
-def _is_packed(type: OpaqueType, target: Target) -> bool:
-    """Weights that oneDNN has packed: the host driver keeps them as they are."""
-    return target.device.is_host and type.name.startswith("tensor._mkldnn")
+def _by_arguments(node: KernelNode) -> Iterator[Objection]:
+    """Operators that depend on their arguments. The CPU can replay them whatever these are."""
+    base, dropout, state = base_name(node.op), dropout_place(node.op), _argument(node, 15, "dropout_state")
+    if base == "aten.histc" and (_argument(node, 2, "min") or 0) == (_argument(node, 3, "max") or 0):
+        yield Objection("host-read", f"{node.op} reads the range of {_names(node.inputs[:1])} on the host")
+    if base == "aten.segment_reduce" and node.attrs.get("unsafe") is not True:
+        yield Objection("host-read", f"{node.op} checks lengths on the host")
+    if base == "aten._cudnn_rnn" and isinstance(state, Value):
+        yield Objection("rng-state", f"{node.op} keeps random state of its own in %{state.name}")
+    if dropout is None:
+        return
+    dropped = _argument(node, dropout, "dropout_p")
+    is_number = isinstance(dropped, (int, float))
+    if dropped is not None and not (is_number and dropped == 0):
+        shown = f"drops out {dropped:g} of its weights" if is_number else "may drop out weights"
+        where = "its random state lies on the CPU outside of a capture and on the device inside one"
+        yield Objection("attention-dropout", f"{node.op} {shown}: {where}")
+
+
+def _argument(node: KernelNode, index: int, name: str) -> Arg:
+    return node.attrs.get(name, node.args[index] if index < len(node.args) else None)
 
 
 def _names(values: tuple[Value, ...]) -> str:
@@ -246,52 +196,37 @@ def _names(values: tuple[Value, ...]) -> str:
     return ", ".join(shown[:3]) + (" …" if len(shown) > 3 else "") if shown else "no operand"
 
 
-# -- operators that depend on their arguments ------------------------------------------------------------------------
+# -- effects, operands that are no tensors -----------------------------------------------------------------------------
 
 
-def _by_arguments(node: KernelNode, target: Target) -> Objection | None:
-    rule = _ARGUMENT_RULES.get(base_name(node.op))
-    return rule(node, target) if rule else None
+def _affected(node: KernelNode) -> Iterator[Objection]:
+    effects = node.effects
+    if effects.collective is not None:
+        yield Objection("collective", f"{node.op} is a collective of group {effects.collective}")
+    if effects.dynamic:
+        yield Objection("dynamic-shape", f"the shape of {_names(node.outputs)} depends on {_names(node.inputs)}")
+    if effects.sync:
+        yield Objection("host-read", f"{node.op} makes the host wait for {_names(node.inputs)}")
+    if effects.barrier:
+        yield Objection("barrier", f"{node.op} keeps its place among all other nodes")
 
 
-def _argument(node: KernelNode, index: int, name: str) -> Arg:
-    return node.attrs.get(name, node.args[index] if index < len(node.args) else None)
-
-
-def _measured_range(node: KernelNode, target: Target) -> Objection | None:
-    low, high = _argument(node, 2, "min") or 0, _argument(node, 3, "max") or 0
-    if target.device.is_host or low != high:
-        return None
-    return Objection("host-read", f"{node.op} reads the range of {_names(node.inputs[:1])} on the host")
-
-
-def _checked_lengths(node: KernelNode, target: Target) -> Objection | None:
-    if target.device.is_host or node.attrs.get("unsafe") is True:
-        return None
-    return Objection("host-read", f"{node.op} checks lengths on the host")
-
-
-def _own_random_state(node: KernelNode, _: Target) -> Objection | None:
-    state = _argument(node, 15, "dropout_state")
-    if not isinstance(state, Value):
-        return None
-    return Objection("rng-state", f"{node.op} keeps random state of its own in %{state.name}")
-
-
-def _attention_dropout(node: KernelNode, target: Target) -> Objection | None:
-    """Fused attention that drops something gives its seed and offset back for its backward."""
-    place = dropout_place(node.op)
-    if place is None or target.device.is_host:
-        return None
-    dropped = _argument(node, place, "dropout_p")
-    if dropped is None or (isinstance(dropped, (int, float)) and dropped == 0):
-        return None
-    shown = f"drops out {dropped:g} of its weights" if isinstance(dropped, (int, float)) else "may drop out weights"
-    where = "its random state lies on the CPU outside of a capture and on the device inside one"
-    return Objection("attention-dropout", f"{node.op} {shown}: {where}")
+def _opaque(node: KernelNode, target: Target) -> Iterator[Objection]:
+    for value in (*node.inputs, *node.outputs):
+        if not isinstance(value.type, OpaqueType):
+            continue
+        if target.device.is_host and value.type.name.startswith("tensor._mkldnn"):
+            continue  # weights that oneDNN has packed: the host driver keeps them as they are
+        if "Generator" in value.type.name:
+            yield Objection("generator-argument", f"{node.op} draws from the generator %{value.name}")
+        verb = "returns" if value in node.outputs else "takes"
+        yield Objection("opaque-operand", f"{node.op} {verb} %{value.name}, a {value.type.name}")
 
 
 # -- devices ---------------------------------------------------------------------------------------------------------
+
+META = "meta"
+"""Tensors without memory: attention returns its random state so, as it cannot know yet whether it is captured."""
 
 _COPIES = {
     "aten._copy_from": 0,
@@ -306,72 +241,15 @@ _COPIES = {
 """Operators that copy between devices when their operands or results say so, with the place of the source."""
 
 
-def copy_source(node: KernelNode) -> Value | None:
-    """What a copying operator copies (the first of several), or None for any other operator."""
-    place = _COPIES.get(base_name(node.op))
-    return None if place is None or place >= len(node.inputs) else node.inputs[place]
+def device_of(value: Value) -> Device | None:
+    """The device of ``value``, or None when it has no memory."""
+    type = value.type
+    return type.device if isinstance(type, TensorType) and type.device.kind != META else None
 
 
-def _device_copies(node: KernelNode, _: Target) -> Objection | None:
-    """A copy between the host and another device."""
-    source = copy_source(node)
-    if source is None or _is_folded(node):
-        return None
-    touched = list(dict.fromkeys((*devices_of((source,)), *devices_of(node.inputs), *devices_of(node.outputs))))
-    if len({device.is_host for device in touched}) < 2:
-        return None
-    origin = touched[0]
-    goal = next(device for device in touched if device.is_host != origin.is_host)
-    return Objection("device-copy", f"{node.op} copies %{source.name} from {origin} to {goal}")
-
-
-def _is_folded(node: KernelNode) -> bool:
-    """A constant put on a device: Inductor (``DeviceCopy.create``) makes it a constant there, and nothing is copied."""
-    source = node.inputs[0] if base_name(node.op) == "prims.device_put" else None
-    if source is None or source.producer is None or source.producer.op != CONSTANT:
-        return False
-    touching = (user for user in source.users if user.effects.writes or user.effects.aliases)
-    return not any(source in user.inputs for user in touching)
-
-
-def _device_operands(node: KernelNode, target: Target) -> Objection | None:
-    """Operands and results on anything but the captured device. Without tensors nothing is launched: no objection."""
-    values = (*node.inputs, *node.outputs)
-    foreign = next((v for v in values if _on_other_kind(v, target)), None)
-    if foreign is not None:
-        return Objection("unsupported-device", f"{node.op} has %{foreign.name} on {device_of(foreign)}")
-    elsewhere = next((v for v in values if _on_other_index(v, target)), None)
-    if elsewhere is not None:
-        text = f"{node.op} has %{elsewhere.name} on {device_of(elsewhere)}, and the graph computes on {target.device}"
-        return Objection("multi-device", text)
-    if target.device.is_host or _is_folded(node):
-        return None
-    return _host_operands(node)
-
-
-def _host_operands(node: KernelNode) -> Objection | None:
-    on_host = [value for value in dict.fromkeys((*node.inputs, *node.outputs)) if is_on_host(value)]
-    if not on_host:
-        return None
-    if all(device.is_host for device in devices_of((*node.inputs, *node.outputs))):
-        return Objection("cpu-operator", f"{node.op} runs on the CPU: %{on_host[0].name} is there")
-    returned = next((value for value in on_host if value in node.outputs), None)
-    if returned is not None:
-        return Objection("device-copy", f"{node.op} returns %{returned.name} on the CPU")
-    array = next((v for v in on_host if isinstance(v.type, TensorType) and v.type.shape), None)
-    if array is not None:
-        return Objection("cpu-operand", f"{node.op} takes %{array.name}, a tensor on the CPU")
-    return Objection("cpu-scalar", f"{node.op} takes %{on_host[0].name}, a CPU tensor of no dimensions")
-
-
-def _device_random(node: KernelNode, target: Target) -> Objection | None:
-    """A draw from another device's generator, in a node that works on the captured device."""
-    rng = node.effects.rng
-    if rng is None or target.includes(Device.parse(rng)):
-        return None
-    if not any(target.includes(device) for device in devices_of((*node.inputs, *node.outputs))):
-        return None
-    return Objection("stochastic", f"{node.op} draws from the generator of {rng}")
+def devices_of(values: Iterable[Value]) -> Iterator[Device]:
+    """The device of each value that has memory, in order, with repetitions."""
+    return (device for device in map(device_of, values) if device is not None)
 
 
 def is_on_host(value: Value) -> bool:
@@ -380,36 +258,59 @@ def is_on_host(value: Value) -> bool:
     return device is not None and device.is_host
 
 
-def _on_other_kind(value: Value, target: Target) -> bool:
-    device = device_of(value)
-    return device is not None and device.kind not in ("cpu", target.device.kind)
+def copy_source(node: KernelNode) -> Value | None:
+    """What a copying operator copies (the first of several), or None for any other operator."""
+    place = _COPIES.get(base_name(node.op))
+    return None if place is None or place >= len(node.inputs) else node.inputs[place]
 
 
-def _on_other_index(value: Value, target: Target) -> bool:
-    device = device_of(value)
-    return device is not None and not device.is_host and not target.includes(device)
+def _device_copies(node: KernelNode) -> Iterator[Objection]:
+    """A copy between the host and another device."""
+    source = copy_source(node)
+    if source is None or _is_folded(node):
+        return
+    touched = list(devices_of((source, *node.inputs, *node.outputs)))
+    goal = next((device for device in touched if device.is_host != touched[0].is_host), None)
+    if goal is not None:
+        yield Objection("device-copy", f"{node.op} copies %{source.name} from {touched[0]} to {goal}")
 
 
-# -- the rules, in order ---------------------------------------------------------------------------------------------
+def _is_folded(node: KernelNode) -> bool:
+    """A constant put on a device: Inductor (``DeviceCopy.create``) makes it a constant there, and nothing is copied."""
+    source = node.inputs[0] if base_name(node.op) == "prims.device_put" else None
+    if source is None or source.producer is None or source.producer.op != CONSTANT:
+        return False
+    return not any(user.effects.writes or user.effects.aliases for user in source.users)
 
-_ARGUMENT_RULES: dict[str, Rule] = {
-    "aten.histc": _measured_range,
-    "aten.segment_reduce": _checked_lengths,
-    "aten._cudnn_rnn": _own_random_state,
-}
 
-_RULES: tuple[Rule, ...] = (
-    _failed,
-    _by_name,
-    _higher_order,
-    _tagged,
-    _device_copies,
-    _by_arguments,
-    _attention_dropout,
-    _affected,
-    _opaque,
-    _custom_operator,
-    _device_random,
-    _device_operands,
-)
-"""In order. Devices come last: who objects to a CPU operand has no other objection, once placement has moved that."""
+def _device_operands(node: KernelNode, target: Target) -> Iterator[Objection]:
+    """Operands and results on anything but the captured device. Without tensors nothing is launched: no objection."""
+    values = {value: device for value in (*node.inputs, *node.outputs) if (device := device_of(value)) is not None}
+    for value, device in values.items():
+        if device.kind not in ("cpu", target.device.kind):
+            yield Objection("unsupported-device", f"{node.op} has %{value.name} on {device}")
+    for value, device in values.items():
+        if not device.is_host and not target.includes(device):
+            text = f"{node.op} has %{value.name} on {device}, and the graph computes on {target.device}"
+            yield Objection("multi-device", text)
+    on_host = [value for value, device in values.items() if device.is_host]
+    if not on_host or target.device.is_host or _is_folded(node):
+        return
+    if len(on_host) == len(values):
+        yield Objection("cpu-operator", f"{node.op} runs on the CPU: %{on_host[0].name} is there")
+    for value in on_host:
+        if value in node.outputs:
+            yield Objection("device-copy", f"{node.op} returns %{value.name} on the CPU")
+    for value in on_host:
+        if isinstance(value.type, TensorType) and value.type.shape:
+            yield Objection("cpu-operand", f"{node.op} takes %{value.name}, a tensor on the CPU")
+    yield Objection("cpu-scalar", f"{node.op} takes %{on_host[0].name}, a CPU tensor of no dimensions")
+
+
+def _device_random(node: KernelNode, target: Target) -> Iterator[Objection]:
+    """A draw from another device's generator, in a node that works on the captured device."""
+    rng = node.effects.rng
+    if rng is None or target.includes(Device.parse(rng)):
+        return
+    if any(target.includes(device) for device in devices_of((*node.inputs, *node.outputs))):
+        yield Objection("stochastic", f"{node.op} draws from the generator of {rng}")

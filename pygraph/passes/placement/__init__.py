@@ -8,6 +8,7 @@ judged again. Nothing moves that the caller could observe (``facts``).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,8 +16,8 @@ from typing import ClassVar
 from pygraph.ir import CAPTURABLE, REASON, Graph, KernelNode, Stage
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.legality.rules import Target, annotate, target_of
-from pygraph.passes.placement.moves import Moves, merge_equal, move_factories
-from pygraph.passes.placement.transfers import Uploads, batch_uploads, sink_copies
+from pygraph.passes.placement.moves import merge_equal, move_factories
+from pygraph.passes.placement.transfers import batch_uploads, sink_copies
 
 __all__ = ["Placement"]
 
@@ -50,16 +51,16 @@ class Placement(Pass):
         if target.device.is_host:
             return PassResult(False)
         before = _captured(graph)
-        merged = merge_equal(graph)
-        moves = move_factories(graph, target, floating=self.floating)
+        tally = Counter(merged=merge_equal(graph))
+        tally.update(move_factories(graph, target, floating=self.floating))
         changed = _judge_again(graph, target)
         sunk = sink_copies(graph)
-        uploads = batch_uploads(graph, target)
+        tally.update(batch_uploads(graph, target))
         changed |= _judge_again(graph, target)
         sunk += sink_copies(graph)  # uploads bring the nodes into an order of turns, where copies come early
-        modified = changed or bool(merged or moves.moved or moves.made or uploads.values or sunk)
-        notes = _notes(merged, moves, uploads, len(set(sunk)), _captured(graph) - before)
-        return PassResult(modified, tuple(notes))
+        tally["sunk"] = len(set(sunk))
+        modified = changed or tally.total() > 0
+        return PassResult(modified, tuple(_notes(tally, _captured(graph) - before)))
 
 
 def _captured(graph: Graph) -> int:
@@ -76,17 +77,16 @@ def _may_have_changed(node: KernelNode) -> bool:
     return CAPTURABLE not in node.meta or (reason is not None and reason in _DEVICE_REASONS)
 
 
-def _notes(merged: int, moves: Moves, uploads: Uploads, sunk: int, gained: int) -> Iterator[str]:
-    if merged:
-        yield f"CPU nodes that computed what another one does: {merged} removed"
-    if moves.moved or moves.made:
-        yield f"CPU nodes moved to the device: {moves.moved}, made there beside the CPU's own: {moves.made}"
-    if uploads.values:
-        yield f"CPU tensors uploaded for each call: {uploads.values}, in batches: {uploads.batches}"
-    copies = moves.copies + uploads.copies
-    if copies:
-        yield f"single copies to the device that fell away: {copies}"
-    if sunk:
-        yield f"copies to the host, and work on them, moved to the end: {sunk}"
+def _notes(tally: Counter[str], gained: int) -> Iterator[str]:
+    if tally["merged"]:
+        yield f"CPU nodes that computed what another one does: {tally['merged']} removed"
+    if tally["moved"] or tally["made"]:
+        yield f"CPU nodes moved to the device: {tally['moved']}, made there beside the CPU's own: {tally['made']}"
+    if tally["uploaded"]:
+        yield f"CPU tensors uploaded for each call: {tally['uploaded']}, in batches: {tally['batches']}"
+    if tally["copies"]:
+        yield f"single copies to the device that fell away: {tally['copies']}"
+    if tally["sunk"]:
+        yield f"copies to the host, and work on them, moved to the end: {tally['sunk']}"
     if gained:
         yield f"nodes that can be captured now: {gained} more"

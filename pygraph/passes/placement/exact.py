@@ -6,7 +6,7 @@ numbers. So are indexing (out-of-range indices raise on the CPU only) and, unles
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import sympy
 
@@ -14,57 +14,42 @@ from pygraph.ir import CONSTANT, Arg, DType, KernelNode, ScalarType, TensorType,
 
 __all__ = ["is_exact", "is_factory"]
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_FILLS = _names(
-    """
-    aten.empty aten.empty_permuted aten.empty_strided aten.eye aten.full aten.ones aten.scalar_tensor
-    aten.tril_indices aten.triu_indices aten.zeros prims.empty prims.empty_permuted prims.empty_strided prims.full
-    prims.scalar_tensor
-    """
-) | {CONSTANT}
-"""Factories whose values are given, or anything."""
-
-_RANGES = frozenset({"aten.arange", "prims.iota"})
-"""Factories that count. In floating-point they are computed differently (f16, bf16 and fractional steps differ)."""
-
-_MOVEMENT = _names(
-    """
-    aten._reshape_alias aten._unsafe_view aten.alias aten.broadcast_to aten.cat aten.clone aten.constant_pad_nd
-    aten.detach aten.diagonal aten.empty_like aten.expand aten.fill aten.flip aten.full_like aten.lift_fresh
-    aten.lift_fresh_copy aten.masked_fill aten.new_empty aten.new_full aten.new_ones aten.new_zeros aten.ones_like
-    aten.permute aten.repeat aten.reshape aten.roll aten.select aten.slice aten.split aten.split_with_sizes
-    aten.squeeze aten.stack aten.t aten.transpose aten.tril aten.triu aten.unbind aten.unsqueeze aten.view aten.where
-    aten.zeros_like prims.broadcast_in_dim prims.cat prims.clone prims.squeeze prims.transpose prims.where
-    """
-)
-"""Operators that put elements elsewhere, where all operands but masks have the element type of the result."""
-
-_INTEGER = _names(
-    """
-    aten.abs aten.add aten.all aten.any aten.bitwise_and aten.bitwise_not aten.bitwise_or aten.bitwise_xor aten.clamp
-    aten.clamp_max aten.clamp_min aten.cumsum aten.eq aten.ge aten.gt aten.le aten.logical_and aten.logical_not
-    aten.logical_or aten.logical_xor aten.lt aten.maximum aten.minimum aten.mul aten.ne aten.neg aten.rsub aten.sign
-    aten.sub aten.sum
-    """
-)
-"""Exact on integers and booleans, sums included. Shifts and powers are not: beyond the width, devices differ."""
-
-_DIVISIONS = frozenset({"aten.div", "aten.floor_divide", "aten.fmod", "aten.remainder"})
-"""Exact on integers; dividing by zero raises on the CPU only, so the divisor has to be a number that is not zero."""
-
-_CASTS = frozenset({"aten._to_copy", "prims.convert_element_type"})
-
-_FLOATING = _names(
-    """
-    aten.arange aten.cos aten.div aten.erf aten.exp aten.linspace aten.log aten.pow aten.reciprocal aten.rsqrt
-    aten.sigmoid aten.sin aten.sqrt aten.tan aten.tanh
-    """
-)
-"""What the option ``floating`` adds, beside floats in integer arithmetic: the last bit may differ."""
+_TABLE = {
+    # factories whose values are given, or anything
+    "fills": f"""
+        aten.empty aten.empty_permuted aten.empty_strided aten.eye aten.full aten.ones aten.scalar_tensor
+        aten.tril_indices aten.triu_indices aten.zeros prims.empty prims.empty_permuted prims.empty_strided prims.full
+        prims.scalar_tensor {CONSTANT}
+    """,
+    # factories that count: in floating-point they are computed differently (f16, bf16 and fractional steps differ)
+    "ranges": "aten.arange prims.iota",
+    # operators that put elements elsewhere, where all operands but masks have the element type of the result
+    "movement": """
+        aten._reshape_alias aten._unsafe_view aten.alias aten.broadcast_to aten.cat aten.clone aten.constant_pad_nd
+        aten.detach aten.diagonal aten.empty_like aten.expand aten.fill aten.flip aten.full_like aten.lift_fresh
+        aten.lift_fresh_copy aten.masked_fill aten.new_empty aten.new_full aten.new_ones aten.new_zeros aten.ones_like
+        aten.permute aten.repeat aten.reshape aten.roll aten.select aten.slice aten.split aten.split_with_sizes
+        aten.squeeze aten.stack aten.t aten.transpose aten.tril aten.triu aten.unbind aten.unsqueeze aten.view
+        aten.where aten.zeros_like prims.broadcast_in_dim prims.cat prims.clone prims.squeeze prims.transpose
+        prims.where
+    """,
+    # exact on integers and booleans, sums included; shifts and powers are not: beyond the width, devices differ
+    "integer": """
+        aten.abs aten.add aten.all aten.any aten.bitwise_and aten.bitwise_not aten.bitwise_or aten.bitwise_xor
+        aten.clamp aten.clamp_max aten.clamp_min aten.cumsum aten.eq aten.ge aten.gt aten.le aten.logical_and
+        aten.logical_not aten.logical_or aten.logical_xor aten.lt aten.maximum aten.minimum aten.mul aten.ne aten.neg
+        aten.rsub aten.sign aten.sub aten.sum
+    """,
+    # exact on integers; dividing by zero raises on the CPU only, so the divisor has to be a number that is not zero
+    "divisions": "aten.div aten.floor_divide aten.fmod aten.remainder",
+    "casts": "aten._to_copy prims.convert_element_type",
+    # what the option ``floating`` adds, beside floats in integer arithmetic: the last bit may differ
+    "floating": """
+        aten.arange aten.cos aten.div aten.erf aten.exp aten.linspace aten.log aten.pow aten.reciprocal aten.rsqrt
+        aten.sigmoid aten.sin aten.sqrt aten.tan aten.tanh
+    """,
+}
+_OPERATORS = {kind: frozenset(names.split()) for kind, names in _TABLE.items()}
 
 _WIDE = frozenset({DType.F32, DType.F64})
 _NARROW = frozenset({DType.F16, DType.BF16})
@@ -79,43 +64,36 @@ _ROUNDED = {
 
 def is_factory(node: KernelNode) -> bool:
     """Whether ``node`` makes tensors from numbers alone."""
-    return not any(isinstance(value.type, TensorType) for value in node.inputs)
+    return not _dtypes(node.inputs)
 
 
 def is_exact(node: KernelNode, *, floating: bool = False) -> bool:
     """Whether ``node`` gives the same bits on any device; ``floating`` admits floats whose last bit may differ."""
     base = base_name(node.op)
-    if base in _FILLS:
+    kinds = [kind for kind, names in _OPERATORS.items() if base in names]
+    taken, made = _dtypes(node.inputs), _dtypes(node.outputs)
+    if "fills" in kinds:
         return True
-    if base in _RANGES and all(_is_whole(arg) for arg in node.args) and _all_integral(node):
+    if "movement" in kinds:
+        return len(set(made)) == 1 and set(taken) <= {*made, DType.B8}
+    if "casts" in kinds:
+        return bool(taken and made) and _casts_exactly(taken[0], made[0])
+    if all(map(_is_integral, (*taken, *made))) and (
+        ("ranges" in kinds and all(map(_is_whole, node.args)))
+        or ("integer" in kinds and _whole_numbers(node))
+        or ("divisions" in kinds and _divides_by_number(node))
+    ):
         return True
-    if base in _MOVEMENT:
-        return _keeps_elements(node)
-    if base in _CASTS:
-        return _casts_exactly(node)
-    if base in _INTEGER and _all_integral(node) and _whole_numbers(node):
-        return True
-    if base in _DIVISIONS and _all_integral(node) and _divides_by_number(node):
-        return True
-    return floating and base in _FLOATING | _INTEGER and _all_real(node)
+    real = all(_is_integral(dtype) or dtype in _WIDE | _NARROW for dtype in (*taken, *made))
+    return floating and real and ("floating" in kinds or "integer" in kinds)
 
 
-def _types(node: KernelNode) -> Iterator[TensorType]:
-    for value in (*node.inputs, *node.outputs):
-        if isinstance(value.type, TensorType):
-            yield value.type
+def _dtypes(values: Iterable[Value]) -> list[DType]:
+    return [value.type.dtype for value in values if isinstance(value.type, TensorType)]
 
 
 def _is_integral(dtype: DType) -> bool:
     return dtype is DType.B8 or dtype.value[0] in "iu"
-
-
-def _all_integral(node: KernelNode) -> bool:
-    return all(_is_integral(type.dtype) for type in _types(node))
-
-
-def _all_real(node: KernelNode) -> bool:
-    return all(_is_integral(t.dtype) or t.dtype in _WIDE | _NARROW for t in _types(node))
 
 
 def _is_whole(arg: Arg) -> bool:
@@ -137,22 +115,8 @@ def _divides_by_number(node: KernelNode) -> bool:
     return isinstance(divisor, int) and not isinstance(divisor, bool) and divisor != 0 and mode is not None
 
 
-def _keeps_elements(node: KernelNode) -> bool:
-    """Whether elements stay what they are: operands have the result's type, apart from masks."""
-    results = {value.type.dtype for value in node.outputs if isinstance(value.type, TensorType)}
-    operands = {value.type.dtype for value in node.inputs if isinstance(value.type, TensorType)}
-    return len(results) == 1 and operands <= results | {DType.B8}
-
-
-def _casts_exactly(node: KernelNode) -> bool:
+def _casts_exactly(source: DType, result: DType) -> bool:
     """Whether the cast rounds once, to nearest, or not at all. Floats to integers are undefined out of range."""
-    source, result = (next(iter(_dtypes(values)), None) for values in (node.inputs, node.outputs))
-    if source is None or result is None:
-        return False
     if _is_integral(source):
         return _is_integral(result) or result in _WIDE or (source is DType.B8 and result in _NARROW)
     return result in _ROUNDED.get(source, ())
-
-
-def _dtypes(values: tuple[Value, ...]) -> list[DType]:
-    return [value.type.dtype for value in values if isinstance(value.type, TensorType)]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from pygraph.ir import REASON, UPLOAD, Graph, KernelNode, Value, base_name, memory_roots
-from pygraph.passes.legality.rules import Target, copy_source, is_on_host
+from pygraph.ir import REASON, UPLOAD, Graph, KernelNode, Value, base_name, map_arg, memory_roots
+from pygraph.passes.legality.rules import Target, copy_source, device_of, is_on_host
 
 __all__ = [
     "Facts",
-    "Names",
-    "facts_of",
+    "computes_only",
+    "first_free",
     "has_own_memory",
     "host_operands",
     "is_copy_in",
     "is_copy_out",
-    "note_of_move",
     "put_after",
+    "use_twins",
 ]
 
 _INDEXING = frozenset(
@@ -33,57 +32,57 @@ _CASTS = frozenset({"aten._to_copy", "prims.convert_element_type"})
 _COPY_INTO = frozenset({"aten.copy", "aten.copy_", "prims.copy_to"})
 
 
-@dataclass(frozen=True, slots=True)
 class Facts:
-    """Memory of a graph: the root of each value, the roots that are written, and those that are returned.
+    """Memory of a graph as it stands: the root of each value, and which are written or returned.
 
     ``pinned`` holds the nodes that explicit order edges touch: they are not erased.
     """
 
-    roots: dict[Value, Value]
-    written: frozenset[Value]
-    returned: frozenset[Value]
-    pinned: frozenset[KernelNode]
+    def __init__(self, graph: Graph) -> None:
+        self.roots = memory_roots(graph)
+        self._written = {self.roots[node.inputs[place]] for node in graph.nodes for place in node.effects.writes}
+        self._returned = {self.roots[value] for value in graph.output_values}
+        self.pinned = {one for node in graph.nodes if node.after for one in (node, *node.after)}
 
     def is_observed(self, value: Value) -> bool:
         """Whether somebody could tell this value's memory from a copy of it.
 
         A cast to the type that a value has already is taken to be the value itself: Inductor may leave it out.
         """
-        root = self.roots[value]
-        if root in self.written or root in self.returned:
+        if self.is_written(value) or self.roots[value] in self._returned:
             return True
         casts = [user.output for user in value.users if base_name(user.op) in _CASTS and len(user.outputs) == 1]
         return any(cast.type == value.type and self.is_observed(cast) for cast in casts)
 
     def is_written(self, value: Value) -> bool:
         """Whether the memory of ``value`` is mutated anywhere in the graph."""
-        return self.roots[value] in self.written
+        return self.roots[value] in self._written
 
 
-def facts_of(graph: Graph) -> Facts:
-    """The facts of ``graph`` as it stands."""
-    roots = memory_roots(graph)
-    written = [roots[node.inputs[position]] for node in graph.nodes for position in node.effects.writes]
-    returned = [roots[value] for value in graph.output_values]
-    pinned = [one for node in graph.nodes if node.after for one in (node, *node.after)]
-    return Facts(roots, frozenset(written), frozenset(returned), frozenset(pinned))
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+def computes_only(node: KernelNode) -> bool:
+    """Whether ``node`` has no effects, aliases apart."""
+    return replace(node.effects, aliases=(), reads=None).is_pure
 
 
 def is_copy_in(node: KernelNode, target: Target) -> bool:
     """Whether ``node`` only copies a CPU tensor to the captured device (and maybe casts it there)."""
-    source = copy_source(node)
-    if node.op == UPLOAD or source is None or base_name(node.op) in _COPY_INTO or len(node.outputs) != 1:
-        return False
-    return node.meta.get(REASON) == "device-copy" and is_on_host(source) and _is_on(node.output, target)
+    source = _only_copied(node)
+    return node.op != UPLOAD and source is not None and is_on_host(source) and _is_on(node.output, target)
 
 
 def is_copy_out(node: KernelNode) -> bool:
     """Whether ``node`` only copies a tensor to the host."""
-    source = copy_source(node)
-    if source is None or base_name(node.op) in _COPY_INTO or len(node.outputs) != 1:
-        return False
-    return node.meta.get(REASON) == "device-copy" and is_on_host(node.output)
+    return _only_copied(node) is not None and is_on_host(node.output)
+
+
+def _only_copied(node: KernelNode) -> Value | None:
+    """What a copy between devices copies to memory of its own."""
+    if base_name(node.op) in _COPY_INTO or len(node.outputs) != 1 or node.meta.get(REASON) != "device-copy":
+        return None
+    return copy_source(node)
 
 
 def has_own_memory(node: KernelNode, facts: Facts, target: Target) -> bool:
@@ -101,47 +100,38 @@ def has_own_memory(node: KernelNode, facts: Facts, target: Target) -> bool:
 def host_operands(node: KernelNode, target: Target) -> list[Value]:
     """The CPU operands that keep ``node`` from being captured, if a copy on the device does as well; else nothing."""
     reason, base = node.meta.get(REASON), base_name(node.op)
+    on_host = [value for value in dict.fromkeys(node.inputs) if is_on_host(value)]
     if reason == "device-copy" and base in _COPY_INTO:
-        return _copied_into(node, target)
+        others = [value for value in (*node.inputs, *node.outputs) if value is not copy_source(node)]
+        return on_host if all(_is_on(value, target) for value in others) else []
     if not base.startswith(("aten.", "prims.")) or base in _READS_ON_HOST:
         return []
     if reason != "cpu-scalar" and not (reason == "cpu-operand" and base in _INDEXING):
         return []
-    if any(is_on_host(node.inputs[position]) for position in node.effects.writes):
-        return []
-    return [value for value in dict.fromkeys(node.inputs) if is_on_host(value)]
-
-
-def _copied_into(node: KernelNode, target: Target) -> list[Value]:
-    source = copy_source(node)
-    others = [value for value in (*node.inputs, *node.outputs) if value is not source]
-    if source is None or not is_on_host(source) or not all(_is_on(value, target) for value in others):
-        return []
-    return [source]
+    return [] if any(is_on_host(node.inputs[place]) for place in node.effects.writes) else on_host
 
 
 def _is_on(value: Value, target: Target) -> bool:
-    device = getattr(value.type, "device", None)
+    device = device_of(value)
     return device is not None and target.includes(device)
 
 
-class Names:
-    """The names of a graph that are taken, with those given out since."""
+# -- changes -----------------------------------------------------------------------------------------------------------
 
-    def __init__(self, graph: Graph) -> None:
-        self._taken = {value.name for value in graph.inputs} | {node.name for node in graph.nodes}
 
-    def numbered(self, base: str) -> str:
-        """``base`` followed by the first number that makes a free name."""
-        return self._claim(next(n for n in (f"{base}{i}" for i in count()) if n not in self._taken))
+def first_free(graph: Graph, names: Iterable[str]) -> str:
+    """The first of ``names`` that is free in ``graph``."""
+    return next(name for name in names if graph.owner(name) is None)
 
-    def suffixed(self, name: str) -> str:
-        """``name`` with as many underscores behind it as make a free name."""
-        return self._claim(next(n for n in (name + "_" * i for i in count()) if n not in self._taken))
 
-    def _claim(self, name: str) -> str:
-        self._taken.add(name)
-        return name
+def use_twins(graph: Graph, node: KernelNode, twins: Mapping[Value, Value]) -> None:
+    """Have ``node`` take the twins of its operands, where they have any."""
+
+    def twin_of(value: Value) -> Value:
+        return twins.get(value, value)
+
+    attrs = {key: map_arg(arg, twin_of) for key, arg in node.attrs.items()}
+    graph.set_args(node, [map_arg(arg, twin_of) for arg in node.args], attrs)
 
 
 def put_after(graph: Graph, places: Sequence[tuple[KernelNode, KernelNode | None]]) -> None:
@@ -154,8 +144,3 @@ def put_after(graph: Graph, places: Sequence[tuple[KernelNode, KernelNode | None
     for node in graph.nodes:
         order += [] if node in moved else [node, *behind.get(node, [])]
     graph.reorder(order)
-
-
-def note_of_move(target: Target) -> str:
-    """The annotation of a node that was on the CPU."""
-    return f"moved from cpu to {target.device}"

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Container, Iterator
+from dataclasses import replace
+from itertools import count
 
-from pygraph.ir import (
-    CONSTANT,
-    PLACEMENT,
-    REASON,
-    Arg,
-    Device,
-    Graph,
-    KernelNode,
-    TensorType,
-    Type,
-    Value,
-    map_arg,
-)
+from pygraph.ir import CONSTANT, PLACEMENT, REASON, Device, Graph, KernelNode, TensorType, Value
 from pygraph.passes.legality.rules import Target, copy_source, is_on_host
 from pygraph.passes.placement.exact import is_exact, is_factory
 from pygraph.passes.placement.facts import (
     Facts,
-    Names,
-    facts_of,
+    computes_only,
+    first_free,
     has_own_memory,
     host_operands,
     is_copy_in,
-    note_of_move,
     put_after,
+    use_twins,
 )
 
-__all__ = ["Moves", "merge_equal", "move_factories"]
+__all__ = ["merge_equal", "move_factories"]
 
 
 def merge_equal(graph: Graph) -> int:
@@ -42,7 +33,7 @@ def merge_equal(graph: Graph) -> int:
     An optimizer's loop over parameters computes with the same learning rate for each. Only operators that do nothing
     but compute, on tensors that nothing writes to, and whose results nobody could tell from one another.
     """
-    facts = facts_of(graph)
+    facts = Facts(graph)
     first: dict[str, KernelNode] = {}
     gone: list[KernelNode] = []
     for node in graph.nodes:
@@ -76,16 +67,7 @@ def _computation(node: KernelNode) -> str:
 # -- moving ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """How many nodes were moved, how many made beside a CPU original that stays, how many copies fell away."""
-
-    moved: int = 0
-    made: int = 0
-    copies: int = 0
-
-
-def move_factories(graph: Graph, target: Target, *, floating: bool = False) -> Moves:
+def move_factories(graph: Graph, target: Target, *, floating: bool = False) -> Counter[str]:
     """Make on the device what factories make on the CPU for it.
 
     before:  arange@cpu ─ ge@cpu ─ _to_copy ─ where@cuda
@@ -93,6 +75,9 @@ def move_factories(graph: Graph, target: Target, *, floating: bool = False) -> M
 
     before:  zeros@cpu ─┬─ _to_copy ─ add@cuda        after:  zeros@cpu ─ return
                         └─ return                             zeros_cuda@cuda ─ add@cuda
+
+    Returns how many nodes ``moved``, how many were ``made`` beside a CPU original that stays, and how many ``copies``
+    fell away.
     """
     return _Mover(graph, target, floating).run()
 
@@ -102,29 +87,30 @@ class _Mover:
         self.graph = graph
         self.target = target
         self.floating = floating
-        self.facts: Facts = facts_of(graph)
-        self.names = Names(graph)
+        self.facts = Facts(graph)
         self.twins: dict[Value, Value] = {}
-        self.made: list[tuple[KernelNode, KernelNode]] = []
         self.apart = self._apart()
 
-    def run(self) -> Moves:
+    def run(self) -> Counter[str]:
         wanted = self._wanted()
         staying = self._staying(wanted)
         served = [node for node in self.graph.nodes if node not in wanted and node not in self.apart]
         copies = [node for node in served if is_copy_in(node, self.target) and node.inputs[0].producer in wanted]
+        made: list[tuple[KernelNode, KernelNode]] = []
         for node in wanted:
             if node in staying:
-                self._make_twin(node)
+                made.append((self._make_twin(node), node))
             else:
                 self._move(node)
+                node.meta.set(PLACEMENT, f"moved from cpu to {self.target.device}")
         for node in served:
-            self._serve(node)
+            if any(value in self.twins for value in host_operands(node, self.target)):
+                use_twins(self.graph, node, self.twins)
         idle = [node for node in copies if self._serve_copy(node)]
         self.graph.erase(*idle)
-        if self.made:
-            put_after(self.graph, self.made)
-        return Moves(len(wanted) - len(staying), len(staying), len(idle))
+        if made:
+            put_after(self.graph, made)
+        return Counter(moved=len(wanted) - len(staying), made=len(staying), copies=len(idle))
 
     # -- what to move ------------------------------------------------------------------------------------------------
 
@@ -136,28 +122,25 @@ class _Mover:
                 movable[node] = None
         wanted: dict[KernelNode, None] = {}
         for node in reversed(movable):
-            users = [(value, user) for value in node.outputs for user in value.users]
-            if any(user in wanted or self._consumes(user, value) for value, user in users):
+            if any(self._uses_on_device(node, wanted)):
                 wanted[node] = None
         return dict.fromkeys(reversed(wanted))
 
-    def _is_movable(self, node: KernelNode, movable: dict[KernelNode, None]) -> bool:
+    def _is_movable(self, node: KernelNode, movable: Container[KernelNode | None]) -> bool:
         if node.meta.get(REASON) != "cpu-operator" or not node.outputs or not is_exact(node, floating=self.floating):
             return False
-        if not replace(node.effects, aliases=(), reads=None).is_pure:
+        if not computes_only(node):
             return False
         if any(not is_on_host(value) or self.facts.is_written(value) for value in node.outputs):
             return False
-        tensors = [value for value in node.inputs if isinstance(value.type, TensorType)]
-        return all(value.producer in movable for value in tensors)
+        return all(value.producer in movable for value in node.inputs if isinstance(value.type, TensorType))
 
-    def _consumes(self, user: KernelNode, value: Value) -> bool:
-        """Whether ``user`` runs on the device and would take ``value`` there just as well."""
-        if user in self.apart:
-            return False
-        if is_copy_in(user, self.target):
-            return value in user.inputs
-        return value in host_operands(user, self.target)
+    def _uses_on_device(self, node: KernelNode, moving: Container[KernelNode]) -> Iterator[bool]:
+        """For each use of ``node``, whether it runs on the device and would take the value there just as well."""
+        for value in node.outputs:
+            for user in value.users:
+                operands = user.inputs if is_copy_in(user, self.target) else host_operands(user, self.target)
+                yield user in moving or (user not in self.apart and value in operands)
 
     def _apart(self) -> frozenset[KernelNode]:
         """All but the first of the copies of one memory that must be memory of their own: they copy from the CPU."""
@@ -174,8 +157,8 @@ class _Mover:
         staying: dict[KernelNode, None] = {}
         returned = frozenset(self.graph.output_values)
         for node in reversed(wanted):
-            users = [(value, user) for value in node.outputs for user in value.users]
-            needed = any(u in staying or not (u in wanted or self._consumes(u, v)) for v, u in users)
+            followed = any(user in staying for value in node.outputs for user in value.users)
+            needed = followed or not all(self._uses_on_device(node, wanted))
             if needed or node.op == CONSTANT or returned.intersection(node.outputs):
                 staying[node] = None
         return staying
@@ -183,53 +166,34 @@ class _Mover:
     # -- moving ------------------------------------------------------------------------------------------------------
 
     def _move(self, node: KernelNode) -> None:
-        self.graph.set_args(node, self._args(node), self._attrs(node))
+        """Have ``node`` run on the device. A factory that names no device gets one; pinned memory is the CPU's."""
+        use_twins(self.graph, node, self.twins)
+        attrs = {key: arg for key, arg in node.attrs.items() if key != "pin_memory"}
+        if is_factory(node) or isinstance(attrs.get("device"), Device):
+            attrs["device"] = self.target.device
+        self.graph.set_args(node, node.args, attrs)
         for value in node.outputs:
-            self.graph.set_type(value, self._type(value.type))
-        node.meta.set(PLACEMENT, note_of_move(self.target))
+            if isinstance(value.type, TensorType):
+                self.graph.set_type(value, replace(value.type, device=self.target.device))
 
-    def _make_twin(self, node: KernelNode) -> None:
+    def _make_twin(self, node: KernelNode) -> KernelNode:
         """The same node on the device, beside the one that stays."""
-        held = node.op == CONSTANT
+        held, device = node.op == CONSTANT, self.target.device
+        base = f"{node.name}_{device.kind}"
         twin = self.graph.add(
             "prims.device_put.default" if held else node.op,
-            (node.output, self.target.device) if held else self._args(node),
-            [self._type(value.type) for value in node.outputs],
-            attrs={} if held else self._attrs(node),
-            name=self.names.suffixed(f"{node.name}_{self.target.device.kind}"),
+            (node.output, device) if held else node.args,
+            [value.type for value in node.outputs],
+            attrs={} if held else node.attrs,
+            name=first_free(self.graph, (base + "_" * i for i in count())),
             effects=node.effects,
             cost=node.cost,
             loc=node.loc,
         )
-        twin.meta.set(PLACEMENT, f"made on {self.target.device} beside {node.name} on cpu")
+        self._move(twin)
+        twin.meta.set(PLACEMENT, f"made on {device} beside {node.name} on cpu")
         self.twins.update(zip(node.outputs, twin.outputs, strict=True))
-        self.made.append((twin, node))
-
-    def _args(self, node: KernelNode) -> tuple[Arg, ...]:
-        return tuple(map_arg(arg, self._twin_of) for arg in node.args)
-
-    def _attrs(self, node: KernelNode) -> dict[str, Arg]:
-        """The attributes with the device changed; a factory that names none gets one. Pinned memory is the CPU's."""
-        attrs = {key: arg for key, arg in self._attrs_of_user(node).items() if key != "pin_memory"}
-        if is_factory(node) or isinstance(attrs.get("device"), Device):
-            attrs["device"] = self.target.device
-        return attrs
-
-    def _twin_of(self, value: Value) -> Arg:
-        return self.twins.get(value, value)
-
-    def _type(self, type: Type) -> Type:
-        return replace(type, device=self.target.device) if isinstance(type, TensorType) else type
-
-    # -- those who use what was moved ----------------------------------------------------------------------------------
-
-    def _serve(self, node: KernelNode) -> None:
-        """Give an operator of the device its operands there."""
-        if any(value in self.twins for value in host_operands(node, self.target)):
-            self.graph.set_args(node, self._args(node), self._attrs_of_user(node))
-
-    def _attrs_of_user(self, node: KernelNode) -> dict[str, Arg]:
-        return {key: map_arg(arg, self._twin_of) for key, arg in node.attrs.items()}
+        return twin
 
     def _serve_copy(self, node: KernelNode) -> bool:
         """Whether a copy of a value that is on the device now is idle: it casts nothing, and nobody could tell it."""
@@ -237,6 +201,6 @@ class _Mover:
         if node.output.type == moved.type and node not in self.facts.pinned and not self.facts.is_observed(node.output):
             self.graph.replace_uses(node.output, moved)
             return True
-        self.graph.set_args(node, self._args(node), self._attrs_of_user(node))
+        use_twins(self.graph, node, self.twins)
         node.meta.set(PLACEMENT, f"copies within {self.target.device}")
         return False

@@ -6,68 +6,63 @@ first, then one upload, then the device's work, then host work that waits for th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import count
+from typing import NamedTuple
 
-from pygraph.ir import PLACEMENT, UPLOAD, Cost, Graph, KernelNode, TensorType, Value, map_arg
+from pygraph.ir import PLACEMENT, UPLOAD, Cost, Graph, KernelNode, TensorType, Value
 from pygraph.ir.cost import total
-from pygraph.passes.analysis import Dependences, dependence_lists
+from pygraph.passes.analysis import dependence_lists
 from pygraph.passes.legality.rules import Target, devices_of, is_on_host
 from pygraph.passes.placement.facts import (
-    Names,
-    facts_of,
+    Facts,
+    computes_only,
+    first_free,
     has_own_memory,
     host_operands,
     is_copy_in,
     is_copy_out,
     put_after,
+    use_twins,
 )
 from pygraph.passes.region_order import Kind, earliest
 
-__all__ = ["Uploads", "batch_uploads", "sink_copies"]
+__all__ = ["batch_uploads", "sink_copies"]
 
 
-@dataclass(frozen=True, slots=True)
-class Uploads:
-    """How many CPU values are uploaded, in how many batches, and how many single copies fell away."""
+class _Request(NamedTuple):
+    """A CPU value that is to be uploaded as it is since the node ``since`` (None: since the start).
 
-    values: int = 0
-    batches: int = 0
-    copies: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A node of the device that uses a CPU value, which has been what it is since ``since`` (None: since the start).
-
-    ``copy`` is the node itself where it is a copy whose result must stay memory of its own.
+    ``copy`` is the node that uses it where that is a copy whose result must stay memory of its own.
     """
 
-    user: KernelNode
     value: Value
     since: KernelNode | None
-    copy: KernelNode | None = None
+    copy: KernelNode | None
 
 
-def batch_uploads(graph: Graph, target: Target) -> Uploads:
+def batch_uploads(graph: Graph, target: Target) -> Counter[str]:
     """Upload what the device's nodes use from the CPU, batched, as early as the dependences allow.
 
     before:  %w@cpu ─ _to_copy ─ mm@cuda      %s@cpu ─ mul@cuda
     after:   %w, %s ─ upload0 ─┬─ mm@cuda
                                └─ mul@cuda
 
-    Parameters are uploaded for each call: nothing tells whether the caller has written them in between.
+    Parameters are uploaded for each call: nothing tells whether the caller has written them in between. Returns how
+    many values are ``uploaded``, in how many ``batches``, and how many single ``copies`` fell away.
     """
     requests = list(_requests(graph, target))
     if not requests:
-        return Uploads()
+        return Counter()
     singles, copies = _upload_singly(graph, target, requests)
-    batches = _merge(graph, singles)
-    return Uploads(len(singles), batches, copies)
+    return Counter(uploaded=len(singles), batches=_merge(graph, singles), copies=copies)
 
 
-def _requests(graph: Graph, target: Target) -> Iterator[_Request]:
-    facts = facts_of(graph)
+def _requests(graph: Graph, target: Target) -> Iterator[tuple[KernelNode, _Request]]:
+    """The nodes of the device that use CPU values, with what each needs, in program order."""
+    facts = Facts(graph)
     barrier: KernelNode | None = None
     written: dict[Value, KernelNode] = {}
     place = {node: i for i, node in enumerate(graph.nodes)}
@@ -76,30 +71,31 @@ def _requests(graph: Graph, target: Target) -> Iterator[_Request]:
         for value in [node.inputs[0]] if copied else host_operands(node, target):
             events = [e for e in (value.producer, barrier, written.get(facts.roots[value])) if e is not None]
             since = max(events, key=place.__getitem__, default=None)
-            yield _Request(node, value, since, node if has_own_memory(node, facts, target) else None)
+            yield node, _Request(value, since, node if has_own_memory(node, facts, target) else None)
         barrier = node if node.effects.barrier else barrier
         written.update({facts.roots[node.inputs[position]]: node for position in node.effects.writes})
 
 
-def _upload_singly(graph: Graph, target: Target, requests: list[_Request]) -> tuple[list[KernelNode], int]:
+def _upload_singly(
+    graph: Graph, target: Target, requests: list[tuple[KernelNode, _Request]]
+) -> tuple[list[KernelNode], int]:
     """One upload per value (per copy, where a copy must be memory of its own), right after the value has come to be."""
-    names, pinned = Names(graph), facts_of(graph).pinned
-    made: dict[tuple[Value, KernelNode | None, KernelNode | None], KernelNode] = {}
+    pinned = Facts(graph).pinned
+    made: dict[_Request, KernelNode] = {}
     idle: list[KernelNode] = []
-    for request in requests:
-        key = (request.value, request.since, request.copy)
-        if key not in made:
-            made[key] = _upload(graph, target, request, names.numbered("single_upload"))
-        if _serve(graph, target, request, made[key].output, pinned):
-            idle.append(request.user)
+    for user, request in requests:
+        if request not in made:
+            type = _uploaded_type(request.value, target)
+            made[request] = graph.add(UPLOAD, ((request.value,), target.device), (type,), loc=user.loc)
+        uploaded = made[request].output
+        if is_copy_in(user, target) and user.output.type == uploaded.type and user not in pinned:
+            graph.replace_uses(user.output, uploaded)
+            idle.append(user)
+        else:
+            use_twins(graph, user, {request.value: uploaded})
     graph.erase(*idle)
-    put_after(graph, [(single, since) for (_, since, _), single in made.items()])
+    put_after(graph, [(single, request.since) for request, single in made.items()])
     return list(made.values()), len(idle)
-
-
-def _upload(graph: Graph, target: Target, request: _Request, name: str) -> KernelNode:
-    type = _uploaded_type(request.value, target)
-    return graph.add(UPLOAD, ((request.value,), target.device), (type,), name=name, loc=request.user.loc)
 
 
 def _uploaded_type(value: Value, target: Target) -> TensorType:
@@ -122,53 +118,36 @@ def _is_dense(type: TensorType) -> bool:
     return True
 
 
-def _serve(graph: Graph, target: Target, request: _Request, uploaded: Value, pinned: frozenset[KernelNode]) -> bool:
-    """Give the user what was uploaded for it; return whether it is a copy that has nothing left to do."""
-    user, value = request.user, request.value
-    if is_copy_in(user, target) and user.output.type == uploaded.type and user not in pinned:
-        graph.replace_uses(user.output, uploaded)
-        return True
-
-    def change(operand: Value) -> Value:
-        return uploaded if operand is value else operand
-
-    attrs = {key: map_arg(arg, change) for key, arg in user.attrs.items()}
-    graph.set_args(user, tuple(map_arg(arg, change) for arg in user.args), attrs)
-    return False
-
-
 def _merge(graph: Graph, singles: list[KernelNode]) -> int:
     """One upload for all that belong to the same turn of the device, and the nodes in the order of turns."""
     turn = _turns(graph)
     groups: dict[int, list[KernelNode]] = {}
-    place = {node: i for i, node in enumerate(graph.nodes)}
     for single in singles:
         groups.setdefault(turn[single], []).append(single)
-    order = sorted(graph.nodes, key=lambda node: (turn[node], node.op != UPLOAD, place[node]))
-    names = Names(graph)
-    merged = {group[0]: _merge_group(graph, group, names.numbered("upload")) for _, group in sorted(groups.items())}
+    order = sorted(graph.nodes, key=lambda node: (turn[node], node.op != UPLOAD))
+    merged = {group[0]: _merge_group(graph, group) for _, group in sorted(groups.items())}
     gone = frozenset(singles)
     graph.erase(*singles)
     graph.reorder([merged.get(node, node) for node in order if node in merged or node not in gone])
     return len(merged)
 
 
-def _merge_group(graph: Graph, group: list[KernelNode], name: str) -> KernelNode:
+def _merge_group(graph: Graph, group: list[KernelNode]) -> KernelNode:
     types = [single.output.type for single in group]
-    nbytes = [type.nbytes for type in types if isinstance(type, TensorType)]
+    moved = total([Cost(0, type.nbytes, type.nbytes, 0, None) for type in types if isinstance(type, TensorType)])
+    device = group[0].args[1]
     upload = graph.add(
         UPLOAD,
-        (tuple(single.inputs[0] for single in group), group[0].args[1]),
+        (tuple(single.inputs[0] for single in group), device),
         types,
-        name=name,
-        cost=total([Cost(0, size, size, 0, None) for size in nbytes]),
+        name=first_free(graph, (f"upload{i}" for i in count())),
+        cost=replace(moved, launches=1),
         loc=group[0].loc,
     )
-    graph.set_cost(upload, replace(upload.cost, launches=1))
     for single, uploaded in zip(group, upload.outputs, strict=True):
         graph.replace_uses(single.output, uploaded)
     tensors = "1 CPU tensor" if len(group) == 1 else f"{len(group)} CPU tensors in one batch"
-    upload.meta.set(PLACEMENT, f"uploads {tensors} to {group[0].args[1]}")
+    upload.meta.set(PLACEMENT, f"uploads {tensors} to {device}")
     return upload
 
 
@@ -211,30 +190,16 @@ def sink_copies(graph: Graph) -> list[KernelNode]:
     """
     if not any(is_copy_out(node) for node in graph.nodes):
         return []
-    sunk = _sinkable(graph, dependence_lists(graph))
-    order = [*(node for node in graph.nodes if node not in sunk), *(node for node in graph.nodes if node in sunk)]
-    if not sunk or order == list(graph.nodes):
-        return []
-    tail = graph.nodes[-len(sunk) :]
-    moved = [node for node in sunk if node not in tail]
-    graph.reorder(order)
+    nodes, turn, after = graph.nodes, _turns(graph), dependence_lists(graph).after
+    sunk: dict[KernelNode, None] = {}
+    for place, node in reversed(list(enumerate(nodes))):
+        host_work = turn[node] > 0 and bool(node.outputs) and computes_only(node) and _runs_on_host(node)
+        if (host_work or is_copy_out(node)) and all(nodes[later] in sunk for later in after[place]):
+            sunk[node] = None
+    tail = frozenset(nodes[len(nodes) - len(sunk) :])
+    moved = [node for node in reversed(sunk) if node not in tail]
+    if moved:
+        graph.reorder(sorted(nodes, key=sunk.__contains__))
     for node in moved:
         node.meta.set(PLACEMENT, "moved to the end")
     return moved
-
-
-def _sinkable(graph: Graph, dependences: Dependences) -> dict[KernelNode, None]:
-    turn = _turns(graph)
-    nodes = graph.nodes
-    sunk: dict[KernelNode, None] = {}
-    for place in range(len(nodes) - 1, -1, -1):
-        node = nodes[place]
-        follows = all(nodes[after] in sunk for after in dependences.after[place])
-        if follows and (is_copy_out(node) or (turn[node] > 0 and _is_pure_host_work(node))):
-            sunk[node] = None
-    return dict.fromkeys(reversed(sunk))
-
-
-def _is_pure_host_work(node: KernelNode) -> bool:
-    pure = replace(node.effects, aliases=(), reads=None).is_pure
-    return pure and bool(node.outputs) and _runs_on_host(node)

@@ -1,7 +1,5 @@
 // The Python module: capture sessions, regions that are replayed, and pools for what nobody keeps.
 
-#include "../native/generator.h"
-#include "../native/method.h"
 #include "allocator.h"
 #include "region.h"
 #include "scratch_pool.h"
@@ -21,7 +19,6 @@ std::pair<uintptr_t, uintptr_t> random_memory(c10::DeviceIndex device) {
 
 void bind(py::module_& m) {
   m.def("random_memory", &random_memory);
-  m.def("exchange_state", &exchange_state);
   m.def("advances", [](const std::shared_ptr<at::cuda::CUDAGraph>& graph) { return Generators::advanced_by(*graph); });
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
       .def(py::init<c10::DeviceIndex, uintptr_t, uintptr_t, uintptr_t, size_t, py::function>())
@@ -46,22 +43,15 @@ void bind(py::module_& m) {
       .def("__enter__", &ScratchPool::enter)
       .def("__exit__", [](ScratchPool& pool, const py::args&) { pool.leave(); })
       .def("close", &ScratchPool::close, ReleasedGil());
-  bind_output_kinds(m);
-  py::class_<CudaRegion> region(m, "CudaRegion");
-  def_method<CudaRegion, &CudaRegion::replay>(region, "replay");
+  auto region = bind_region<CudaRegion>(m, "CudaRegion");
   bind_nodes(region);
   region.def(py::init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>())
-      .def("add_tensor_argument", &CudaRegion::add_tensor_argument)
-      .def("add_value_argument", &CudaRegion::add_value_argument)
-      .def("set_name", &CudaRegion::set_name)
       .def("add_segment", &CudaRegion::add_segment)
       .def("add_piece", &CudaRegion::add_piece)
       .def("add_fresh", &CudaRegion::add_fresh)
       .def("add_block", &CudaRegion::add_block)
       .def("add_dead", &CudaRegion::add_dead)
-      .def("add_patch", &CudaRegion::add_patch)
-      .def("add_output", &CudaRegion::add_output)
-      .def("close", &CudaRegion::close);
+      .def("add_patch", &CudaRegion::add_patch);
 }
 
 } // namespace pygraph

@@ -6,165 +6,32 @@ instead, and under a mode that records the operators of this thread.
 
 from __future__ import annotations
 
-import contextlib
 import types
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, dynamo_guards
+from pygraph.compat import dynamo_guards
 from pygraph.errors import CaptureError
 from pygraph.runtime.critical import only_capture
-from pygraph.runtime.host.kernels import Kernel, find_kernel, is_native_function
-from pygraph.runtime.host.operators import is_built_in, record_operator
+from pygraph.runtime.host.kernels import find_kernel, is_native_function
+from pygraph.runtime.host.operators import RecordOperators
 from pygraph.runtime.host.recorder import Arena, HostCapture, Recorder
 from pygraph.runtime.provenance import blame, is_out_of_memory, reset_blame
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
-from pygraph.runtime.tensors import module_constants, rebound, repeated
+from pygraph.runtime.tensors import extent, module_constants, rebound, repeated
 
-__all__ = ["capture_region", "decomposed", "rebind", "recording"]
+__all__ = ["capture_region"]
 
 _guards: Any = dynamo_guards
+"""Inductor's own ways around the dispatcher."""
 
 _FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._inductor.runtime", "triton")
 """Modules whose callables run compiled code that is not bound as the known kernels are."""
 
-_OTHER_DEVICES = ("_empty_strided_cuda", "_empty_strided_xpu", "_empty_strided_mtia")
-
-
-def rebind(recorder: Recorder, fn: types.FunctionType) -> AbstractContextManager[Callable[..., Any]]:
-    """``fn`` over a copy of its globals in which whatever runs kernels or allocates is recorded instead."""
-    known = _allocators(recorder)
-
-    def substitute(name: str, value: Any) -> Any:
-        if isinstance(value, types.BuiltinFunctionType):
-            return _builtin(recorder, fn, name, value, known)
-        return _refusal("unknown-kernel", name) if _is_foreign_code(value) else value
-
-    return rebound(fn, substitute)
-
-
-def recording(recorder: Recorder) -> AbstractContextManager[Any]:
-    """While open, operators of this thread are recorded. What does not ask the dispatcher finds no memory."""
-    return _Operators(recorder)
-
-
-# -- globals ------------------------------------------------------------------------------------------------------
-
-
-def _builtin(
-    recorder: Recorder,
-    fn: types.FunctionType,
-    name: str,
-    value: types.BuiltinFunctionType,
-    known: Mapping[Any, Callable[..., Any]],
-) -> Callable[..., Any]:
-    """What stands for a function written in C."""
-    if is_native_function(value):
-        return _kernel_stub(recorder, name, value, fn.__code__.co_filename)
-    return known.get(value, value)
-
-
-def _is_foreign_code(value: object) -> bool:
-    """Whether calling ``value`` could touch memory without any mode seeing it."""
-    return callable(value) and type(value).__module__.startswith(_FOREIGN_CODE)
-
-
-def _kernel_stub(recorder: Recorder, name: str, value: types.BuiltinFunctionType, source: str) -> Callable[..., None]:
-    found: list[Kernel] = []
-
-    def stub(*args: Any) -> None:
-        if not found:
-            found.append(find_kernel(name, value, source))
-        recorder.kernel(found[0], args)
-
-    return _watched(name, stub)
-
-
-def _refusal(reason: str, detail: str) -> Callable[..., Any]:
-    def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise CaptureError(reason, detail)
-
-    return _watched(detail, refuse)
-
-
-def _watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, blamed as ``name`` for whatever it raises."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except Exception:
-            blame(name)
-            raise
-
-    return run
-
-
-def _allocators(recorder: Recorder) -> Mapping[Any, Callable[..., Any]]:
-    """Inductor's own ways around the dispatcher, and what stands for each."""
-
-    def reinterpret(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        view: torch.Tensor = _guards._reinterpret_tensor(tensor, *args, **kwargs)
-        recorder.owner(view)
-        return view
-
-    known: dict[Any, Callable[..., Any]] = {
-        _guards._empty_strided_cpu: recorder.allocate,
-        _guards._reinterpret_tensor: reinterpret,
-        _guards._empty_strided_cpu_pinned: _refusal("pinned-memory", "empty_strided_cpu_pinned"),
-    }
-    for name in _OTHER_DEVICES:
-        function = getattr(_guards, name, None)
-        if function is not None:
-            known[function] = _refusal("foreign-device", name)
-    return known
-
-
-# -- operators --------------------------------------------------------------------------------------------------------
-
-
-class _Operators(TorchDispatchMode):
-    """Records every operator that reaches the dispatcher."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._recorder = recorder
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        named = dict(kwargs or {})
-        result = decomposed(self, func, args, named)
-        if result is not NotImplemented:
-            return result
-        try:
-            return record_operator(self._recorder, func, args, named)
-        except Exception:
-            blame(str(func))
-            raise
-
-
-def decomposed(mode: TorchDispatchMode, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """What an operator that is defined by others alone returns, each seen by ``mode``; NotImplemented for the rest."""
-    if not isinstance(func, OpOverload) or not is_built_in(func) or not _is_composite(func):
-        return NotImplemented
-    with mode:
-        return func.decompose(*args, **named)
-
-
-def _is_composite(op: OpOverload) -> bool:
-    """Whether ``op`` is defined by other operators alone; it only gets here where autograd keys are switched off."""
-    defined = op.has_kernel_for_dispatch_key
-    return defined(DispatchKey.CompositeImplicitAutograd) and not defined(DispatchKey.CPU)
-
-
-_SCALARS = (bool, int, float)
+_SCALARS = (bool, int, float, type(None))
 
 
 def capture_region(native: ModuleType, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
@@ -175,32 +42,36 @@ def capture_region(native: ModuleType, fn: Callable[[list[Any]], Sequence[Any]],
     if native.modes_active():
         raise CaptureError("dispatch-mode", "a mode or transform watches the operators of this thread")
     arena = Arena(native)
-    with only_capture(), contextlib.ExitStack() as cleanup:
-        cleanup.callback(arena.close)
-        recorder = Recorder(native, arena, module_constants(fn))
-        arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
-        returned = _run(recorder, fn, arguments)
-        result = _finish(recorder, arguments, returned)
-        cleanup.pop_all()
-    return result
+    try:
+        with only_capture():
+            recorder = Recorder(native, arena, module_constants(fn))
+            arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
+            return _finish(recorder, arguments, _run(recorder, fn, arguments))
+    except BaseException:
+        arena.close()
+        raise
 
 
 def _argument(recorder: Recorder, index: int, value: Any) -> Any:
     """The stand-in for a tensor; any other value as it is."""
     if isinstance(value, torch.Tensor):
         recorder.check_plain(value)
-        if not recorder.native.is_backed(value):
+        if value.storage_offset() * value.itemsize + extent(value) > value.untyped_storage().nbytes():
             raise CaptureError("unsupported-tensor", f"argument {index} has no memory for its elements")
         return recorder.stand_in(index, value)
-    if value is None or type(value) in _SCALARS:
+    if type(value) in _SCALARS:
         return value
     raise CaptureError("unsupported-argument", f"argument {index} is {type(value).__name__}")
 
 
 def _run(recorder: Recorder, fn: types.FunctionType, arguments: Sequence[Any]) -> Sequence[Any]:
     reset_blame()
+
+    def recorded(name: str, value: Any) -> Any:
+        return _recorded(recorder, name, value, fn.__code__.co_filename)
+
     try:
-        with torch.inference_mode(False), torch.no_grad(), rebind(recorder, fn) as run, recording(recorder):
+        with torch.inference_mode(False), torch.no_grad(), rebound(fn, recorded) as run, RecordOperators(recorder):
             returned = run(list(arguments))
     except CaptureError:
         raise
@@ -214,6 +85,57 @@ def _run(recorder: Recorder, fn: types.FunctionType, arguments: Sequence[Any]) -
     if not isinstance(returned, (list, tuple)):
         raise CaptureError("unsupported-output", f"the region returned {type(returned).__name__}")
     return returned
+
+
+# -- globals ------------------------------------------------------------------------------------------------------
+
+
+def _recorded(recorder: Recorder, name: str, value: Any, source: str) -> Any:
+    """What stands for a global of the region: ``value``, unless calling it could touch memory without any mode seeing
+    it. Whatever what stands for it raises is blamed on ``name``."""
+    function = _recording(recorder, name, value, source)
+    if function is None:
+        return value
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception:
+            blame(name)
+            raise
+
+    return run
+
+
+def _recording(recorder: Recorder, name: str, value: Any, source: str) -> Callable[..., Any] | None:
+    if is_native_function(value):
+        return lambda *args: recorder.kernel(find_kernel(name, value, source), args)
+    if value is _guards._empty_strided_cpu:
+        return recorder.allocate
+    if value is _guards._reinterpret_tensor:
+        return lambda *args, **kwargs: _reinterpret(recorder, value(*args, **kwargs))
+    if isinstance(value, types.BuiltinFunctionType):
+        if value.__name__.startswith("_empty_strided_"):
+            return _refusal("pinned-memory" if value.__name__.endswith("_pinned") else "foreign-device", value.__name__)
+        return None
+    if callable(value) and type(value).__module__.startswith(_FOREIGN_CODE):
+        return _refusal("unknown-kernel", name)
+    return None
+
+
+def _reinterpret(recorder: Recorder, view: torch.Tensor) -> torch.Tensor:
+    recorder.owner(view)
+    return view
+
+
+def _refusal(reason: str, detail: str) -> Callable[..., Any]:
+    def refuse(*_args: Any, **_kwargs: Any) -> Any:
+        raise CaptureError(reason, detail)
+
+    return refuse
+
+
+# -- what was returned --------------------------------------------------------------------------------------------
 
 
 def _finish(recorder: Recorder, arguments: tuple[Any, ...], returned: Sequence[Any]) -> Recording:
@@ -232,7 +154,7 @@ def _finish(recorder: Recorder, arguments: tuple[Any, ...], returned: Sequence[A
 
 
 def _output(recorder: Recorder, arguments: Sequence[Any], value: Any) -> Output:
-    if value is None or type(value) in _SCALARS:
+    if type(value) in _SCALARS:
         return Output(OutputKind.SCALAR, value=value)
     if not isinstance(value, torch.Tensor):
         raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
@@ -241,19 +163,13 @@ def _output(recorder: Recorder, arguments: Sequence[Any], value: Any) -> Output:
             return Output(OutputKind.ARGUMENT, argument=index)
     if any(value is constant for constant in recorder.constants.values()):
         return Output(OutputKind.CONSTANT_TENSOR, value=value)
-    return _memory_output(recorder, arguments, value)
-
-
-def _memory_output(recorder: Recorder, arguments: Sequence[Any], value: torch.Tensor) -> Output:
-    """An output that shows memory: of the region, or of an argument."""
     owner = recorder.owner(value)
     distance = recorder.native.element_address(value) - owner.address
-    size, stride = tuple(value.size()), tuple(value.stride())
     if owner.kind is AllocationKind.CONSTANT or distance % value.dtype.itemsize:
         raise CaptureError("unsupported-output", "a view of a constant, or one that begins inside an element")
-    place = {"offset": distance // value.dtype.itemsize, "size": size, "stride": stride, "dtype": value.dtype}
+    place = (distance // value.dtype.itemsize, tuple(value.size()), tuple(value.stride()), value.dtype)
     if owner.kind is AllocationKind.POOL:
-        return Output(OutputKind.FRESH, allocation=owner.index, **place)
+        return Output(OutputKind.FRESH, -1, owner.index, *place)
     if arguments[owner.index].dtype.itemsize != value.dtype.itemsize:
         recorder.offset_sensitive.add(owner.index)
-    return Output(OutputKind.VIEW, argument=owner.index, **place)
+    return Output(OutputKind.VIEW, owner.index, -1, *place)

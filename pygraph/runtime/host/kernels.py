@@ -20,10 +20,8 @@ from pygraph.runtime.nondeterminism import nondeterministic_kernels
 
 __all__ = ["Kernel", "Parameter", "find_kernel", "is_native_function", "parameters_of"]
 
-SYMBOL = "kernel"
+_SYMBOL = "kernel"
 """The ``extern "C"`` function that each of Inductor's kernel libraries exports."""
-
-_BINDER = "cpp_pybinding"
 
 
 class Parameter(Enum):
@@ -44,29 +42,23 @@ class Parameter(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A fused kernel. ``library`` keeps its code loaded; ``entry`` is the address of its function.
-    ``nondeterministic``: what it computes may differ from run to run."""
+    """A fused kernel. ``library`` keeps its code loaded; ``entry`` is the address of its function. ``file`` is the same
+    for the same code: Inductor names a library by the hash of its source."""
 
     name: str
     parameters: tuple[Parameter, ...]
-    path: str
+    file: str
     entry: int
     library: ctypes.CDLL
-    nondeterministic: bool = False
-
-    @property
-    def identity(self) -> str:
-        """Equal for the same code: Inductor names a library by the hash of its source."""
-        return Path(self.path).name
+    nondeterministic: bool
+    """What it computes may differ from run to run."""
 
 
 def is_native_function(value: object) -> bool:
     """Whether ``value`` is a function of a shared library that Inductor compiled."""
-    module = getattr(value, "__self__", None)
-    if not isinstance(value, types.BuiltinFunctionType) or not isinstance(module, types.ModuleType):
+    if not isinstance(value, types.BuiltinFunctionType) or not isinstance(value.__self__, types.ModuleType):
         return False
-    path = getattr(module, "__file__", None)
-    return isinstance(path, str) and path.endswith(".so") and value.__name__ == SYMBOL
+    return value.__name__ == _SYMBOL and str(getattr(value.__self__, "__file__", "")).endswith(".so")
 
 
 def find_kernel(name: str, value: types.BuiltinFunctionType, source: str) -> Kernel:
@@ -77,17 +69,18 @@ def find_kernel(name: str, value: types.BuiltinFunctionType, source: str) -> Ker
     parameters = parameters_of(source).get(name)
     if parameters is None:
         raise CaptureError("unknown-kernel", f"{name}: its C parameters are not in {source}")
-    path = str(cast(types.ModuleType, value.__self__).__file__)
-    library = ctypes.CDLL(path)
-    entry = ctypes.cast(getattr(library, SYMBOL), ctypes.c_void_p).value
+    path = Path(str(cast(types.ModuleType, value.__self__).__file__))
+    library = ctypes.CDLL(str(path))
+    entry = ctypes.cast(getattr(library, _SYMBOL), ctypes.c_void_p).value
     if entry is None:
         raise CaptureError("unknown-kernel", f"{name}: {path} has no entry point")
-    return Kernel(name, parameters, path, entry, library, name in nondeterministic_kernels(source))
+    return Kernel(name, parameters, path.name, entry, library, name in nondeterministic_kernels(source))
 
 
 @functools.lru_cache(maxsize=256)
 def parameters_of(source: str) -> Mapping[str, tuple[Parameter, ...]]:
-    """The C parameters of each kernel that the module in the file ``source`` binds, by the kernel's global name.
+    """The C parameters of each kernel that the module in the file ``source`` binds, by the kernel's global name: in it
+    is ``name = async_compile.cpp_pybinding(argtypes, source)``.
 
     A kernel with a parameter of an unknown C type is left out. Empty when the file is not readable as Python.
     """
@@ -97,32 +90,21 @@ def parameters_of(source: str) -> Mapping[str, tuple[Parameter, ...]]:
         return types.MappingProxyType({})
     found: dict[str, tuple[Parameter, ...]] = {}
     for statement in tree.body:
-        bound = _binding(statement)
-        if bound is not None:
-            name, argtypes = bound
-            found.pop(name, None)
-            parameters = tuple(map(_parameter, argtypes))
-            if None not in parameters:
-                found[name] = tuple(p for p in parameters if p is not None)
+        match statement:
+            case ast.Assign(
+                targets=[ast.Name(name)],
+                value=ast.Call(func=ast.Attribute(attr="cpp_pybinding"), args=[ast.List(argtypes), *_]),
+            ):
+                found.pop(name, None)
+                parameters = [_parameter(each.value) if isinstance(each, ast.Constant) else None for each in argtypes]
+                if None not in parameters:
+                    found[name] = tuple(p for p in parameters if p is not None)
     return types.MappingProxyType(found)
 
 
-def _binding(statement: ast.stmt) -> tuple[str, list[str]] | None:
-    """``name`` and ``argtypes`` of ``name = async_compile.cpp_pybinding(argtypes, source)``."""
-    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
-        return None
-    target, call = statement.targets[0], statement.value
-    named = isinstance(target, ast.Name) and isinstance(call.func, ast.Attribute) and call.func.attr == _BINDER
-    if not named or not call.args or not isinstance(call.args[0], ast.List):
-        return None
-    argtypes = [a.value for a in call.args[0].elts if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-    assert isinstance(target, ast.Name)
-    return (target.id, argtypes) if len(argtypes) == len(call.args[0].elts) else None
-
-
-def _parameter(argtype: str) -> Parameter | None:
+def _parameter(argtype: object) -> Parameter | None:
     """What a parameter of C type ``argtype`` holds, or None for a type that is not known."""
-    words = argtype.replace("*", " * ").split()
+    words = str(argtype).replace("*", " * ").split()
     if words and words[-1] == "*" and words.count("*") == 1:
         return Parameter.READ if words[0] == "const" else Parameter.WRITE
     plain = " ".join(word for word in words if word != "const")

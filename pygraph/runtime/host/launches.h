@@ -1,12 +1,12 @@
-// What a replay launches: fused kernels through raw function pointers, and operators through the dispatcher.
+// What a replay launches: fused kernels through raw function pointers, and operators through the dispatcher. And what
+// stands for tensors while they are recorded.
 #pragma once
 
-#include "tensors.h"
+#include "../native/tensors.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
-#include <c10/core/CPUAllocator.h>
 
 #include <cstring>
 #include <memory>
@@ -21,6 +21,40 @@ using torch::jit::Stack;
 
 constexpr size_t kMaxWords = 1024;
 constexpr size_t kMaxFloats = 8;
+
+// A storage that neither owns nor may resize its memory.
+inline c10::Storage raw_storage(void* data, size_t nbytes) {
+  return c10::make_intrusive<StorageImpl>(
+      StorageImpl::use_byte_size_t(),
+      nbytes,
+      at::DataPtr(data, c10::kCPU),
+      /*allocator=*/nullptr,
+      /*resizable=*/false);
+}
+
+// What any access to the memory of a stand-in says, whoever tries: there is nothing behind its address.
+constexpr const char* kNoMemory = "the memory of a region that is being captured cannot be read or written";
+
+// A tensor whose element 0 lies at `address`, in a storage of `nbytes` that begins `offset` elements before it. Its
+// address is for the functions below alone: `data_ptr()`, and with it every kernel, is refused.
+inline Tensor tensor_at(
+    uintptr_t address,
+    size_t nbytes,
+    const std::vector<int64_t>& size,
+    const std::vector<int64_t>& stride,
+    at::ScalarType dtype,
+    int64_t offset) {
+  auto meta = c10::scalarTypeToTypeMeta(dtype);
+  auto base = address - static_cast<uintptr_t>(offset) * meta.itemsize();
+  auto storage = raw_storage(reinterpret_cast<void*>(base), nbytes);
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
+  return tensor_over(storage, DispatchKeySet(DispatchKey::CPU), meta, size, stride, offset);
+}
+
+// Where element 0 lies, also for a tensor that has none.
+inline uintptr_t element_address(const Tensor& tensor) {
+  return storage_base(tensor) + static_cast<uintptr_t>(tensor.storage_offset()) * tensor.itemsize();
+}
 
 // Applies `f` to every defined tensor in `value`, lists included, and returns what it made of them.
 template <typename F>
@@ -138,20 +172,32 @@ inline std::pair<size_t, Invoke> invoker(size_t count) {
 struct Kernel final : Launch {
   void* entry;
   Invoke call;
+  std::vector<size_t> places; // of each word, in `words`
   std::vector<int64_t> words;
   float floats[kMaxFloats] = {};
 
-  Kernel(uintptr_t address, std::vector<int64_t> integers, const std::vector<float>& reals)
-      : entry(reinterpret_cast<void*>(address)), words(std::move(integers)) {
-    TORCH_CHECK(words.size() <= kMaxWords && reals.size() <= kMaxFloats, "too many kernel parameters");
+  // `is_float[i]`: whether word i is one, in its lower half.
+  Kernel(uintptr_t address, const std::vector<uint64_t>& recorded, const std::vector<bool>& is_float)
+      : entry(reinterpret_cast<void*>(address)) {
+    size_t reals = 0;
+    for (size_t i = 0; i < recorded.size(); ++i) {
+      places.push_back(words.size());
+      if (!is_float.at(i)) {
+        words.push_back(static_cast<int64_t>(recorded[i]));
+      } else {
+        TORCH_CHECK(reals < kMaxFloats, "too many kernel parameters");
+        auto bits = static_cast<uint32_t>(recorded[i]);
+        std::memcpy(&floats[reals++], &bits, sizeof bits);
+      }
+    }
+    TORCH_CHECK(words.size() <= kMaxWords, "too many kernel parameters");
     size_t passed = 0;
     std::tie(passed, call) = invoker(words.size());
     words.resize(passed, 0);
-    std::copy(reals.begin(), reals.end(), floats);
   }
 
   void run() override { call(entry, words.data(), floats); }
-  Patch patch(size_t word, int64_t delta) override { return {&words.at(word), nullptr, delta}; }
+  Patch patch(size_t word, int64_t delta) override { return {&words.at(places.at(word)), nullptr, delta}; }
 };
 
 struct Operator final : Launch {

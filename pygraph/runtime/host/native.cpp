@@ -1,7 +1,5 @@
 // HostGraph: a captured region, replayed in one call. What is recorded, and why, is decided in Python (recorder.py).
 
-#include "../native/generator.h"
-#include "../native/method.h"
 #include "../native/region.h"
 #include "launches.h"
 
@@ -30,8 +28,8 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
     return new_source();
   }
 
-  void add_kernel(uintptr_t entry, std::vector<int64_t> words, const std::vector<float>& floats) {
-    launches_.push_back(std::make_unique<Kernel>(entry, std::move(words), floats));
+  void add_kernel(uintptr_t entry, const std::vector<uint64_t>& words, const std::vector<bool>& floats) {
+    launches_.push_back(std::make_unique<Kernel>(entry, words, floats));
   }
 
   void add_operator(
@@ -122,32 +120,22 @@ void bind(py::module_& m) {
   m.def("unreserve", &unreserve);
   m.def("tensor_at", &tensor_at);
   m.def("is_plain", &is_plain<DispatchKey::CPU>);
-  m.def("is_backed", &is_backed);
   m.def("modes_active", &modes_active);
   m.def("storage_base", &storage_base);
   m.def("element_address", &element_address);
-  m.def("extent", &extent);
-  m.def("exchange_state", &exchange_state);
   m.attr("NO_MEMORY") = kNoMemory;
   m.attr("MAX_WORDS") = kMaxWords;
   m.attr("MAX_FLOATS") = kMaxFloats;
-  bind_output_kinds(m);
   py::class_<OperatorCall>(m, "OperatorCall")
       .def(py::init<const std::string&, const std::string&, const py::tuple&, const py::dict&>())
       .def("tensors", &OperatorCall::tensors);
-  py::class_<HostGraph> graph(m, "HostGraph");
-  def_method<HostGraph, &HostGraph::replay>(graph, "replay");
-  graph.def(py::init<size_t>())
-      .def("set_name", &HostGraph::set_name)
-      .def("add_tensor_argument", &HostGraph::add_tensor_argument)
-      .def("add_value_argument", &HostGraph::add_value_argument)
+  bind_region<HostGraph>(m, "HostGraph")
+      .def(py::init<size_t>())
       .def("add_fresh", &HostGraph::add_fresh)
       .def("add_kernel", &HostGraph::add_kernel)
       .def("add_operator", &HostGraph::add_operator)
       .def("add_patch", &HostGraph::add_patch)
-      .def("add_output", &HostGraph::add_output)
-      .def("add_exclusive", &HostGraph::add_exclusive)
-      .def("close", &HostGraph::close);
+      .def("add_exclusive", &HostGraph::add_exclusive);
 }
 
 } // namespace pygraph

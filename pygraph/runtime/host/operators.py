@@ -6,7 +6,7 @@ region. Fused kernels do not come this way.
 
 from __future__ import annotations
 
-import struct
+import contextlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,61 +15,24 @@ import torch
 
 from pygraph.compat import (
     DataDependentOutputException,
+    DispatchKey,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     OpOverload,
+    TorchDispatchMode,
 )
 from pygraph.errors import CaptureError
 from pygraph.runtime.host.recorder import Operand, OperatorLaunch, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
+from pygraph.runtime.provenance import blame
 from pygraph.runtime.recording import COLLECTIVES, AllocationKind
 
-__all__ = ["describe", "is_built_in", "leaves", "record_operator"]
-
-_PLAIN = (str, torch.dtype, torch.layout, torch.memory_format, torch.device)
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """Everything in nested lists and tuples that is not None, in order."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from leaves(item)
-    elif value is not None:
-        yield value
-
-
-def describe(recorder: Recorder, value: Any, seen: dict[int, int] | None = None) -> Hashable:
-    """A hashable that is equal for arguments that make an operator do the same, wherever their memory lies.
-
-    ``seen`` numbers the tensors and storages met so far: what shares them is part of what an operator sees. Raises
-    CaptureError (``unsupported-argument``) for an object that cannot be compared.
-    """
-    numbers = {} if seen is None else seen
-    if isinstance(value, (list, tuple)):
-        return tuple(describe(recorder, item, numbers) for item in value)
-    if isinstance(value, torch.Tensor):
-        return _describe_tensor(recorder, value, numbers)
-    if isinstance(value, float):
-        return ("float", struct.pack("<d", value))
-    if isinstance(value, complex):
-        return ("complex", struct.pack("<dd", value.real, value.imag))
-    if value is None or type(value) in (bool, int) or isinstance(value, _PLAIN):
-        return (type(value).__name__, str(value))
-    raise CaptureError("unsupported-argument", f"an operator is given {type(value).__name__}")
-
-
-def _describe_tensor(recorder: Recorder, tensor: torch.Tensor, seen: dict[int, int]) -> Hashable:
-    name = recorder.opaque_name(tensor)
-    if name is not None:
-        return ("opaque", name)
-    same_tensor = seen.setdefault(id(tensor), len(seen))
-    same_storage = seen.setdefault(-recorder.native.storage_base(tensor), len(seen))
-    return ("tensor", tuple(tensor.size()), tuple(tensor.stride()), str(tensor.dtype), same_tensor, same_storage)
-
+__all__ = ["RecordOperators"]
 
 _BUILT_IN = frozenset({"aten", "prims", "inductor", "mkldnn", "mkl", "onednn", "quantized"})
-"""Namespaces whose schemas tell all that an operator does."""
+"""Namespaces whose schemas tell all that an operator does. Any other may count, print or communicate, and would do so
+once more in each comparison."""
 
 _VIEWS = frozenset({"inductor::_reinterpret_tensor", "inductor::_alloc_from_pool"})
 """Views whose schema does not say so."""
@@ -82,6 +45,43 @@ _EMPTY = frozenset(
 
 _RESIZING = frozenset({"inductor::resize_storage_bytes_", "inductor::accumulate_grad_"})
 """Operators that change storages behind their schema's back."""
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None))
+"""Types of arguments whose ``repr`` is equal only for those that make an operator do the same."""
+
+
+class RecordOperators(TorchDispatchMode):
+    """While open, records every operator of this thread that reaches the dispatcher.
+
+    What does not ask the dispatcher finds no memory.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if isinstance(func, OpOverload) and func.namespace in _BUILT_IN and _is_composite(func):
+            with self:
+                return func.decompose(*args, **named)
+        try:
+            if not isinstance(func, OpOverload):
+                raise CaptureError("unsupported-operator", str(func))
+            return _record_operator(self._recorder, _Call(func, tuple(args), named))
+        except Exception:
+            blame(str(func))
+            raise
+
+
+def _is_composite(op: OpOverload) -> bool:
+    """Whether ``op`` is defined by other operators alone; it only gets here where autograd keys are switched off."""
+    defined = op.has_kernel_for_dispatch_key
+    return defined(DispatchKey.CompositeImplicitAutograd) and not defined(DispatchKey.CPU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +109,27 @@ class _Call:
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor argument."""
-        return [t for _, value in self.operands() for t in leaves(value) if isinstance(t, torch.Tensor)]
+        return [t for _, value in self.operands() for t in _leaves(value) if isinstance(t, torch.Tensor)]
 
 
-def record_operator(recorder: Recorder, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Record ``op`` and return what the region goes on with. Raises CaptureError when it cannot be replayed."""
-    if not isinstance(op, OpOverload):
-        raise CaptureError("unsupported-operator", str(op))
-    call = _Call(op, tuple(args), kwargs)
+def _leaves(value: Any) -> Iterator[Any]:
+    """Everything in nested lists and tuples that is not None, in order."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    elif value is not None:
+        yield value
+
+
+def _record_operator(recorder: Recorder, call: _Call) -> Any:
+    """Record ``call`` and return what the region goes on with. Raises CaptureError when it cannot be replayed."""
     _refuse(recorder, call)
     if _is_view(call):
         return _view(recorder, call)
     results = _fake_results(call)
     if call.name in _EMPTY:
-        return recorder.allocate(*_layout(call, results[0]))
+        return _allocate(recorder, call, results[0])
     return _record(recorder, call, results)
-
-
-def is_built_in(op: OpOverload) -> bool:
-    """Whether the schema of ``op`` tells all that it does. Any other may count, print or communicate, and would do so
-    once more in each comparison."""
-    return op.namespace in _BUILT_IN
 
 
 # -- what cannot be recorded --------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _refuse(recorder: Recorder, call: _Call) -> None:
     tags = call.op.tags
     if call.op.namespace in COLLECTIVES:
         raise CaptureError("collective", call.name)
-    if not is_built_in(call.op):
+    if call.op.namespace not in _BUILT_IN:
         raise CaptureError("opaque-operator", f"{call.name}: what it does besides its schema is not known")
     if torch.Tag.dynamic_output_shape in tags:
         raise CaptureError("dynamic-output", call.name)
@@ -148,19 +148,14 @@ def _refuse(recorder: Recorder, call: _Call) -> None:
     if torch.Tag.inplace_view in tags or call.name in _RESIZING:
         raise CaptureError("metadata-mutation", call.name)
     for argument, value in call.operands():
-        _refuse_operand(call, argument.name, value)
+        if isinstance(value, torch.Generator):
+            raise CaptureError("generator-argument", call.name)
+        if isinstance(value, torch.device) and value.type != "cpu":
+            raise CaptureError("foreign-device", f"{call.name} on {value}")
+        if argument.name == "pin_memory" and value:
+            raise CaptureError("pinned-memory", call.name)
     for tensor in call.tensors():
-        if recorder.opaque_name(tensor) is None:
-            recorder.owner(tensor)
-
-
-def _refuse_operand(call: _Call, name: str, value: Any) -> None:
-    if isinstance(value, torch.Generator):
-        raise CaptureError("generator-argument", call.name)
-    if isinstance(value, torch.device) and value.type != "cpu":
-        raise CaptureError("foreign-device", f"{call.name} on {value}")
-    if name == "pin_memory" and value:
-        raise CaptureError("pinned-memory", call.name)
+        recorder.word(tensor)  # raises where it is not known whose memory this is
 
 
 # -- views --------------------------------------------------------------------------------------------------------
@@ -168,75 +163,63 @@ def _refuse_operand(call: _Call, name: str, value: Any) -> None:
 
 def _is_view(call: _Call) -> bool:
     schema = call.op._schema
-    if call.name in _VIEWS:
-        return True
     written = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-    return bool(schema.returns) and not written and any(r.alias_info is not None for r in schema.returns)
+    return call.name in _VIEWS or (not written and any(r.alias_info is not None for r in schema.returns))
 
 
 def _view(recorder: Recorder, call: _Call) -> Any:
     """Make a view for real. It touches metadata alone, which is checked: its memory is that of an argument."""
-    _note_absolute_offset(recorder, call)
+    if any(argument.name == "storage_offset" and value is not None for argument, value in call.operands()):
+        # An offset from the start of the storage bakes in where in its storage an argument lies.
+        owners = map(recorder.owner, call.tensors())
+        recorder.offset_sensitive.update(owner.index for owner in owners if owner.kind is AllocationKind.INPUT)
     result = call.op(*call.args, **call.kwargs)
     bases = {recorder.native.storage_base(t) for t in call.tensors()}
-    for tensor in leaves(result):
+    for tensor in _leaves(result):
         recorder.owner(tensor)
         if recorder.native.storage_base(tensor) not in bases:
             raise CaptureError("aliasing-operator", f"{call.name} returned memory of its own")
     return result
 
 
-def _note_absolute_offset(recorder: Recorder, call: _Call) -> None:
-    """An offset from the start of the storage bakes in where in its storage an argument lies."""
-    offsets = [value for argument, value in call.operands() if argument.name == "storage_offset"]
-    if not any(offset is not None for offset in offsets):
-        return
-    for tensor in call.tensors():
-        owner = recorder.owner(tensor)
-        if owner.kind is AllocationKind.INPUT:
-            recorder.offset_sensitive.add(owner.index)
-
-
 # -- results, without running anything ----------------------------------------------------------------------------
 
 
 def _fake_results(call: _Call) -> list[Any]:
-    """What each return of the schema is: the argument that it is declared to be, or fake tensors (also in lists)."""
+    """What each return of the schema is: the argument that it is declared to be, or fake tensors (also in lists).
+
+    No fake tensor shares memory with an argument, nor with another one.
+    """
     declared = call.op._schema.returns
+    # Fake tensors take 2 ms. Where nothing new is returned, meta tensors tell as well whether an argument is resized.
+    has_meta = call.op.namespace == "aten" and call.op.has_kernel_for_dispatch_key(DispatchKey.Meta)
+    device = "meta" if has_meta and all(r.alias_info is not None for r in declared) else "cpu"
+    fakes: dict[int, torch.Tensor] = {}
     try:
-        returned, storages = _run_fake(call)
+        with contextlib.nullcontext() if device == "meta" else FakeTensorMode(allow_non_fake_inputs=False):
+            args = _fake(call.args, fakes, device)
+            kwargs = {name: _fake(value, fakes, device) for name, value in call.kwargs.items()}
+            before = [(t, t.size(), t.stride()) for t in fakes.values()]
+            returned = call.op(*args, **kwargs)
     except (DynamicOutputShapeException, DataDependentOutputException) as error:
         raise CaptureError("dynamic-output", call.name) from error
+    if any((t.size(), t.stride()) != (size, stride) for t, size, stride in before):
+        raise CaptureError("metadata-mutation", f"{call.name} resizes an argument")
     values = returned if len(declared) > 1 else [returned][: len(declared)]
     results = [value if r.alias_info is None else _aliased(call, r) for r, value in zip(declared, values, strict=True)]
-    _refuse_aliases(call, results, storages)
+    storages = {fake.untyped_storage()._cdata for fake in fakes.values()}
+    for tensor in _leaves(results):
+        if not isinstance(tensor, torch.Tensor):
+            raise CaptureError("host-read", f"{call.name} returns {type(tensor).__name__}")
+        if not isinstance(tensor, FakeTensor):
+            continue
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise CaptureError("unsupported-tensor", f"{call.name} returns layout {tensor.layout}")
+        storage = tensor.untyped_storage()._cdata
+        if storage in storages:
+            raise CaptureError("aliasing-operator", f"{call.name} returns a view of an argument or of another result")
+        storages.add(storage)
     return results
-
-
-def _run_fake(call: _Call) -> tuple[Any, list[int]]:
-    """What the operator returns on fake arguments, and the storages of those.
-
-    Fake tensors are slow. Where only arguments are returned, so that no new memory has to be described, meta tensors
-    tell as well whether one of them is resized.
-    """
-    if call.op.namespace == "aten" and all(r.alias_info is not None for r in call.op._schema.returns):
-        try:
-            return _run_on(call, "meta")
-        except NotImplementedError:
-            pass  # not every operator has a kernel for meta tensors: fake ones have other ways
-    with FakeTensorMode(allow_non_fake_inputs=False):
-        return _run_on(call, "cpu")
-
-
-def _run_on(call: _Call, device: str) -> tuple[Any, list[int]]:
-    memo: dict[int, torch.Tensor] = {}
-    args = [_fake(value, memo, device) for value in call.args]
-    kwargs = {name: _fake(value, memo, device) for name, value in call.kwargs.items()}
-    before = [(t, tuple(t.size()), tuple(t.stride())) for t in memo.values()]
-    returned = call.op(*args, **kwargs)
-    if any((tuple(t.size()), tuple(t.stride())) != (size, stride) for t, size, stride in before):
-        raise CaptureError("metadata-mutation", f"{call.name} resizes an argument")
-    return returned, [fake.untyped_storage()._cdata for fake in memo.values()]
 
 
 def _aliased(call: _Call, declared: Any) -> Any:
@@ -248,35 +231,15 @@ def _aliased(call: _Call, declared: Any) -> Any:
     raise CaptureError("aliasing-operator", call.name)
 
 
-def _refuse_aliases(call: _Call, results: Sequence[Any], storages: Sequence[int]) -> None:
-    """No fresh result may share memory with an argument, nor with another result."""
-    known = set(storages)
-    for tensor in leaves(results):
-        if not isinstance(tensor, torch.Tensor):
-            raise CaptureError("host-read", f"{call.name} returns {type(tensor).__name__}")
-        if not _is_fake(tensor):
-            continue
-        if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise CaptureError("unsupported-tensor", f"{call.name} returns layout {tensor.layout}")
-        storage = tensor.untyped_storage()._cdata
-        if storage in known:
-            raise CaptureError("aliasing-operator", f"{call.name} returns a view of an argument or of another result")
-        known.add(storage)
-
-
-def _is_fake(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, FakeTensor)
-
-
-def _fake(value: Any, memo: dict[int, torch.Tensor], device: str) -> Any:
+def _fake(value: Any, fakes: dict[int, torch.Tensor], device: str) -> Any:
     """``value`` with every tensor replaced by one of the same layout without memory, the same object by the same."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_fake(v, memo, device) for v in value)
+        return type(value)(_fake(v, fakes, device) for v in value)
     if not isinstance(value, torch.Tensor):
         return value
-    if id(value) not in memo:
-        memo[id(value)] = _fake_tensor(value, device)
-    return memo[id(value)]
+    if id(value) not in fakes:
+        fakes[id(value)] = _fake_tensor(value, device)
+    return fakes[id(value)]
 
 
 def _fake_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
@@ -287,8 +250,11 @@ def _fake_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return torch.as_strided(storage, tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-def _layout(call: _Call, fake: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
-    """Sizes, strides and dtype of a result that gets memory of the region."""
+# -- recording ----------------------------------------------------------------------------------------------------
+
+
+def _allocate(recorder: Recorder, call: _Call, fake: torch.Tensor) -> torch.Tensor:
+    """Memory of the region for a result."""
     if fake.device.type != "cpu":
         raise CaptureError("foreign-device", call.name)
     size, stride = tuple(fake.size()), tuple(fake.stride())
@@ -296,60 +262,72 @@ def _layout(call: _Call, fake: torch.Tensor) -> tuple[tuple[int, ...], tuple[int
         raise CaptureError("dynamic-output", call.name)
     if any(n > 1 and s == 0 for n, s in zip(size, stride, strict=True)):
         raise CaptureError("aliasing-operator", f"{call.name} returns elements that share memory")
-    return size, stride, fake.dtype
-
-
-# -- recording ----------------------------------------------------------------------------------------------------
+    return recorder.allocate(size, stride, fake.dtype)
 
 
 def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     native_call = recorder.native.OperatorCall(call.name, call.op._schema.overload_name, call.args, dict(call.kwargs))
-    uses = list(_uses(call))
-    if len(native_call.tensors()) != len(uses):
+    operands = list(_operands(call))
+    if len(native_call.tensors()) != len(operands):
         raise CaptureError("unsupported-operator", f"{call.name} takes tensors in a way that is not known")
-    moves = tuple(_moves(recorder, use) for use in uses)
-    returned = [_place(recorder, call, result) for result in results]
-    fresh = [_if_fresh(t, before) for t, before in zip(leaves(returned), leaves(results), strict=True)]
-    uses += [Operand(tensor, reads=False, writes=True) for tensor in fresh if tensor is not None]
-    kept = tuple(fresh) if any(t is not None for t in fresh) else ()
-    signature = (str(call.op), describe(recorder, [value for _, value in call.operands()]))
-    random = torch.Tag.nondeterministic_seeded in call.op.tags or _takes_generator(call)
-    launch = OperatorLaunch(native_call, moves, kept)
-    nondeterministic = nondeterministic_operator(call.op)
-    recorder.operator(str(call.op), uses, signature, launch, random=random, nondeterministic=nondeterministic)
+    moves = tuple(_moves(recorder, operand.tensor) for operand in operands)
+    stored: list[torch.Tensor | None] = []
+
+    def place(result: torch.Tensor | None) -> torch.Tensor | None:
+        """What the region gets for a result: memory of its own, if it is a fake tensor."""
+        fresh = _allocate(recorder, call, result) if isinstance(result, FakeTensor) else None
+        if result is not None:
+            stored.append(fresh)
+        return result if fresh is None else fresh
+
+    returned = [[place(t) for t in r] if isinstance(r, (list, tuple)) else place(r) for r in results]
+    fresh = [tensor for tensor in stored if tensor is not None]
+    operands += [Operand(tensor, writes=True) for tensor in fresh]
+    recorder.operator(
+        OperatorLaunch(native_call, moves, tuple(stored) if fresh else ()),
+        str(call.op),
+        (str(call.op), _describe(recorder, [value for _, value in call.operands()], {})),
+        operands,
+        random=torch.Tag.nondeterministic_seeded in call.op.tags or "Generator" in str(call.op._schema),
+        nondeterministic=nondeterministic_operator(call.op),
+    )
     return returned[0] if len(returned) == 1 else tuple(returned) or None
 
 
-def _takes_generator(call: _Call) -> bool:
-    return any("Generator" in str(argument.type) for argument in call.op._schema.arguments)
-
-
-def _place(recorder: Recorder, call: _Call, result: Any) -> Any:
-    """``result`` with memory of the region for every fake tensor in it."""
-    if isinstance(result, (list, tuple)):
-        return [_place(recorder, call, item) for item in result]
-    if not isinstance(result, torch.Tensor) or not _is_fake(result):
-        return result
-    return recorder.allocate(*_layout(call, result))
-
-
-def _if_fresh(tensor: torch.Tensor, before: torch.Tensor) -> torch.Tensor | None:
-    return None if tensor is before else tensor
-
-
-def _uses(call: _Call) -> Iterator[Operand]:
+def _operands(call: _Call) -> Iterator[Operand]:
     """Each tensor argument in the order of the schema, and whether it is read or written."""
     for argument, value in call.operands():
         writes = argument.alias_info is not None and argument.alias_info.is_write
         reads = not (argument.is_out and call.op.namespace == "aten")
-        for item in leaves(value):
+        for item in _leaves(value):
             if isinstance(item, torch.Tensor):
                 yield Operand(item, reads, writes)
             elif "Tensor" in str(argument.type):
-                yield Operand(None, reads=False, writes=False)
+                yield Operand()
 
 
-def _moves(recorder: Recorder, use: Operand) -> bool:
-    if use.tensor is None or recorder.opaque_name(use.tensor) is not None:
+def _moves(recorder: Recorder, tensor: torch.Tensor | None) -> bool:
+    """Whether the memory of a tensor argument is another at replay."""
+    if tensor is None or recorder.opaque_name(tensor) is not None:
         return False
-    return recorder.owner(use.tensor).kind is not AllocationKind.CONSTANT
+    return recorder.owner(tensor).kind is not AllocationKind.CONSTANT
+
+
+def _describe(recorder: Recorder, value: Any, seen: dict[int, int]) -> Hashable:
+    """A hashable that is equal for arguments that make an operator do the same, wherever their memory lies.
+
+    ``seen`` numbers the tensors and storages met so far: what shares them is part of what an operator sees. Raises
+    CaptureError (``unsupported-argument``) for an object that cannot be compared.
+    """
+    if isinstance(value, (list, tuple)):
+        return tuple(_describe(recorder, item, seen) for item in value)
+    if isinstance(value, _PLAIN):
+        return (type(value).__name__, repr(value))
+    if not isinstance(value, torch.Tensor):
+        raise CaptureError("unsupported-argument", f"an operator is given {type(value).__name__}")
+    name = recorder.opaque_name(value)
+    if name is not None:
+        return ("opaque", name)
+    same_tensor = seen.setdefault(id(value), len(seen))
+    same_storage = seen.setdefault(-recorder.native.storage_base(value), len(seen))
+    return (tuple(value.size()), tuple(value.stride()), str(value.dtype), same_tensor, same_storage)

@@ -1,16 +1,19 @@
 // What the regions of both drivers are: arguments, outputs, sources of addresses, one replay at a time, and an end.
-// Launching is theirs.
+// Launching is theirs. And what Python sees of both.
 #pragma once
 
 #include "outputs.h"
-#include "source.h"
 
+#include <ATen/core/Generator.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <atomic>
+#include <cstring>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,7 +36,23 @@ struct WithoutGil {
   ~WithoutGil() { PyEval_RestoreThread(state); }
 };
 
-// `Patch`: a place that an address was baked into.
+// A provider of one address, and every place that it was baked into. What a place is, is the driver's.
+template <typename Patch>
+struct Source {
+  uintptr_t address = 0;
+  bool known = false;
+  std::vector<Patch> patches;
+
+  // Hands each place to `write` where the address is another than the last time.
+  template <typename F>
+  void move_to(uintptr_t to, F&& write) {
+    if (known && address == to) return;
+    for (const auto& patch : patches) write(patch);
+    address = to;
+    known = true;
+  }
+};
+
 template <DispatchKey backend, typename Patch>
 class Region {
  public:
@@ -125,13 +144,59 @@ class Region {
   }
 };
 
-inline void bind_output_kinds(py::module_& m) {
+// Sets the state of a generator to `to`, if it is `expected` or nothing is expected. Returns the one that it had before:
+// no other thread draws in between.
+inline Tensor exchange_state(at::Generator generator, const Tensor& to, const std::optional<Tensor>& expected) {
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  auto before = generator.get_state();
+  auto same = !expected ||
+      (expected->nbytes() == before.nbytes() &&
+       std::memcmp(expected->const_data_ptr(), before.const_data_ptr(), before.nbytes()) == 0);
+  if (same) generator.set_state(to);
+  return before;
+}
+
+// The C function behind `replay`, which Python calls without pybind11's dispatch: that costs as much as checking several
+// arguments. `self` is a capsule with the region.
+template <typename T>
+PyObject* call_replay(PyObject* self, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  auto* region = static_cast<T*>(PyCapsule_GetPointer(self, nullptr));
+  if (region == nullptr) throw python_error();
+  return region->replay(arguments).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+// `replay` as a built-in function that keeps its region alive.
+template <typename T>
+py::object replay_of(py::object region) {
+  static PyMethodDef definition{"replay", &call_replay<T>, METH_O, nullptr};
+  auto release = [](PyObject* capsule) { Py_XDECREF(static_cast<PyObject*>(PyCapsule_GetContext(capsule))); };
+  auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&region.cast<T&>(), nullptr, release));
+  if (!capsule || PyCapsule_SetContext(capsule.ptr(), region.ptr()) != 0) throw py::error_already_set();
+  region.release();
+  auto function = py::reinterpret_steal<py::object>(PyCFunction_New(&definition, capsule.ptr()));
+  if (!function) throw py::error_already_set();
+  return function;
+}
+
+template <typename T>
+py::class_<T> bind_region(py::module_& m, const char* name) {
+  m.def("exchange_state", &exchange_state);
   py::enum_<OutputKind>(m, "OutputKind", py::module_local())
       .value("ARGUMENT", OutputKind::argument)
       .value("VIEW", OutputKind::view)
       .value("FRESH", OutputKind::fresh)
       .value("OBJECT", OutputKind::object)
       .value("SAME", OutputKind::same);
+  py::class_<T> type(m, name);
+  type.def_property_readonly("replay", &replay_of<T>)
+      .def("set_name", &T::set_name)
+      .def("add_tensor_argument", &T::add_tensor_argument)
+      .def("add_value_argument", &T::add_value_argument)
+      .def("add_output", &T::add_output)
+      .def("close", &T::close);
+  return type;
 }
 
 } // namespace pygraph

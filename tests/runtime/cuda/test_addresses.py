@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cuda.bindings import driver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,15 +16,6 @@ from pygraph.runtime.cuda.addresses import ALIGNMENT, CHUNK, GUARD, PAGE, SCRATC
 class Memory:
     """The memory functions of the driver: what is reserved, and what is mapped."""
 
-    class CUmemAllocationProp(SimpleNamespace):
-        def __init__(self) -> None:
-            super().__init__(location=SimpleNamespace())
-
-    CUmemAccessDesc = CUmemAllocationProp
-    CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
-    CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
-    CUmemAllocationGranularity_flags = SimpleNamespace(CU_MEM_ALLOC_GRANULARITY_MINIMUM=0)
-    CUmemAccess_flags = SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
     CUdeviceptr = CUstream = staticmethod(int)
 
     def __init__(self) -> None:
@@ -37,6 +28,9 @@ class Memory:
         self.hints: list[int] = []
         self.refuses_hints = False
         self.filled: list[tuple[int, int, int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(driver, name)
 
     def cuMemGetAllocationGranularity(self, properties: Any, flags: int) -> tuple[int, int]:
         return (0, 1 << 21)

@@ -196,61 +196,6 @@ def test_what_others_may_hold_is_let_go_of_but_not_counted_on() -> None:
     assert 0 not in surely.dead
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.data())
-def test_every_intermediate_has_one_place_for_as_long_as_it_lives(data: st.DataObject) -> None:
-    launches = data.draw(st.integers(16, 80))
-    uses = data.draw(st.lists(st.tuples(st.integers(0, launches - 1), st.integers(0, 20)), min_size=1, max_size=30))
-
-    def build(capture: Capture) -> Recording:
-        addresses: dict[int, int] = {}
-        for launch in range(launches):
-            words = []
-            for number, (born, length) in enumerate(uses):
-                if launch == born:
-                    addresses[number] = capture.pool(WORTHWHILE + 512 * number)
-                if born <= launch <= born + length:
-                    words.append(addresses[number])
-            capture.launch(*words)
-        return recorded(capture)
-
-    first, slots = explained(build)
-    segments = made(first, slots)
-    assert [begin for begin, _ in segments.bounds[1:]] == [end for _, end in segments.bounds[:-1]]
-    assert (segments.bounds[0][0], segments.bounds[-1][1]) == (0, launches)
-    where = {launch: s for s, (begin, end) in enumerate(segments.bounds) for launch in range(begin, end)}
-    blocks = {block.index: block for block in segments.blocks}
-    for slot in slots:
-        segment = where[slot.launch]
-        block = blocks.get(slot.index)
-        holding = [piece for piece in segments.workspaces[segment] if slot.index in piece.offsets]
-        assert len(holding) == (block is None)
-        assert block is None or block.born <= segment <= block.died
-    for segment, workspace in enumerate(segments.workspaces):
-        for piece in workspace:
-            assert_disjoint(first, slots, piece.offsets, piece.nbytes, segments.bounds[segment])
-    assert segments.held >= segments.ideal
-    if len(segments.bounds) == 1:
-        assert EXCESS > 0
-
-
-def assert_disjoint(
-    recording: Recording, slots: tuple[Slot, ...], offsets: dict[int, int], nbytes: int, bounds: tuple[int, int]
-) -> None:
-    """No two intermediates share bytes at any launch of a segment."""
-    sizes = sizes_of(recording)
-    spans: dict[int, tuple[int, int]] = {}
-    for slot in slots:
-        if bounds[0] <= slot.launch < bounds[1] and slot.index in offsets:
-            low, high = spans.get(slot.index, (slot.launch, slot.launch))
-            spans[slot.index] = (min(low, slot.launch), max(high, slot.launch))
-    for a, (first, last) in spans.items():
-        assert offsets[a] + sizes[a] <= nbytes
-        for b, (begin, end) in spans.items():
-            if a < b and first <= end and begin <= last:
-                assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
-
-
 # -- branches ------------------------------------------------------------------------------------------------------
 
 
@@ -267,8 +212,11 @@ def with_uses(graph: Branched, uses: list[set[int]], nbytes: int) -> Program:
     return Program(recording, slots, plan(recording, slots))
 
 
+chains = st.integers(16, 32).map(lambda count: Branched(count, frozenset((i, i + 1) for i in range(count - 1))))
+
+
 @settings(deadline=None, max_examples=200)
-@given(branched(), st.data())
+@given(st.one_of(branched(), chains), st.data())
 def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.DataObject) -> None:
     """In one segment by the graph's edges; from one segment to the next by the order of their launches."""
     if graph.count < 2 * FEWEST_LAUNCHES:
@@ -276,20 +224,23 @@ def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.Data
     chosen = st.sets(st.integers(0, graph.count - 1), min_size=1, max_size=4)
     uses = data.draw(st.lists(chosen, min_size=1, max_size=8))
     region = with_uses(graph, uses, WORTHWHILE)
-    facts = _Facts(region)
-    for made in (cut(region), facts.plan(((0, facts.launches),), region.layout)):
+    for made in (cut(region), whole(region)):
+        assert [0, *(end for _, end in made.bounds)] == [*(begin for begin, _ in made.bounds), graph.count]
+        assert made.held >= made.ideal
         where = {launch: number for number, bound in enumerate(made.bounds) for launch in range(*bound)}
         before = graph.before() | {(a, b) for a in where for b in where if where[a] < where[b]}
         blocks = {block.index: block for block in made.blocks}
         for index, used in enumerate(uses):
-            if index in blocks:
-                assert all(blocks[index].born <= where[launch] <= blocks[index].died for launch in used)
-        for workspace in made.workspaces:
-            for piece in workspace:
-                for a, b in combinations(piece.offsets, 2):
-                    if abs(piece.offsets[a] - piece.offsets[b]) < WORTHWHILE:
-                        one = all((x, y) in before for x in uses[a] for y in uses[b])
-                        assert one or all((y, x) in before for x in uses[a] for y in uses[b])
+            for segment in {where[launch] for launch in used}:
+                holding = [piece for piece in made.workspaces[segment] if index in piece.offsets]
+                assert len(holding) == (index not in blocks), "an intermediate has one place"
+                assert index not in blocks or blocks[index].born <= segment <= blocks[index].died
+        for piece in (piece for workspace in made.workspaces for piece in workspace):
+            assert all(offset + WORTHWHILE <= piece.nbytes for offset in piece.offsets.values())
+            for a, b in combinations(piece.offsets, 2):
+                if abs(piece.offsets[a] - piece.offsets[b]) < WORTHWHILE:
+                    one = all((x, y) in before for x in uses[a] for y in uses[b])
+                    assert one or all((y, x) in before for x in uses[a] for y in uses[b])
 
 
 # -- pieces -------------------------------------------------------------------------------------------------------

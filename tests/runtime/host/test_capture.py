@@ -67,7 +67,7 @@ def test_capturing_runs_nothing(driver: HostDriver, call: RegionCall) -> None:
     assert same_bits(args, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert len(args) == len(call.args)
-    for address, _ in payload(recording).arena.ranges:
+    for address, _ in payload(recording).arena.chunks:
         assert resident(address) == 0
 
 
@@ -130,7 +130,7 @@ def test_born_counts_the_launches_before(driver: HostDriver) -> None:
 
 def test_addresses_are_given_back_with_the_recording(driver: HostDriver, call: RegionCall) -> None:
     recording = driver.capture(call.fn, call.args)
-    address = payload(recording).arena.ranges[0][0]
+    address = payload(recording).arena.chunks[0][0]
     assert mapped(address)
     del recording
     gc.collect()
@@ -139,7 +139,7 @@ def test_addresses_are_given_back_with_the_recording(driver: HostDriver, call: R
 
 def test_an_executable_outlives_its_recording_and_lets_go_when_closed(driver: HostDriver, call: RegionCall) -> None:
     executable, recording = make_executable(driver, call)
-    address = payload(recording).arena.ranges[0][0]
+    address = payload(recording).arena.chunks[0][0]
     holder = weakref.ref(payload(recording))
     del recording
     gc.collect()

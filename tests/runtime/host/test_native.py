@@ -60,12 +60,14 @@ def test_integers_floats_and_addresses_in_any_order(driver: HostDriver, tmp_path
     native = build.load()
     values = [float(17 * (i + 1)) + (0.25 if kind == "f" else 0) for i, kind in enumerate(kinds)]
     held = [torch.tensor([value], dtype=torch.float32) for value in values]
-    words = [t.data_ptr() if k == "r" else int(v) for t, k, v in zip(held, kinds, values, strict=True) if k != "f"]
-    floats = [v for k, v in zip(kinds, values, strict=True) if k == "f"]
+    words = [
+        t.data_ptr() if kind == "r" else int(t.view(torch.int32)) if kind == "f" else int(t)
+        for t, kind in zip(held, kinds, strict=True)
+    ]
     graph = native.HostGraph(0)
-    graph.add_kernel(compile_kernel(tmp_path, kinds), [*words, 0], floats)
+    graph.add_kernel(compile_kernel(tmp_path, kinds), [*words, 0], [*(kind == "f" for kind in kinds), False])
     source = graph.add_fresh(8 * max(len(kinds), 1))
-    graph.add_patch(0, len(words), source, 0)
+    graph.add_patch(0, len(kinds), source, 0)
     graph.add_output(native.OutputKind.FRESH, 0, 0, [len(kinds)], [1], torch.float64, None)
     (out,) = graph.replay([])
     assert out.tolist() == values
@@ -79,7 +81,7 @@ def test_an_exception_of_a_kernel_is_a_runtime_error(driver: HostDriver, tmp_pat
     )
     native = build.load()
     graph = native.HostGraph(0)
-    graph.add_kernel(load_kernel(source), [3], [])
+    graph.add_kernel(load_kernel(source), [3], [False])
     for _ in range(2):
         with pytest.raises(RuntimeError, match="three"):
             graph.replay([])
@@ -87,10 +89,9 @@ def test_an_exception_of_a_kernel_is_a_runtime_error(driver: HostDriver, tmp_pat
 
 def test_too_many_parameters(driver: HostDriver) -> None:
     native = build.load()
-    with pytest.raises(RuntimeError, match="too many kernel parameters"):
-        native.HostGraph(0).add_kernel(1, list(range(native.MAX_WORDS + 1)), [])
-    with pytest.raises(RuntimeError, match="too many kernel parameters"):
-        native.HostGraph(0).add_kernel(1, [], [0.0] * (native.MAX_FLOATS + 1))
+    for count, is_float in ((native.MAX_WORDS + 1, False), (native.MAX_FLOATS + 1, True)):
+        with pytest.raises(RuntimeError, match="too many kernel parameters"):
+            native.HostGraph(0).add_kernel(1, [0] * count, [is_float] * count)
 
 
 def test_parameters_are_read_from_the_source_of_the_module(tmp_path: Path) -> None:

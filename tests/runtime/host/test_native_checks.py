@@ -79,24 +79,13 @@ def test_a_lazy_clone_that_is_written_gets_memory_of_its_own(driver: HostDriver)
     assert torch._C._is_cow_tensor(read)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("nbytes", [0, 16, 31])
-def test_a_tensor_without_memory_for_its_elements_is_not_captured(driver: HostDriver, native: Any, nbytes: int) -> None:
-    short = torch.ones(8)
-    assert native.is_backed(short)
+@pytest.mark.parametrize(("begin", "nbytes"), [(0, 0), (0, 16), (0, 31), (4, 32)])
+def test_a_tensor_without_memory_for_its_elements_is_not_captured(driver: HostDriver, begin: int, nbytes: int) -> None:
+    short = torch.ones(begin + 8)[begin:]
     short.untyped_storage().resize_(nbytes)
-    backed = native.is_backed(short)  # apart: the tensor cannot be printed
-    assert not backed
     with pytest.raises(CaptureError, match="no memory for its elements") as caught:
         driver.capture(scaled, [torch.ones(8), short])
     assert caught.value.reason == "unsupported-tensor"
-
-
-def test_a_tensor_that_begins_behind_its_memory_has_none(native: Any) -> None:
-    late = torch.ones(12)[4:]
-    assert native.is_backed(late)
-    late.untyped_storage().resize_(32)
-    backed = native.is_backed(late)
-    assert not backed
 
 
 # -- what operators return ---------------------------------------------------------------------------------------------
@@ -176,7 +165,7 @@ def test_other_threads_run_python_code_during_a_replay(native: Any, tmp_path: Pa
     )
     asked, answered = ctypes.c_int64(0), ctypes.c_int64(0)
     graph = native.HostGraph(0)
-    graph.add_kernel(load_kernel(source), [ctypes.addressof(asked), ctypes.addressof(answered)], [])
+    graph.add_kernel(load_kernel(source), [ctypes.addressof(asked), ctypes.addressof(answered)], [False] * 2)
     over = threading.Event()
 
     def answer() -> None:
