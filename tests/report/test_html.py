@@ -62,7 +62,6 @@ def test_it_is_well_formed_and_needs_nothing_from_outside() -> None:
     page = Page(text)
     assert not re.search(r"https?:|//[a-z]|url\(|@import", text.replace("<!doctype html>", ""))
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "img", "iframe", "object", "base"})
-    assert page.having("src") == []
     assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
     assert "default-src 'none'; style-src 'unsafe-inline'" in page.having("content")
 
@@ -92,9 +91,7 @@ def test_it_says_what_the_report_says() -> None:
     assert "75.0 %: 3 of 4 launches selected, 2 replayed, 1 outside" in shown
     assert "aten.item host-read the host reads a device value model.py:12" in shown
     assert "region 1: address-escapes: a word is nobody's" in shown
-    assert "partitioning{max-regions=4} 2.50 yes" in shown
     assert "Given up to plain Inductor. LiftError: <unknown> operand & more" in shown
-    assert "%mm = aten.mm(%x, %w)" in shown
     assert "return ('<b>',)" in shown
     assert NOTHING in Page(render_html([])).words()
     bare = GraphReport(3, "forward", "cpu", graph=full_report().graph)
@@ -104,16 +101,9 @@ def test_it_says_what_the_report_says() -> None:
 # -- the picture -------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_draws_every_operator_and_leads_to_those_outside() -> None:
-    page = Page(render_html([full_report()]))
-    boxes = [attrs for tag, attrs in page.tags if tag == "g"]
-    assert len(boxes) == 7
-    assert [attrs["id"] for attrs in boxes if attrs["class"] == "outside"] == ["graph0_inference-3"]
-    assert "#graph0_inference-3" in page.having("href")
-
-
 def test_every_operator_is_a_box_in_its_colour() -> None:
-    boxes = draw(full_report()).boxes
+    report = full_report()
+    boxes = draw(report).boxes
     assert [(box.kind, box.label, box.region) for box in boxes] == [
         ("input", "x", None),
         ("region", "mm", 0),
@@ -127,13 +117,16 @@ def test_every_operator_is_a_box_in_its_colour() -> None:
     assert "not captured: host-read: the host reads a device value" in boxes[3].title
     assert "model.py:12  x = f('<script>" in boxes[3].title
     assert [box.free for box in boxes] == [False] * 6 + [True]
+    page = Page(render_html([report]))
+    assert [attrs["id"] for tag, attrs in page.tags if attrs.get("class") == "outside" and tag == "g"] == [
+        "graph0_inference-3"
+    ]
+    assert "#graph0_inference-3" in page.having("href")
 
 
 def test_edges_are_data_or_dashed_order() -> None:
     report = full_report()
     assert report.graph is not None
-    picture = draw(report)
-    assert ((picture.flow + picture.far).count("M"), picture.order) == (7, "")
     report.graph.add_order(report.graph.node("mm"), report.graph.node("view"))
     picture = draw(report)
     assert ((picture.flow + picture.far).count("M"), picture.order.count("M")) == (7, 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 from rich.cells import cell_len
+from rich.text import Text
 
-from pygraph.report.model import GraphReport
-from pygraph.report.text import MIN_WIDTH, NOTHING, render_text
+from pygraph.report.text import MIN_WIDTH, render_text
 from tests.report.samples import failed_report, full_report
 
 
@@ -22,17 +25,12 @@ def test_it_says_what_was_captured_and_what_was_not() -> None:
         "coverage ████████████░░░░ 75.0 %: 3 of 4 launches selected, 2 replayed, 1 outside "
         "operators 6, of which 1 not captured graph break model.py:12: Unsupported Tensor.item() call: "
     )
-    assert "legality,partitioning" in text
-    assert "lift 3.0 ms, passes 3.8 ms, inductor 512.0 ms" in text
-    assert "legality 1.25 yes 1 node is not capturable" in text
     assert "partitioning{max-regions=4} 2.50 yes" in text
-    assert "0 replayed 2 1234 2 3 4.00 KiB selected" in text
     assert "1 uncaptured 1 0 0 0 0 B selected" in text
     assert "region 1: address-escapes: a word is nobody's" in text
     assert "region 1: host-read: x.item() [cpp_fused_add_1 at model.py:14]" in text
     assert "aten.item host-read the host reads a device value model.py:12" in text
     assert "host-read: The host waits for the device and reads a value" in text
-    assert "Keep the value in a tensor" in text
     assert "region 0 2 1.09 k 94.4 % 1.25 KiB 71.1 % 0.5 µs 53.3 %" in text
     assert "time modelled on host, built-in" in text
     assert "region 1 was split off by Inductor" in text
@@ -53,15 +51,9 @@ def test_several_graphs_are_summed_up_at_the_end() -> None:
     )
 
 
-def test_no_graph_is_said_to_be_none() -> None:
-    assert render_text([]) == f"{NOTHING}\n"
-
-
-@pytest.mark.parametrize("width", [10, MIN_WIDTH, 72, 80, 100, 200])
+@pytest.mark.parametrize("width", [10, 72, 100, 200])
 @pytest.mark.parametrize("color", [False, True])
 def test_every_line_fits(width: int, color: bool) -> None:
-    from rich.text import Text
-
     report = full_report()
     report.notes.append("a_word_without_a_blank_" * 12)
     for line in render_text([report, failed_report()], width, color).splitlines():
@@ -72,8 +64,6 @@ def test_plain_text_has_no_escapes_and_coloured_text_the_same_words() -> None:
     plain, coloured = render_text([full_report()]), render_text([full_report()], color=True)
     assert "\x1b" not in plain
     assert "\x1b[32m" in coloured
-    from rich.text import Text
-
     assert words(Text.from_ansi(coloured).plain) == words(plain)
 
 
@@ -93,14 +83,12 @@ def test_long_lists_are_cut_and_say_so() -> None:
     assert "… and 18 more" in text
 
 
-def test_a_line_below_the_working_directory_is_shown_relative(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
-    monkeypatch.chdir(str(tmp_path))
-    report: GraphReport = full_report()
+def test_a_line_below_the_working_directory_is_shown_relative(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = full_report()
     assert report.decision is not None
-    placed = report.decision.nodes["item"]
-    report.decision.nodes["item"] = type(placed)(
-        placed.op, placed.region, placed.reason, placed.capturable, placed.detail, f"{tmp_path}/net.py:3"
-    )
-    assert " net.py:3" in render_text([report], 120)
+    placed = dataclasses.replace(report.decision.nodes["item"], loc=f"{tmp_path}/net.py:3", reason="of-my-own")
+    report.decision.nodes["item"] = placed
+    text = render_text([report], 120)
+    assert " net.py:3" in text
+    assert "of-my-own" in text, "a reason of a user's pass has no advice"
