@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pygraph.ir import Graph, OpaqueType, Parameter, ScalarType, Stage, Value
-from pygraph.passes.analysis import region_addresses, region_views
+from pygraph.passes.analysis import region_views
 from pygraph.passes.base import Pass, PassContext, PassResult
 
 __all__ = ["Indirection"]
@@ -30,12 +30,10 @@ class Indirection(Pass):
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         """Fill ``parameters`` of each region, in order of first use."""
-        values = ctx.values_for(graph)
         modified = False
         decisions: list[str] = []
-        for index, view in region_views(graph).items():
-            uses = region_addresses(view, values).uses
-            chosen = {value: _fixed(value) or _patched(uses[value], ctx.model.patch_us) for value in view.reads}
+        for index, view in region_views(graph, ctx.values_for(graph)).items():
+            chosen = {value: _fixed(value) or _patched(view.uses[value], ctx.model.patch_us) for value in view.reads}
             region = graph.regions[index]
             modified |= list(region.parameters.items()) != list(chosen.items())
             region.parameters = chosen

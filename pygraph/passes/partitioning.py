@@ -97,49 +97,38 @@ def _apply(
 ) -> None:
     """Reorder so that regions are adjacent, number them in that order, and annotate every capturable node."""
     nodes = graph.nodes
-    units: list[int] = []
     first: dict[int, int] = {}
-    for v, kind in enumerate(kinds):
-        inside = kind is not Kind.OUTSIDE and times[v] in kept
-        units.append(first.setdefault(times[v], v) if inside else v)
+    units = [
+        v if kind is Kind.OUTSIDE or time not in kept else first.setdefault(time, v)
+        for v, (kind, time) in enumerate(zip(kinds, times, strict=True))
+    ]
     leaders = frozenset(first.values())
     order = unit_order(units, before)
     graph.regions.clear()
     index: dict[int, int] = {}
     for v in order:
-        if units[v] not in leaders:
-            _leave_out(nodes[v], kinds[v])
-            continue
-        region = index.setdefault(units[v], len(index))
-        graph.regions.setdefault(region, Region(region))
-        _annotate(nodes[v], region, None)
+        meta = nodes[v].meta
+        meta.drop(REGION)
+        if kinds[v] is Kind.OUTSIDE:
+            continue  # its reason is legality's
+        meta.drop(REASON)
+        meta.drop(DETAIL)
+        if units[v] in leaders:
+            region = index.setdefault(units[v], len(index))
+            graph.regions.setdefault(region, Region(region))
+            meta.set(REGION, region)
+        else:
+            reason = NO_LAUNCH if kinds[v] is Kind.FREE else MAX_REGIONS
+            meta.set(REASON, reason)
+            meta.set(DETAIL, _DETAILS[reason])
     if order != list(range(len(order))):
         graph.reorder(nodes[v] for v in order)
 
 
-def _leave_out(node: KernelNode, kind: Kind) -> None:
-    if kind is Kind.OUTSIDE:
-        node.meta.drop(REGION)  # its reason is legality's
-        return
-    _annotate(node, None, NO_LAUNCH if kind is Kind.FREE else MAX_REGIONS)
-
-
-def _annotate(node: KernelNode, region: int | None, reason: str | None) -> None:
-    node.meta.drop(REGION)
-    node.meta.drop(REASON)
-    node.meta.drop(DETAIL)
-    if region is not None:
-        node.meta.set(REGION, region)
-    if reason is not None:
-        node.meta.set(REASON, reason)
-        node.meta.set(DETAIL, _DETAILS[reason])
-
-
-def _state(graph: Graph) -> list[object]:
+def _state(graph: Graph) -> tuple[object, object]:
     """What this pass can change, to compare."""
-    nodes = [(node, node.meta.get(REGION), node.meta.get(REASON), node.meta.get(DETAIL)) for node in graph.nodes]
-    regions = [(index, dict(region.parameters), region.meta.copy()) for index, region in graph.regions.items()]
-    return [nodes, regions]
+    regions = [(index, region.parameters, region.meta) for index, region in graph.regions.items()]
+    return [(node, node.meta.copy()) for node in graph.nodes], regions
 
 
 def _notes(graph: Graph, kinds: Sequence[Kind], needed: int) -> list[str]:

@@ -5,13 +5,11 @@ Where ``measure`` is on, the runtime measures afterwards and has the last word; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pygraph.ir import DETAIL, REASON, SELECTED, Graph, Region, Stage
-from pygraph.ir.cost import evaluate
-from pygraph.passes.analysis import RegionView, region_addresses, region_views
+from pygraph.ir import DETAIL, REASON, SELECTED, DeviceModel, Graph, Region, Stage
+from pygraph.passes.analysis import RegionView, known_sum, region_views
 from pygraph.passes.base import Pass, PassContext, PassResult
 
 __all__ = ["GAIN", "TOO_SMALL", "UNKNOWN_COST", "Selection"]
@@ -47,49 +45,28 @@ class Selection(Pass):
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         """Set SELECTED, REASON and DETAIL of each region."""
-        values = ctx.values_for(graph)
         modified = False
-        for index, view in region_views(graph).items():
-            region = graph.regions[index]
-            before = region.meta.copy()
-            self._decide(region, view, ctx, values)
-            modified |= before != region.meta
-        selected = sum(1 for region in graph.regions.values() if region.meta.get(SELECTED))
-        return PassResult(modified, (f"regions selected: {selected} of {len(graph.regions)}",))
+        for index, view in region_views(graph, ctx.values_for(graph)).items():
+            meta = graph.regions[index].meta
+            before = meta.copy()
+            selected, reason, detail = self._decide(graph.regions[index], view, ctx.model)
+            meta.set(SELECTED, selected)
+            meta.set(REASON, reason)
+            meta.set(DETAIL, detail)
+            modified |= before != meta
+        count = sum(1 for region in graph.regions.values() if region.meta.get(SELECTED))
+        return PassResult(modified, (f"regions selected: {count} of {len(graph.regions)}",))
 
-    def _decide(self, region: Region, view: RegionView, ctx: PassContext, values: Mapping[str, int]) -> None:
-        launches = _launches(view, values)
-        patches = _patches_us(region, view, ctx, values)
-        if launches is None or patches is None:
-            unknown = "the number of launches" if launches is None else "the cost of patching"
-            _mark(region, True, UNKNOWN_COST, f"{unknown} is unknown: to be measured")
-            return
-        model = ctx.model
-        plain, replay = model.uncaptured_us(launches), model.replayed_us(launches, patches)
-        detail = f"launches before fusion: {launches:g}, uncaptured {plain:.2f} µs, replayed {replay:.2f} µs"
+    def _decide(self, region: Region, view: RegionView, model: DeviceModel) -> tuple[bool, str, str]:
+        """Whether to select the region, with reason and detail."""
+        used, outside = (owner for result in view.results for owner in view.owners[result]), frozenset(view.reads)
+        made = known_sum(view.uses[owner] for owner in dict.fromkeys(used) if owner not in outside)
+        read = known_sum(parameter.cost_us for parameter in region.parameters.values())
+        if view.launches is None or made is None or read is None:
+            unknown = "the number of launches" if view.launches is None else "the cost of patching"
+            return True, UNKNOWN_COST, f"{unknown} is unknown: to be measured"
+        plain = model.uncaptured_us(view.launches)
+        replay = model.replayed_us(view.launches, made * model.patch_us + read)
+        detail = f"launches before fusion: {view.launches:g}, uncaptured {plain:.2f} µs, replayed {replay:.2f} µs"
         pays = plain - replay > self.min_gain_us
-        _mark(region, pays, GAIN if pays else TOO_SMALL, detail)
-
-
-def _launches(view: RegionView, values: Mapping[str, int]) -> float | None:
-    counts = [evaluate(node.cost.launches, values) for node in view.nodes]
-    return None if None in counts else sum(count for count in counts if count is not None)
-
-
-def _patches_us(region: Region, view: RegionView, ctx: PassContext, values: Mapping[str, int]) -> float | None:
-    """Host time in µs to provide every address of a region, or None when part of it is unknown."""
-    addresses = region_addresses(view, values)
-    outside = frozenset(view.reads)
-    fresh = dict.fromkeys(
-        owner for result in view.results for owner in addresses.owners[result] if owner not in outside
-    )
-    uses = [addresses.uses[value] for value in fresh]
-    costs = [None if count is None else count * ctx.model.patch_us for count in uses]
-    costs += [parameter.cost_us for parameter in region.parameters.values()]
-    return None if None in costs else sum(cost for cost in costs if cost is not None)
-
-
-def _mark(region: Region, selected: bool, reason: str, detail: str) -> None:
-    region.meta.set(SELECTED, selected)
-    region.meta.set(REASON, reason)
-    region.meta.set(DETAIL, detail)
+        return pays, GAIN if pays else TOO_SMALL, detail

@@ -113,7 +113,7 @@ def test_effects_of_single_calls(found: object, expected: object) -> None:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", [aten.split.Tensor, aten.unsafe_split.Tensor, aten.chunk.default, aten.unbind.int])
+@pytest.mark.parametrize("op", [aten.split.Tensor, aten.unsafe_split.Tensor, aten.unbind.int])
 def test_each_part_of_a_tensor_is_a_view_of_it(op: Any) -> None:
     count = 2 if op is not aten.unbind.int else 0
     found = effects_of_call(op, cpu(4, 4), count, value=[cpu(2, 4), cpu(2, 4)])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pygraph.ir import REGION, Graph, Value
-from pygraph.passes.analysis import RegionView, region_addresses, region_views
+from pygraph.passes.analysis import RegionView, region_views
 from tests.passes.build import build
 
 
 def views(graph: Graph, **members: int) -> dict[int, RegionView]:
     for name, region in members.items():
         graph.node(name).meta.set(REGION, region)
-    return region_views(graph)
+    return region_views(graph, {})
 
 
-def names(values: list[Value]) -> str:
+def names(values: Sequence[Value]) -> str:
     return " ".join(value.name for value in values)
 
 
@@ -31,21 +33,20 @@ def test_regions_come_in_order_of_their_first_node() -> None:
 
 
 def test_no_regions() -> None:
-    assert region_views(build("a: launch x")) == {}
+    assert region_views(build("a: launch x"), {}) == {}
 
 
 def test_addresses_follow_aliases() -> None:
     graph = build("v: view x", "a: launch v y", "m: write a", "b: launch m")
     (view,) = views(graph, v=0, a=0, m=0, b=0).values()
-    addresses = region_addresses(view, {})
     x, y, a, b = (graph.value(name) for name in "xyab")
-    assert addresses.owners[graph.value("v")] == (x,)
-    assert addresses.owners[graph.value("m")] == (a,)
-    assert addresses.uses == {x: 1.0, y: 1.0, a: 3.0, b: 1.0}
+    assert view.owners[graph.value("v")] == (x,)
+    assert view.owners[graph.value("m")] == (a,)
+    assert view.uses == {x: 1.0, y: 1.0, a: 3.0, b: 1.0}
 
 
 def test_an_unknown_launch_count_spoils_what_it_touches_alone() -> None:
     graph = build("a: unknown x", "b: launch y")
     (view,) = views(graph, a=0, b=0).values()
-    uses = {value.name: count for value, count in region_addresses(view, {}).uses.items()}
+    uses = {value.name: count for value, count in view.uses.items()}
     assert uses == {"x": None, "a": None, "y": 1.0, "b": 1.0}
