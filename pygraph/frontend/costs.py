@@ -14,7 +14,6 @@ from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 import sympy
-import torch
 from torch.utils.flop_counter import flop_registry
 
 from pygraph import compat
@@ -74,11 +73,10 @@ def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
         return _plain(node, _elements(node.inputs[:1]))
     if name in _ELEMENTWISE or name.startswith("aten._foreach_") or _is_pointwise(node.op):
         return _plain(node, _elements(node.outputs or _operands_written(node)))
-    counting = _formula(node.op)
-    if counting is None:
+    if _formula(base) is None:
         return UNKNOWN
     results = node.outputs[0] if len(node.outputs) == 1 else node.outputs
-    return _plain(node, _counted(counting, node.args, node.attrs, results))
+    return _plain(node, _counted(base, node.args, node.attrs, results))
 
 
 def _plain(node: KernelNode, flops: Dim | None) -> Cost:
@@ -119,7 +117,8 @@ _REDUCTIONS = words(
     """
     aten._adaptive_avg_pool2d aten._adaptive_avg_pool3d aten._cdist_forward aten.adaptive_max_pool2d
     aten.adaptive_max_pool3d aten.all aten.amax aten.amin aten.any aten.argmax aten.argmin aten.avg_pool2d
-    aten.avg_pool3d aten.cummax aten.cummin aten.cumprod aten.cumsum aten.kthvalue aten.logcumsumexp
+    aten.avg_pool3d aten.cummax aten.cummin aten.cumprod aten.cumsum aten.embedding_dense_backward aten.kthvalue
+    aten.logcumsumexp
     aten.masked_select aten.max aten.max_pool2d_with_indices aten.max_pool3d_with_indices aten.mean aten.median
     aten.min aten.mode aten.native_layer_norm aten.nonzero aten.prod aten.sort aten.sum aten.topk aten.var
     aten.var_mean prims._low_memory_max_pool_with_offsets prims.amax prims.amin prims.prod prims.sum prims.var
@@ -152,15 +151,11 @@ def _is_pointwise(op: str) -> bool:
 # -- products: the formulas of torch.utils.flop_counter ----------------------------------------------------------------
 
 _COUNTED_AS = {
-    "aten._int_mm": "aten.mm",
-    "aten._scaled_dot_product_flash_attention_for_cpu": "aten._scaled_dot_product_flash_attention",
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward": "aten._scaled_dot_product_flash_attention_backward",
-    "aten._scaled_dot_product_fused_attention_overrideable": "aten._scaled_dot_product_flash_attention",
-    "aten._scaled_dot_product_fused_attention_overrideable_backward": (
-        "aten._scaled_dot_product_flash_attention_backward"
-    ),
+    "_int_mm": "mm",
+    "_flash_attention_for_cpu": "_flash_attention",
+    "_fused_attention_overrideable": "_flash_attention",
 }
-"""Operators that torch counts nothing for, with one whose operands lie alike."""
+"""In names of operators that torch counts nothing for: what makes it the name of one whose operands lie alike."""
 
 
 class _Shape(tuple[Dim, ...]):
@@ -173,35 +168,31 @@ class _Shape(tuple[Dim, ...]):
         return self
 
 
-def _formula(op: str) -> Callable[..., Any] | None:
-    """Torch's formula for ``op``, or for the operator that it does in place."""
-    base = base_name(op)
+def _formula(base: str) -> Callable[..., Any] | None:
+    """Torch's formula for an operator, or for the one that it does in place."""
     for name in (base, base.rstrip("_")):
+        for uncounted, counted in _COUNTED_AS.items():
+            name = name.replace(uncounted, counted)
         try:
-            found = resolve_op(_COUNTED_AS.get(name, name))
+            found = resolve_op(name)
         except FrontendError:
             continue
         if isinstance(found, compat.OpOverloadPacket) and found in flop_registry:
             formula: Callable[..., Any] = flop_registry[found]
-            return _with_equal_heads(formula) if "_scaled_dot_product_" in name else formula
+            return formula
     return None
 
 
-def _with_equal_heads(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """``formula`` with as many heads of keys as of queries: torch 2.11 counts nothing where there are fewer."""
-
-    def count(first: Any, *others: Any, **attrs: Any) -> Any:
-        heads = first[1]
-        alike = (_Shape((x[0], heads, *x[2:])) if isinstance(x, _Shape) and len(x) == 4 else x for x in others)
-        return formula(first, *alike, **attrs)
-
-    return count
-
-
-def _counted(formula: Callable[..., Any], args: Iterable[Arg], attrs: Mapping[str, Arg], results: Arg) -> Dim | None:
-    shapes = {name: _shapes(arg) for name, arg in attrs.items()}
+def _counted(base: str, args: Iterable[Arg], attrs: Mapping[str, Arg], results: Arg) -> Dim | None:
+    """The flops that torch's formula for the operator ``base`` gives."""
+    formula = _formula(base)
+    assert formula is not None
+    given, named = _shapes(tuple(args)), {name: _shapes(arg) for name, arg in attrs.items()}
     try:
-        flops = formula(*map(_shapes, args), **shapes, out_val=_shapes(results))
+        if "_scaled_dot_product_" in base:  # as if no heads shared keys: torch 2.11 counts nothing where they do
+            heads = given[0][1]
+            given = [_Shape((x[0], heads, *x[2:])) if isinstance(x, _Shape) and len(x) == 4 else x for x in given]
+        flops = formula(*given, **named, out_val=_shapes(results))
     except Exception:  # noqa: BLE001 - a formula is anybody's code, and may ask for more than shapes
         return None
     return as_dim(flops) if isinstance(flops, (int, sympy.Expr)) else None
@@ -220,7 +211,7 @@ def _convolution_backward(node: KernelNode) -> Cost:
     grad, image, weight, *others = node.args
     mask = others[7] if len(others) > 7 else None
     forward = (image, weight, *others[:5])
-    once = _counted(flop_registry[torch.ops.aten.convolution], forward, {}, grad)
+    once = _counted("aten.convolution", forward, {}, grad)
     gradients = sum(wanted is True for wanted in mask[:2]) if isinstance(mask, tuple) else None
     return _plain(node, None if once is None or gradients is None else as_dim(once * gradients))
 
@@ -252,12 +243,6 @@ def _scatter(node: KernelNode) -> Cost:
     touched, copied = count * target.dtype.itemsize, 0 if node.effects.writes else target.nbytes
     read = as_dim(copied + _bytes_of(node.inputs[1:]))
     return Cost(count, read, as_dim(copied + touched), 1 if node.effects.writes else 2, 0)
-
-
-@register_cost("aten.embedding_dense_backward")
-def _embedding_backward(node: KernelNode) -> Cost:
-    """Clears the gradient of the table, then adds each row's to it."""
-    return Cost(_elements(node.inputs[:1]), _read_bytes(node), _written_bytes(node), 2, 0)
 
 
 # -- bytes and elements ------------------------------------------------------------------------------------------------

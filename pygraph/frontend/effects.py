@@ -21,21 +21,19 @@ __all__ = ["VIEWS", "Call", "Path", "effects_of", "schema_facts", "tags_of", "ta
 
 VIEWS = words(
     """
-    aten._conj aten._neg_view aten._reshape_alias aten._unsafe_view aten.alias aten.as_strided aten.chunk aten.detach
-    aten.diagonal aten.expand aten.expand_as aten.lift_fresh aten.movedim aten.narrow aten.permute aten.real aten.imag
-    aten.select aten.slice aten.split aten.split_with_sizes aten.squeeze aten.swapaxes aten.swapdims aten.t
-    aten.tensor_split aten.transpose aten.mT aten.mH aten.adjoint aten.unbind aten.unfold aten.unflatten
-    aten.unsafe_chunk aten.unsafe_split aten.unsafe_split_with_sizes aten.unsqueeze aten.view aten.view_as
-    aten.view_as_complex aten.view_as_real aten.hsplit aten.vsplit aten.dsplit prims.broadcast_in_dim
-    prims.collapse_view prims.split_dim prims.squeeze prims.transpose prims.view_of prims.view_of_dtype
+    aten._conj aten._neg_view aten._reshape_alias aten._unsafe_view aten.alias aten.as_strided aten.detach
+    aten.diagonal aten.expand aten.lift_fresh aten.permute aten.select aten.slice aten.split aten.split_with_sizes
+    aten.squeeze aten.t aten.transpose aten.unbind aten.unfold aten.unsafe_split aten.unsafe_split_with_sizes
+    aten.unsqueeze aten.view aten.view_as_complex aten.view_as_real prims.broadcast_in_dim prims.collapse_view
+    prims.split_dim prims.squeeze prims.transpose prims.view_of prims.view_of_dtype
     """
 )
-"""Operators that always return a view and never read memory."""
+"""Operators that always return a view and never read memory, besides those that AOTAutograd takes apart."""
 
 HIDDEN_VIEWS = words(
     """
-    aten._unsafe_view aten.dequantize aten.lift aten.set aten.unsafe_chunk aten.unsafe_split
-    aten.unsafe_split_with_sizes inductor._reinterpret_tensor prims.inductor_force_stride_order
+    aten._unsafe_view aten.dequantize aten.lift aten.set aten.unsafe_split aten.unsafe_split_with_sizes
+    inductor._reinterpret_tensor prims.inductor_force_stride_order
     """
 )
 """Operators that share memory with an operand, or may, although their schema says that they do not."""

@@ -37,14 +37,43 @@ def entry_text(source: str) -> str | None:
     """The text of a function to enter a program by; None if its text, ``source``, does more than call one region."""
     tree = ast.parse(source)
     mains = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name == "call"]
-    if len(mains) != 1:
-        return None
-    statements = list(_flat(mains[0].body))
+    statements = list(_flat(mains[0].body)) if len(mains) == 1 else []
     texts = [ast.unparse(statement) for statement in statements]
-    calls = [i for i, text in enumerate(texts) if _REGION.fullmatch(text)]
-    if len(calls) != 1 or not all(map(_is_after, statements[calls[0] + 1 :])):
+    regions = [(i, found) for i, found in enumerate(map(_REGION.fullmatch, texts)) if found]
+    if len(regions) != 1 or not all(map(_is_after, statements[regions[0][0] + 1 :])):
         return None
-    return _Before(texts[: calls[0]], _written_operands(tree)).text(texts[calls[0]], texts[calls[0] + 1 :])
+    ((position, region),) = regions
+    before, after = texts[:position], texts[position + 1 :]
+    taken = next((_names(found["names"]) for found in map(_TAKE.fullmatch, before) if found), [])
+    picked = {found["list"]: _names(found["names"]) for found in map(_PICK.fullmatch, before) if found}
+    # A replay checks what it is given. What is read on the host is not given to it.
+    read = {name for text in before if _UPLOAD.match(text) or _KERNEL.match(text) for name in _names(text)}
+    checked = read.intersection(taken)
+    kept = [text for text in before if not _CHECK.fullmatch(text) or checked.intersection(_names(text))]
+    given = region["list"]
+    if given not in picked or not taken or not _change_no_argument(kept, _written_operands(tree)):
+        return None
+    held = {name for names in picked.values() for name in names}
+    lines: list[str] = []
+    late: list[str] = []  # deletions that wait for the replay: of what the region's arguments do not hold
+    if any(_UPLOAD.match(text) or _BUFFER.match(text) for text in kept):
+        lines += ["if not _ready():", "    return _program(args)"]
+    for text in kept:
+        deleted = _names(text.removeprefix("del ")) if text.startswith("del ") else []
+        lines += [f"del {name}" for name in deleted if name in held] if deleted else [text]
+        late += [f"del {name}" for name in deleted if name not in held]
+    lines += [
+        f"_outputs = _replay({given})",
+        "if _outputs is None:",
+        f"    [{', '.join(picked[given])}] = {given}",
+        f"    args[:] = [{', '.join(taken)}]",
+        f"    del {', '.join(dict.fromkeys([*taken, *picked[given], given]))}",
+        "    return _program(args)",
+        *late,
+        f"{region['results']} = _outputs",
+        *(text for text in after if not _CHECK.match(text)),
+    ]
+    return "def call(args):\n" + "\n".join(f"    {line}" for line in lines)
 
 
 def bind(text: str, namespace: Mapping[str, Any], region: Region, program: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,72 +97,25 @@ def _names(text: str) -> list[str]:
     return re.findall(r"\w+", text)
 
 
-class _Before:
-    """What the main function does before its region, which is kept as far as it is known to change no argument."""
-
-    def __init__(self, texts: Sequence[str], kernels: Mapping[str, Sequence[bool]]) -> None:
-        self._texts = texts
-        self._kernels = kernels
-        self._taken = next((_names(found["names"]) for found in map(_TAKE.fullmatch, texts) if found), [])
-        self._picked = {found["list"]: _names(found["names"]) for found in map(_PICK.fullmatch, texts) if found}
-        read = [name for text in texts if _UPLOAD.match(text) or _KERNEL.match(text) for name in _names(text)]
-        self._read = set(self._taken).intersection(read)
-        self._buffers: set[str] = set()
-
-    def text(self, region: str, after: Sequence[str]) -> str | None:
-        """The whole function; None where a statement is of no known kind."""
-        call = _REGION.fullmatch(region)
-        kept = [text for text in self._texts if not self._is_dropped(text)]
-        if call is None or call["list"] not in self._picked or not self._taken or not all(map(self._is_known, kept)):
-            return None
-        picked, given = self._picked[call["list"]], call["list"]
-        lines, late = self._deletions(kept, {name for names in self._picked.values() for name in names})
-        if any(_UPLOAD.match(text) or _BUFFER.match(text) for text in kept):
-            lines = ["if not _ready():", "    return _program(args)", *lines]
-        lines += [
-            f"_outputs = _replay({given})",
-            "if _outputs is None:",
-            f"    [{', '.join(picked)}] = {given}",
-            f"    args[:] = [{', '.join(self._taken)}]",
-            f"    del {', '.join(dict.fromkeys([*self._taken, *picked, given]))}",
-            "    return _program(args)",
-            *late,
-            f"{call['results']} = _outputs",
-            *(text for text in after if not _CHECK.match(text)),
-        ]
-        return "def call(args):\n" + "\n".join(f"    {line}" for line in lines)
-
-    def _is_dropped(self, text: str) -> bool:
-        """A replay checks what it is given; what is read on the host is not given to it."""
-        return bool(_CHECK.fullmatch(text)) and not self._read.intersection(_names(text))
-
-    def _is_known(self, text: str) -> bool:
+def _change_no_argument(texts: Sequence[str], kernels: Mapping[str, Sequence[bool]]) -> bool:
+    """Whether statements are known to write nothing but what the program has allocated before in them."""
+    buffers: set[str] = set()
+    for text in texts:
         alias, buffer, kernel = _ALIAS.fullmatch(text), _BUFFER.fullmatch(text), _KERNEL.fullmatch(text)
         if buffer is not None:
-            self._buffers.add(buffer["name"])
-        elif alias is not None and alias["of"] in self._buffers:
-            self._buffers.add(alias["name"])
+            buffers.add(buffer["name"])
+        elif alias is not None:
+            buffers.update([alias["name"]] if alias["of"] in buffers else ())
         elif kernel is not None:
-            return self._fills_buffers(kernel["name"], _names(kernel["operands"]))
-        known = (_TAKE, _PICK, _CHECK, _UPLOAD, _PLAIN)
-        found = alias or buffer or any(pattern.fullmatch(text) for pattern in known)
-        return bool(found) or text.startswith("del ")
-
-    def _fills_buffers(self, kernel: str, operands: Sequence[str]) -> bool:
-        """Whether a C++ kernel writes nothing but what the program has allocated for it."""
-        written = self._kernels.get(kernel, ())
-        return len(written) == len(operands) and all(
-            name in self._buffers for name, changed in zip(operands, written, strict=True) if changed
-        )
-
-    def _deletions(self, kept: Sequence[str], held: set[str]) -> tuple[list[str], list[str]]:
-        """The statements, and the deletions that wait for the replay: of what the region's arguments do not hold."""
-        now, late = [], []
-        for text in kept:
-            names = _names(text.removeprefix("del ")) if text.startswith("del ") else []
-            now += [f"del {name}" for name in names if name in held] if names else [text]
-            late += [f"del {name}" for name in names if name not in held]
-        return now, late
+            operands, written = _names(kernel["operands"]), kernels.get(kernel["name"], ())
+            changed = {name for name, one in zip(operands, written, strict=False) if one}
+            if len(written) != len(operands) or not changed <= buffers:
+                return False
+        elif not text.startswith("del ") and not any(
+            one.fullmatch(text) for one in (_TAKE, _PICK, _CHECK, _UPLOAD, _PLAIN)
+        ):
+            return False
+    return True
 
 
 def _is_after(statement: ast.stmt) -> bool:

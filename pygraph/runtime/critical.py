@@ -26,7 +26,7 @@ from pygraph.compat import (
 )
 from pygraph.errors import CaptureError
 
-__all__ = ["capturing", "capturing_turn", "critical", "only_capture"]
+__all__ = ["capturing", "capturing_turn", "only_capture"]
 
 capturing: list[int] = []
 """The thread that captures or compares now, by its ident; behind it, those that are about to be turned away."""
@@ -36,13 +36,16 @@ os.register_at_fork(after_in_child=capturing.clear)
 
 @contextlib.contextmanager
 def capturing_turn() -> Iterator[bool]:
-    """Yields whether this thread may capture until the block is left: no other one does. It may be entered again."""
+    """Yields whether this thread may capture until the block is left: no other one does, and signals wait. It may be
+    entered again."""
     me = threading.get_ident()
     entered = me in capturing
     try:
         if not entered:
             capturing.append(me)
-        yield capturing[0] == me
+        mine = capturing[0] == me
+        with _critical() if mine else contextlib.nullcontext():
+            yield mine
     finally:
         if not entered and me in capturing:
             capturing.remove(me)
@@ -50,9 +53,9 @@ def capturing_turn() -> Iterator[bool]:
 
 @contextlib.contextmanager
 def only_capture() -> Iterator[None]:
-    """What a driver captures in: this thread's turn, in a ``critical`` block, without garbage collection, since what a
-    finaliser does would be captured too. Raises CaptureError (``capture-busy``) if another thread captures."""
-    with capturing_turn() as mine, critical():
+    """What a driver captures in: this thread's turn, without garbage collection, since what a finaliser does would be
+    captured too. Raises CaptureError (``capture-busy``) if another thread captures."""
+    with capturing_turn() as mine:
         if not mine:
             raise CaptureError("capture-busy", "another thread captures")
         collecting = gc.isenabled()
@@ -65,7 +68,7 @@ def only_capture() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def critical() -> Iterator[None]:
+def _critical() -> Iterator[None]:
     """Signals are handled when the block is left, and an exception leaves this thread's dispatch modes and gradient
     mode, and garbage collection, as they were."""
     depth, flags = dispatch_mode_depth(), dispatch_mode_flags()

@@ -141,10 +141,9 @@ UNKNOWN = Origin()
 class Launch:
     """One kernel, operator, copy or fill in the order of capture.
 
-    ``words`` are the parameter's raw 8-byte words; ``signature`` is everything else that decides what the launch
-    does (sizes, strides, dtypes, flags) and must be equal in two captures. ``uses`` is exact where the driver
-    knows it, else None: it may use all that it can reach. ``origin``
-    tells the operators of the compiled graph that it computes, or may compute, and the user's line.
+    ``words`` are the parameter's raw 8-byte words; ``signature`` is everything else that decides what the launch does
+    (sizes, strides, dtypes, flags) and must be equal in two captures. ``uses`` is exact where the driver knows it, else
+    None: it may use all that it can reach. ``origin`` tells what it computes, or may compute.
     """
 
     index: int
@@ -206,10 +205,7 @@ class OutputKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One value returned by the region. ``offset`` is in elements from the start of the allocation or argument.
-
-    ``dtype`` is a torch.dtype (kept opaque here). Sizes and strides are in elements.
-    """
+    """One value returned by the region. ``offset``, sizes and strides are in elements; ``dtype`` is a torch.dtype."""
 
     kind: OutputKind
     argument: int = -1

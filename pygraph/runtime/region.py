@@ -25,11 +25,10 @@ from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
 from pygraph.runtime.compare import Scope, Verdict, compare, verify
 from pygraph.runtime.contract import Driver, Executable, Program
-from pygraph.runtime.critical import capturing, capturing_turn, critical
+from pygraph.runtime.critical import capturing, capturing_turn
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.measure import (
     REPLAY,
-    UNCAPTURED,
     Decision,
     Measurement,
     invalidate_all,
@@ -178,10 +177,7 @@ class Region:
         return self._replay_last is not None or self._timed_replay() is not None
 
     def try_replay(self, args: list[Any]) -> Sequence[Any] | None:
-        """Replay the capture that was used last; None, with nothing done and ``args`` as it was, if that does not fit.
-
-        Raises what a call raises.
-        """
+        """Replay what was used last; None, with nothing done and ``args`` as it was, if that does not fit."""
         replay = self._replay_last
         if capturing or dispatch_mode_depth() or functorch_level() is not None:
             return None
@@ -314,18 +310,15 @@ class Region:
     def _due(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
         try:
-            with critical():
-                measures = self._options.measure and not self._options.verify_always and not variant.decided
-                measures = measures and not several_ranks()  # each would decide by itself
-                path = kept_path(self._fn, args, self._options.cache_dir) if measures else None
-                decision = None if path is None else read(path)
-                if decision is None:
-                    return self._capture(variant, args, measures, path)
-                counts["recalled"] += 1
-                self._decide(variant, decision)
-                if decision.choice == UNCAPTURED:
-                    return self._uncaptured(args)
-                return self._capture(variant, args, False, None)
+            measures = self._options.measure and not self._options.verify_always and not variant.decided
+            measures = measures and not several_ranks()  # each would decide by itself
+            path = kept_path(self._fn, args, self._options.cache_dir) if measures else None
+            decision = None if path is None else read(path)
+            if decision is None:
+                return self._capture(variant, args, measures, path)
+            counts["recalled"] += 1
+            self._decide(variant, decision)
+            return self._uncaptured(args) if variant.off else self._capture(variant, args, False, None)
         finally:
             invalidate_all()
 

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from pygraph.runtime.contract import Driver
-from pygraph.runtime.cuda.bindings import call, load
+from pygraph.runtime.cuda.bindings import call, load, read_edges
 from pygraph.runtime.cuda.capture import payload_of
 from pygraph.runtime.cuda.nodes import handles
-from pygraph.runtime.cuda.phases import read_edges
 from pygraph.runtime.recording import Recording
 from tests.gpu.programs import DEVICE, device_tensor
 from tests.gpu.replays import Function, captured, fresh_arguments, microseconds, replay_and_compare

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import pygraph
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.region import Region
 
@@ -81,27 +80,3 @@ def test_a_region_that_draws_goes_on_as_it_would_uncaptured(
     assert set(map(id, noted.touched)) == {id(torch.cuda.default_generators[current])}
     for number, (now, then) in enumerate(zip(states(), others, strict=True)):
         assert number == current + 1 or torch.equal(now, then)
-
-
-@torch.library.custom_op("pygraphgpugenerators::seeded", mutates_args=())
-def seeded(x: torch.Tensor) -> torch.Tensor:
-    return x + torch.rand(1).to(x.device, non_blocking=True)
-
-
-@seeded.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def test_an_operator_that_draws_on_the_cpu_is_cut_before_it_draws() -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(seeded(torch.relu(x @ x)) @ x)
-
-    ours, x = torch.compile(program, backend="pygraph"), torch.randn(32, 32, device="cuda") / 8
-    torch.manual_seed(5)
-    expected = [program(x) for _ in range(8)]
-    torch.manual_seed(5)
-    for value in expected:
-        torch.testing.assert_close(ours(x), value)
-    (report,) = pygraph.reports()
-    assert any("host-random" in note for note in report.notes), report.notes

@@ -71,6 +71,11 @@ def test_independent_cuts_are_brought_together() -> None:
     assert [region.state for region in report.regions] == ["replay", "replay"]
 
 
+def test_a_graph_without_any_capturable_launch_has_no_region() -> None:
+    report = compile_and_check(lambda x: torch.sort(x, dim=-1).values, torch.randn(4, 4), forbid="aten.sort.default")
+    assert (report.regions, report.coverage) == ([], 0.0)
+
+
 def decision(**reasons: str | None) -> Decision:
     nodes = {n: Placed(f"aten.{n}.default", None if r else 0, r, not r) for n, r in reasons.items()}
     return Decision("cpu", nodes, (0,), frozenset({0}), "legality")

@@ -1,10 +1,9 @@
-"""Launches with branches, and what holds of them by definition: who comes before whom, which orders keep that."""
+"""Launches with branches, and what holds of them by definition: who comes before whom."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from random import Random
 
 from hypothesis import strategies as st
 
@@ -21,15 +20,6 @@ class Branched:
     def before(self) -> set[tuple[int, int]]:
         """All pairs of which the first comes before the second."""
         return closure(self.edges)
-
-    def order(self, random: Random) -> list[int]:
-        """Some order that keeps the edges."""
-        left, order = set(range(self.count)), list[int]()
-        while left:
-            free = [node for node in sorted(left) if not any(b == node and a in left for a, b in self.edges)]
-            order.append(random.choice(free))
-            left.discard(order[-1])
-        return order
 
 
 def closure(edges: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:

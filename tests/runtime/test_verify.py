@@ -12,7 +12,7 @@ from pygraph.errors import ReplayError
 from pygraph.runtime.region import Region, RegionOptions, counts
 from tests.runtime.fake import FakeDriver
 from tests.runtime.test_comparison import Case, wrong_byte
-from tests.runtime.test_unsteady import noise
+from tests.runtime.test_unsteady import noise, unsteady_region
 
 
 def test_verify_always_compares_each_call() -> None:
@@ -89,9 +89,7 @@ def noisy_region() -> tuple[Region, FakeDriver]:
         state.add_(1)
         return [x * (10 + draw(64)), x * 2]
 
-    driver = FakeDriver(written=(1,))
-    driver.nondeterministic, driver.random = True, False
-    region = Region(fn, driver, name="toy", options=RegionOptions(verify_always=True))
+    region, driver = unsteady_region(fn, verify_always=True)
     for _ in range(2):
         region([torch.ones(64), torch.zeros(4)])
     assert region.record.captures == 1, region.record

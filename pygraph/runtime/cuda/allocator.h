@@ -110,78 +110,18 @@ using c10::cuda::CUDAStream;
 using c10::cuda::CUDACachingAllocator::CUDAAllocator;
 namespace cached = c10::cuda::CUDACachingAllocator;
 
-// Stands before the ordinary allocator while captures are under way, or raw memory of a capture is out: it answers the
-// capturing thread from that thread's session and hands everything else on. It lives for ever, as memory may remember
-// which allocator it is from.
-class CaptureAllocator final : public CUDAAllocator {
+// Hands everything on to another allocator.
+class Delegate : public CUDAAllocator {
  public:
-  static CaptureAllocator& get() {
-    static auto* allocator = new CaptureAllocator();
-    return *allocator;
-  }
-
-  void enter(Session& session) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    TORCH_CHECK(current_session == nullptr, "this thread captures already");
-    auto* ordinary = cached::allocator.load();
-    if (entered_++ == 0 && ordinary != this) { // raw memory of an earlier capture may have kept this one in place
-      if (base_ != ordinary) base_ = ordinary;
-      cached::allocator.store(this);
-    }
-    current_session = &session;
-  }
-
-  void leave() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (current_session == nullptr) return;
-    current_session = nullptr;
-    --entered_;
-    step_back();
-  }
-
-  // -- what a capture asks for --------------------------------------------------------------------------------------
-
-  c10::DataPtr allocate(size_t nbytes) override {
-    auto* session = capturing();
-    if (session == nullptr || nbytes == 0) return base_->allocate(nbytes);
-    auto [address, index] = session->allocate(nbytes);
-    auto* ticket = new Ticket{session->shared_from_this(), index};
-    return {address, ticket, &release_ticket, c10::Device(c10::DeviceType::CUDA, session->device())};
-  }
-
-  void* raw_alloc(size_t nbytes) override {
-    auto* session = capturing();
-    return session == nullptr || nbytes == 0 ? base_->raw_alloc(nbytes) : take_raw(*session, nbytes);
-  }
-
+  c10::DataPtr allocate(size_t nbytes) override { return base_->allocate(nbytes); }
+  void* raw_alloc(size_t nbytes) override { return base_->raw_alloc(nbytes); }
   void* raw_alloc_with_stream(size_t nbytes, cudaStream_t stream) override {
-    auto* session = capturing();
-    if (session == nullptr || nbytes == 0) return base_->raw_alloc_with_stream(nbytes, stream);
-    return take_raw(*session, nbytes);
+    return base_->raw_alloc_with_stream(nbytes, stream);
   }
-
-  void raw_delete(void* pointer) override {
-    std::unique_ptr<Ticket> ticket;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      auto found = raw_.find(pointer);
-      if (found != raw_.end()) {
-        ticket = std::move(found->second);
-        raw_.erase(found);
-        step_back();
-      }
-    }
-    if (!ticket) base_->raw_delete(pointer);
-  }
-
+  void raw_delete(void* pointer) override { base_->raw_delete(pointer); }
   void copy_data(void* to, const void* from, size_t nbytes) const override { base_->copy_data(to, from, nbytes); }
-
-  // -- handed on ------------------------------------------------------------------------------------------------------
-
-  c10::DeleterFnPtr raw_deleter() const override { return capturing() == nullptr ? base_->raw_deleter() : nullptr; }
-  void recordStream(const c10::DataPtr& pointer, CUDAStream stream) override {
-    if (pointer.get_deleter() != &release_ticket) base_->recordStream(pointer, stream);
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return base_->raw_deleter(); }
+  void recordStream(const c10::DataPtr& pointer, CUDAStream stream) override { base_->recordStream(pointer, stream); }
   void init(int count) override { base_->init(count); }
   bool initialized() override { return base_->initialized(); }
   double getMemoryFraction(c10::DeviceIndex d) override { return base_->getMemoryFraction(d); }
@@ -272,6 +212,77 @@ class CaptureAllocator final : public CUDAAllocator {
   void annotateMemory(const void* pointer, const std::string& text) override { base_->annotateMemory(pointer, text); }
 #endif
 
+ protected:
+  CUDAAllocator* base_ = nullptr; // read without a lock; written anew only where torch's allocator was exchanged
+};
+
+// Stands before the ordinary allocator while captures are under way, or raw memory of a capture is out: it answers the
+// capturing thread from that thread's session and hands everything else on. It lives for ever, as memory may remember
+// which allocator it is from.
+class CaptureAllocator final : public Delegate {
+ public:
+  static CaptureAllocator& get() {
+    static auto* allocator = new CaptureAllocator();
+    return *allocator;
+  }
+
+  void enter(Session& session) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(current_session == nullptr, "this thread captures already");
+    auto* ordinary = cached::allocator.load();
+    if (entered_++ == 0 && ordinary != this) { // raw memory of an earlier capture may have kept this one in place
+      if (base_ != ordinary) base_ = ordinary;
+      cached::allocator.store(this);
+    }
+    current_session = &session;
+  }
+
+  void leave() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (current_session == nullptr) return;
+    current_session = nullptr;
+    --entered_;
+    step_back();
+  }
+
+  c10::DataPtr allocate(size_t nbytes) override {
+    auto* session = capturing();
+    if (session == nullptr || nbytes == 0) return base_->allocate(nbytes);
+    auto [address, index] = session->allocate(nbytes);
+    auto* ticket = new Ticket{session->shared_from_this(), index};
+    return {address, ticket, &release_ticket, c10::Device(c10::DeviceType::CUDA, session->device())};
+  }
+
+  void* raw_alloc(size_t nbytes) override {
+    auto* session = capturing();
+    return session == nullptr || nbytes == 0 ? base_->raw_alloc(nbytes) : take_raw(*session, nbytes);
+  }
+
+  void* raw_alloc_with_stream(size_t nbytes, cudaStream_t stream) override {
+    auto* session = capturing();
+    if (session == nullptr || nbytes == 0) return base_->raw_alloc_with_stream(nbytes, stream);
+    return take_raw(*session, nbytes);
+  }
+
+  void raw_delete(void* pointer) override {
+    std::unique_ptr<Ticket> ticket;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto found = raw_.find(pointer);
+      if (found != raw_.end()) {
+        ticket = std::move(found->second);
+        raw_.erase(found);
+        step_back();
+      }
+    }
+    if (!ticket) base_->raw_delete(pointer);
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return capturing() == nullptr ? base_->raw_deleter() : nullptr; }
+  void recordStream(const c10::DataPtr& pointer, CUDAStream stream) override {
+    if (pointer.get_deleter() != &release_ticket) base_->recordStream(pointer, stream);
+  }
+
  private:
   // Called with `mutex_` held. Raw memory that is still out has to find its way back here.
   void step_back() {
@@ -290,7 +301,6 @@ class CaptureAllocator final : public CUDAAllocator {
     return address;
   }
 
-  CUDAAllocator* base_ = nullptr; // read without the lock; written anew only where torch's allocator was exchanged
   size_t entered_ = 0;
   std::mutex mutex_;
   std::unordered_map<void*, std::unique_ptr<Ticket>> raw_;

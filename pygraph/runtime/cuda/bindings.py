@@ -9,11 +9,11 @@ import ctypes
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from pygraph.errors import CaptureError
 
-__all__ = ["call", "edge_query", "load", "succeeded"]
+__all__ = ["call", "load", "read_edges", "succeeded"]
 
 _OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
@@ -30,21 +30,29 @@ def load() -> ModuleType:
     return module
 
 
-@functools.cache
-def edge_query() -> Callable[..., int]:
-    """``cuGraphGetEdges`` of the CUDA driver itself (12.3 or newer).
+def read_edges(graph: int) -> list[tuple[int, int, bytes]]:
+    """The edges of a graph: the earlier node, the later one, and 8 bytes of data: the port that it leaves from, the one
+    that it arrives at, its type, and 5 unused ones.
 
-    It takes a graph, three arrays (nodes, nodes, 8 bytes of data for each edge; all None to learn their length) and a
-    pointer to their length, and returns an error code. (Before 13.3, what ``cuda.bindings`` returns for the data lies
-    in memory that was given back.) Raises CaptureError (``driver-error``) where there is none.
+    The CUDA driver's own function (12.3 or newer) is called: before 13.3, what ``cuda.bindings`` returns for the data
+    lies in memory that was given back. Raises CaptureError (``driver-error``) where the edges are not told.
     """
     try:
-        function = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
+        query = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
     except (OSError, AttributeError) as error:
         raise CaptureError("driver-error", f"the CUDA driver does not tell the edges of a graph: {error}") from error
-    function.restype = ctypes.c_int
-    function.argtypes = [*[ctypes.c_void_p] * 4, ctypes.POINTER(ctypes.c_size_t)]
-    return cast("Callable[..., int]", function)
+    query.restype = ctypes.c_int
+    query.argtypes = [*[ctypes.c_void_p] * 4, ctypes.POINTER(ctypes.c_size_t)]
+    length = ctypes.c_size_t()
+    failed = query(graph, None, None, None, ctypes.byref(length))
+    count = length.value
+    earlier, later, data = (ctypes.c_uint64 * count)(), (ctypes.c_uint64 * count)(), (ctypes.c_char * (8 * count))()
+    if count and not failed:
+        failed = query(graph, earlier, later, data, ctypes.byref(length))
+    if failed:
+        raise CaptureError("driver-error", "cuGraphGetEdges fails")
+    facts = data.raw
+    return [(earlier[i], later[i], facts[8 * i : 8 * i + 8]) for i in range(min(count, length.value))]
 
 
 def succeeded(result: Any) -> bool:

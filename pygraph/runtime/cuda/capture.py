@@ -16,23 +16,25 @@ from typing import Any
 
 import torch
 
-from pygraph.compat import clear_cublas_workspaces
+from pygraph.compat import clear_cublas_workspaces, storage_from_address
 from pygraph.errors import CaptureError
 from pygraph.runtime.critical import only_capture
-from pygraph.runtime.cuda.addresses import ALIGNMENT, Arenas, with_unowned
-from pygraph.runtime.cuda.bindings import call
-from pygraph.runtime.cuda.memory import SCALARS, TENSORS, stand_ins
+from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas, with_unowned
+from pygraph.runtime.cuda.bindings import call, read_edges
 from pygraph.runtime.cuda.nodes import Node, handles, read_nodes
 from pygraph.runtime.cuda.observe import Observer, calls_operators, observing, with_calls
-from pygraph.runtime.cuda.phases import phases_of, read_edges
+from pygraph.runtime.cuda.phases import phases_of
 from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Output, OutputKind, Recording
 from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import extent, module_constants, repeated
 
-__all__ = ["CudaCapture", "DeviceCapture", "payload_of"]
+__all__ = ["CudaCapture", "DeviceCapture", "check_arguments", "payload_of"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
+
+_SCALARS = (bool, int, float)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass
@@ -101,13 +103,64 @@ class DeviceCapture:
         return int(status) == int(self.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
 
 
+# -- arguments and their stand-ins ----------------------------------------------------------------------------------
+
+
+def check_arguments(args: Sequence[Any]) -> int:
+    """The index of the one device that all tensors among ``args`` are on, the current one where there is none.
+
+    Raises CaptureError: ``host-memory`` for a tensor on the CPU, ``several-devices``, ``unsupported-argument`` for
+    anything but tensors, Python numbers and None.
+    """
+    devices: set[int] = set()
+    for position, value in enumerate(args):
+        if type(value) in _TENSORS:
+            devices.add(_device(position, value))
+        elif not (value is None or type(value) in _SCALARS):
+            raise CaptureError("unsupported-argument", f"argument {position} is {type(value).__name__}")
+    if len(devices) > 1:
+        raise CaptureError("several-devices", f"arguments are on devices {sorted(devices)}")
+    return devices.pop() if devices else torch.cuda.current_device()
+
+
+def _device(position: int, value: torch.Tensor) -> int:
+    if value.device.type == "cpu":
+        raise CaptureError("host-memory", f"argument {position} is on the CPU")
+    if value.device.type != "cuda" or value.layout is not torch.strided or value.is_conj() or value.is_neg():
+        raise CaptureError("unsupported-tensor", f"argument {position}: {value.layout} on {value.device}")
+    end = value.storage_offset() * value.element_size() + extent(value)
+    if end > value.untyped_storage().nbytes():
+        raise CaptureError("unsupported-tensor", f"argument {position} has no memory for its elements")
+    return int(value.device.index)
+
+
+def _stand_ins(arena: Arena, device: int, args: Sequence[Any]) -> tuple[tuple[Any, ...], list[Allocation]]:
+    """``args`` with a tensor in the place of each tensor, and where these lie in ``arena``: at addresses that are
+    congruent to the arguments' own modulo ALIGNMENT."""
+    made, allocations, place = list(args), list[Allocation](), torch.device("cuda", device)
+    for index, value in enumerate(args):
+        if not isinstance(value, torch.Tensor):
+            continue
+        nbytes, front = extent(value), int(value.storage_offset()) * value.element_size()
+        start = value.untyped_storage().data_ptr() + front if nbytes else 0
+        base = arena.take(front + nbytes, (start - front) % ALIGNMENT)
+        storage = storage_from_address(base, place, front + nbytes)
+        made[index] = torch.empty(0, dtype=value.dtype, device=place)
+        made[index].set_(storage, value.storage_offset(), value.size(), value.stride())
+        allocations.append(Allocation(AllocationKind.INPUT, index, base + front, nbytes))
+    return tuple(made), allocations
+
+
+# -- one capture ------------------------------------------------------------------------------------------------------
+
+
 class _Attempt:
     """The state of one capture."""
 
     def __init__(self, device: DeviceCapture, fn: Function, args: Sequence[Any], lease: ArenaLease) -> None:
         self._device, self._fn, self._lease = device, fn, lease
         self._constants = {n: t for n, t in module_constants(fn).items() if t.device.type == "cuda"}
-        self._arguments, self._inputs = stand_ins(lease.arena, device.index, args)
+        self._arguments, self._inputs = _stand_ins(lease.arena, device.index, args)
         arena, stream = lease.arena, device.stream.cuda_stream
         self._session: Any = device.native.Session(device.index, stream, arena.next, arena.end, arena.gap, arena.grow)
         lease.idle = self._session.idle
@@ -292,9 +345,9 @@ class _Outputs:
 
     def output(self, value: Any) -> Output:
         """One value that was returned. Raises CaptureError (``unsupported-output``)."""
-        if value is None or type(value) in SCALARS:
+        if value is None or type(value) in _SCALARS:
             return Output(OutputKind.SCALAR, value=value)
-        if type(value) not in TENSORS or value.device.type != "cuda" or value.layout is not torch.strided:
+        if type(value) not in _TENSORS or value.device.type != "cuda" or value.layout is not torch.strided:
             raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
         if value.is_conj() or value.is_neg():
             raise CaptureError("unsupported-output", "a lazily conjugated or negated tensor")

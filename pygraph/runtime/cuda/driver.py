@@ -13,9 +13,8 @@ from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
 from pygraph.runtime.contract import Executable, Program, ScratchPool
 from pygraph.runtime.cuda import bindings, build
-from pygraph.runtime.cuda.capture import DeviceCapture, payload_of
+from pygraph.runtime.cuda.capture import DeviceCapture, check_arguments, payload_of
 from pygraph.runtime.cuda.executable import make_executable
-from pygraph.runtime.cuda.memory import check_arguments
 from pygraph.runtime.recording import Recording
 
 __all__ = ["CudaDriver"]

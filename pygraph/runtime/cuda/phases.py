@@ -10,20 +10,16 @@ Memory that a launch uses is needed all along its phase. Edges stay as captured.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.bindings import edge_query
 
-__all__ = ["phases", "phases_of", "read_edges"]
+__all__ = ["phases", "phases_of"]
 
 Edge: TypeAlias = tuple[int, int, bytes]
-
-_DATA = 8
-"""Bytes of an edge's data: the port that it leaves from, the one that it arrives at, its type, and 5 unused ones."""
+"""The earlier node, the later one, and data of the edge: port, port and type."""
 
 _COMPLETE = bytes((0, 0, 0))
 """Data of an ordinary edge: the later node waits until the earlier one has completed."""
@@ -45,26 +41,6 @@ def phases_of(edges: Collection[Edge], nodes: Sequence[Any]) -> tuple[int, ...]:
     early = _between(place, [edge for edge in edges if edge[2][:3] == _PROGRAMMATIC]) - complete
     apart = {(earlier, later) for earlier, later in early if later != earlier + 1}
     return phases(len(place), complete | early, apart)
-
-
-def read_edges(graph: int) -> list[Edge]:
-    """The edges of a graph: the earlier node, the later one, and the edge's data. Raises CaptureError
-    (``driver-error``) where the CUDA driver does not tell them."""
-    query, length = edge_query(), ctypes.c_size_t()
-    if query(graph, None, None, None, ctypes.byref(length)):
-        raise CaptureError("driver-error", "cuGraphGetEdges fails")
-    count = length.value
-    if not count:
-        return []
-    earlier, later = (ctypes.c_void_p * count)(), (ctypes.c_void_p * count)()
-    data = (ctypes.c_uint8 * (_DATA * count))()
-    if query(graph, earlier, later, data, ctypes.byref(length)):
-        raise CaptureError("driver-error", "cuGraphGetEdges fails")
-    facts = bytes(data)
-    return [
-        (int(earlier[i] or 0), int(later[i] or 0), facts[_DATA * i : _DATA * (i + 1)])
-        for i in range(min(count, length.value))
-    ]
 
 
 def _between(place: Mapping[int, int], edges: Collection[Edge]) -> set[tuple[int, int]]:

@@ -12,7 +12,7 @@ namespace simulated {
 using namespace c10::cuda::CUDACachingAllocator;
 
 // Memory of the host, said to be of device 0. What `mapped` holds is of another kind than the rest.
-struct HostAllocator final : CUDAAllocator {
+struct HostAllocator final : pygraph::Delegate {
   std::set<void*> mapped, alive;
   size_t refuse_after = SIZE_MAX; // allocations until one fails
 
@@ -35,37 +35,6 @@ struct HostAllocator final : CUDAAllocator {
   bool initialized() override { return true; }
   bool isEnabled() const override { return true; }
   std::string name() override { return "simulated"; }
-
-  // Never asked for here.
-  void init(int) override {}
-  double getMemoryFraction(c10::DeviceIndex) override { return 1; }
-  void setMemoryFraction(double, c10::DeviceIndex) override {}
-  std::vector<StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex) override { return {}; }
-  void enable(bool) override {}
-  void emptyCache(c10::MempoolId_t) override {}
-  void cacheInfo(c10::DeviceIndex, size_t*) override {}
-  void* getBaseAllocation(void* memory, size_t*) override { return memory; }
-  void recordStream(const c10::DataPtr&, c10::cuda::CUDAStream) override {}
-  DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
-  void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex) override {}
-  SnapshotInfo snapshot(c10::MempoolId_t, bool) override { return {}; }
-  void beginAllocateToPool(c10::DeviceIndex, c10::MempoolId_t, std::function<bool(cudaStream_t)>) override {}
-  void endAllocateToPool(c10::DeviceIndex, c10::MempoolId_t) override {}
-  void releasePool(c10::DeviceIndex, c10::MempoolId_t) override {}
-  ShareableHandle shareIpcHandle(void*) override { return {}; }
-  std::shared_ptr<void> getIpcDevPtr(std::string) override { return {}; }
-  void recordHistory(
-      bool, CreateContextFn, size_t, RecordContext, bool, const std::vector<std::string>&) override {}
-  void attachOutOfMemoryObserver(OutOfMemoryObserver) override {}
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12
-  void attachOomRejectionObserver(OomRejectionObserver) override {}
-#endif
-  void attachAllocatorTraceTracker(AllocatorTraceTracker) override {}
-  void enablePeerAccess(c10::DeviceIndex, c10::DeviceIndex) override {}
-  cudaError_t memcpyAsync(void*, int, const void*, int, size_t, cudaStream_t, bool) override { return cudaSuccess; }
-  std::shared_ptr<AllocatorState> getCheckpointState(c10::DeviceIndex, c10::MempoolId_t) override { return {}; }
-  CheckpointDelta setCheckpointPoolState(c10::DeviceIndex, std::shared_ptr<AllocatorState>) override { return {}; }
 };
 
 HostAllocator& host() {
