@@ -217,52 +217,38 @@ class _Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _pause() -> None:
-    """Time that would change the decision if it counted."""
-    world.now += 10_000.0
-
-
 USUAL = (2, 1)
 """Size and scalar of the calls that are measured."""
 
 
 def _other_size(region: Region, driver: FakeDriver) -> None:
     call(region, 1, 5, 2)
-    _pause()
 
 
 def _watched(region: Region, driver: FakeDriver) -> None:
     with _Watching():
         call(region, 1, *USUAL)
-    _pause()
 
 
 def _raises(region: Region, driver: FakeDriver) -> None:
     world.fails = {len(world.ran) + 1}
     with pytest.raises(ArithmeticError):
         call(region, 1, *USUAL)
-    _pause()
 
 
 def _declines(region: Region, driver: FakeDriver) -> None:
     driver.declines = lambda args: True
     call(region, 1, *USUAL)
     driver.declines = lambda args: False
-    _pause()
 
 
 def _captures_elsewhere(region: Region, driver: FakeDriver) -> None:
     other, _ = make(measure=False)
     call(other, 2)
-    _pause()
 
 
 def _on_another_thread(region: Region, driver: FakeDriver) -> None:
-    def work() -> None:
-        call(region, 1, *USUAL)
-        _pause()
-
-    thread = Thread(target=work)
+    thread = Thread(target=call, args=(region, 1, *USUAL))
     thread.start()
     thread.join()
 
@@ -272,7 +258,6 @@ def _captures_its_stream(region: Region, driver: FakeDriver) -> None:
     drains, driver.drains = driver.drains, lambda: False
     call(region, BLOCK, *USUAL)
     driver.drains = drains
-    _pause()
 
 
 ANYWHERE = [_other_size, _watched, _raises, _captures_elsewhere, _on_another_thread, _captures_its_stream]
@@ -290,6 +275,7 @@ def test_a_disturbed_block_is_run_again(disturb: Callable[[Region, FakeDriver], 
     call(region, 2 + after, *USUAL)
     for _ in range(3):
         disturb(region, driver)
+        world.now += 10_000.0  # would change the decision if it counted
         call(region, 2, *USUAL)
     call(region, ALL, *USUAL)
     decision = region.record.decisions[0]
