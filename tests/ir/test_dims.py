@@ -36,7 +36,7 @@ class Unheard(sympy.Function):
         ((-A) ** B, "(-s0)**u1"),
         (A ** (B + 1), "s0**(u1 + 1)"),
         (sympy.sqrt(A), "s0**(1/2)"),
-        (sympy.floor(A / 2) + sympy.Max(1, A), "Max(1, s0) + floor(s0/2)"),
+        (sympy.floor(A / 2) + sympy.Max(1, A), "floor(s0/2) + Max(1, s0)"),
         (sympy.Float(1.5) * A, "1.5*s0"),
         (sympy.oo, "oo"),
         (symbol("oo"), '"oo"'),

@@ -105,10 +105,16 @@ def test_numbers_are_not_written() -> None:
 
 @pytest.mark.parametrize(
     "type",
-    ["f32[-1]@cpu", "f32[4]{-1}@cpu", "f32[4, 4]{1}@cpu", '"long"', 'opaque<"">'],
+    ["f32[-1]@cpu", "f32[4]{-1}@cpu", "f32[4, 4]{1}@cpu", 'opaque<"">'],
 )
 def test_types(type: str) -> None:
     assert broken(f"graph @g (%x : {type}) {{ return () }}").rule == "types"
+
+
+def test_kinds_of_numbers() -> None:
+    graph = Graph()
+    graph.add_input(ScalarType("long"))
+    assert violation(graph).rule == "types"
 
 
 @pytest.mark.parametrize(

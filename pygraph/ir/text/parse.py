@@ -15,157 +15,109 @@ stages are the verifier's.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+
+import sympy
 
 from pygraph.errors import ParseError, Span
 from pygraph.ir import dims
 from pygraph.ir.annotations import CAPTURABLE, DETAIL, PLACEMENT, REASON, REGION, SELECTED, TAGS, Parameter, Region
 from pygraph.ir.cost import Cost
-from pygraph.ir.dims import Written
 from pygraph.ir.effects import FLAGS, NAMED, Effects
 from pygraph.ir.graph import Graph, GraphError, Stage
-from pygraph.ir.node import RESERVED, Arg, GraphRef, KernelNode, Location, Meta, Token, Value
-from pygraph.ir.text.words import COST_FIELDS, LITERAL_WORDS, unquote
-from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type
+from pygraph.ir.node import RESERVED, GraphRef, KernelNode, Location, Meta, MetaKey, Token, Value
+from pygraph.ir.text.words import COST_FIELDS, unquote
+from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
 
 __all__ = ["parse"]
 
 T = TypeVar("T")
 
 MAX_DEPTH = 100
-"""Brackets within brackets; deeper texts are refused."""
+"""Of lists within lists and operands within operands: deeper texts are refused before they exhaust the stack."""
+MAX_FUNCTIONS = 128
+"""Within one expression."""
 
-_QUOTED = r'"(?:[^"\\\n]|\\[^\n])*"'
+_ESCAPE = r'\\(?:["\\ntr]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})'
+_QUOTED = rf'"(?:[^"\\\n]|{_ESCAPE})*"'
 _BARE = r"[A-Za-z_][A-Za-z0-9_]*(?:(?:\.|::)[A-Za-z0-9_]+)*"
 _TOKEN = re.compile(
+    r"(?:[ \t\r\n]+|//[^\n]*)*(?:"
     r"(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
-    rf"|(?P<int>[0-9]+)|(?P<word>{_BARE})|(?P<string>{_QUOTED})"
-    rf"|(?P<value>%(?:[A-Za-z0-9_]+|{_QUOTED})(?:\.[0-9]+)?)|(?P<node>\^(?:[A-Za-z0-9_]+|{_QUOTED}))"
+    rf"|(?P<int>[0-9]{{1,4300}})|(?P<word>{_BARE})|(?P<string>{_QUOTED})|(?P<index>\.[0-9]{{1,9}})"
+    rf"|(?P<value>%(?:[A-Za-z0-9_]+|{_QUOTED}))|(?P<node>\^(?:[A-Za-z0-9_]+|{_QUOTED}))"
     rf"|(?P<symbol>@(?:[A-Za-z0-9_.]+|{_QUOTED}))|(?P<token>\#(?:{_BARE}|{_QUOTED}))"
-    r"|(?P<mark>\*\*|[(){}\[\],:=!$<>+\-*/%])"
+    r"|(?P<mark>\*\*|[(){}\[\],:=!$<>+\-*/%])|(?P<end>\Z)|(?P<strange>.))"
 )
-_SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*)*")
-_BRACKETS = re.compile(rf"{_QUOTED}|//[^\n]*|[\[({{]|[\])}}]")
-_NAMES = {
-    "int": "a number",
-    "word": "a word",
-    "string": "a string",
-    "value": "'%name'",
-    "node": "'^name'",
-    "symbol": "'@name'",
-}
+_NAMES = {"int": "a number", "value": "'%name'", "node": "'^name'", "symbol": "'@name'"}
+_STAGES = {stage.value: stage for stage in Stage}
 _DTYPES = {dtype.value: dtype for dtype in DType}
-_STANDARD = {key.name: key.type for key in (CAPTURABLE, REASON, DETAIL, PLACEMENT, REGION, SELECTED, TAGS)}
-_EXAMPLES = {"reads": "[0]", "writes": "[0]", "aliases": "[0:0]"}
-_EXAMPLES |= dict.fromkeys(NAMED, '("name")') | dict.fromkeys(FLAGS, "")
-"""How each effect is written after its name."""
+_TYPES: dict[str, Any] = {"int": "int", "float": "float", "bool": "bool", "opaque": OpaqueType, **_DTYPES}
+_WORDS: dict[str, object] = {"None": None, "true": True, "false": False, **_DTYPES}
+_STANDARD = {key.name: key for key in (CAPTURABLE, REASON, DETAIL, PLACEMENT, REGION, SELECTED, TAGS)}
 
 
 def parse(text: str, source: str = "<text>") -> Graph:
     """The graph written in ``text``. ``source`` names it in errors. Raises ParseError."""
-    try:
-        _check_depth(text)
-        return _Parser(text).whole()
-    except _Problem as problem:
-        before = text[: problem.lexeme.start]
-        span = Span(before.count("\n") + 1, len(before) - before.rfind("\n"), max(1, len(problem.lexeme.text)))
-        raise ParseError(problem.reason, span, text, source) from None
-
-
-def _check_depth(text: str) -> None:
-    """Refuse deep nesting before anything recurses into it."""
-    depth = 0
-    for match in _BRACKETS.finditer(text):
-        char = match.group()
-        depth += 1 if char in "([{" else -1 if char in ")]}" else 0
-        if depth > MAX_DEPTH:
-            raise _Problem(f"brackets are nested more than {MAX_DEPTH} deep", _Lexeme("mark", char, match.start()))
+    parser = _Parser(text, source)
+    graph = parser.graph()[1]
+    return graph if parser.next.kind == "end" else parser.refuse("the end of the text")
 
 
 class _Lexeme(NamedTuple):
-    """A token of the text and where it starts; ``kind`` is a group of ``_TOKEN``, or ``end``."""
+    """A token of the text and where it starts; ``kind`` is a group of ``_TOKEN``."""
 
     kind: str
     text: str
     start: int
 
 
-class _Reference(NamedTuple):
+@dataclass(frozen=True)
+class Reference:
     """``%name`` or ``%name.index``, still to be resolved."""
 
     name: str
-    place: int | None
+    index: int | None
     lexeme: _Lexeme
-
-
-class _Problem(Exception):
-    """What is wrong, and with which token. Becomes a ParseError once the text is at hand."""
-
-    def __init__(self, reason: str, lexeme: _Lexeme) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.lexeme = lexeme
-
-
-def _text(lexeme: _Lexeme) -> str:
-    """The name or string that a token holds, without its sigil."""
-    text = lexeme.text if lexeme.kind in ("word", "string") else lexeme.text[1:]
-    if not text.startswith('"'):
-        return text
-    try:
-        return unquote(text)
-    except ValueError as error:
-        raise _Problem(str(error), lexeme) from None
-
-
-def _reference(lexeme: _Lexeme) -> _Reference:
-    """``%name.index`` taken apart."""
-    text = lexeme.text
-    dot = text.find(".", text.rfind('"') if text[1] == '"' else 0)
-    if dot < 0:
-        return _Reference(_text(lexeme), None, lexeme)
-    if len(text) - dot > 10:
-        raise _Problem("this index is too large", lexeme)
-    return _Reference(_text(lexeme._replace(text=text[:dot])), int(text[dot + 1 :]), lexeme)
-
-
-Keyed = tuple[_Lexeme, Any]
-"""A key, as it stands in the text, and what it is given."""
-
-
-def _once(pairs: Iterable[Keyed]) -> dict[str, Any]:
-    """``pairs`` as a dictionary. Raises _Problem for a name that is given twice."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        name = _text(key)
-        if name in found:
-            raise _Problem(f"'{name}' is given twice", key)
-        found[name] = value
-    return found
 
 
 class _Parser:
     """One text, read from left to right. Each method reads what it is named after."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, source: str) -> None:
         self.text = text
+        self.source = source
+        self.depth = 0
+        self.functions = 0
         self.next = self._scan(0)
 
     # -- tokens --------------------------------------------------------------------------------------------------------
 
     def _scan(self, at: int) -> _Lexeme:
-        space = _SPACE.match(self.text, at)
-        at = space.end() if space else at
         match = _TOKEN.match(self.text, at)
-        if match is not None:
-            return _Lexeme(str(match.lastgroup), match.group(), at)
-        if at >= len(self.text):
-            return _Lexeme("end", "", len(self.text.rstrip()))
-        char = self.text[at]
-        reason = "this string is not closed on its line" if char == '"' else f"unexpected character {char!r}"
-        raise _Problem(reason, _Lexeme("mark", char, at))
+        assert match is not None, "any text has some token"
+        kind = str(match.lastgroup)
+        lexeme = _Lexeme(kind, match[kind], match.start(kind))
+        if kind == "strange":
+            is_string = lexeme.text == '"'
+            reason = "this string has an unknown escape, or no end on its line" if is_string else "unexpected character"
+            raise self._error(reason, lexeme)
+        return lexeme
+
+    def _error(self, reason: str, at: _Lexeme) -> ParseError:
+        start = min(at.start, len(self.text.rstrip()))
+        before = self.text[:start]
+        span = Span(before.count("\n") + 1, start - before.rfind("\n"), max(1, len(at.text)))
+        return ParseError(reason, span, self.text, self.source)
+
+    def refuse(self, wanted: str) -> Any:
+        """Raise ParseError for the next token."""
+        found = "the text ends too early" if self.next.kind == "end" else f"unexpected '{self.next.text}'"
+        raise self._error(f"{found}: expected {wanted}", self.next)
 
     def _take(self) -> _Lexeme:
         taken = self.next
@@ -177,50 +129,85 @@ class _Parser:
         return self._take() if self.next.text == text and self.next.kind in ("mark", "word") else None
 
     def _expect(self, text: str, wanted: str = "") -> _Lexeme:
-        return self._accept(text) or self._refuse(wanted or f"'{text}'")
+        return self._accept(text) or self.refuse(wanted or f"'{text}'")
 
     def _kind(self, *kinds: str) -> _Lexeme:
-        return self._take() if self.next.kind in kinds else self._refuse(_NAMES[kinds[0]])
+        return self._take() if self.next.kind in kinds else self.refuse(_NAMES.get(kinds[0], f"a {kinds[0]}"))
 
-    def _refuse(self, wanted: str) -> Any:
-        found = "the text ends too early" if self.next.kind == "end" else f"unexpected '{self.next.text}'"
-        raise _Problem(f"{found}: expected {wanted}", self.next)
+    def _name(self, lexeme: _Lexeme) -> str:
+        """The name or string that a token holds, without its sigil."""
+        text = lexeme.text if lexeme.kind in ("word", "string") else lexeme.text[1:]
+        return unquote(text) if text.startswith('"') else text
 
-    def _list(self, item: Callable[[], T], brackets: str) -> list[T]:
-        """``item``s within ``brackets``, separated by commas."""
+    def _word(self) -> str:
+        return self._name(self._kind("word", "string"))
+
+    def _string(self) -> str:
+        return self._name(self._kind("string"))
+
+    def _integer(self) -> int:
+        sign = -1 if self._accept("-") else 1
+        return sign * int(self._kind("int").text)
+
+    def _one_of(self, table: dict[str, T], what: str) -> T:
+        lexeme = self._kind("word")
+        if lexeme.text not in table:
+            raise self._error(f"unknown {what} '{lexeme.text}': use one of {', '.join(table)}", lexeme)
+        return table[lexeme.text]
+
+    def _nest(self, step: int) -> None:
+        self.depth += step
+        if self.depth > MAX_DEPTH:
+            raise self._error(f"this is nested more than {MAX_DEPTH} deep", self.next)
+
+    def _list(self, item: Callable[[], T], brackets: str, separator: str = ",") -> list[T]:
+        """``item``s within ``brackets``."""
         self._expect(brackets[0])
+        self._nest(1)
         items: list[T] = []
         while not self._accept(brackets[1]):
             items.append(item())
-            if not self._accept(","):
-                self._expect(brackets[1], f"',' or '{brackets[1]}'")
-                break
+            if separator and self.next.text != brackets[1]:
+                self._expect(separator, f"'{separator}' or '{brackets[1]}'")
+        self._nest(-1)
         return items
 
-    def _word(self) -> _Lexeme:
-        return self._kind("word", "string")
+    def _optional(self, item: Callable[[], T]) -> list[T]:
+        """``item``s in braces, if there are braces."""
+        return self._list(item, "{}") if self.next.text == "{" else []
 
-    def _integer(self) -> int:
-        minus, lexeme = self._accept("-"), self._kind("int")
-        try:
-            return -int(lexeme.text) if minus else int(lexeme.text)
-        except ValueError:
-            raise _Problem("this integer has too many digits", lexeme) from None
+    def _within(self, brackets: str, item: Callable[[], T]) -> T:
+        self._expect(brackets[0])
+        found = item()
+        self._expect(brackets[1])
+        return found
 
-    def _string(self) -> str:
-        return _text(self._kind("string"))
+    def _keyed(self, value: Callable[[], T]) -> tuple[_Lexeme, T]:
+        key = self._kind("word", "string")
+        self._expect("=")
+        return key, value()
+
+    def _once(self, pairs: Iterable[tuple[_Lexeme, T]]) -> dict[str, T]:
+        """``pairs`` as a dictionary. Raises ParseError for a name that is given twice."""
+        found: dict[str, T] = {}
+        for key, value in pairs:
+            name = self._name(key)
+            if name in found:
+                raise self._error(f"'{name}' is given twice", key)
+            found[name] = value
+        return found
 
     # -- graphs --------------------------------------------------------------------------------------------------------
 
-    def whole(self) -> Graph:
+    def graph(self) -> tuple[_Lexeme, Graph]:
+        """A graph, and the key that it has among subgraphs."""
+        key = self._kind("symbol") if self.next.kind == "symbol" else None
+        if key is not None:
+            self._expect("=")
         self._expect("graph")
-        graph = self._graph(self._kind("symbol"))
-        return graph if self.next.kind == "end" else self._refuse("the end of the text")
-
-    def _graph(self, name: _Lexeme) -> Graph:
-        graph = Graph(_text(name))
-        if self.next.text == "{":
-            self._settings(graph)
+        name = self._kind("symbol")
+        graph = Graph(self._name(name))
+        self._once(self._optional(lambda: self._setting(graph)))
         self._list(lambda: self._input(graph), "()")
         self._expect("{")
         fills: list[Callable[[], None]] = []
@@ -231,408 +218,307 @@ class _Parser:
         self._expect("}")
         for fill in fills:
             fill()
-        graph.set_outputs(_resolve(graph, tuple(outputs)))
+        graph.set_outputs(self._resolve(graph, tuple(outputs)))
         if self._accept("regions"):
-            self._expect("{")
-            while not self._accept("}"):
-                self._region(graph)
+            self._list(lambda: self._region(graph), "{}", separator="")
         if self._accept("subgraphs"):
-            self._expect("{")
-            while not self._accept("}"):
-                self._subgraph(graph)
-        return graph
+            graph.subgraphs = self._once(self._list(self.graph, "{}", separator=""))
+        return key or name, graph
 
-    def _settings(self, graph: Graph) -> None:
-        for name, (key, value) in _once((pair[0], pair) for pair in self._list(self._setting, "{}")).items():
-            if name not in ("kind", "stage", "hints"):
-                raise _Problem(f"unknown setting '{name}' of a graph: use kind, stage or hints", key)
-            if isinstance(value, dict) != (name == "hints"):
-                raise _Problem(f"'{name}' takes {'{symbol = value}' if name == 'hints' else 'a name'}", key)
-            if isinstance(value, dict):
-                graph.hints = value
-            elif name == "kind":
-                graph.kind = _text(value)
-            elif _text(value) in {stage.value for stage in Stage}:
-                graph.stage = Stage(_text(value))
-            else:
-                known = ", ".join(stage.value for stage in Stage)
-                raise _Problem(f"unknown stage '{_text(value)}': use one of {known}", value)
-
-    def _setting(self) -> Keyed:
-        key = self._word()
+    def _setting(self, graph: Graph) -> tuple[_Lexeme, None]:
+        key = self._kind("word")
         self._expect("=")
-        return key, _once(self._list(self._hint, "{}")) if self.next.text == "{" else self._word()
-
-    def _hint(self) -> Keyed:
-        key = self._word()
-        self._expect("=")
-        return key, self._integer()
+        if key.text == "kind":
+            graph.kind = self._word()
+        elif key.text == "stage":
+            graph.stage = self._one_of(_STAGES, "stage")
+        elif key.text == "hints":
+            graph.hints = self._once(self._list(lambda: self._keyed(self._integer), "{}"))
+        else:
+            raise self._error(f"unknown setting '{key.text}' of a graph: use kind, stage or hints", key)
+        return key, None
 
     def _input(self, graph: Graph) -> None:
-        lexeme = self._kind("value")
+        name = self._defined(graph)
         self._expect(":")
         type = self._type()
-        items = self._list(self._input_item, "{}") if self.next.text == "{" else []
-        given = _once(items)
-        with _GraphErrors(lexeme):
-            graph.add_input(type, _defined(lexeme), role=given.get("role", "input"), static="static" in given)
+        given = self._once(self._optional(self._input_item))
+        graph.add_input(type, name, role=given.get("role", "input"), static="static" in given)
 
-    def _input_item(self) -> Keyed:
-        key = self._word()
-        value = _text(self._word()) if self._accept("=") else None
-        if (_text(key), value is None) not in (("role", False), ("static", True)):
-            raise _Problem("an input takes 'role = …' and 'static'", key)
-        return key, value
-
-    def _subgraph(self, graph: Graph) -> None:
-        key = self._kind("symbol") if self.next.kind == "symbol" else None
-        if key:
+    def _input_item(self) -> tuple[_Lexeme, str]:
+        key = self._expect("static") if self.next.text == "static" else self._expect("role", "'role = …' or 'static'")
+        if key.text == "role":
             self._expect("=")
-        self._expect("graph")
-        name = self._kind("symbol")
-        subgraph = self._graph(name)
-        if _text(key or name) in graph.subgraphs:
-            raise _Problem(f"graph @{graph.name} has two subgraphs called '{_text(key or name)}'", key or name)
-        graph.subgraphs[_text(key or name)] = subgraph
+        return key, self._word() if key.text == "role" else ""
+
+    def _defined(self, graph: Graph) -> str:
+        """The name of a value or node that is being defined."""
+        lexeme = self._kind("value", "node")
+        name = self._name(lexeme)
+        if graph.owner(name) is not None:
+            raise self._error(f"the name '{name}' is taken in graph {graph.name}", lexeme)
+        return name
 
     def _region(self, graph: Graph) -> None:
-        lexeme = self.next
+        start = self.next
         index = self._integer()
         if index in graph.regions:
-            raise _Problem(f"region {index} is given twice", lexeme)
-        region = graph.regions[index] = Region(index)
-        if self.next.text == "{":
-            region.meta = _meta(self._list(self._annotation, "{}"))
+            raise self._error(f"region {index} is given twice", start)
+        region = graph.regions[index] = Region(index, meta=self._notes(())[1])
         for reference, parameter in self._list(self._parameter, "()"):
-            value = _resolve(graph, reference)
+            value = self._resolve(graph, reference)
             if value in region.parameters:
-                raise _Problem(f"parameter {reference.lexeme.text} is given twice", reference.lexeme)
+                raise self._error(f"parameter %{value.name} is given twice", reference.lexeme)
             region.parameters[value] = parameter
 
-    def _parameter(self) -> tuple[_Reference, Parameter]:
-        reference = _reference(self._kind("value"))
+    def _parameter(self) -> tuple[Reference, Parameter]:
+        reference = self._reference()
         self._expect(":")
-        decision, reason = _text(self._word()), self._string()
+        decision, reason = self._word(), self._string()
         return reference, Parameter(decision, reason, None if self.next.text in (",", ")") else self._number())
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _node(self, graph: Graph) -> Callable[[], None]:
         """Add the node, still without operands; the result sets them."""
-        target = self._take()
-        results = self._kind("int") if self._accept(":") else None
+        target = self.next
+        name = self._defined(graph)
+        expected = 0 if target.kind == "node" else int(self._kind("int").text) if self._accept(":") else 1
         self._expect("=")
-        op = _text(self._word())
+        op = self._word()
         arguments = self._list(self._argument, "()")
-        types: list[Type] | None = None
+        types: list[Type] = []
         after: list[_Lexeme] = []
-        effects: dict[str, Any] = {}
+        effects: list[tuple[_Lexeme, Any]] = []
         while self.next.text in ("after", ":", "!"):
-            clause = self._take()
-            if clause.text == "after":
+            clause = self._take().text
+            if clause == "after":
                 after += self._list(lambda: self._kind("node"), "()")
-            elif clause.text == "!":
-                self._effect(effects)
-            elif types is not None:
-                raise _Problem("types are given twice", clause)
+            elif clause == "!":
+                effects.append(self._effect())
             else:
-                types = self._list(self._type, "()") if self.next.text == "(" else [self._type()]
-        annotations = self._list(self._annotation, "{}") if self.next.text == "{" else []
-        _check_results(target, results, types or [])
-        cost, loc = _cost(annotations), _location(annotations)
-        with _GraphErrors(target):
-            node = graph.add(op, (), types or (), name=_defined(target), effects=Effects(**effects), cost=cost, loc=loc)
-        node.meta = _meta([(key, value) for key, value in annotations if not _has_place(key)])
-        return lambda: _fill(graph, node, target, arguments, after)
+                types += self._list(self._type, "()") if self.next.text == "(" else [self._type()]
+        fields, meta = self._notes(RESERVED)
+        if len(types) != expected or (target.kind == "value" and not types):
+            raise self._error(f"results: {expected}, types: {len(types)}; ^name has none, %name:2 has two", target)
+        node = graph.add(
+            op,
+            (),
+            types,
+            name=name,
+            effects=Effects(**self._once(effects)),
+            cost=Cost(**{field: fields[field] for field in COST_FIELDS if field in fields}),
+            loc=self._location(fields, target),
+        )
+        node.meta = meta
+        return lambda: self._fill(graph, node, arguments, after)
+
+    def _fill(
+        self,
+        graph: Graph,
+        node: KernelNode,
+        arguments: Sequence[tuple[_Lexeme | None, object]],
+        after: Sequence[_Lexeme],
+    ) -> None:
+        """Set the operands of ``node`` and its order, once all nodes are there."""
+        operands = tuple(self._resolve(graph, value) for key, value in arguments if key is None)
+        keyed = [(key, self._resolve(graph, value)) for key, value in arguments[len(operands) :] if key is not None]
+        if len(operands) + len(keyed) < len(arguments):
+            raise self._error("an operand cannot follow an attribute", next(key for key, _ in arguments if key))
+        graph.set_args(node, operands, self._once(keyed))
+        for lexeme in after:
+            try:
+                graph.add_order(graph.node(self._name(lexeme)), node)
+            except (KeyError, GraphError) as error:
+                raise self._error(str(error.args[0]), lexeme) from None
 
     def _argument(self) -> tuple[_Lexeme | None, object]:
-        if self.next.kind not in ("word", "string"):
-            return None, self._literal()
-        word = self._take()
-        return (word, self._literal()) if self._accept("=") else (None, self._literal_word(word))
+        key = self.next
+        if key.kind in ("word", "string"):
+            self._take()
+            if self._accept("="):
+                return key, self._literal()
+            self.next = key
+        return None, self._literal()
 
-    def _effect(self, effects: dict[str, Any]) -> None:
-        name = self._kind("word")
-        if name.text not in _EXAMPLES:
-            raise _Problem(f"unknown effect '{name.text}': use one of {', '.join(_EXAMPLES)}", name)
-        if name.text in effects:
-            raise _Problem(f"effect '{name.text}' is given twice", name)
-        example = _EXAMPLES[name.text]
-        opened = self.next.text if self.next.text in ("(", "[") else ""
-        value: Any = True
-        if opened == "(":
-            value = "".join(self._list(self._string, "()"))
-        elif opened:
-            value = tuple(self._list(self._position, "[]"))
-        paired = name.text == "aliases"
-        if opened != example[:1] or (opened == "[" and any(isinstance(item, tuple) != paired for item in value)):
-            raise _Problem(f"write !{name.text}{example}", name)
-        effects[name.text] = value
+    def _effect(self) -> tuple[_Lexeme, Any]:
+        key = self._kind("word")
+        if key.text in FLAGS:
+            return key, True
+        if key.text in NAMED:
+            return key, self._within("()", self._string)
+        if key.text in ("reads", "writes"):
+            return key, tuple(self._list(self._integer, "[]"))
+        if key.text == "aliases":
+            return key, tuple(self._list(self._alias, "[]"))
+        known = ", ".join(("reads", "writes", "aliases", *NAMED, *FLAGS))
+        raise self._error(f"unknown effect '{key.text}': use one of {known}", key)
 
-    def _position(self) -> int | tuple[int, int]:
-        first = self._integer()
-        return (first, self._integer()) if self._accept(":") else first
+    def _alias(self) -> tuple[int, int]:
+        result = self._integer()
+        self._expect(":")
+        return result, self._integer()
 
-    def _annotation(self) -> Keyed:
-        key = self._word()
-        self._expect("=")
-        return key, self._expression() if key.text in COST_FIELDS else self._literal()
+    def _notes(self, reserved: Sequence[str]) -> tuple[dict[str, Any], Meta]:
+        """What stands in braces: what bare names in ``reserved`` are given, and the annotations."""
+        pairs = self._optional(self._note)
+        self._once(pairs)
+        fields, meta = {}, Meta()
+        for key, value in pairs:
+            name = self._name(key)
+            if key.kind == "word" and name in reserved:
+                fields[name] = value
+                continue
+            try:
+                meta.set(_STANDARD.get(name) or MetaKey(name, type(value)), value)
+            except (TypeError, ValueError) as error:
+                raise self._error(str(error), key) from None
+        return fields, meta
+
+    def _note(self) -> tuple[_Lexeme, Any]:
+        name = self.next.text
+        in_text = self._string if name in ("loc", "in", "code") else self._literal
+        return self._keyed(self._expression if name in COST_FIELDS else in_text)
+
+    def _location(self, fields: dict[str, Any], target: _Lexeme) -> Location | None:
+        if fields.keys().isdisjoint(("loc", "in", "code")):
+            return None
+        match = re.fullmatch(r"(.*):(-?[0-9]{1,18})", fields.get("loc", ""), re.DOTALL)
+        if match is None:
+            raise self._error('a source line is written loc = "file:line"', target)
+        return Location(match[1], int(match[2]), fields.get("in", ""), fields.get("code", ""))
+
+    def _resolve(self, graph: Graph, value: Any) -> Any:
+        """An operand with its references replaced by values."""
+        if isinstance(value, tuple):
+            return tuple(self._resolve(graph, item) for item in value)
+        if not isinstance(value, Reference):
+            return value
+        owner = graph.owner(value.name)
+        if owner is None:
+            raise self._error(f"unknown value %{value.name}", value.lexeme)
+        results = (owner,) if isinstance(owner, Value) else owner.outputs
+        if value.index is None and len(results) == 1:
+            return results[0]
+        if value.index is None or value.index >= len(results):
+            raise self._error(f"'{value.name}' has {len(results)} results: write %name.index", value.lexeme)
+        return results[value.index]
 
     # -- types ---------------------------------------------------------------------------------------------------------
 
     def _type(self) -> Type:
-        word = self._word()
-        if self.next.text == "[" and word.kind == "word":
-            shape = tuple(self._list(self._expression, "[]"))
-            stride = tuple(self._list(self._expression, "{}")) if self.next.text == "{" else None
-            device = self._device(self._kind("symbol"))
-            if word.text not in _DTYPES:
-                raise _Problem(f"unknown dtype '{word.text}': use one of {', '.join(_DTYPES)}", word)
-            return TensorType(_DTYPES[word.text], shape, device, stride)
-        if word.kind == "word" and self._accept("<"):
-            name = self._string()
-            self._expect(">")
-            if word.text != "opaque":
-                raise _Problem(f"unknown type '{word.text}': only opaque<\"name\"> has angle brackets", word)
-            return OpaqueType(name)
-        if word.kind == "word" and word.text not in ("int", "float", "bool"):
-            hint = "a tensor is written dtype[sizes]@device" if word.text in _DTYPES else "use int, float or bool"
-            raise _Problem(f"'{word.text}' is no scalar type: {hint}", word)
-        value = None
-        if self._accept("("):
-            value = self._expression()
-            self._expect(")")
-        return ScalarType(_text(word), value)
+        found = self._one_of(_TYPES, "type")
+        if found is OpaqueType:
+            return OpaqueType(self._within("<>", self._string))
+        if not isinstance(found, DType):
+            return ScalarType(found, self._within("()", self._expression) if self.next.text == "(" else None)
+        shape = tuple(self._list(self._expression, "[]"))
+        stride = tuple(self._list(self._expression, "{}")) if self.next.text == "{" else None
+        return TensorType(found, shape, self._device(), stride)
 
-    def _device(self, name: _Lexeme) -> Device:
-        return Device(_text(name), self._integer() if self._accept(":") else None)
+    def _device(self) -> Device:
+        kind = self._name(self._kind("symbol"))
+        return Device(kind, self._integer() if self._accept(":") else None)
 
     # -- literals ------------------------------------------------------------------------------------------------------
 
     def _literal(self) -> Any:
         kind, text, _ = self.next
-        if kind in ("word", "string"):
-            return self._literal_word(self._take())
-        if kind in ("int", "float") or text == "-":
-            return self._number()
         if kind == "value":
-            return _reference(self._take())
+            return self._reference()
         if kind == "symbol":
-            return self._device(self._take())
+            return self._device()
+        if kind == "string":
+            return self._string()
         if kind == "token":
-            return Token(_text(self._take()))
+            return Token(self._name(self._take()))
         if text == "[":
             return tuple(self._list(self._literal, "[]"))
+        if kind in ("int", "float") or text in ("-", "inf", "nan"):
+            return self._number()
         if self._accept("$"):
-            self._expect("(")
-            value = self._expression()
-            self._expect(")")
-            return value
-        return self._refuse("a literal")
+            return self._within("()", self._expression)
+        if self._accept("graph"):
+            return GraphRef(self._name(self._kind("symbol")))
+        if self._accept("complex"):
+            return self._complex()
+        return self._one_of(_WORDS, "literal") if kind == "word" else self.refuse("a literal")
 
-    def _literal_word(self, word: _Lexeme) -> object:
-        if word.kind == "string":
-            return _text(word)
-        if self.next.kind == "symbol":
-            if word.text != "graph":
-                raise _Problem(f"unexpected '{word.text}': a subgraph is written graph @name", word)
-            return GraphRef(_text(self._take()))
-        if self.next.text == "(":
-            if word.text != "complex":
-                only = "complex(real, imaginary) is the only literal of this form"
-                raise _Problem(f"unexpected '{word.text}': {only}", word)
-            parts = self._list(self._number, "()")
-            try:
-                return complex(*parts)
-            except (OverflowError, TypeError):
-                raise _Problem("complex takes two numbers, each a double", word) from None
-        if word.text in LITERAL_WORDS:
-            return LITERAL_WORDS[word.text]
-        if word.text not in _DTYPES:
-            raise _Problem(f"unknown word '{word.text}': strings are quoted, tokens have '#'", word)
-        return _DTYPES[word.text]
+    def _reference(self) -> Reference:
+        lexeme = self._kind("value")
+        index = int(self._take().text[1:]) if self.next.kind == "index" else None
+        return Reference(self._name(lexeme), index, lexeme)
 
-    def _number(self) -> Any:
+    def _number(self) -> int | float:
         sign = -1 if self._accept("-") else 1
-        lexeme = self._kind("int", "float", "word")
-        if lexeme.kind == "word" and lexeme.text not in ("inf", "nan"):
-            raise _Problem(f"'{lexeme.text}' is no number: use digits, inf or nan", lexeme)
+        if self._accept("inf"):
+            return sign * math.inf
+        if self._accept("nan"):
+            return math.nan
+        lexeme = self._kind("int", "float")
+        return sign * (int(lexeme.text) if lexeme.kind == "int" else float(lexeme.text))
+
+    def _complex(self) -> complex:
+        start = self.next
         try:
-            return sign * (int(lexeme.text) if lexeme.kind == "int" else float(lexeme.text))
-        except ValueError:
-            raise _Problem("this integer has too many digits", lexeme) from None
+            return complex(*self._list(self._number, "()"))
+        except (OverflowError, TypeError):
+            raise self._error("complex takes two numbers, each a double", start) from None
 
     # -- expressions ---------------------------------------------------------------------------------------------------
 
     def _expression(self) -> Dim:
-        start = self.next
+        start, self.functions = self.next, 0
         try:
             return dims.read(self._sum())
-        except RecursionError:
-            raise _Problem("not an expression: it is nested too deeply", start) from None
-        except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError) as error:
-            raise _Problem(f"not an expression: {error}", start) from None
+        except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError) as error:
+            raise self._error(f"not an expression: {error}", start) from None
 
-    def _sum(self) -> Written:
-        terms = [(1, self._product())]
+    def _sum(self) -> sympy.Expr:
+        terms = [self._product(1)]
         while self.next.text in ("+", "-"):
-            terms.append((1 if self._take().text == "+" else -1, self._product()))
-        return terms[0][1] if len(terms) == 1 else Written("add", "", tuple(terms))
+            terms.append(self._product(1 if self._take().text == "+" else -1))
+        return sympy.Add(*terms)
 
-    def _product(self) -> Written:
-        factors = [(1, self._factor())]
-        while self.next.text in ("*", "/") or self.next.text.startswith("%"):
-            if self.next.text.startswith("%"):
+    def _product(self, sign: int) -> sympy.Expr:
+        # in one product, as sympy multiplies a number into a sum where nothing else is with them
+        factors = [sympy.Integer(-sign if self._accept("-") else sign), self._factor()]
+        while True:
+            if self._accept("*"):
+                factors.append(self._factor())
+            elif self._accept("/"):
+                factors.append(sympy.Pow(self._factor(), -1))
+            elif self.next.text.startswith("%"):
                 self.next = self._scan(self.next.start + 1)  # what follows may have been taken for a %value
-                factors = [(1, dims.call("Mod", [_multiplied(factors), self._factor()]))]
+                factors = [self._call("Mod", [sympy.Mul(*factors), self._factor()])]
             else:
-                factors.append((1 if self._take().text == "*" else -1, self._factor()))
-        return _multiplied(factors)
+                return sympy.Mul(*factors)
 
-    def _factor(self) -> Written:
+    def _factor(self) -> sympy.Expr:
+        self._nest(1)
         if self._accept("-"):
-            return Written.of("neg", "", [self._factor()])
-        base = self._atom()
-        return dims.call("FloatPow", [base, self._factor()]) if self._accept("**") else base
+            value = sympy.Mul(-1, self._factor())
+        else:
+            value = self._atom()
+            if self._accept("**"):
+                value = sympy.Pow(*dims.within_limits("**", [value, self._factor()]))
+        self._nest(-1)
+        return value
 
-    def _atom(self) -> Written:
-        if self._accept("("):
-            inner = self._sum()
-            self._expect(")")
-            return inner
+    def _atom(self) -> sympy.Expr:
+        if self.next.text == "(":
+            return self._within("()", self._sum)
         if self.next.kind in ("int", "float"):
-            return Written("number", self._take().text)
-        word = self._word()
-        if self.next.text != "(":
-            constant = word.kind == "word" and word.text in dims.CONSTANTS
-            return Written("constant" if constant else "symbol", _text(word))
-        operands = self._list(self._sum, "()")
-        try:
-            return dims.call(_text(word), operands, opaque=word.kind == "string")
-        except TypeError:
-            raise _Problem(f"not an expression: wrong number of operands of {word.text}", word) from None
+            number = self._number()
+            return sympy.Integer(number) if isinstance(number, int) else sympy.Float(number)
+        word = self._kind("word", "string")
+        name = self._name(word)
+        if self.next.text == "(":
+            return self._call(name, self._list(self._sum, "()"), opaque=word.kind == "string")
+        return dims.CONSTANTS[name] if word.kind == "word" and name in dims.CONSTANTS else symbol(name)
 
-
-def _multiplied(factors: Sequence[tuple[int, Written]]) -> Written:
-    return factors[0][1] if len(factors) == 1 else Written("mul", "", tuple(factors))
-
-
-# -- from what is read to the graph ------------------------------------------------------------------------------------
-
-
-class _GraphErrors:
-    """Within it, what a graph refuses is a problem with ``lexeme``."""
-
-    def __init__(self, lexeme: _Lexeme) -> None:
-        self.lexeme = lexeme
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, GraphError):
-            raise _Problem(str(error), self.lexeme) from None
-
-
-def _defined(lexeme: _Lexeme) -> str:
-    """The name of a value or node that is being defined."""
-    if lexeme.kind == "node":
-        return _text(lexeme)
-    reference = _reference(lexeme)
-    if reference.place is not None:
-        raise _Problem(f"a definition has no index: write %{reference.name}", lexeme)
-    return reference.name
-
-
-def _check_results(target: _Lexeme, results: _Lexeme | None, types: Sequence[Type]) -> None:
-    if target.kind == "node":
-        if types or results:
-            raise _Problem("'^' names a node without results: write % where there are some", target)
-        return
-    expected = 1 if results is None else int(results.text[:9])
-    if len(types) != expected or not types:
-        have = f"{len(types)} type" + ("" if len(types) == 1 else "s")
-        raise _Problem(f"{expected} result{'' if expected == 1 else 's'} but {have}", results or target)
-
-
-def _fill(
-    graph: Graph,
-    node: KernelNode,
-    target: _Lexeme,
-    arguments: Sequence[tuple[_Lexeme | None, object]],
-    after: Sequence[_Lexeme],
-) -> None:
-    """Set the operands of ``node`` and its order, once all nodes are there."""
-    operands = [value for key, value in arguments if key is None]
-    if any(key is not None for key, _ in arguments[: len(operands)]):
-        raise _Problem("an operand cannot follow an attribute", target)
-    attrs = _once((key, _resolve(graph, value)) for key, value in arguments if key is not None)
-    graph.set_args(node, _resolve(graph, tuple(operands)), attrs)
-    for lexeme in after:
-        before = graph.owner(_text(lexeme))
-        if not isinstance(before, KernelNode):
-            raise _Problem(f"unknown node {lexeme.text}", lexeme)
-        if before is node:
-            raise _Problem(f"node {lexeme.text} cannot run before itself", lexeme)
-        graph.add_order(before, node)
-
-
-def _resolve(graph: Graph, value: Any) -> Any:
-    """An operand with its references replaced by values."""
-    if type(value) is tuple:
-        return tuple(_resolve(graph, item) for item in value)
-    return _value(graph, value) if isinstance(value, _Reference) else value
-
-
-def _value(graph: Graph, reference: _Reference) -> Value:
-    name, index, lexeme = reference
-    owner = graph.owner(name)
-    if owner is None or (isinstance(owner, Value) and index is not None):
-        raise _Problem(f"unknown value {lexeme.text}", lexeme)
-    if isinstance(owner, Value):
-        return owner
-    count = len(owner.outputs)
-    if (index is None) != (count == 1) or (index is not None and index >= count):
-        raise _Problem(f"{lexeme.text}: node '{name}' has {count} result{'' if count == 1 else 's'}", lexeme)
-    return owner.outputs[index or 0]
-
-
-def _has_place(key: _Lexeme) -> bool:
-    """Whether an annotation of a node is no annotation, but its cost or its source line."""
-    return key.kind == "word" and key.text in RESERVED
-
-
-def _cost(annotations: Sequence[Keyed]) -> Cost:
-    _once(annotations)
-    return Cost(**{key.text: value for key, value in annotations if key.kind == "word" and key.text in COST_FIELDS})
-
-
-def _location(annotations: Sequence[Keyed]) -> Location | None:
-    place = {k.text: (k, value) for k, value in annotations if _has_place(k) and k.text not in COST_FIELDS}
-    for key, value in place.values():
-        if not isinstance(value, str):
-            raise _Problem(f"'{key.text}' must be a string", key)
-    if not place:
-        return None
-    key, where = place.get("loc") or (next(iter(place.values()))[0], "")
-    file, colon, line = where.rpartition(":")
-    if not colon or not line.lstrip("-").isdecimal() or len(line) > 18:
-        raise _Problem('a source line is written loc = "file:line"', key)
-    return Location(file, int(line), *(place[name][1] if name in place else "" for name in ("in", "code")))
-
-
-def _meta(annotations: Sequence[Keyed]) -> Meta:
-    for key, value in annotations:
-        name = _text(key)
-        if name in RESERVED:
-            raise _Problem(f"'{name}' cannot be an annotation here: the name is reserved", key)
-        if _refers(value):
-            raise _Problem("an annotation holds literals, no values", key)
-        if name in _STANDARD and not isinstance(value, _STANDARD[name]):
-            raise _Problem(f"annotation '{name}' must be {_STANDARD[name].__name__}", key)
-    return Meta(_once(annotations))
-
-
-def _refers(value: Arg | _Reference) -> bool:
-    if isinstance(value, _Reference):
-        return True
-    return type(value) is tuple and any(map(_refers, value))
+    def _call(self, name: str, operands: Sequence[sympy.Expr], *, opaque: bool = False) -> sympy.Expr:
+        self.functions += 1
+        if self.functions > MAX_FUNCTIONS:
+            raise ValueError(f"there are more than {MAX_FUNCTIONS} functions within one expression")
+        return dims.call(name, dims.within_limits(name, operands), opaque=opaque)

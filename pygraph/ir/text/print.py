@@ -64,8 +64,7 @@ def type_text(type: Type) -> str:
         stride = "" if type.stride is None else f"{{{_dims_text(type.stride)}}}"
         return f"{type.dtype.value}[{_dims_text(type.shape)}]{stride}{_device_text(type.device)}"
     if isinstance(type, ScalarType):
-        kind = type.kind if type.kind in ("int", "float", "bool") else quote(type.kind)
-        return kind if type.expr is None else f"{kind}({dim_text(type.expr)})"
+        return type.kind if type.expr is None else f"{type.kind}({dim_text(type.expr)})"
     return f"opaque<{quote(type.name)}>"
 
 

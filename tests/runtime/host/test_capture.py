@@ -47,28 +47,13 @@ def mapped(address: int) -> bool:
     return False
 
 
-def resident(address: int) -> int:
-    """Bytes of real memory behind the mapping that holds ``address``."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
-        if "-" in first and not first.endswith(":"):
-            low, high = (int(part, 16) for part in first.split("-"))
-            inside = low <= address < high
-        elif inside and first == "Rss:":
-            return int(line.split()[1]) * 1024
-    raise AssertionError("not mapped")
-
-
 def test_capturing_runs_nothing(driver: HostDriver, call: RegionCall) -> None:
     args = call.fresh()
     before, state = copy_arguments(args), torch.get_rng_state()
-    recording = driver.capture(call.fn, args)
+    driver.capture(call.fn, args)
     assert same_bits(args, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert len(args) == len(call.args)
-    for address, _ in payload(recording).arena.chunks:
-        assert resident(address) == 0
 
 
 def test_every_word_of_a_tensor_is_its_address(driver: HostDriver, call: RegionCall) -> None:
@@ -240,16 +225,3 @@ def test_helpers_of_the_module_are_recorded_too(driver: HostDriver) -> None:
     exec(compile(source, "helpers.py", "exec"), scope)
     recording = driver.capture(scope["region"], [torch.randn(3)])
     assert [launch.name for launch in recording.launches] == ["aten.relu.default", "aten.add.Tensor"]
-
-
-def test_capture_inside_inference_mode(driver: HostDriver, call: RegionCall) -> None:
-    with torch.inference_mode():
-        executable, _ = make_executable(driver, call)
-        state = torch.get_rng_state()
-        ours = executable.replay(call.fresh())
-        torch.set_rng_state(state)
-    with torch.no_grad():
-        theirs = call.run(call.fresh())
-    assert ours is not None
-    assert all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert ours[0].is_inference()

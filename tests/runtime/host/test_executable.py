@@ -107,17 +107,17 @@ def test_parameters_and_tensors_that_require_gradients(driver: HostDriver, execu
     assert torch.equal(outputs[0], (call.args[0] + call.args[1]) * 2.5)
 
 
-def test_a_misaligned_argument_that_is_read_is_copied(driver: HostDriver, executable: Executable) -> None:
+def test_a_misaligned_argument_is_copied_if_it_is_only_read(driver: HostDriver, executable: Executable) -> None:
     x, y, factor = scaled_call().args
     expected = (x + y) * factor
+    assert executable.replay([misaligned(x), y, factor]) is None
     outputs = executable.replay([x, misaligned(y), factor])
     assert outputs is not None
     assert torch.equal(outputs[0], expected)
-
-
-def test_a_misaligned_argument_that_is_written_is_turned_away(executable: Executable) -> None:
-    x, y, factor = scaled_call().args
-    assert executable.replay([misaligned(x), y, factor]) is None
+    anywhere, _ = make_executable(driver, scaled_call(), alignment=1)
+    outputs = anywhere.replay([misaligned(x), misaligned(y), factor])
+    assert outputs is not None
+    assert torch.equal(outputs[0], (x + y) * factor)
 
 
 def test_a_misaligned_argument_that_overlaps_a_written_one_is_turned_away(executable: Executable) -> None:
@@ -127,37 +127,6 @@ def test_a_misaligned_argument_that_overlaps_a_written_one_is_turned_away(execut
     y = storage[first + 13 : first + 25].view(4, 3)
     assert y.data_ptr() % 16 == 4
     assert executable.replay([x, y, 2.5]) is None
-
-
-def test_without_alignment_nothing_is_copied(driver: HostDriver) -> None:
-    executable, _ = make_executable(driver, scaled_call(), alignment=1)
-    x, y, factor = scaled_call().args
-    expected = (x + y) * factor
-    ours = misaligned(x)
-    outputs = executable.replay([ours, misaligned(y), factor])
-    assert outputs is not None
-    assert torch.equal(outputs[0], expected)
-    assert torch.equal(ours, x + y)
-
-
-@pytest.mark.parametrize("alignment", [16, 64, 256])
-def test_copies_have_the_alignment_asked_for(driver: HostDriver, alignment: int) -> None:
-    call = scaled_call()
-    executable, _ = make_executable(driver, call, alignment=alignment)
-    for shift in range(0, 20, 3):
-        storage = torch.randn(200)
-        y = storage[shift : shift + 12].view(4, 3)
-        x = torch.empty(4096, dtype=torch.uint8)
-        begin = -x.data_ptr() % 256 + captured_residue(driver, call, alignment)
-        x = x[begin : begin + 48].view(torch.float32).view(4, 3)
-        x.zero_()
-        outputs = executable.replay([x, y, 2.5])
-        assert outputs is None or torch.equal(outputs[0], y * 2.5)
-        assert alignment > 64 or outputs is not None
-
-
-def captured_residue(driver: HostDriver, call: RegionCall, alignment: int) -> int:
-    return make_program(driver, call.fn, call.args).recording.allocations[0].address % alignment
 
 
 def overlapping() -> list[Any]:

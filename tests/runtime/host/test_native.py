@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import subprocess
 from pathlib import Path
 
@@ -73,20 +72,6 @@ def test_integers_floats_and_addresses_in_any_order(driver: HostDriver, tmp_path
     assert out.tolist() == values
 
 
-def test_an_exception_of_a_kernel_is_a_runtime_error(driver: HostDriver, tmp_path: Path) -> None:
-    source = tmp_path / "throws.cpp"
-    source.write_text(
-        "#include <cstdint>\n#include <stdexcept>\n"
-        'extern "C" void kernel(int64_t p) { if (p == 3) throw std::runtime_error("three"); }\n'
-    )
-    native = build.load()
-    graph = native.HostGraph(0)
-    graph.add_kernel(load_kernel(source), [3], [False])
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="three"):
-            graph.replay([])
-
-
 def test_too_many_parameters(driver: HostDriver) -> None:
     native = build.load()
     for count, is_float in ((native.MAX_WORDS + 1, False), (native.MAX_FLOATS + 1, True)):
@@ -106,18 +91,3 @@ def test_parameters_are_read_from_the_source_of_the_module(tmp_path: Path) -> No
     read, write, integer, real = Parameter.READ, Parameter.WRITE, Parameter.INTEGER, Parameter.FLOAT
     assert parameters_of(str(module)) == {"first": (read, write, integer, real)}
     assert parameters_of(str(tmp_path / "absent.py")) == {}
-
-
-def test_tensors_over_addresses_touch_nothing(driver: HostDriver) -> None:
-    native = build.load()
-    start = native.reserve(1 << 20)
-    try:
-        for size, stride, offset in itertools.product([[], [4], [3, 0]], [1], [0, 5]):
-            strides = [stride] * len(size)
-            tensor = native.tensor_at(start + 4096, 4096, size, strides, torch.float32, offset)
-            assert native.element_address(tensor) == start + 4096
-            assert tensor.storage_offset() == offset
-            assert tensor.view(tensor.shape).shape == tensor.shape
-            del tensor
-    finally:
-        native.unreserve(start, 1 << 20)

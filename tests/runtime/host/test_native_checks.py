@@ -39,16 +39,6 @@ def at_offset(offset: int) -> torch.Tensor:
     return torch.arange(16.0).as_strided((4,), (1,), offset)
 
 
-def test_a_baked_storage_offset_has_to_be_the_same(native: Any) -> None:
-    """The region looks at the storage from its start on."""
-    graph = passing(native, at_offset(2), offset=2)
-    assert graph.replay([at_offset(2)]) is not None
-    for other in (0, 1, 3):
-        assert graph.replay([at_offset(other)]) is None
-    anywhere = passing(native, at_offset(2), offset=-1)
-    assert anywhere.replay([at_offset(3)]) is not None
-
-
 def test_no_copy_stands_for_an_argument_whose_storage_offset_is_baked(native: Any) -> None:
     """A copy begins at its first element: what lies before it in the storage is not there."""
     argument = at_offset(1)
@@ -136,19 +126,6 @@ def test_fewer_or_more_results_are_an_error(native: Any, library: object) -> Non
     returned[:] = [torch.ones(3)] * 3
     with pytest.raises(RuntimeError, match="more tensors"):
         graph.replay([])
-
-
-def test_an_output_is_the_same_as_an_earlier_one_only(native: Any) -> None:
-    graph = native.HostGraph(0)
-    for index in (-1, 0, 1):
-        with pytest.raises(RuntimeError, match="no such output before"):
-            graph.add_output(native.OutputKind.SAME, index, 0, [], [], None, None)
-    value = object()
-    graph.add_output(native.OutputKind.OBJECT, 0, 0, [], [], None, value)
-    with pytest.raises(RuntimeError, match="no such output before"):
-        graph.add_output(native.OutputKind.SAME, 1, 0, [], [], None, None)
-    graph.add_output(native.OutputKind.SAME, 0, 0, [], [], None, None)
-    assert graph.replay([]) == [value, value]
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
