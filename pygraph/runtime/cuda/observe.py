@@ -88,8 +88,6 @@ class Observer:
     spans: list[Span] = field(default_factory=list)
     absolute: list[int] = field(default_factory=list)
     """Addresses of tensors that were given an offset from the start of their storage."""
-    silent: list[Span] = field(default_factory=list)
-    """Calls that added no nodes."""
     python: list[PythonCall] = field(default_factory=list)
     """Calls of operators whose bodies are Python, and were run."""
     failed: str | None = None
@@ -128,7 +126,7 @@ class Observer:
             raise CaptureError("uncaptured-work", f"{name} adds nothing to the capture: its work goes another way")
         nondeterministic = nondeterministic or (inside is not None and inside.nondeterministic)
         span = Span(begin, end, name, tuple(reads), tuple(writes), here(), nondeterministic)
-        (self.spans if end > begin else self.silent).append(span)
+        self.spans.append(span)
         return result
 
     def fail(self, name: str, origin: Origin | None = None) -> None:
@@ -144,7 +142,7 @@ class Observer:
 
     def makers(self, born: int) -> list[Span]:
         """The calls that may have made an allocation when the graph had ``born`` nodes."""
-        return [span for span in (*self.spans, *self.silent) if span.begin <= born <= span.end]
+        return [span for span in self.spans if span.begin <= born <= span.end]
 
 
 def calls_operators(fn: Callable[..., Any]) -> bool:

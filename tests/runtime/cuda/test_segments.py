@@ -24,7 +24,7 @@ from pygraph.runtime.cuda.segments import (
     pieces,
 )
 from pygraph.runtime.layout import plan
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
+from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 from pygraph.runtime.slots import SlotTable, discover
 from tests.runtime.branches import Branched, branched
 from tests.runtime.captures import Capture
@@ -32,99 +32,75 @@ from tests.runtime.captures import Capture
 MB = 1 << 20
 
 
-def recorded(capture: Capture) -> Recording:
-    return replace(capture.recording(), alignment=512)
-
-
-def explained(build: Callable[[Capture], Recording]) -> tuple[Recording, tuple[Slot, ...]]:
-    """What ``build`` records, and its slots from a second capture."""
-    first, second = build(Capture()), build(Capture(0x6600_0000_0000, gap=8192))
+def program(build: Callable[..., None], *facts: Any, **keepers: Any) -> Program:
+    """What ``build(capture, *facts)`` records, with slots from a second capture."""
+    captures = Capture(), Capture(0x6600_0000_0000, gap=8192)
+    for capture in captures:
+        build(capture, *facts)
+    first, second = (capture.recording(alignment=512) for capture in captures)
     table = discover(first, second)
     assert isinstance(table, SlotTable)
-    return first, table.slots
+    return Program(first, table.slots, plan(first, table.slots), **keepers)
 
 
-def backward(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
-    """Each launch reads one saved activation and the running gradient, and writes a new one and an output."""
-
-    def build(capture: Capture) -> Recording:
-        saved = [capture.input(size) for _ in range(layers)]
-        gradient = capture.input(size)
-        for activation in reversed(saved):
-            following, output = capture.pool(size), capture.pool(size)
-            capture.fresh(2 * len(capture.outputs) + 1)
-            capture.launch(activation, gradient, following, output)
-            gradient = following
-        return recorded(capture)
-
-    return explained(build)
-
-
-def program(recording: Recording, slots: tuple[Slot, ...], **keepers: Any) -> Program:
-    return Program(recording, slots, plan(recording, slots), **keepers)
-
-
-def sizes_of(recording: Recording) -> dict[int, int]:
-    """Bytes of each allocation of the region's own."""
-    return {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
-
-
-def made(recording: Recording, slots: tuple[Slot, ...]) -> Segments:
-    return cut(program(recording, slots))
-
-
-def whole(program_: Program) -> Segments:
+def whole(program: Program) -> Segments:
     """The region as one segment, with the program's own layout."""
-    facts = _Facts(program_)
-    return facts.plan(((0, facts.launches),), program_.layout)
+    facts = _Facts(program)
+    return facts.plan(((0, facts.launches),), program.layout)
+
+
+def backward(capture: Capture, layers: int, size: int) -> None:
+    """Each launch reads one saved activation and the running gradient, and writes a new one and an output."""
+    saved = [capture.input(size) for _ in range(layers)]
+    gradient = capture.input(size)
+    for activation in reversed(saved):
+        following, output = capture.pool(size), capture.pool(size)
+        capture.fresh(2 * len(capture.outputs) + 1)
+        capture.launch(activation, gradient, following, output)
+        gradient = following
 
 
 def test_a_region_that_holds_little_stays_whole() -> None:
-    recording, slots = backward(layers=32, size=MB)
-    segments = made(recording, slots)
-    assert segments.bounds == ((0, 32),)
-    assert segments.blocks == ()
-    layout = plan(recording, slots)
-    assert segments.workspaces[0] == tuple(pieces(layout, sizes_of(recording)))
-    assert segments == whole(program(recording, slots))
+    region = program(backward, 32, MB)
+    segments = cut(region)
+    assert (segments.bounds, segments.blocks) == (((0, 32),), ())
+    sizes = {a.index: a.nbytes for a in region.recording.allocations if a.kind is AllocationKind.POOL}
+    assert segments.workspaces[0] == tuple(pieces(region.layout, sizes))
+    assert segments == whole(region)
+
+
+def test_a_region_that_launches_nothing_is_one_segment_whatever_it_is_given() -> None:
+    assert cut(program(lambda capture: capture.input(1 << 30))).bounds == ((0, 0),)
 
 
 def test_a_large_backward_is_cut_until_it_holds_what_the_uncaptured_program_does() -> None:
-    recording, slots = backward(layers=256, size=32 * MB)
-    segments = made(recording, slots)
+    region = program(backward, 256, 32 * MB)
+    segments, single = cut(region), whole(region)
     assert len(segments.bounds) > 1
     assert segments.held <= 1.05 * segments.ideal
-    single = whole(program(recording, slots))
     assert single.held > 1.9 * single.ideal
     assert segments.ideal == single.ideal
 
 
-def training(layers: int, activation: int, weight: int) -> Program:
+def training(capture: Capture, layers: int, activation: int, weight: int) -> None:
     """The backward of a deep model, whose caller holds the weights: what it has saved outweighs its gradients."""
-
-    def build(capture: Capture) -> Recording:
-        saved = [[capture.input(size) for size in (activation, 4 * activation)] for _ in range(layers)]
-        weights = [capture.input(weight) for _ in range(layers)]
-        gradient, results = capture.input(activation), []
-        for number in reversed(range(layers)):
-            narrow, wide = saved[number]
-            inner, of_weight, following = capture.pool(4 * activation), capture.pool(weight), capture.pool(activation)
-            capture.launch(wide, gradient, inner)
-            capture.launch(narrow, inner, of_weight)
-            capture.launch(inner, weights[number], following)
-            gradient = following
-            results.append(3 * len(results) + 1)
-        for each in results:
-            capture.fresh(each)
-        return recorded(capture)
-
-    return program(*explained(build), held=frozenset(range(2 * layers, 3 * layers)))
+    saved = [[capture.input(size) for size in (activation, 4 * activation)] for _ in range(layers)]
+    weights = [capture.input(weight) for _ in range(layers)]
+    gradient = capture.input(activation)
+    for number in reversed(range(layers)):
+        narrow, wide = saved[number]
+        inner, of_weight, following = capture.pool(4 * activation), capture.pool(weight), capture.pool(activation)
+        capture.launch(wide, gradient, inner)
+        capture.launch(narrow, inner, of_weight)
+        capture.launch(inner, weights[number], following)
+        capture.fresh(3 * len(capture.outputs) + 1)
+        gradient = following
 
 
 @pytest.mark.parametrize(("activation", "weight", "most"), [(16, 6, 4), (4, 8, 6), (64, 34, 6)])
 def test_cuts_are_made_where_they_matter(activation: int, weight: int, most: int) -> None:
     """Memory falls in the course of a backward: what comes late needs no cuts, however many launches it is."""
-    deep = training(48, activation * MB, weight * MB)
+    deep = program(training, 48, activation * MB, weight * MB, held=frozenset(range(96, 144)))
     segments = cut(deep)
     limit = segments.ideal + max(WORTHWHILE, EXCESS * segments.ideal)
     assert whole(deep).held > limit >= segments.held
@@ -134,64 +110,56 @@ def test_cuts_are_made_where_they_matter(activation: int, weight: int, most: int
 
 
 def test_dead_arguments_are_let_go_of_and_returned_ones_are_not() -> None:
-    recording, slots = backward(layers=256, size=32 * MB)
+    region = program(backward, 256, 32 * MB)
     view = Output(OutputKind.VIEW, argument=255, size=(1,), stride=(1,))
-    segments = made(replace(recording, outputs=(*recording.outputs, view)), slots)
+    returning = replace(region.recording, outputs=(*region.recording.outputs, view))
+    segments = cut(replace(region, recording=returning))
     assert 255 not in segments.dead
     assert segments.dead[254] == 0
     assert segments.dead[0] == len(segments.bounds) - 1
     assert sorted(segments.fresh.values()) == list(segments.fresh.values())
 
 
-def inference(layers: int, size: int) -> tuple[Recording, tuple[Slot, ...]]:
+def inference(capture: Capture, layers: int, size: int) -> None:
     """Each launch reads a weight and the running activation, and writes a new one: larger ones in the second half."""
-
-    def build(capture: Capture) -> Recording:
-        weights = [capture.input(size) for _ in range(layers)]
-        activation = capture.input(size)
-        for number, weight in enumerate(weights, start=1):
-            following = capture.pool(8 * size if number > layers // 2 else size)
-            capture.launch(weight, activation, following)
-            activation = following
-        return recorded(capture)
-
-    return explained(build)
+    weights = [capture.input(size) for _ in range(layers)]
+    activation = capture.input(size)
+    for number, weight in enumerate(weights, start=1):
+        following = capture.pool(8 * size if number > layers // 2 else size)
+        capture.launch(weight, activation, following)
+        activation = following
 
 
 def test_nothing_is_gained_by_letting_go_of_what_others_hold() -> None:
     """A model's weights stay where they are: cuts that would only free those cost time for nothing."""
-    recording, slots = inference(layers=64, size=8 * MB)
-    assert len(cut(program(recording, slots)).bounds) > 1
-    segments = cut(program(recording, slots, held=frozenset(range(65))))
-    assert segments.bounds == ((0, 64),)
-    assert segments.dead == {}
+    assert len(cut(program(inference, 64, 8 * MB)).bounds) > 1
+    segments = cut(program(inference, 64, 8 * MB, held=frozenset(range(65))))
+    assert (segments.bounds, segments.dead) == (((0, 64),), {})
     assert segments.held == segments.ideal
 
 
+def tangent(capture: Capture) -> None:
+    """Only the first launch reads the large argument."""
+    first = capture.pool(32)
+    capture.launch(capture.input(256 * MB), first)
+    capture.launch(first)
+    for _ in range(8):
+        big, small = capture.pool(128 * MB), capture.pool(32)
+        capture.launch(big, small)
+        capture.launch(big, small)
+    capture.launch(capture.input(32))
+
+
 def test_what_others_may_hold_is_let_go_of_but_not_counted_on() -> None:
-    """A tangent that only the first launch reads: whether the memory of the intermediates that come next can be its own
-    is for autograd to say."""
-
-    def build(capture: Capture) -> Recording:
-        first = capture.pool(32)
-        capture.launch(capture.input(256 * MB), first)
-        capture.launch(first)
-        for _ in range(8):
-            big, small = capture.pool(128 * MB), capture.pool(32)
-            capture.launch(big, small)
-            capture.launch(big, small)
-        capture.launch(capture.input(32))
-        return recorded(capture)
-
-    recording, slots = explained(build)
-    counted = cut(program(recording, slots))
+    """Whether the memory of the intermediates that come next can be the tangent's is for autograd to say."""
+    counted = cut(program(tangent))
     assert counted.ideal <= counted.held < 257 * MB
     assert counted.dead[0] == 0
-    doubtful = cut(program(recording, slots, lent=frozenset([0])))
+    doubtful = cut(program(tangent, lent=frozenset([0])))
     assert doubtful.held >= doubtful.ideal > 384 * MB
     assert doubtful.dead[0] == 0
     assert len(doubtful.bounds) == 1, "a cut would save nothing that is certain"
-    surely = cut(program(recording, slots, held=frozenset([0])))
+    surely = cut(program(tangent, held=frozenset([0])))
     assert (surely.held, surely.bounds) == (doubtful.held, doubtful.bounds)
     assert 0 not in surely.dead
 
