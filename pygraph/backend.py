@@ -30,7 +30,7 @@ from pygraph.inductor.emitted import program_record
 from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
 from pygraph.logs import configure
-from pygraph.report.model import GraphReport, PassReport, RegionReport, open_report
+from pygraph.report.model import GraphReport, RegionReport, open_report
 from pygraph.runtime.contract import Driver, make_driver, start_build
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import Region, RegionOptions
@@ -163,7 +163,7 @@ class _Compiler:
             self.forward = graph
         report.device, report.pipeline = decision.device, decision.pipeline
         report.graph, report.model, report.decision = graph, context.model, decision
-        report.passes = tuple(PassReport(p.text, p.time_ms, p.modified, p.notes) for p in ran.passes)
+        report.passes = ran.passes
         if self.settings.strict:
             _raise_if_uncaptured(report)
         with _timed(report, "write_back"):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from pygraph.runtime.contract import Driver, Program, Slot
@@ -49,23 +50,18 @@ def diagnose(
     Captures, and runs nothing. Never raises an Exception: it must not hide what was found wrong before.
     """
     try:
-        again = _captured_again(fn, driver, program, args)
-        found = [*_shared_bytes(program), *_wrong_words(program, again)]
+        found = [*_shared_bytes(program), *_wrong_words(program, _captured_again(fn, driver, program, args))]
         certain = [finding for finding in found if not finding.right]
-        return min(certain or found, key=_position, default=_NOTHING)
+        # findings about the whole region come first
+        return min(
+            certain or found, key=lambda each: -1 if each.launch is None else each.launch.index, default=_NOTHING
+        )
     except Exception as error:  # noqa: BLE001 - a faulty region may raise anything when it is captured once more
         said = (str(error).splitlines() or [""])[0]
         return Finding(f"which launch differs could not be found out: {type(error).__name__}: {said}")
 
 
 _NOTHING = Finding("another capture explains every word of every launch as before: no address is to blame", right=True)
-
-
-def _position(finding: Finding) -> int:
-    """Findings about the whole region come first."""
-    return -1 if finding.launch is None else finding.launch.index
-
-
 _ATTEMPTS = 3
 """Captures that are made until one is not refused for bytes that nobody set."""
 
@@ -85,24 +81,20 @@ def _wrong_words(program: Program, table: SlotTable | Refusal) -> Iterator[Findi
     """Slots that another capture contradicts, and words that move although they are none."""
     if isinstance(table, Refusal):
         launch = next((each for each in program.recording.launches if each.name == table.launch), None)
-        yield Finding(f"captured once more, the region is refused ({table})", launch)
+        stray = table.reason in SPORADIC  # perhaps bytes that nobody set
+        yield Finding(f"captured once more, the region is refused ({table})", launch, right=stray)
         return
-    yield from _wrong_slots(program, table)
-    for index, word in table.padding:
-        launch = program.recording.launches[index]
-        said = f"{_named(program, launch)}: word {word} is another number in each capture"
-        yield Finding(f"{said}, perhaps of a state that is kept outside of the arguments", launch, right=True)
-
-
-def _wrong_slots(program: Program, table: SlotTable) -> Iterator[Finding]:
     ours = {(slot.launch, slot.word): slot for slot in program.slots}
     theirs = {(slot.launch, slot.word): slot for slot in table.slots}
-    for place in sorted(ours.keys() | theirs.keys()):
-        have, want = ours.get(place), theirs.get(place)
+    for index, word in sorted(ours.keys() | theirs.keys()):
+        have, want = ours.get((index, word)), theirs.get((index, word))
         if have != want:
-            launch = program.recording.launches[place[0]]
-            said = f"word {place[1]} is {_place(want)}, and a replay puts {_place(have)} there"
-            yield Finding(f"{_named(program, launch)}: {said}", launch)
+            yield _at(program, index, f": word {word} is {_place(want)}, and a replay puts {_place(have)} there")
+    for index, word in table.padding:
+        said = (
+            f": word {word} is another number in each capture, perhaps of a state that is kept outside of the arguments"
+        )
+        yield _at(program, index, said, right=True)
 
 
 def _shared_bytes(program: Program) -> Iterator[Finding]:
@@ -116,14 +108,11 @@ def _shared_bytes(program: Program) -> Iterator[Finding]:
         if allocations[slot.kind, slot.index].address + slot.offset == recording.launches[slot.launch].words[slot.word]
     ]
     lives = [life for life in lifetimes(recording, sound, layout.fresh) if life.nbytes]
-    lives.sort(key=lambda life: (life.first, life.index))
-    for position, late in enumerate(lives):
-        for early in lives[:position]:
-            a, b = layout.offsets[early.index], layout.offsets[late.index]
-            if early.meets(late) and a < b + late.nbytes and b < a + early.nbytes:
-                launch = recording.launches[late.first]
-                said = f"begins to use allocation {late.index} in bytes of the workspace that allocation {early.index}"
-                yield Finding(f"{_named(program, launch)} {said} needs until launch {early.last}", launch)
+    for early, late in combinations(sorted(lives, key=lambda life: (life.first, life.index)), 2):
+        a, b = layout.offsets[early.index], layout.offsets[late.index]
+        if early.meets(late) and a < b + late.nbytes and b < a + early.nbytes:
+            said = f" begins to use allocation {late.index} in bytes of the workspace that allocation {early.index}"
+            yield _at(program, late.first, f"{said} needs until launch {early.last}")
 
 
 def _place(slot: Slot | None) -> str:
@@ -134,7 +123,10 @@ def _place(slot: Slot | None) -> str:
     return f"an address in {owner} {slot.index}, at byte {slot.offset}"
 
 
-def _named(program: Program, launch: Launch) -> str:
+def _at(program: Program, index: int, said: str, right: bool = False) -> Finding:
+    """What is ``said`` of a launch."""
+    launches = program.recording.launches
+    launch = launches[index]
     where = f" at {launch.origin.loc}" if launch.origin.loc else ""
     call = f" of {launch.call}" if launch.call not in (None, launch.name) else ""
-    return f"launch {launch.index} of {len(program.recording.launches)} ({launch.name}{call}{where})"
+    return Finding(f"launch {index} of {len(launches)} ({launch.name}{call}{where}){said}", launch, right)

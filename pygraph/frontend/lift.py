@@ -187,9 +187,7 @@ class unknown:
 
 
 def _value_of(node: fx.Node) -> Any:
-    if "val" in node.meta:
-        return node.meta["val"]
-    return unknown() if node.users else None
+    return node.meta.get("val", unknown() if node.users else None)
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -247,11 +245,10 @@ def _written(node: fx.Node) -> bool:
     """Whether some operator of the graph writes the placeholder itself."""
     for user in node.users:
         facts = schema_facts(user.target)
-        if facts is None:
-            continue
-        named = dict(zip(facts.names, user.args, strict=False)) | dict(user.kwargs)
-        if any(named.get(name) is node for name in facts.written):
-            return True
+        if facts is not None:
+            named = dict(zip(facts.names, user.args, strict=False)) | user.kwargs
+            if any(named.get(name) is node for name in facts.written):
+                return True
     return False
 
 

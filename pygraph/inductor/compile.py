@@ -6,6 +6,7 @@ import functools
 import hashlib
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,16 +114,11 @@ def compare(decision: Decision, record: ProgramRecord) -> tuple[list[str], set[i
     if len(record.regions) > len(decision.regions):
         notes.append(f"{len(record.regions)} regions were emitted where {len(decision.regions)} were decided")
     inside = {name for steps in record.regions for step in steps for name in step.origins}
-    lost = [s.reason or "" for s in record.outside for o in s.origins if o not in inside and _was_inside(decision, o)]
     made = {one.name: one for step in record.outside for one in step.made if one.reason is not None}
     for one in made.values():
         sources = ", ".join(one.sources) or "nodes that are not known"
         notes.append(f"{one.name} ({one.op}), made from {sources}, was left outside: {one.reason}")
-    for reason in dict.fromkeys(lost):
-        notes.append(f"{lost.count(reason)} operators decided into a region were left outside: {reason}")
+    planned = {name for name, placed in decision.nodes.items() if placed.region is not None} - inside
+    lost = Counter(step.reason or "" for step in record.outside for name in step.origins if name in planned)
+    notes += [f"{count} operators decided into a region were left outside: {reason}" for reason, count in lost.items()]
     return notes, forbidden
-
-
-def _was_inside(decision: Decision, name: str) -> bool:
-    placed = decision.nodes.get(name)
-    return placed is not None and placed.region is not None

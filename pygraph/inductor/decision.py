@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, SELECTED, Effects, Graph, KernelNode
+from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, SELECTED, Graph
 
 __all__ = ["BARRIER", "RNG", "Decision", "Placed", "decide"]
 
@@ -52,30 +52,18 @@ class Decision:
 
 def decide(graph: Graph, device: str, pipeline: str) -> Decision:
     """Read the decision off a partitioned ``graph``. A region that was never judged by selection counts as selected."""
-    chosen = [index for index, region in graph.regions.items() if region.meta.get(SELECTED) is not False]
-    return Decision(
-        device=device,
-        nodes={node.name: _placed(node) for node in graph.nodes},
-        regions=tuple(sorted(graph.regions)),
-        selected=frozenset(chosen),
-        pipeline=pipeline,
-    )
-
-
-def _placed(node: KernelNode) -> Placed:
-    region = node.meta.get(REGION)
-    reason = None if region is not None else node.meta.get(REASON) or "not-partitioned"
-    return Placed(
-        op=node.op,
-        region=region,
-        reason=reason,
-        capturable=node.meta.get(CAPTURABLE) is True,
-        detail=node.meta.get(DETAIL) or "",
-        loc=str(node.loc) if node.loc else None,
-        chains=_chains(node.effects),
-    )
-
-
-def _chains(effects: Effects) -> tuple[str, ...]:
-    found = ((RNG, effects.rng is not None), ("collective", effects.collective is not None), (BARRIER, effects.barrier))
-    return tuple(chain for chain, member in found if member)
+    nodes = {}
+    for node in graph.nodes:
+        region, effects = node.meta.get(REGION), node.effects
+        chains = {RNG: effects.rng is not None, "collective": effects.collective is not None, BARRIER: effects.barrier}
+        nodes[node.name] = Placed(
+            op=node.op,
+            region=region,
+            reason=None if region is not None else node.meta.get(REASON) or "not-partitioned",
+            capturable=node.meta.get(CAPTURABLE) is True,
+            detail=node.meta.get(DETAIL) or "",
+            loc=str(node.loc) if node.loc else None,
+            chains=tuple(chain for chain, member in chains.items() if member),
+        )
+    selected = (index for index, region in graph.regions.items() if region.meta.get(SELECTED) is not False)
+    return Decision(device, nodes, tuple(sorted(graph.regions)), frozenset(selected), pipeline)

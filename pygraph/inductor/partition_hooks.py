@@ -81,10 +81,9 @@ class PartitionHooks:
         chosen = [snodes[i] for i in order]
         return chosen if _memory_allows(snodes, chosen) else snodes
 
-    def record(self, partitions: Sequence[Sequence[Any]], outside: Sequence[bool], maps: list[Any]) -> RecordedMaps:
-        """Inductor's partition maps, with what each partition holds."""
-        runs = tuple(tuple(self._step(snode) for snode in run) for run in partitions)
-        return RecordedMaps(maps, ProgramRecord(runs, tuple(not skip for skip in outside)))
+    def record(self, partitions: Sequence[Sequence[Any]], inside: Sequence[bool]) -> ProgramRecord:
+        """What each partition holds."""
+        return ProgramRecord(tuple(tuple(map(self._step, run)) for run in partitions), tuple(inside))
 
     # -- order -----------------------------------------------------------------------------------------------------
 
@@ -118,9 +117,7 @@ class PartitionHooks:
 
     def _reason(self, part: Any) -> str | None:
         structural = _uncapturable_structure(part, self.decision.device)
-        if structural is not None:
-            return structural
-        return next(filter(None, map(self._origin_reason, _origins(part))), None)
+        return structural or next(filter(None, map(self._origin_reason, _origins(part))), None)
 
     def _origin_reason(self, origin: Any) -> str | None:
         if origin.op in ("placeholder", "get_attr", "output"):
@@ -199,8 +196,8 @@ def _install() -> None:
         listener = _listener()
         if listener is not None:
             graph: Any = compat.inductor_virtualized.graph
-            outside = [signature.skip_cudagraph for signature in signatures]
-            graph.partition_maps = listener.record(partitions, outside, graph.partition_maps)
+            record = listener.record(partitions, [not signature.skip_cudagraph for signature in signatures])
+            graph.partition_maps = RecordedMaps(graph.partition_maps, record)
         return partitions, signatures
 
     def _codegen(self: Any, nodes: list[Any]) -> None:

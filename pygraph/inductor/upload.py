@@ -24,7 +24,6 @@ FEW = 8
 
 _ALIGNMENT = 16
 
-
 _LIBRARY = torch.library.Library("pygraph", "DEF")
 _LIBRARY.define(
     "upload(Tensor[] xs, Device device) -> Tensor[]",
@@ -42,27 +41,25 @@ def upload(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tenso
     on_gpu = device.type == "cuda"
     if on_gpu and torch.cuda.is_current_stream_capturing():
         return [_captured(x, device) for x in xs]
-    small = [i for i, x in enumerate(xs) if on_gpu and x.numel() * x.element_size() <= STAGED_BYTES]
+    small = [i for i, x in enumerate(xs) if on_gpu and x.nbytes <= STAGED_BYTES]
     staged = frozenset(small)
     if len(small) <= FEW:
         return [_copy(x, device, pinned=i in staged) for i, x in enumerate(xs)]
     results = [torch.empty_like(x, device=device) for x in xs]
-    for i, (result, x) in enumerate(zip(results, xs, strict=True)):
+    for i, x in enumerate(xs):
         if i not in staged:
-            result.copy_(x)
+            results[i].copy_(x)
     _copy_staged([results[i] for i in small], [xs[i] for i in small], device)
     return results
-
-
-def _fake(xs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    return [torch.empty_like(x, device=device) for x in xs]
 
 
 @functools.cache
 def make_compilable() -> None:
     """Let AOTAutograd and Inductor meet the operator. What runs it does without: torch looks for the source of a fake
     implementation in every module that is loaded."""
-    torch.library.register_fake("pygraph::upload", _fake, lib=_LIBRARY)
+    torch.library.register_fake(
+        "pygraph::upload", lambda xs, device: [torch.empty_like(x, device=device) for x in xs], lib=_LIBRARY
+    )
     if not compat.absent(compat.make_fallback):  # else Inductor does it when it meets the operator, where it may
         compat.make_fallback(torch.ops.pygraph.upload.default)
 
@@ -88,7 +85,7 @@ def _copy_staged(results: list[torch.Tensor], xs: list[torch.Tensor], device: to
     starts, total = [], 0
     for x in xs:
         starts.append(total)
-        total += -(-x.numel() * x.element_size() // _ALIGNMENT) * _ALIGNMENT
+        total += -(-x.nbytes // _ALIGNMENT) * _ALIGNMENT
     host = torch.empty(total, dtype=torch.uint8, pin_memory=True)
     for start, x in zip(starts, xs, strict=True):
         _window(host, start, x).copy_(x)
@@ -98,4 +95,4 @@ def _copy_staged(results: list[torch.Tensor], xs: list[torch.Tensor], device: to
 
 def _window(buffer: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
     """The part of a byte buffer that holds the elements of ``like``, in its shape."""
-    return buffer[start : start + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
+    return buffer[start : start + like.nbytes].view(like.dtype).view(like.shape)

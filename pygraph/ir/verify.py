@@ -5,9 +5,9 @@ Each rule yields ``(node, reason)`` for whatever breaks it; node is None where n
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
 
 import sympy
@@ -29,39 +29,30 @@ Rule: TypeAlias = Callable[[Graph], Iterator[Violation]]
 
 def names(graph: Graph) -> Iterator[Violation]:
     """Every input and node has a name of its own, by which the graph finds it."""
-    seen: set[str] = set()
     owners: list[KernelNode | Value] = [*graph.inputs, *graph.nodes]
     for owner in owners:
-        node = owner if isinstance(owner, KernelNode) else None
-        if owner.name in seen:
-            yield node, f"the name '{owner.name}' is used twice"
-        seen.add(owner.name)
         if graph.owner(owner.name) is not owner:
-            yield node, f"the graph does not know '{owner.name}' under its name"
+            node = owner if isinstance(owner, KernelNode) else None
+            yield node, f"the name '{owner.name}' is used twice, or unknown to the graph"
 
 
 def links(graph: Graph) -> Iterator[Violation]:
     """Operands belong to the graph; results know their producer; users are exactly who uses a value, and how often."""
     users: dict[Value, Counter[KernelNode]] = {value: Counter() for value in graph.values()}
     for node in graph.nodes:
-        yield from _node_links(node, users)
+        if tuple(values_in((*node.args, *node.attrs.values()))) != node.inputs:
+            yield node, "its flattened operands are not those of its arguments and attributes"
+        for index, value in enumerate(node.outputs):
+            if value.producer is not node or value.index != index:
+                yield node, f"result {index} does not say that this node produces it"
+        for value in node.inputs:
+            if value in users:
+                users[value][node] += 1
+            else:
+                yield node, f"operand {value!r} belongs to no node or input of this graph"
     for value, counted in users.items():
-        if dict(counted) != value.users:
+        if counted != value.users:
             yield value.producer, f"the users recorded for {value!r} are not those that use it"
-
-
-def _node_links(node: KernelNode, users: dict[Value, Counter[KernelNode]]) -> Iterator[Violation]:
-    operands = tuple(values_in((*node.args, *node.attrs.values())))
-    if operands != node.inputs:
-        yield node, "its flattened operands are not those of its arguments and attributes"
-    for index, value in enumerate(node.outputs):
-        if value.producer is not node or value.index != index:
-            yield node, f"result {index} does not say that this node produces it"
-    for value in operands:
-        if value not in users:
-            yield node, f"operand {value!r} belongs to no node or input of this graph"
-        else:
-            users[value][node] += 1
 
 
 def outputs(graph: Graph) -> Iterator[Violation]:
@@ -104,30 +95,17 @@ def effects(graph: Graph) -> Iterator[Violation]:
 def types(graph: Graph) -> Iterator[Violation]:
     """Sizes are no negative numbers, strides one per size, scalars int, float or bool, names not empty."""
     for value in graph.values():
-        reason = _type_fault(value.type)
-        if reason:
-            yield value.producer, f"{value!r}: {reason}"
-
-
-def _type_fault(type: Type) -> str | None:
-    if isinstance(type, TensorType):
-        return _tensor_fault(type)
-    if isinstance(type, ScalarType) and type.kind not in ("int", "float", "bool"):
-        return f"'{type.kind}' is no kind of number"
-    if isinstance(type, OpaqueType) and not type.name:
-        return "an opaque type needs a name"
-    return None
-
-
-def _tensor_fault(type: TensorType) -> str | None:
-    if type.stride is not None and len(type.stride) != len(type.shape):
-        return f"{len(type.shape)} sizes but {len(type.stride)} strides"
-    negative = [size for size in (*type.shape, *type.strides) if _is_negative(size)]
-    return f"size or stride {negative[0]} is negative" if negative else None
-
-
-def _is_negative(size: Dim) -> bool:
-    return isinstance(size, int) and size < 0
+        type = value.type
+        if isinstance(type, TensorType):
+            if len(type.strides) != len(type.shape):
+                yield value.producer, f"{value!r}: {len(type.shape)} sizes but {len(type.strides)} strides"
+            for size in (*type.shape, *type.strides):
+                if isinstance(size, int) and size < 0:
+                    yield value.producer, f"{value!r}: size or stride {size} is negative"
+        elif isinstance(type, ScalarType) and type.kind not in ("int", "float", "bool"):
+            yield value.producer, f"{value!r}: '{type.kind}' is no kind of number"
+        elif isinstance(type, OpaqueType) and not type.name:
+            yield value.producer, f"{value!r}: an opaque type needs a name"
 
 
 def expressions(graph: Graph) -> Iterator[Violation]:
@@ -150,14 +128,7 @@ def _dims_of(type: Type) -> tuple[Dim, ...]:
 
 
 def _is_canonical(value: Dim) -> bool:
-    if isinstance(value, (int, float)):
-        return True
-    return isinstance(value, sympy.Expr) and _is_canonical_expression(value)
-
-
-@lru_cache(maxsize=16384)
-def _is_canonical_expression(value: sympy.Expr) -> bool:
-    return bool(canonical(value) == value)
+    return isinstance(value, (int, float)) or (isinstance(value, sympy.Expr) and canonical(value) == value)
 
 
 def subgraphs(graph: Graph) -> Iterator[Violation]:
@@ -215,13 +186,17 @@ def table(graph: Graph) -> Iterator[Violation]:
 
 def quotient(graph: Graph) -> Iterator[Violation]:
     """With each region contracted to one node, the dependences have no cycle. So each region is convex, too."""
-    following: dict[Unit, dict[Unit, None]] = {unit_of(node): {} for node in graph.nodes}
+    needed: dict[Unit, dict[Unit, None]] = {unit_of(node): {} for node in graph.nodes}
     for before, node in dependences(graph):
         if unit_of(before) != unit_of(node):
-            following[unit_of(before)][unit_of(node)] = None
-    cycle = _cycle(following)
-    if cycle:
-        yield _first_node(cycle, graph), "regions and nodes need each other: " + " → ".join(map(_name, cycle))
+            needed[unit_of(node)][unit_of(before)] = None
+    try:
+        TopologicalSorter(needed).prepare()
+    except CycleError as error:
+        cycle: list[Unit] = error.args[1]
+        names = (f"region {unit}" if isinstance(unit, int) else unit.name for unit in cycle)
+        first = next(node for node in graph.nodes if unit_of(node) in cycle)
+        yield first, "regions and nodes need each other: " + " → ".join(names)
 
 
 def parameters(graph: Graph) -> Iterator[Violation]:
@@ -252,60 +227,9 @@ def selected(graph: Graph) -> Iterator[Violation]:
             yield None, f"region {index} lacks 'selected' or 'reason'"
 
 
-# -- the quotient graph ------------------------------------------------------------------------------------------------
-
-
-def _name(part: Unit) -> str:
-    return f"region {part}" if isinstance(part, int) else part.name
-
-
-def _first_node(cycle: list[Unit], graph: Graph) -> KernelNode | None:
-    return next((node for node in graph.nodes if unit_of(node) in cycle), None)
-
-
-def _cycle(following: dict[Unit, dict[Unit, None]]) -> list[Unit]:
-    """One cycle, closed by its first part, or nothing. Parts that a topological sort leaves over contain one."""
-    needed = dict.fromkeys(following, 0)
-    for parts in following.values():
-        for part in parts:
-            needed[part] += 1
-    ready = deque(part for part, count in needed.items() if not count)
-    while ready:
-        for part in following[ready.popleft()]:
-            needed[part] -= 1
-            if not needed[part]:
-                ready.append(part)
-    left = {part for part, count in needed.items() if count}
-    return _walk_back(following, left)
-
-
-def _walk_back(following: dict[Unit, dict[Unit, None]], left: set[Unit]) -> list[Unit]:
-    """Each part left over has a predecessor left over: walk back until one comes again."""
-    start = next((part for part in following if part in left), None)
-    if start is None:
-        return []
-    preceding = {after: part for part in reversed(following) if part in left for after in following[part]}
-    path: dict[Unit, int] = {}
-    part = start
-    while part not in path:
-        path[part] = len(path)
-        part = preceding[part]
-    cycle = list(path)[path[part] :]
-    return [part, *reversed(cycle)]
-
-
 # -- tables ------------------------------------------------------------------------------------------------------------
 
-_STRUCTURE: tuple[Rule, ...] = (
-    names,
-    links,
-    outputs,
-    order,
-    effects,
-    types,
-    expressions,
-    subgraphs,
-)
+_STRUCTURE: tuple[Rule, ...] = (names, links, outputs, order, effects, types, expressions, subgraphs)
 _JUDGED: tuple[Rule, ...] = (*_STRUCTURE, judged)
 _PARTITIONED: tuple[Rule, ...] = (*_JUDGED, membership, table, quotient)
 _INDIRECTED: tuple[Rule, ...] = (*_PARTITIONED, parameters)

@@ -16,7 +16,7 @@ The JSON document is ``{schema, pygraph, summary, graphs}``. ``pygraph`` is the 
 ``operators``, ``pgir``
     The number of operators, and the graph after the passes as IR text; null when the graph was not lifted.
 ``pipeline``, ``passes``, ``times_ms``
-    The passes as ``PassReport`` each, and the time of each phase of the compilation.
+    The passes as ``PassRecord`` each, and the time of each phase of the compilation.
 ``regions``
     ``{index, state, selected, why, module, planned, nodes, kernels, record}`` each; ``why`` explains the state, and
     ``record`` is the runtime's ``RegionRecord``, null for a region that is not wrapped.
@@ -49,7 +49,7 @@ from pygraph.runtime.measure import REPLAY, UNCAPTURED, Decision
 
 __all__ = ["CostRow", "Quantity", "Summary", "cost_rows", "json_text", "membership", "summarize", "to_json", "why"]
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Raised when a key of the JSON is renamed or removed, or its meaning changes."""
 
 _VALUE = re.compile(r'%("(?:[^"\\]|\\.)*"|[\w.]*\w)')

@@ -19,8 +19,6 @@ __all__ = ["render_html"]
 HUES = 12
 """Regions take their colours in turn from this many."""
 
-_TEXT_LIMIT = 400_000
-
 
 def render_html(reports: Iterable[GraphReport]) -> str:
     """The page on all ``reports``. Raises TypeError where a graph has an operand without text."""
@@ -43,14 +41,8 @@ def _page(report: GraphReport) -> dict[str, Any]:
         "sections": list(sections(report)),
         "picture": picture,
         "links": {name: f"{report.name}-{i}" for i, box in enumerate(picture.boxes) for name in box.names},
-        "texts": [(title, _limited(text)) for title, text in texts if text],
+        "texts": [(title, text) for title, text in texts if text],
     }
-
-
-def _limited(text: str) -> str:
-    if len(text) <= _TEXT_LIMIT:
-        return text
-    return f"{text[:_TEXT_LIMIT]}\n… {len(text) - _TEXT_LIMIT} more characters are in the dump directory"
 
 
 @cache

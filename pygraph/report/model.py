@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pygraph.frontend.location import UNKNOWN, GraphOrigin, note_breaks
-from pygraph.runtime.variants import State
 
 if TYPE_CHECKING:
     from pygraph.inductor.decision import Decision
     from pygraph.inductor.emitted import EmittedProgram, ProgramRecord
     from pygraph.ir import DeviceModel, Graph
+    from pygraph.passes.manager import PassRecord
     from pygraph.runtime.region import RegionRecord
 
-__all__ = ["GraphReport", "PassReport", "RegionReport", "Uncaptured", "clear", "open_report", "reports"]
+__all__ = ["GraphReport", "RegionReport", "Uncaptured", "clear", "open_report", "reports"]
 
 _log = logging.getLogger("pygraph")
 
@@ -31,16 +31,6 @@ _LIMIT = 256
 
 _reports: deque[GraphReport] = deque(maxlen=_LIMIT)
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class PassReport:
-    """One pass as it ran: its text, time in ms, whether it changed the graph, and its notes."""
-
-    text: str
-    ms: float
-    modified: bool
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +66,12 @@ class RegionReport:
     @property
     def state(self) -> str:
         """``cold``, ``warm``, ``replay`` or ``uncaptured``, which may be by measured selection's decision."""
-        return "uncaptured" if self.record is None else State(self.record.state).value
+        return "uncaptured" if self.record is None else self.record.state.value
 
     @property
     def why(self) -> str:
         """Why it is in that state, in words."""
-        if self.record is not None and self.record.reason:
-            return self.record.reason
-        return self.reason
+        return (self.record.reason if self.record is not None else None) or self.reason
 
 
 @dataclass(slots=True)
@@ -103,7 +91,7 @@ class GraphReport:
     graph: Graph | None = None
     model: DeviceModel | None = None
     pipeline: str = ""
-    passes: tuple[PassReport, ...] = ()
+    passes: tuple[PassRecord, ...] = ()
     decision: Decision | None = None
     record: ProgramRecord | None = None
     emitted: EmittedProgram | None = None
@@ -165,10 +153,7 @@ class GraphReport:
     @property
     def coverage(self) -> float:
         """Share of launches in selected regions; 1.0 for a program that launches nothing, 0.0 for plain Inductor's."""
-        if self.error is not None:
-            return 0.0
-        total = self.launches
-        return self.selected_launches / total if total else 1.0
+        return 0.0 if self.error is not None else self.selected_launches / self.launches if self.launches else 1.0
 
 
 # -- the reports of this process ---------------------------------------------------------------------------------------

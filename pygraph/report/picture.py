@@ -1,7 +1,7 @@
 """The picture of a graph: rectangles, texts and curves in pixels, ready for the template that writes the SVG.
 
 A layered drawing after Sugiyama: longest-path rows from top to bottom, whose boxes move towards the mean place of their
-neighbours in a few sweeps. Edges that pass rows bend to the side, faintly.
+neighbours in a few sweeps. Edges that pass rows bend to the side.
 """
 
 from __future__ import annotations
@@ -68,12 +68,11 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A whole picture. ``flow``, ``order`` and ``far`` are path data: of data, of effects, of data past rows."""
+    """A whole picture. ``flow`` and ``order`` are path data: of data, of effects."""
 
     boxes: tuple[Box, ...] = ()
     flow: str = ""
     order: str = ""
-    far: str = ""
     width: int = 0
     height: int = 0
     note: str = ""
@@ -173,13 +172,12 @@ def _lay_out(boxes: list[Box], edges: Sequence[tuple[int, int, str]], note: str)
             boxes[i].x = round(x[i] - left - boxes[i].width / 2, 1)
             boxes[i].y = round(top + (height - boxes[i].height) / 2, 1)
         top += height + _ROW_GAP
-    paths: dict[str, list[str]] = {"flow": [], "order": [], "far": []}
-    for a, b, kind in edges:
-        passed = row_of[b] - row_of[a] - 1
-        paths["far" if passed and kind == "flow" else kind].append(_curve(boxes[a], boxes[b], passed))
+    flow, order = (
+        " ".join(_curve(boxes[a], boxes[b], row_of[b] - row_of[a] - 1) for a, b, kind in edges if kind == drawn)
+        for drawn in ("flow", "order")
+    )
     width = max(box.x + box.width for box in boxes) + _MARGIN
-    flow, order, far = (" ".join(paths[kind]) for kind in ("flow", "order", "far"))
-    return Picture(tuple(boxes), flow, order, far, round(width), round(top - _ROW_GAP + _MARGIN), note)
+    return Picture(tuple(boxes), flow, order, round(width), round(top - _ROW_GAP + _MARGIN), note)
 
 
 def _rows(before: list[list[int]], after: list[list[int]]) -> list[int]:

@@ -128,7 +128,7 @@ def sections(report: GraphReport) -> Iterator[Section]:
         title = f"Cost (before fusion; time modelled on {report.model.label})"
         yield Section(title, _COSTS, tuple(_costs(costs)))
     if report.passes:
-        facts = ((p.text, f"{p.ms:.2f}", "yes" if p.modified else "no", "\n".join(p.notes)) for p in report.passes)
+        facts = ((p.text, f"{p.time_ms:.2f}", "yes" if p.modified else "no", "\n".join(p.notes)) for p in report.passes)
         yield Section("Passes", _PASSES, tuple(tuple(map(Cell, row)) for row in facts))
     if report.notes:
         yield Section("Notes", notes=tuple(report.notes))
@@ -142,15 +142,15 @@ def _uncaptured(row: Uncaptured) -> tuple[Cell, ...]:
 
 def _region(region: RegionReport) -> tuple[Cell, ...]:
     record = region.record
-    counts = [Cell("–", "dim")] * 4
+    counts: tuple[str, ...] = ("–",) * 4
     if record is not None:
-        numbers = [Cell(str(count)) for count in (record.replays, record.captures, record.slots)]
-        counts = [*numbers, Cell(Quantity(record.workspace_bytes).bytes_text())]
+        numbers = map(str, (record.replays, record.captures, record.slots))
+        counts = (*numbers, Quantity(record.workspace_bytes).bytes_text())
     return (
         Cell(str(region.index), region=region.index),
         Cell("replayed" if region.state == "replay" else region.state, region.state),
         Cell(str(len(region.kernels)), title="\n".join(region.kernels)),
-        *counts,
+        *map(Cell, counts),
         Cell("selected" if region.wrapped else "not selected"),
     )
 

@@ -152,6 +152,7 @@ def verify(
 
 
 def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable[[str], None]) -> Sequence[Any] | None:
+    """The same, of which nothing refers to ``scratch`` memory any more when this returns."""
     try:
         with scratch():
             expected = trial.run_on_copies()

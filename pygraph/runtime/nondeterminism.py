@@ -31,9 +31,7 @@ from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Record
 
 __all__ = [
     "AGREED",
-    "BLOCK",
     "RUNS",
-    "SHORT",
     "Distance",
     "Spread",
     "distance",

@@ -23,7 +23,7 @@ Runs of blanks are equal to one blank; ``{{…}}`` is a regular expression. RUN 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pygraph.errors import PygraphError
@@ -41,50 +41,20 @@ class CheckFailure(AssertionError):
 
 
 @dataclass(frozen=True)
-class _Directive:
+class _Check:
     """One check: its kind, the text, and the line of the file that it is on."""
 
     kind: str
     text: str
     line: int
 
-    @property
-    def pattern(self) -> re.Pattern[str]:
+    def holds(self, text: str) -> bool:
         parts = re.split(r"\{\{(.*?)\}\}", self.text)
-        return re.compile("".join(part if i % 2 else re.escape(_blanks(part)) for i, part in enumerate(parts)))
+        pattern = "".join(part if i % 2 else re.escape(_blanks(part)) for i, part in enumerate(parts))
+        return re.search(pattern, _blanks(text)) is not None
 
     def fail(self, reason: str, output: str) -> CheckFailure:
         return CheckFailure(f"line {self.line}: {self.kind}: {self.text}\n  {reason}\n--- output:\n{output}")
-
-
-@dataclass
-class _Case:
-    """One input text with its pipeline and checks. ``line`` is its first line in the file."""
-
-    text: str
-    line: int
-    pipeline: str | None = None
-    device: str = "cpu"
-    checks: list[_Directive] = field(default_factory=list)
-
-
-def _split_cases(text: str) -> list[_Case]:
-    """The cases of a file. Raises CheckFailure for directives that do not exist or have nothing to check."""
-    cases = [_Case("", 1)]
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip() == "// -----":
-            cases.append(_Case("", number + 1, cases[-1].pipeline, cases[-1].device))
-            continue
-        cases[-1].text += line + "\n"
-        match = _DIRECTIVE.search(line)
-        if match:
-            _add_directive(cases[-1], match[1], match[2], number)
-    for case in cases:
-        if case.pipeline is None or not case.checks:
-            raise CheckFailure(f"line {case.line}: a case needs '// RUN:' and something to check")
-        if case.checks[0].kind == "CHECK-NEXT":
-            raise CheckFailure(f"line {case.checks[0].line}: CHECK-NEXT needs a CHECK before it")
-    return cases
 
 
 def check_file(path: str | Path) -> None:
@@ -94,78 +64,79 @@ def check_file(path: str | Path) -> None:
 
 def check_text(text: str) -> None:
     """Run every case of a file's text. Raises CheckFailure for the first check that does not hold."""
-    for case in _split_cases(text):
-        _run_case(case)
+    line = 1
+    settings: dict[str, str] = {}
+    for case in re.split(r"^[ \t]*// -----[ \t]*\n", text, flags=re.MULTILINE):
+        _run_case(case, line, settings)
+        line += case.count("\n") + 1
 
 
-def _add_directive(case: _Case, kind: str, text: str, line: int) -> None:
-    if kind == "RUN":
-        case.pipeline = text.strip()
-    elif kind == "DEVICE":
-        case.device = text.strip()
-    elif kind not in _CHECKS:
-        raise CheckFailure(f"line {line}: unknown directive {kind}")
-    elif not text.strip():
-        raise CheckFailure(f"line {line}: {kind} of nothing")
-    else:
-        case.checks.append(_Directive(kind, text.strip(), line))
-
-
-def _run_case(case: _Case) -> None:
-    expected = [check for check in case.checks if check.kind == "CHECK-ERROR"]
+def _run_case(text: str, first: int, settings: dict[str, str]) -> None:
+    """Run the case that starts on line ``first``. ``settings``: RUN and DEVICE, those of the cases before."""
+    checks: list[_Check] = []
+    for number, line in enumerate(text.split("\n"), first):
+        found = _DIRECTIVE.search(line)
+        if found is None:
+            continue
+        kind, said = found[1], found[2].strip()
+        if kind in ("RUN", "DEVICE"):
+            settings[kind] = said
+        elif kind not in _CHECKS or not said or (kind == "CHECK-NEXT" and not checks):
+            raise CheckFailure(
+                f"line {number}: no directive, {kind} of nothing, or CHECK-NEXT without a CHECK before it"
+            )
+        else:
+            checks.append(_Check(kind, said, number))
+    if "RUN" not in settings or not checks:
+        raise CheckFailure(f"line {first}: a case needs '// RUN:' and something to check")
+    expected = [check for check in checks if check.kind == "CHECK-ERROR"]
     try:
-        output = _output_of(case)
+        output = _output_of(text, first, settings)
     except PygraphError as error:
-        if not expected:
-            raise CheckFailure(f"line {case.line}: {type(error).__name__}: {error}") from error
         output = str(error)
+        if not expected:
+            raise CheckFailure(f"line {first}: {type(error).__name__}: {error}") from error
         for check in expected:
-            if not check.pattern.search(_blanks(output)):
+            if not check.holds(output):
                 raise check.fail("the error says something else", output) from error
     else:
         if expected:
             raise expected[0].fail("there was no error", output)
-    _check_lines([check for check in case.checks if check.kind != "CHECK-ERROR"], output)
+    _check_lines([check for check in checks if check.kind != "CHECK-ERROR"], output)
 
 
-def _output_of(case: _Case) -> str:
-    graph = parse(case.text, f"line {case.line}")
-    model = HOST if case.device == "cpu" else H200
-    if case.pipeline:
-        PassManager(case.pipeline, check="full").run(graph, PassContext(case.device, model))
+def _output_of(text: str, first: int, settings: dict[str, str]) -> str:
+    graph = parse(text, f"line {first}")
+    device = settings.get("DEVICE", "cpu")
+    if settings["RUN"]:
+        context = PassContext(device, HOST if device == "cpu" else H200)
+        PassManager(settings["RUN"], check="full").run(graph, context)
     return str(graph)
 
 
-def _check_lines(checks: list[_Directive], output: str) -> None:
+def _check_lines(checks: list[_Check], output: str) -> None:
     """Each CHECK is searched after the match of the one before; a CHECK-NOT holds in the lines in between."""
-    lines = [_blanks(line) for line in output.split("\n")]
+    lines = output.split("\n")
     at = -1
-    forbidden: list[_Directive] = []
+    forbidden: list[_Check] = []
     for check in checks:
         if check.kind == "CHECK-NOT":
             forbidden.append(check)
             continue
-        found = _find(check, lines, at, output)
+        reach = lines[at + 1 : at + 2] if check.kind == "CHECK-NEXT" else lines[at + 1 :]
+        found = next((i for i, line in enumerate(reach, at + 1) if check.holds(line)), None)
+        if found is None:
+            where = "on the next line" if check.kind == "CHECK-NEXT" else f"after line {at + 1} of the output"
+            raise check.fail(f"not found {where}", output)
         _refuse(forbidden, lines[at + 1 : found], output)
         forbidden = []
         at = found
     _refuse(forbidden, lines[at + 1 :], output)
 
 
-def _find(check: _Directive, lines: list[str], at: int, output: str) -> int:
-    if check.kind == "CHECK-NEXT":
-        if at + 1 < len(lines) and check.pattern.search(lines[at + 1]):
-            return at + 1
-        raise check.fail("the next line is another one", output)
-    for index in range(at + 1, len(lines)):
-        if check.pattern.search(lines[index]):
-            return index
-    raise check.fail(f"not found after line {at + 1} of the output", output)
-
-
-def _refuse(forbidden: list[_Directive], lines: list[str], output: str) -> None:
+def _refuse(forbidden: list[_Check], lines: list[str], output: str) -> None:
     for check in forbidden:
-        if any(check.pattern.search(line) for line in lines):
+        if any(map(check.holds, lines)):
             raise check.fail("found where it must not be", output)
 
 

@@ -17,8 +17,6 @@ import torch
 
 from pygraph.bench.timing import Bench, Program
 
-__all__ = ["Event", "bench", "events", "program", "soon"]
-
 WORKER = """
 import json, os, shutil, sys, time
 folder, plans, spec = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
@@ -73,6 +71,7 @@ Event = tuple[str, str, bool, str, float]
 
 def bench(folder: Path, plans: Mapping[str, Mapping[str, Any]] | None = None, blocks: int = 4, seed: int = 0) -> Bench:
     """Measures with processes that follow ``plans``, by side or by program and side."""
+    folder.mkdir(exist_ok=True)
     torch.save({1: [torch.ones(3)], 7: [torch.ones(3)]}, folder / "right.pt")
     torch.save({1: [torch.ones(3)], 7: [torch.full((3,), 1.5)]}, folder / "wrong.pt")
     torch.save({1: [torch.ones(3)], 7: [torch.ones(4)]}, folder / "longer.pt")
@@ -88,8 +87,7 @@ def program(name: str = "first", sides: Sequence[str] = ("eager", "default", "py
 
 def events(folder: Path) -> list[Event]:
     """Everything that processes noted, in order of time: program, side, whether it is a check, what, when."""
-    path = folder / "log"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    rows = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
     return sorted((tuple(row) for row in rows), key=lambda event: event[4])
 
 

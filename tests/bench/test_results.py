@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.bench.render import draw, page, write_all
-from pygraph.bench.results import document, median_interval, ratio, row_of
+from pygraph.bench.results import document, median_interval, row_of
 from pygraph.bench.timing import Measured, Outcome
 from tests.bench.fakes import program
 
@@ -43,15 +43,6 @@ def test_intervals_are_those_of_the_binomial_distribution(
     low, high, found = median_interval([float(rank) for rank in range(1, count + 1)])
     assert (low, high) == ranks
     assert found == pytest.approx(confidence, abs=1e-6)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(times, times), min_size=1, max_size=20), st.floats(min_value=0.1, max_value=10))
-def test_a_drift_of_whole_rounds_changes_no_ratio(rounds: list[tuple[float, float]], factor: float) -> None:
-    above, below = [a for a, _ in rounds], [b for _, b in rounds]
-    drift = [factor**number for number in range(len(rounds))]
-    drifted = ratio([a * d for a, d in zip(above, drift)], [b * d for b, d in zip(below, drift)])  # noqa: B905
-    assert drifted["ratio"] == pytest.approx(ratio(above, below)["ratio"], rel=1e-4)
 
 
 def row(wall: dict[str, float] = WALL, domain: str = "language", **wrong: str) -> dict[str, Any]:
@@ -109,15 +100,13 @@ def test_wrong_results_are_told_and_have_no_ratio() -> None:
     assert not re.search(r"nan|inf\b", text)
 
 
-@pytest.mark.parametrize(
-    ("confidence", "interval", "shown"),
-    [(0.9375, [1.5, 2.5], "2.00 ± 0.50 (94%)"), (0.0, [2.0, 2.0], "2.00 (1 round)")],
-)
-def test_an_interval_says_where_it_is_less_sure(confidence: float, interval: list[float], shown: str) -> None:
-    told = found()
-    ratio = {"ratio": 2.0, "interval": interval, "confidence": confidence, "rounds": 1}
-    told["workloads"]["gains-1"]["ratios"]["default"]["wall_us"] = ratio
-    assert cells(page(told), "gains-1")[2] == shown
+def test_an_interval_says_where_it_is_less_sure() -> None:
+    told, shown = found(), []
+    for confidence, interval in ((0.9375, [1.5, 2.5]), (0.0, [2.0, 2.0])):
+        facts = {"ratio": 2.0, "interval": interval, "confidence": confidence, "rounds": 1}
+        told["workloads"]["gains-1"]["ratios"]["default"]["wall_us"] = facts
+        shown.append(cells(page(told), "gains-1")[2])
+    assert shown == ["2.00 ± 0.50 (94%)", "2.00 (1 round)"]
 
 
 def test_a_document_of_nothing_is_a_page_too(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kernels import kernel_key, sharing
+from benchmarks.kernels import sharing
 from pygraph.compat import inductor_timing
 
 SOURCE = "def {name}(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):\n    tl.store(out_ptr0, xnumel)\n"
@@ -19,11 +19,11 @@ BLOCKS = (8, 16, 32)
 class Timed:
     """A kernel as Inductor has it before its first launch; timing it gives ``times``, and is counted."""
 
-    def __init__(self, *times: float, name: str = "triton_poi_fused_add_0", source: str = SOURCE, hint: int = 64):
+    def __init__(self, *times: float, name: str = "triton_poi_fused_add_0", hint: int = 64):
         made = inductor_timing().autotuner
         self.autotuner: Any = object.__new__(made)
         facts = {
-            "fn": SimpleNamespace(src=source.replace("{name}", name), __name__=name),
+            "fn": SimpleNamespace(src=SOURCE.replace("{name}", name), __name__=name),
             "launchers": [launcher(block) for block in BLOCKS],
             "compile_results": [],
             "size_hints": {"x": hint},
@@ -79,21 +79,6 @@ def test_a_kernel_is_timed_once_and_runs_alike_everywhere(process: Any) -> None:
     assert process(other, Timed(2.0, 3.0, 1.0, hint=128)) == [16, 32]
     assert process(Timed(1.0, 2.0, 3.0, hint=128)) == [32]
     assert (first.count, other.count) == (1, 0)
-
-
-def test_a_key_is_of_what_a_kernel_does_and_may_be_not_of_its_name() -> None:
-    def key(**more: Any) -> str:
-        return kernel_key(Timed(**more).autotuner)
-
-    assert key() == key(name="triton_poi_fused_add_12")
-    assert key() != key(source=SOURCE.replace("out_ptr0, xnumel)", "out_ptr0, 0)"))
-    assert key() != key(hint=128)
-    changed = Timed()
-    changed.autotuner.launchers = changed.autotuner.launchers[:2]
-    assert kernel_key(changed.autotuner) != key()
-    other = Timed()
-    other.autotuner.triton_meta["signature"] = {"in_ptr0": "*fp16"}
-    assert kernel_key(other.autotuner) != key()
 
 
 def test_padding_of_products_is_decided_once(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_checks_match_in_order() -> None:
 
 def test_next_is_the_next_line() -> None:
     check("RUN:", "CHECK: aten.relu", "CHECK-NEXT: aten.neg")
-    with pytest.raises(CheckFailure, match="another one"):
+    with pytest.raises(CheckFailure, match="on the next line"):
         check("RUN:", "CHECK: aten.relu", "CHECK-NEXT: return")
 
 

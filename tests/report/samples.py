@@ -5,11 +5,13 @@ from __future__ import annotations
 from pygraph.frontend.location import GraphOrigin
 from pygraph.inductor.decision import decide
 from pygraph.inductor.emitted import EmittedProgram
-from pygraph.ir import HOST, Graph, Location, parse
-from pygraph.report.model import GraphReport, PassReport, RegionReport
+from pygraph.ir import HOST, Graph, Location, Stage, parse
+from pygraph.passes.manager import PassRecord
+from pygraph.report.model import GraphReport, RegionReport
 from pygraph.runtime.measure import Decision
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import RegionRecord
+from pygraph.runtime.variants import State
 
 EVIL = "x = f('<script>alert(1)</script>').item()  # [bold]\x1b[31m"
 LINE = Location("model.py", 12, "forward", EVIL)
@@ -44,9 +46,9 @@ DECISION = Decision("uncaptured", 1200.0, 1000.0, 90)
 def full_report(index: int = 0, known: bool = True) -> GraphReport:
     """A report of ``cut_graph`` with one region replayed and one refused."""
     graph = cut_graph(known)
-    replayed = RegionRecord("r0", "replay", keys=1, captures=2, replays=1234, slots=3, workspace_bytes=4096)
+    replayed = RegionRecord("r0", State.REPLAY, keys=1, captures=2, replays=1234, slots=3, workspace_bytes=4096)
     replayed.python_runs["lib.op.default"] = 2
-    refused = RegionRecord("r1", "uncaptured", "address-escapes: a word is nobody's")
+    refused = RegionRecord("r1", State.UNCAPTURED, "address-escapes: a word is nobody's")
     refused.refusals["host-read"] = Refusal("host-read", "x.item()", "cpp_fused_add_1", "model.py:14")
     return GraphReport(
         index=index,
@@ -57,8 +59,8 @@ def full_report(index: int = 0, known: bool = True) -> GraphReport:
         model=HOST,
         pipeline="legality,partitioning",
         passes=(
-            PassReport("legality", 1.25, True, ("1 node is not capturable",)),
-            PassReport("partitioning{max-regions=4}", 2.5, True, ()),
+            PassRecord("legality", "legality", Stage.JUDGED, 1.25, True, ("1 node is not capturable",)),
+            PassRecord("partitioning", "partitioning{max-regions=4}", Stage.PARTITIONED, 2.5, True, ()),
         ),
         decision=decide(graph, "cpu", "legality,partitioning"),
         emitted=EmittedProgram((), ("item",)),

@@ -28,6 +28,7 @@ from pygraph.report.facts import (
 from pygraph.report.model import RegionReport, Uncaptured
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import RegionRecord
+from pygraph.runtime.variants import State
 from tests.report.samples import DECISION, cut_graph, failed_report, full_report
 
 
@@ -91,7 +92,7 @@ def test_equal_rows_are_folded_in_order_of_first_occurrence() -> None:
 
 
 def test_a_region_says_why_once() -> None:
-    record = RegionRecord("r", "uncaptured", "host-read: x.item()", decisions=[DECISION])
+    record = RegionRecord("r", State.UNCAPTURED, "host-read: x.item()", decisions=[DECISION])
     record.python_runs = Counter({"lib.b.default": 1})
     record.refusals = {"host-read": Refusal("host-read", "x.item()"), "opaque": Refusal("opaque", "y")}
     assert list(why(full_report(), RegionReport(0, (0,), (), (), True, "", record))) == [

@@ -129,7 +129,7 @@ def test_edges_are_data_or_dashed_order() -> None:
     assert report.graph is not None
     report.graph.add_order(report.graph.node("mm"), report.graph.node("view"))
     picture = draw(report)
-    assert ((picture.flow + picture.far).count("M"), picture.order.count("M")) == (7, 1)
+    assert (picture.flow.count("M"), picture.order.count("M")) == (7, 1)
 
 
 def test_many_operators_are_drawn_region_by_region_and_the_rest_is_said_to_be_left_out() -> None:
@@ -141,7 +141,7 @@ def test_many_operators_are_drawn_region_by_region_and_the_rest_is_said_to_be_le
         ("region", "region 1"),
     ]
     assert "6 operators: each region is one box." in picture.note
-    assert (picture.flow + picture.far).count("M") == 4
+    assert picture.flow.count("M") == 4
     few = draw(full_report(), limit=2)
     assert len(few.boxes) == 2
     assert "2 boxes are left out" in few.note
@@ -168,7 +168,7 @@ def test_any_graph_can_be_drawn(graph: Graph, limit: int) -> None:
         assert 0 <= box.x <= box.x + box.width <= picture.width + 1
         assert 0 < box.y <= box.y + box.height <= picture.height
     foot, top = {(b.middle, b.y + b.height) for b in picture.boxes}, {(b.middle, b.y) for b in picture.boxes}
-    for path in filter(None, f"{picture.flow} {picture.order} {picture.far}".replace("M", "\nM").split("\n")):
+    for path in filter(None, f"{picture.flow} {picture.order}".replace("M", "\nM").split("\n")):
         numbers = [float(text) for text in re.findall(r"-?[\d.]+(?:e[+-]?\d+)?", path)]
         if len(numbers) > 3:
             assert any(abs(numbers[0] - x) + abs(numbers[1] - y) < 0.2 for x, y in foot)

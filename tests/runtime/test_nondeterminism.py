@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.nondeterminism import (
-    BLOCK,
     RUNS,
-    SHORT,
     Distance,
     distance,
     nondeterministic_kernels,
@@ -138,22 +134,6 @@ def test_distance(reference: list[float], other: list[float], expected: tuple[fl
         assert (found.apart.tolist(), found.magnitude.tolist()) == tuple([each] for each in expected)
     else:
         assert found == expected
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.integers(1, 4), st.integers(1, 150), st.data())
-def test_each_element_is_in_one_block_of_its_row(rows: int, columns: int, data: st.DataObject) -> None:
-    reference = torch.zeros(rows, columns)
-    at = data.draw(st.integers(0, rows * columns - 1))
-    other = reference.clone()
-    other.view(-1)[at] = 7
-    found = between(reference, other)
-    (block,) = found.apart.nonzero().flatten().tolist()
-    assert found.apart[block] == 7
-    assert found.start(block) <= at < found.start(block) + BLOCK
-    if columns >= SHORT:
-        assert found.start(block) // columns == at // columns
-        assert len(found.apart) == rows * math.ceil(columns / BLOCK)
 
 
 # -- right replays are not refused -------------------------------------------------------------------------------------
