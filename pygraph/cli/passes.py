@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from pygraph.errors import OptionError
-from pygraph.passes.pipeline import default_registry, option_texts
+from pygraph.passes.pipeline import default_registry, option_texts, path_of
 
 __all__ = ["passes"]
 
@@ -32,7 +32,7 @@ def _lines(name: str) -> Iterator[str]:
     yield from _wrapped((cls.__doc__ or "").strip().partition("\n")[0])
     for option, type_text, default in option_texts(cls):
         yield f"    {option}: {type_text}" + (", required" if default is None else f" = {default}")
-    yield f"    from {default_registry.origin(name)}"
+    yield f"    from {path_of(cls)}"
 
 
 def _wrapped(text: str) -> list[str]:

@@ -35,6 +35,7 @@ __all__ = [
     "nearest",
     "option_texts",
     "parse",
+    "path_of",
     "print_pass",
     "print_pipeline",
     "register",
@@ -302,7 +303,7 @@ class Registry:
 
     @cached_property
     def _paths(self) -> dict[str, list[str]]:
-        """Where built-in and installed passes are. No name should have two places."""
+        """Where passes are, as ``module:class``: built in, installed, registered. No name should have two places."""
         found = {name: [path] for name, path in BUILT_IN.items()}
         for point in entry_points(group=GROUP) if self._points is None else self._points:
             paths = found.setdefault(point.name, [])
@@ -322,19 +323,16 @@ class Registry:
         problem = _problem_of(cls)
         if problem:
             raise OptionError(problem)
-        taken = self.origin(cls.name)
-        if taken not in ("", _path_of(cls)):
-            raise OptionError(f"cannot register {_path_of(cls)}: the name '{cls.name}' is taken by {taken}")
+        path = path_of(cls)
+        taken = self._paths.setdefault(cls.name, [path])
+        if taken != [path]:
+            raise OptionError(f"cannot register {path}: the name '{cls.name}' is taken by {', '.join(taken)}")
         self._classes[cls.name] = cls
         return given
 
     def names(self) -> tuple[str, ...]:
         """Every known name: built-in passes in pipeline order, then others by name."""
-        return (*BUILT_IN, *sorted({*self._classes, *self._paths} - BUILT_IN.keys()))
-
-    def origin(self, name: str) -> str:
-        """Where a pass comes from, as ``module:class``; empty when none has the name."""
-        return ", ".join(self._paths.get(name, ())) or (_path_of(self._classes[name]) if name in self._classes else "")
+        return (*BUILT_IN, *sorted(self._paths.keys() - BUILT_IN.keys()))
 
     def lookup(self, name: str) -> type[Pass]:
         """The class called ``name``. Raises OptionError when there is none, several, or it does not load."""
@@ -370,19 +368,20 @@ def _problem_of(cls: Any) -> str | None:
         return f"{cls!r} is no subclass of pygraph.passes.Pass"
     params = cls.__dict__.get("__dataclass_params__")
     if params is None or not params.frozen:
-        return f"{_path_of(cls)} is no frozen dataclass"
+        return f"{path_of(cls)} is no frozen dataclass"
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not _BARE.fullmatch(name):
-        return f"{_path_of(cls)} needs a kebab-case 'name', not {name!r}"
+        return f"{path_of(cls)} needs a kebab-case 'name', not {name!r}"
     for field, wanted in _option_types(cls).items():
         try:
             _type_text(wanted)
         except TypeError as error:
-            return f"option '{_option_name(field)}' of {_path_of(cls)}: {error}"
+            return f"option '{_option_name(field)}' of {path_of(cls)}: {error}"
     return None
 
 
-def _path_of(cls: type) -> str:
+def path_of(cls: type) -> str:
+    """Where a pass comes from, as ``module:class``."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 

@@ -10,6 +10,7 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import Enum
+from itertools import accumulate
 
 __all__ = ["Kind", "assign", "count_runs", "earliest", "fewest_runs", "unit_order"]
 
@@ -74,36 +75,20 @@ def assign(kinds: Sequence[Kind], after: Lists, early: Sequence[int], kept: Sequ
     than carrying its result, and a view that leaves a region would be a result that shares memory. With no region in
     reach, a node stays at ``early``, outside. One sweep backwards, linear.
     """
-    turns = _program_turns(kinds, early)
+    host = (time if kind is Kind.OUTSIDE else 0 for kind, time in zip(kinds, early, strict=True))
+    turns = [latest + 1 for latest in accumulate(host, max)]  # program order has a region after the latest OUTSIDE node
     horizon = 1 + max(early, default=0)
     times = list(early)
     for v in reversed(range(len(kinds))):
         if kinds[v] is Kind.OUTSIDE:
             continue
         limit = min((times[s] for s in after[v]), default=horizon)
-        wish = turns[v] if kinds[v] is Kind.LAUNCHES else limit if after[v] else early[v]
-        times[v] = _nearest_kept(kept, early[v], limit, wish)
+        first, last = bisect_left(kept, early[v]), bisect_right(kept, limit)
+        if first < last:
+            wish = turns[v] if kinds[v] is Kind.LAUNCHES else limit if after[v] else early[v]
+            # the greatest kept time that is not past the wish, else the least
+            times[v] = kept[max(bisect_right(kept, wish, first, last) - 1, first)]
     return times
-
-
-def _program_turns(kinds: Sequence[Kind], early: Sequence[int]) -> list[int]:
-    """The region time at which program order has each node: just after the latest OUTSIDE node seen so far."""
-    turns: list[int] = []
-    latest = 0
-    for kind, time in zip(kinds, early, strict=True):
-        if kind is Kind.OUTSIDE:
-            latest = max(latest, time)
-        turns.append(latest + 1)
-    return turns
-
-
-def _nearest_kept(kept: Sequence[int], low: int, high: int, wish: int) -> int:
-    """The greatest kept time in ``low..high`` that is not past ``wish``, else the least, else ``low``."""
-    first, last = bisect_left(kept, low), bisect_right(kept, high)
-    if first >= last:
-        return low
-    chosen = bisect_right(kept, wish, first, last) - 1
-    return kept[max(chosen, first)]
 
 
 def unit_order(units: Sequence[int], before: Lists) -> list[int]:

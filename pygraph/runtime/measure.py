@@ -15,7 +15,6 @@ import json
 import logging
 import math
 import platform
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,16 +33,7 @@ from pygraph.runtime.tensors import bits
 from pygraph.runtime.variants import signature
 from pygraph.version import __version__
 
-__all__ = [
-    "REPLAY",
-    "UNCAPTURED",
-    "Decision",
-    "Measurement",
-    "invalidate_all",
-    "kept_path",
-    "read",
-    "several_ranks",
-]
+__all__ = ["REPLAY", "UNCAPTURED", "Decision", "Measurement", "invalidate_all", "kept_path", "read", "several_ranks"]
 
 _log = logging.getLogger("pygraph.selection")
 
@@ -63,7 +53,7 @@ _LOST = {2: 1.5, 3: 1.0}
 _MOST = 3 * 2 * ROUNDS
 """Blocks that are begun, disturbed ones included."""
 _PATIENCE = 200
-"""Calls that a measurement waits for another one that has the turn, which may have no calls any more."""
+"""Calls that a measurement waits for one block of another one, which may have no calls any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +76,29 @@ class Decision:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Block:
-    """A row of calls of one ``candidate``, all on one thread. ``clean``: nothing else happened meanwhile."""
+    """A row of calls of one ``candidate``, all on one thread."""
 
     candidate: str
     calls: int = 0
-    clean: bool = True
     start: float = 0.0
     thread: int = field(default_factory=get_ident)
-    invalidations: int = field(default_factory=lambda: _invalidations)
 
     @property
     def counts(self) -> bool:
-        """Whether it may still count, asked by the thread that calls."""
-        return self.clean and self.thread == get_ident() and self.invalidations == _invalidations
+        """Whether nothing else happened since it began, asked by the thread that calls."""
+        return _under_way is self and self.thread == get_ident()
+
+
+_under_way: _Block | None = None
+"""The one block that is timed now: it takes the time of the whole program. Other measurements replay and wait."""
+
+
+def invalidate_all() -> None:
+    """Something took time that no call takes again, such as a capture: what is under way does not count."""
+    global _under_way
+    _under_way = None
 
 
 class Measurement:
@@ -109,7 +107,6 @@ class Measurement:
     ``args`` is the call that was captured (only facts of it are kept), ``sensitive`` its arguments whose storage offset
     was captured. ``clock`` gives seconds. ``path`` is the file that the decision goes to, if it is kept.
 
-    One measurement has its turn at a time, since a block takes the time of the whole program; others replay and wait.
     Calls may come from several threads at once, without a lock: their blocks do not count.
     """
 
@@ -121,6 +118,7 @@ class Measurement:
         self._sensitive, self._facts = sensitive, signature(args, sensitive)
         self._times: dict[str, list[float]] = {REPLAY: [], UNCAPTURED: []}
         self._block: _Block | None = None
+        self._other: _Block | None = None
         self._begun = self._calls = self._waited = 0
         self._over = self._tried = False
         self._once = Lock()
@@ -134,10 +132,9 @@ class Measurement:
 
         Only ``leave`` counts a call, so that it may be asked twice for one.
         """
-        block = self._block
-        if block is None or not block.counts or _holder() is not self:
-            block = self._block = self._begin()
-        return block
+        if self._block is None or not self._block.counts:
+            self._block = self._begin()
+        return self._block
 
     def leave(self, block: _Block | None) -> Decision | None:
         """A call of ``block`` ran as it says. Returns the decision, at the end of the call that brings it about.
@@ -146,28 +143,28 @@ class Measurement:
         """
         if block is None:
             return self._decide(REPLAY, disturbed=True) if self._over else None
-        if block is not self._block or not block.counts:
+        if not block.counts:
             return None
         block.calls += 1
         self._calls += 1
-        if block.calls == 1:
-            block.clean = self._driver.synchronise(self._device)
-            block.start = self._clock()
-        if block.calls <= CALLS:
+        if 1 < block.calls <= CALLS:
             return None
         drained = self._driver.synchronise(self._device)
-        seconds = (self._clock() - block.start) / CALLS
-        self._block = None
-        if not drained or not block.counts or _holder() is not self:
+        now = self._clock()
+        if block.calls == 1 and drained:
+            block.start = now
             return None
-        self._times[block.candidate].append(seconds)
+        valid = drained and block.counts
+        self.invalidate()
+        if not valid:
+            return None
+        self._times[block.candidate].append((now - block.start) / CALLS)
         return self._judge()
 
     def invalidate(self) -> None:
-        """A call did not run as it should, or something else took time: the block that is under way does not count."""
-        block = self._block
-        if block is not None:
-            block.clean = False
+        """A call did not run as it should, or another one came in between: what is under way of this does not count."""
+        if _under_way is self._block:
+            invalidate_all()
 
     def finish(self, decision: Decision) -> None:
         """Keep ``decision`` for other processes, and give back what uncaptured calls have left if there are no more."""
@@ -178,28 +175,23 @@ class Measurement:
         invalidate_all()
 
     def _begin(self) -> _Block | None:
-        """A new block, if it is this measurement's turn."""
+        """A new block, unless one of another measurement is under way that goes on."""
+        global _under_way
         self._over = self._over or self._begun == _MOST or several_ranks()
-        if self._over or not self._turn():
+        if self._over:
             return None
+        if _under_way is not None and _under_way is not self._block:
+            self._waited = self._waited + 1 if _under_way is self._other else 0
+            self._other = _under_way
+            if self._waited < _PATIENCE:
+                return None
         self._begun += 1
         rounds = min(len(times) for times in self._times.values())
         first, second = (REPLAY, UNCAPTURED) if rounds % 2 == 0 else (UNCAPTURED, REPLAY)
         candidate = first if len(self._times[first]) == rounds else second
         self._tried |= candidate == UNCAPTURED
-        return _Block(candidate)
-
-    def _turn(self) -> bool:
-        """Whether no other measurement is under way, or it has not ended for so long that it may have no calls."""
-        global _holder
-        other = _holder()
-        if other is not None and other is not self and not other._over:
-            self._waited += 1
-            if self._waited <= _PATIENCE:
-                return False
-        self._waited = 0
-        _holder = weakref.ref(self)
-        return True
+        _under_way = _Block(candidate)
+        return _under_way
 
     def _judge(self) -> Decision | None:
         """What the rounds say, once they say something."""
@@ -222,22 +214,6 @@ class Measurement:
         return Decision(choice, replayed, uncaptured, self._calls, disturbed)
 
 
-def _nobody() -> Measurement | None:
-    return None
-
-
-_holder: Callable[[], Measurement | None] = _nobody
-"""The measurement that has its turn, unless nothing uses it any more."""
-
-_invalidations = 0
-
-
-def invalidate_all() -> None:
-    """Something took time that no call takes again, such as a capture: no block that is under way counts."""
-    global _invalidations
-    _invalidations += 1
-
-
 def _device(args: Sequence[Any]) -> torch.device | None:
     devices = (arg.device for arg in args if isinstance(arg, torch.Tensor))
     return next((device for device in devices if device.type != "cpu"), None)
@@ -256,13 +232,12 @@ _SCHEMA = 4
 
 
 def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None) -> Path | None:
-    """The file in ``cache_dir`` for decisions on calls of ``fn`` like this one; None if nothing is kept, or if it
-    cannot be told what ``fn`` does: it is in no file, or depends on a closure.
+    """The file in ``cache_dir`` for decisions on calls of ``fn`` like this; None if nothing is kept, or if ``fn`` is in
+    no file, or depends on a closure.
 
     The key has the text of the module that ``fn`` is defined in: one of Inductor's holds the source of every kernel and
-    the calls of operators, and what is measured is the time of the whole program. The insides of custom operators are
-    not covered; a decision that is wrong for that reason costs time and makes no result wrong. Of tensors, the key has
-    neither addresses, nor storage offsets, nor numbers of devices, which are others in the next process.
+    the calls of operators. The insides of custom operators are not covered; a decision that is wrong for that reason
+    costs time and makes no result wrong. Addresses, storage offsets and numbers of devices are others in each process.
     """
     if cache_dir is None or not isinstance(fn, FunctionType) or fn.__closure__:
         return None

@@ -72,6 +72,7 @@ def run(page: Path, *, gpu: bool) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_prints_what_is_shown(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(default_registry, "_classes", dict(default_registry._classes))
+    monkeypatch.setattr(default_registry, "_paths", dict(default_registry._paths))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     run(page, gpu=False)

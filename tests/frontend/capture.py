@@ -5,6 +5,7 @@ The captured graphs run as they are, so that a backward graph comes out of a rea
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +16,11 @@ import torch._functorch.config
 from torch import fx
 from torch._inductor.compile_fx import compile_fx
 from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph.frontend.lift import lift
-from pygraph.ir import Graph, parse
+from pygraph.ir import Graph, KernelNode, parse
 from pygraph.ir.verify import verify
 
 Boxed: TypeAlias = Callable[[list[Any]], Any]
@@ -160,3 +162,28 @@ class Builder:
 
     def lift(self, *outputs: Any, **options: Any) -> Graph:
         return checked(lift(self.module(*outputs), kind="inference", **options))
+
+
+def fake(*size: int, **options: Any) -> torch.Tensor:
+    """A fake tensor of a mode of its own."""
+    return Builder().fake(*size, **options)
+
+
+def node_of(target: Any, *args: Any, value: Any = None, **kwargs: Any) -> KernelNode:
+    """The node of one call. Tensors among the arguments become inputs, modules subgraphs; ``value`` is what it returns,
+    by default a tensor of four."""
+    builder, names = Builder(), (f"x{i}" for i in itertools.count())
+
+    def given(leaf: Any) -> Any:
+        if isinstance(leaf, fx.GraphModule):
+            return builder.attribute(next(names), leaf)
+        return builder.input(next(names), leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    args, kwargs = pytree.tree_map(given, (args, kwargs))
+    return builder.lift(builder.call(target, args, builder.fake(4) if value is None else value, **kwargs)).nodes[0]
+
+
+def only(graph: Graph, op: str) -> KernelNode:
+    """The only node of ``graph`` with that operator."""
+    (node,) = [node for node in graph.nodes if node.op == op]
+    return node

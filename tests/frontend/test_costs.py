@@ -14,7 +14,7 @@ from pygraph.frontend import costs
 from pygraph.frontend.names import op_name
 from pygraph.ir import FREE, UNKNOWN, Cost, Graph, KernelNode, base_name, symbol
 from pygraph.ir.cost import evaluate
-from tests.frontend.capture import Builder, capture, lift_inference
+from tests.frontend.capture import Builder, capture, fake, lift_inference, node_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -25,29 +25,19 @@ CONVOLUTION = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 8)
 
 
 def cost(op: Any, *args: Any, result: Any = (), **kwargs: Any) -> Cost:
-    """The cost of ``op``; tuples among its arguments are shapes of tensors, tensors are what they are."""
-    builder = Builder()
-    nodes = [_node(builder, i, arg) for i, arg in enumerate(args)]
-    builder.call(op, tuple(nodes), _value(builder, result), **kwargs)
-    return builder.lift().nodes[0].cost
+    """The cost of ``op``; tuples among its arguments and results are shapes of tensors, tensors are what they are."""
+    value = tuple(shape and fake(*shape) for shape in result) if isinstance(result, list) else fake(*result)
+    return node_of(op, *map(_given, args), value=value, **kwargs).cost
 
 
-def _node(builder: Builder, index: int, arg: Any) -> Any:
-    if isinstance(arg, list) and arg and isinstance(arg[0], (tuple, torch.Tensor)):
-        return [_node(builder, 10 * (index + 1) + i, item) for i, item in enumerate(arg)]
-    if isinstance(arg, tuple):
-        return builder.input(f"x{index}", builder.fake(*arg))
-    return builder.input(f"x{index}", arg) if isinstance(arg, torch.Tensor) else arg
-
-
-def _value(builder: Builder, result: Any) -> Any:
-    if isinstance(result, list):
-        return tuple(shape and builder.fake(*shape) for shape in result)
-    return builder.fake(*result)
+def _given(arg: Any) -> Any:
+    if isinstance(arg, list):
+        return [_given(item) for item in arg]
+    return fake(*arg) if isinstance(arg, tuple) else arg
 
 
 def ints(*size: int) -> torch.Tensor:
-    return Builder().fake(*size, dtype=torch.int64)
+    return fake(*size, dtype=torch.int64)
 
 
 def counted_flops(graph: Graph) -> float:
@@ -91,8 +81,8 @@ def test_operands_are_read_and_results_written(found: Cost, expected: Cost) -> N
 def test_memory_that_is_expanded_or_given_twice_counts_once() -> None:
     builder = Builder()
     spread = builder.input("spread", builder.fake(5).expand(1000, 5))
-    builder.call(aten.mul.Tensor, (spread, spread), builder.fake(1000, 5))
-    assert builder.lift().nodes[0].cost == Cost(5000, 20, 20000, 1, 0)
+    call = builder.call(aten.mul.Tensor, (spread, spread), builder.fake(1000, 5))
+    assert builder.lift(call).nodes[0].cost == Cost(5000, 20, 20000, 1, 0)
 
 
 @pytest.mark.parametrize(

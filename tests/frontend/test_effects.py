@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -14,21 +13,14 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils import _pytree as pytree
 
 from pygraph.frontend.effects import HIDDEN_VIEWS, VIEWS, schema_facts
 from pygraph.frontend.lift import lift
-from pygraph.ir import PURE, TAGS, Effects, Graph, KernelNode
+from pygraph.ir import PURE, TAGS, Effects, Graph
 from pygraph.ir.order import dependences
-from tests.frontend.capture import Builder, checked, lift_inference
+from tests.frontend.capture import checked, fake, lift_inference, node_of, only
 
 aten = torch.ops.aten
-
-
-def only(graph: Graph, op: str) -> KernelNode:
-    """The only node of ``graph`` with that operator."""
-    (node,) = [node for node in graph.nodes if node.op == op]
-    return node
 
 
 def trace(fn: Callable[..., Any], *args: Tensor) -> Graph:
@@ -40,17 +32,9 @@ def trace(fn: Callable[..., Any], *args: Tensor) -> Graph:
     return checked(lift(gm, kind="inference", device_map={"meta": "cuda:0"}))
 
 
-def effects_of_call(target: Any, *args: Any, value: Any = None, **kwargs: Any) -> Effects:
-    """Effects of one call on fresh inputs; tensors among the arguments, also in lists, become inputs."""
-    builder = Builder()
-    names = (f"x{i}" for i in itertools.count())
-    given, named = pytree.tree_map_only(Tensor, lambda a: builder.input(next(names), a), (args, kwargs))
-    call = builder.call(target, given, builder.fake(4) if value is None else value, **named)
-    return builder.lift(call).nodes[0].effects
-
-
-def cpu(*size: int) -> Tensor:
-    return Builder().fake(*size)
+def effects(target: Any, *args: Any, **kwargs: Any) -> Effects:
+    """The effects of one call."""
+    return node_of(target, *args, **kwargs).effects
 
 
 def gpu(*size: int, **options: Any) -> Tensor:
@@ -59,51 +43,51 @@ def gpu(*size: int, **options: Any) -> Tensor:
 
 IN_PLACE = {"writes": (0,), "aliases": ((0, 0),)}
 COUNTS, PLACES, MASK = (gpu(4, dtype=dtype) for dtype in (torch.int64, torch.int64, torch.bool))
-ATTENTION, Q = aten._scaled_dot_product_flash_attention_for_cpu.default, cpu(1, 2, 4, 8)
+ATTENTION, Q = aten._scaled_dot_product_flash_attention_for_cpu.default, fake(1, 2, 4, 8)
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (effects_of_call(aten.add.Tensor, cpu(4), cpu(4)), PURE),
-        (effects_of_call(aten.add_.Tensor, cpu(4), cpu(4)), Effects(**IN_PLACE)),
-        (effects_of_call(aten.copy_.default, cpu(4), cpu(4)), Effects(**IN_PLACE, reads=(1,))),
-        (effects_of_call(aten.uniform_.default, cpu(4)), Effects(**IN_PLACE, rng="cpu")),
-        (effects_of_call(aten.view.default, cpu(4), [2, 2], value=cpu(2, 2)), Effects(aliases=((0, 0),), reads=())),
-        (effects_of_call(aten._unsafe_view.default, cpu(4), [4]), Effects(aliases=((0, 0),), reads=())),
-        (effects_of_call(aten.reshape.default, cpu(4), [2, 2], value=cpu(2, 2)), Effects(aliases=((0, 0),))),
-        (effects_of_call(aten.dropout.default, cpu(4), 0.5, False).aliases, ((0, 0),)),
-        (effects_of_call(aten.set_.source_Tensor, cpu(4), cpu(4)).barrier, True),
-        (effects_of_call(aten.copy_.default, cpu(4), gpu(4)).sync, True),
-        (effects_of_call(aten.copy_.default, cpu(4), gpu(4), True).sync, False),
-        (effects_of_call(aten.copy_.default, gpu(4), cpu(4), value=gpu(4)).sync, False),
-        (effects_of_call(torch.ops.prims.device_put.default, gpu(4), torch.device("cpu")).sync, True),
-        (effects_of_call(aten.equal.default, gpu(4), gpu(4), value=True).sync, True),
-        (effects_of_call(aten.nonzero.default, gpu(4), value=gpu(2, 1)), Effects(sync=True, dynamic=True)),
-        (effects_of_call(aten.nonzero.default, cpu(4), value=cpu(2, 1)), Effects(dynamic=True)),
-        (effects_of_call(aten.repeat_interleave.Tensor, COUNTS, value=gpu(9)), Effects(sync=True, dynamic=True)),
-        (effects_of_call(aten.repeat_interleave.Tensor, COUNTS, value=gpu(9), output_size=9), PURE),
-        (effects_of_call(torch.ops._c10d_functional.wait_tensor.default, cpu(4)).collective, "unknown"),
-        (effects_of_call(torch.ops._c10d_functional.wait_tensor.default, cpu(4)).barrier, True),
+        (effects(aten.add.Tensor, fake(4), fake(4)), PURE),
+        (effects(aten.add_.Tensor, fake(4), fake(4)), Effects(**IN_PLACE)),
+        (effects(aten.copy_.default, fake(4), fake(4)), Effects(**IN_PLACE, reads=(1,))),
+        (effects(aten.uniform_.default, fake(4)), Effects(**IN_PLACE, rng="cpu")),
+        (effects(aten.view.default, fake(4), [2, 2], value=fake(2, 2)), Effects(aliases=((0, 0),), reads=())),
+        (effects(aten._unsafe_view.default, fake(4), [4]), Effects(aliases=((0, 0),), reads=())),
+        (effects(aten.reshape.default, fake(4), [2, 2], value=fake(2, 2)), Effects(aliases=((0, 0),))),
+        (effects(aten.dropout.default, fake(4), 0.5, False).aliases, ((0, 0),)),
+        (effects(aten.set_.source_Tensor, fake(4), fake(4)).barrier, True),
+        (effects(aten.copy_.default, fake(4), gpu(4)).sync, True),
+        (effects(aten.copy_.default, fake(4), gpu(4), True).sync, False),
+        (effects(aten.copy_.default, gpu(4), fake(4), value=gpu(4)).sync, False),
+        (effects(torch.ops.prims.device_put.default, gpu(4), torch.device("cpu")).sync, True),
+        (effects(aten.equal.default, gpu(4), gpu(4), value=True).sync, True),
+        (effects(aten.nonzero.default, gpu(4), value=gpu(2, 1)), Effects(sync=True, dynamic=True)),
+        (effects(aten.nonzero.default, fake(4), value=fake(2, 1)), Effects(dynamic=True)),
+        (effects(aten.repeat_interleave.Tensor, COUNTS, value=gpu(9)), Effects(sync=True, dynamic=True)),
+        (effects(aten.repeat_interleave.Tensor, COUNTS, value=gpu(9), output_size=9), PURE),
+        (effects(torch.ops._c10d_functional.wait_tensor.default, fake(4)).collective, "unknown"),
+        (effects(torch.ops._c10d_functional.wait_tensor.default, fake(4)).barrier, True),
         # arguments that are written: by name, in a list, several
-        (effects_of_call(aten.mm.out, cpu(2, 2), cpu(2, 2), out=cpu(2, 2)), Effects(writes=(2,), aliases=((0, 2),))),
+        (effects(aten.mm.out, fake(2, 2), fake(2, 2), out=fake(2, 2)), Effects(writes=(2,), aliases=((0, 2),))),
         (
-            effects_of_call(aten._foreach_add_.List, [cpu(4), cpu(4)], [cpu(4), cpu(4)], value=()),
+            effects(aten._foreach_add_.List, [fake(4), fake(4)], [fake(4), fake(4)], value=()),
             Effects(writes=(0, 1)),
         ),
         (
-            effects_of_call(aten.sort.values, cpu(4), value=(cpu(4), cpu(4)), values=cpu(4), indices=cpu(4)),
+            effects(aten.sort.values, fake(4), value=(fake(4), fake(4)), values=fake(4), indices=fake(4)),
             Effects(writes=(1, 2), aliases=((0, 1), (1, 2))),
         ),
         # masks as indices are searched, but for a fill with one value
-        (effects_of_call(aten.index.Tensor, gpu(4, 4), [MASK], value=gpu(4)), Effects(sync=True, dynamic=True)),
-        (effects_of_call(aten.index.Tensor, gpu(4, 4), [PLACES], value=gpu(4)), PURE),
-        (effects_of_call(aten.index_put.default, gpu(4, 4), [MASK], gpu(3), value=gpu(4, 4)), Effects(sync=True)),
-        (effects_of_call(aten.index_put.default, gpu(4, 4), [MASK], gpu(), value=gpu(4, 4)), PURE),
-        (effects_of_call(aten.index_put.default, gpu(4, 4), [None, PLACES], gpu(2), value=gpu(4, 4)), PURE),
+        (effects(aten.index.Tensor, gpu(4, 4), [MASK], value=gpu(4)), Effects(sync=True, dynamic=True)),
+        (effects(aten.index.Tensor, gpu(4, 4), [PLACES], value=gpu(4)), PURE),
+        (effects(aten.index_put.default, gpu(4, 4), [MASK], gpu(3), value=gpu(4, 4)), Effects(sync=True)),
+        (effects(aten.index_put.default, gpu(4, 4), [MASK], gpu(), value=gpu(4, 4)), PURE),
+        (effects(aten.index_put.default, gpu(4, 4), [None, PLACES], gpu(2), value=gpu(4, 4)), PURE),
         # attention draws only with dropout
-        (effects_of_call(ATTENTION, Q, Q, Q, 0.0, value=(Q, cpu(1, 2, 4))).rng, None),
-        (effects_of_call(ATTENTION, Q, Q, Q, 0.1, value=(Q, cpu(1, 2, 4))).rng, "cpu"),
+        (effects(ATTENTION, Q, Q, Q, 0.0, value=(Q, fake(1, 2, 4))).rng, None),
+        (effects(ATTENTION, Q, Q, Q, 0.1, value=(Q, fake(1, 2, 4))).rng, "cpu"),
     ],
 )
 def test_effects_of_single_calls(found: object, expected: object) -> None:
@@ -116,7 +100,7 @@ def test_effects_of_single_calls(found: object, expected: object) -> None:
 @pytest.mark.parametrize("op", [aten.split.Tensor, aten.unsafe_split.Tensor, aten.unbind.int])
 def test_each_part_of_a_tensor_is_a_view_of_it(op: Any) -> None:
     count = 2 if op is not aten.unbind.int else 0
-    found = effects_of_call(op, cpu(4, 4), count, value=[cpu(2, 4), cpu(2, 4)])
+    found = effects(op, fake(4, 4), count, value=[fake(2, 4), fake(2, 4)])
     assert found == Effects(aliases=((0, 0), (1, 0)), reads=())
 
 
@@ -173,14 +157,14 @@ def test_copies_from_an_accelerator_wait_unless_told_not_to() -> None:
 @pytest.mark.parametrize(
     ("op", "args"),
     [
-        (aten._assert_async.msg, (cpu(1), "message")),
+        (aten._assert_async.msg, (fake(1), "message")),
         (aten._assert_scalar.default, (True, "message")),
-        (aten._assert_tensor_metadata.default, (cpu(1),)),
+        (aten._assert_tensor_metadata.default, (fake(1),)),
         (aten.sym_constrain_range.default, (3,)),
     ],
 )
 def test_checks_are_kept_but_order_nothing(op: Any, args: tuple[Any, ...]) -> None:
-    found = effects_of_call(op, *args, value=())
+    found = effects(op, *args, value=())
     assert not found.is_pure
     assert (found.barrier, found.sync, found.writes) == (False, False, ())
 
@@ -210,18 +194,14 @@ def library() -> Iterator[torch.library.Library]:
 )
 def test_custom_operators(library: torch.library.Library, name: str, expected: Effects, tags: str | None) -> None:
     op = getattr(torch.ops.frontend_test, name).default
-    builder = Builder()
-    x = builder.input("x", builder.fake(4))
-    returns = len(op._schema.returns)
-    call = builder.call(op, (x,), builder.fake(4) if returns else None)
-    node = builder.lift(call if returns else None).nodes[0]
+    node = node_of(op, fake(4), value=None if op._schema.returns else ())
     assert (node.op, node.effects, node.meta.get(TAGS)) == (f"frontend_test.{name}.default", expected, tags)
     assert node.cost.flops is None
     assert node.cost.launches is None
 
 
 def test_a_custom_operator_writes_what_its_schema_says(library: torch.library.Library) -> None:
-    assert effects_of_call(torch.ops.frontend_test.bump.default, cpu(4), cpu(4), z=cpu(4), value=()).writes == (1, 2)
+    assert effects(torch.ops.frontend_test.bump.default, fake(4), fake(4), z=fake(4), value=()).writes == (1, 2)
 
 
 @pytest.mark.parametrize("name", sorted(VIEWS | HIDDEN_VIEWS))
@@ -239,11 +219,11 @@ def test_a_lowering_of_inductor_only_computes() -> None:
 
     mm_plus_mm.__module__, mm_plus_mm.__qualname__ = "torch._inductor.fx_passes.post_grad", "mm_plus_mm"
     handler = functools.wraps(mm_plus_mm)(functools.partial(mm_plus_mm, "match"))
-    assert effects_of_call(handler, cpu(4)) == PURE
+    assert effects(handler, fake(4)) == PURE
 
 
 def test_a_python_function_may_do_anything() -> None:
-    assert effects_of_call(torch.nn.functional.relu, cpu(4)) == Effects(barrier=True)
+    assert effects(torch.nn.functional.relu, fake(4)) == Effects(barrier=True)
 
 
 # -- collectives -------------------------------------------------------------------------------------------------------

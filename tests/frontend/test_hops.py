@@ -14,20 +14,14 @@ from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_fun
 from torch._ops import HigherOrderOperator
 
 from pygraph.frontend import hops
-from pygraph.ir import PURE, TAGS, Effects, Graph, GraphRef, KernelNode
+from pygraph.ir import PURE, TAGS, Effects, GraphRef
 from pygraph.ir.annotations import REASON
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
-from tests.frontend.capture import Builder, lift_inference
+from tests.frontend.capture import Builder, fake, lift_inference, node_of, only
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
-
-
-def only(graph: Graph, op: str) -> KernelNode:
-    """The only node of ``graph`` with that operator."""
-    (node,) = [node for node in graph.nodes if node.op == op]
-    return node
 
 
 def body(build: Callable[[Builder, fx.Node, fx.Node], Any]) -> fx.GraphModule:
@@ -35,15 +29,6 @@ def body(build: Callable[[Builder, fx.Node, fx.Node], Any]) -> fx.GraphModule:
     builder = Builder()
     x, y = builder.input("x", builder.fake(4)), builder.input("y", builder.fake(4))
     return builder.module(build(builder, x, y))
-
-
-def invoke(module: fx.GraphModule) -> KernelNode:
-    """The node that calls ``module`` on two tensors."""
-    builder = Builder()
-    a, b = builder.input("a", builder.fake(4)), builder.input("b", builder.fake(4))
-    ref = builder.attribute("body", module)
-    call = builder.call(higher_order.invoke_subgraph, (ref, "id", a, b), (builder.fake(4),))
-    return builder.lift(builder.call(operator.getitem, (call, 0), builder.fake(4))).nodes[-1]
 
 
 # -- control flow ------------------------------------------------------------------------------------------------------
@@ -126,18 +111,16 @@ def does_anything(b: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
     ],
 )
 def test_what_a_subgraph_does_its_caller_does(build: Callable[..., fx.Node], expected: Effects) -> None:
-    node = invoke(body(build))
+    node = node_of(higher_order.invoke_subgraph, body(build), "id", fake(4), fake(4), value=(fake(4),))
     assert node.effects == expected
     if build is adds:
         assert (node.cost.flops, node.cost.read, node.cost.written, node.cost.launches) == (4, 32, 16, 1)
 
 
 def test_operands_that_cannot_be_matched_are_all_written() -> None:
-    builder = Builder()
-    a, b, c = (builder.input(name, builder.fake(4)) for name in "abc")
-    ref = builder.attribute("body", body(writes))
-    call = builder.call(higher_order.invoke_subgraph, (ref, "id", a, b, c), (builder.fake(4),))
-    assert builder.lift(call).nodes[0].effects.writes == (0, 1, 2)
+    a, b, c = fake(4), fake(4), fake(4)
+    node = node_of(higher_order.invoke_subgraph, body(writes), "id", a, b, c, value=(fake(4),))
+    assert node.effects.writes == (0, 1, 2)
 
 
 # -- wrapped operators -------------------------------------------------------------------------------------------------
@@ -155,32 +138,21 @@ def library() -> Iterator[torch.library.Library]:
 def test_functionalized_operators_write_nothing_but_keep_their_tags(
     library: torch.library.Library, wrapper: str
 ) -> None:
-    builder = Builder()
-    x, y = builder.input("x", builder.fake(4)), builder.input("y", builder.fake(4))
-    named = {"y": y, "_x_base_index": 0, "_all_bases": [x]} if wrapper.endswith("v2") else {"y": y, "x": x}
-    hop = getattr(higher_order, wrapper)
-    call = builder.call(hop, (torch.ops.hops_test.bump.default,), (None, builder.fake(4)), **named)
-    node = builder.lift(call).nodes[0]
+    x = {"_x_base_index": 0, "_all_bases": [fake(4)]} if wrapper.endswith("v2") else {"x": fake(4)}
+    hop, op = getattr(higher_order, wrapper), torch.ops.hops_test.bump.default
+    node = node_of(hop, op, value=(None, fake(4)), y=fake(4), **x)
     assert node.effects == PURE
     assert node.meta.get(TAGS) == "cudagraph_unsafe"
 
 
 def test_operators_with_effects_keep_their_place(library: torch.library.Library) -> None:
-    with_effects = torch._higher_order_ops.effects.with_effects
-    builder = Builder()
-    token, x = builder.input("token", builder.fake(0)), builder.input("x", builder.fake(4))
-    call = builder.call(with_effects, (token, torch.ops.hops_test.log.default, x), (builder.fake(0), builder.fake(4)))
-    assert builder.lift(call).nodes[0].effects == Effects(barrier=True)
+    with_effects, op = torch._higher_order_ops.effects.with_effects, torch.ops.hops_test.log.default
+    assert node_of(with_effects, fake(0), op, fake(4), value=(fake(0), fake(4))).effects == Effects(barrier=True)
 
 
 @pytest.mark.parametrize("name", ["run_and_save_rng_state", "graphsafe_run_with_rng_state"])
 def test_wrapped_draws_are_draws(name: str) -> None:
-    builder = Builder()
-    x = builder.input("x", builder.fake(4))
-    call = builder.call(getattr(higher_order, name), (aten.bernoulli.default, x), builder.fake(4))
-    node = builder.lift(call).nodes[0]
-    assert node.op == f"hop.{name}"
-    assert node.effects == Effects(rng="cpu")
+    assert node_of(getattr(higher_order, name), aten.bernoulli.default, fake(4)).effects == Effects(rng="cpu")
 
 
 def test_an_unknown_higher_order_operator_is_a_barrier() -> None:
@@ -191,49 +163,34 @@ def test_an_unknown_higher_order_operator_is_a_barrier() -> None:
         def __call__(self, *args: Any) -> Any:
             return super().__call__(*args)
 
-    builder = Builder()
-    x = builder.input("x", builder.fake(4))
-    call = builder.call(Unknown(), (x,), builder.fake(4))
-    node = builder.lift(call).nodes[0]
-    assert node.op == "hop.frontend_test_unknown"
-    assert node.effects == Effects(barrier=True)
-    assert node.cost.flops is None
+    node = node_of(Unknown(), fake(4))
+    assert (node.op, node.effects, node.cost.flops) == ("hop.frontend_test_unknown", Effects(barrier=True), None)
 
 
 # -- Triton ------------------------------------------------------------------------------------------------------------
 
-
-def triton_call(builder: Builder, **extra: Any) -> dict[str, Any]:
-    x, y = builder.input("x", builder.fake(4)), builder.input("y", builder.fake(4))
-    options = {"kernel_idx": 10**6, "constant_args_idx": 10**6, "grid": [(1, 1, 1)], "tma_descriptor_metadata": {}}
-    return {**options, "kwargs": {"x": x, "y": y, "n": 4}, **extra}
+CALL = {"kernel_idx": 10**6, "constant_args_idx": 10**6, "grid": [(1, 1, 1)], "tma_descriptor_metadata": {}}
 
 
-def test_a_triton_kernel_that_nobody_knows_writes_every_tensor() -> None:
-    builder = Builder()
-    builder.call(triton_kernel_wrapper_mutation, (), None, **triton_call(builder))
-    node = builder.lift().nodes[0]
-    assert node.op == "hop.triton_kernel_wrapper_mutation"
-    assert node.effects == Effects(writes=(0, 1))
-
-
-def test_a_triton_kernel_writes_what_torch_finds_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_triton_kernel_writes_what_torch_finds_written_or_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def analysed(kernel: int, constants: int, kwargs: dict[str, Any], tma: Any) -> list[str]:
         asked.append((kernel, constants, {k: isinstance(v, Tensor) for k, v in kwargs.items()}, tma))
         return ["y"]
 
+    kwargs = {"x": fake(4), "y": fake(4), "n": 4}
+    unknown = node_of(triton_kernel_wrapper_mutation, value=(), kwargs=kwargs, **CALL)
+    assert (unknown.op, unknown.effects) == ("hop.triton_kernel_wrapper_mutation", Effects(writes=(0, 1)))
     monkeypatch.setattr(hops.compat, "get_mutated_tensors", analysed)
-    builder = Builder()
-    builder.call(triton_kernel_wrapper_mutation, (), None, **triton_call(builder))
-    assert builder.lift().nodes[0].effects == Effects(writes=(1,))
+    assert node_of(triton_kernel_wrapper_mutation, value=(), kwargs=kwargs, **CALL).effects == Effects(writes=(1,))
     assert asked == [(10**6, 10**6, {"x": True, "y": True, "n": False}, {})]
 
 
 def test_a_functional_triton_kernel_is_pure_and_returns_by_name() -> None:
     builder = Builder()
-    options = triton_call(builder, tensors_to_clone=["y"])
+    x, y = builder.input("x", builder.fake(4)), builder.input("y", builder.fake(4))
+    options = {"kwargs": {"x": x, "y": y, "n": 4}, "tensors_to_clone": ["y"], **CALL}
     call = builder.call(triton_kernel_wrapper_functional, (), {"y": builder.fake(4)}, **options)
     item = builder.call(operator.getitem, (call, "y"), builder.fake(4))
     graph = builder.lift(item)

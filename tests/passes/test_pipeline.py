@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pygraph.errors import OptionError, ParseError
 from pygraph.ir import Graph
 from pygraph.passes import Pass, PassContext, PassResult, Registry, default_registry, pipeline, print_pipeline
-from pygraph.passes.pipeline import BUILT_IN, GROUP, option_texts
+from pygraph.passes.pipeline import BUILT_IN, GROUP, option_texts, path_of
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def test_an_installed_pass_is_found_and_described() -> None:
     registry = Registry([point("rich", "Rich")])
     assert registry.lookup("rich") is Rich
     assert registry.names() == (*BUILT_IN, "rich")
-    assert registry.origin("rich") == f"{__name__}:Rich"
+    assert path_of(Rich) == f"{__name__}:Rich"
     texts = list(option_texts(Rich))
     assert texts[0] == ("max-regions", "int or none", "none")
     assert texts[5:7] == [("sizes", "a list of int", "[]"), ("pair", "[string, float]", "[a,0.5]")]

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from pygraph.runtime.contract import Executable, Program, ScratchPool
+from pygraph.runtime.host import HostDriver
 from pygraph.runtime.provenance import ran
 from pygraph.runtime.recording import Origin, PythonCall, Recording, Use
 from pygraph.runtime.region import Region, RegionOptions
-from pygraph.runtime.tensors import bits, extent
+from pygraph.runtime.tensors import extent
+from pygraph.runtime.variants import signature
 from tests.runtime.captures import Capture
 
 __all__ = ["FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "make", "noisy", "watched_region"]
@@ -24,20 +26,10 @@ __all__ = ["FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "
 Function = Callable[[list[Any]], Sequence[Any]]
 
 
-def facts(args: Sequence[Any], sensitive: frozenset[int]) -> list[object]:
-    """What has to match for a replay; storage offsets of ``sensitive`` arguments only."""
-    return [
-        (a.shape, a.stride(), a.dtype, a.device, a.storage_offset() if i in sensitive else 0)
-        if isinstance(a, torch.Tensor)
-        else bits(a)
-        for i, a in enumerate(args)
-    ]
-
-
 class FakeExecutable:
     """A native region that replays by calling a function on a copy of its arguments, if these are as captured."""
 
-    def __init__(self, driver: FakeDriver, fn: Function, expected: list[object]) -> None:
+    def __init__(self, driver: FakeDriver, fn: Function, expected: object) -> None:
         self.driver = driver
         self.fn = fn
         self.expected = expected
@@ -46,7 +38,8 @@ class FakeExecutable:
         self._busy = Lock()
 
     def replay(self, args: list[Any]) -> list[Any] | None:
-        if self.closed or facts(args, self.driver.sensitive) != self.expected or not self._busy.acquire(blocking=False):
+        fits = signature(args, self.driver.sensitive) == self.expected
+        if self.closed or not fits or not self._busy.acquire(blocking=False):
             return None
         try:
             if self.driver.declines(args):
@@ -62,15 +55,16 @@ class FakeExecutable:
         self.closed = True
 
 
-class FakeDriver:
+class FakeDriver(HostDriver):
     """``written``: arguments that the recorded launch writes (None: unknown). ``edits``, one per capture to come,
     change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region.
-    ``drains`` waits for the device, and says whether it could.  ``nondeterministic``: whether
-    the launch is known to come out otherwise each time. ``random``: whether it draws. ``python``: operators written in
-    Python that a capture calls. ``within``: whether transient memory is in use now; ``given_back``: how often it was
-    given back, ``trimmed``: what uncaptured runs had left."""
+    ``drains`` waits for the device, and says whether it could. ``nondeterministic``: whether the launch is known to
+    come out otherwise each time. ``random``: whether it draws. ``python``: operators written in Python that a capture
+    calls. ``within``: whether transient memory is in use now; ``given_back``: how often it was given back, ``trimmed``:
+    what uncaptured runs had left."""
 
     def __init__(self, kernel: Function | None = None, written: Sequence[int] | None = ()) -> None:
+        super().__init__()
         self.kernel = kernel
         self.written = written
         self.sensitive: frozenset[int] = frozenset()
@@ -80,7 +74,6 @@ class FakeDriver:
         self.refuses: Exception | None = None
         self.captures = 0
         self.executables: list[FakeExecutable] = []
-        self.programs: list[Program] = []
         self.within = False
         self.given_back = self.trimmed = 0
         self.nondeterministic = False
@@ -97,17 +90,14 @@ class FakeDriver:
         uses = None
         if self.written is not None:
             uses = [Use(w, 0, n, True, i in self.written) for w, (i, n) in enumerate(sizes.items())]
-        facts_of_launch: dict[str, Any] = {
-            "origin": Origin(locs=("toy.py:1",)),
-            "nondeterministic": self.nondeterministic,
-        }
+        facts: dict[str, Any] = {"origin": Origin(locs=("toy.py:1",)), "nondeterministic": self.nondeterministic}
         for call in self.python:
             ran(call.name)
-            facts_of_launch.update(call=call.name, origin=Origin(call.nodes, ("toy.py:1",)))
-        capture.launch(*words, pool, name="toy", uses=uses, **facts_of_launch)
+            facts.update(call=call.name, origin=Origin(call.nodes, ("toy.py:1",)))
+        capture.launch(*words, pool, name="toy", uses=uses, **facts)
         if self.edits:
             self.edits.pop(0)(capture)
-        payload = (fn, facts(args, self.sensitive))
+        payload = (fn, signature(args, self.sensitive))
         return capture.recording(payload=payload, offset_sensitive=self.sensitive, python=self.python)
 
     def instantiate(self, program: Program) -> Executable:
@@ -115,31 +105,19 @@ class FakeDriver:
             raise self.refuses
         payload: Any = program.recording.payload
         fn, expected = payload
-        self.programs.append(program)
         self.executables.append(FakeExecutable(self, fn, expected))
         return Executable(self.executables[-1])
 
     def generator(self, program: Program) -> torch.Generator | None:
         return torch.default_generator if self.random else None
 
-    def exchange_state(
-        self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        assert generator is torch.default_generator
-        before = generator.get_state()
-        if expected is None or torch.equal(before, expected):
-            generator.set_state(to)
-        return before
-
     def spare_bytes(self) -> int:
         return self.spare
 
     def synchronise(self, device: torch.device | None) -> bool:
-        assert device is None
         return self.drains()
 
     def release_cached(self, device: torch.device | None) -> None:
-        assert device is None
         self.trimmed += 1
 
     @contextlib.contextmanager

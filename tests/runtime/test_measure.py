@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph.errors import ReplayError
 from pygraph.runtime.measure import Decision
@@ -212,57 +212,38 @@ def test_a_call_through_the_shortcut_counts_once(fast: str, prepares: bool) -> N
 # -- what disturbs -----------------------------------------------------------------------------------------------------
 
 
-class _Watching(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-def _pause() -> None:
-    """Time that would change the decision if it counted."""
-    world.now += 10_000.0
-
-
 USUAL = (2, 1)
 """Size and scalar of the calls that are measured."""
 
 
 def _other_size(region: Region, driver: FakeDriver) -> None:
     call(region, 1, 5, 2)
-    _pause()
 
 
 def _watched(region: Region, driver: FakeDriver) -> None:
-    with _Watching():
+    with FlopCounterMode(display=False):
         call(region, 1, *USUAL)
-    _pause()
 
 
 def _raises(region: Region, driver: FakeDriver) -> None:
     world.fails = {len(world.ran) + 1}
     with pytest.raises(ArithmeticError):
         call(region, 1, *USUAL)
-    _pause()
 
 
 def _declines(region: Region, driver: FakeDriver) -> None:
     driver.declines = lambda args: True
     call(region, 1, *USUAL)
     driver.declines = lambda args: False
-    _pause()
 
 
 def _captures_elsewhere(region: Region, driver: FakeDriver) -> None:
     other, _ = make(measure=False)
     call(other, 2)
-    _pause()
 
 
 def _on_another_thread(region: Region, driver: FakeDriver) -> None:
-    def work() -> None:
-        call(region, 1, *USUAL)
-        _pause()
-
-    thread = Thread(target=work)
+    thread = Thread(target=call, args=(region, 1, *USUAL))
     thread.start()
     thread.join()
 
@@ -272,7 +253,6 @@ def _captures_its_stream(region: Region, driver: FakeDriver) -> None:
     drains, driver.drains = driver.drains, lambda: False
     call(region, BLOCK, *USUAL)
     driver.drains = drains
-    _pause()
 
 
 ANYWHERE = [_other_size, _watched, _raises, _captures_elsewhere, _on_another_thread, _captures_its_stream]
@@ -290,6 +270,7 @@ def test_a_disturbed_block_is_run_again(disturb: Callable[[Region, FakeDriver], 
     call(region, 2 + after, *USUAL)
     for _ in range(3):
         disturb(region, driver)
+        world.now += 10_000.0  # would change the decision if it counted
         call(region, 2, *USUAL)
     call(region, ALL, *USUAL)
     decision = region.record.decisions[0]
@@ -311,32 +292,33 @@ def test_sizes_that_alternate_end_on_replays(scalars: tuple[tuple[Any, ...], tup
     assert world.ran == ["replay"] * 20
 
 
-def test_one_variant_is_measured_at_a_time() -> None:
+def test_one_block_is_timed_at_a_time() -> None:
     """A block takes the time of the whole program, so that two at once would be timed together."""
     world.host = {"replay": SLOW, "uncaptured": FAST}
-    (one, _), (two, _) = make(), make()
-    for _ in range(2 + ALL):
-        call(one)
-        call(two)
-    assert (len(one.record.decisions), len(two.record.decisions)) == (1, 0)
-    for _ in range(ALL):
-        call(one)
-        call(two)
-    assert (one.record.decisions[0].choice, two.record.decisions[0].choice) == ("uncaptured", "uncaptured")
+    regions = [make()[0] for _ in range(3)]
+    decisions = [region.record.decisions for region in regions]
+    for region in regions:
+        call(region, 2)
+    while not any(decisions):
+        for region in regions:
+            call(region)
+    (first,) = [each for found in decisions for each in found]
+    assert (first.replay_us, first.uncaptured_us) == (pytest.approx(3 * SLOW), pytest.approx(2 * SLOW + FAST))
+    for _ in range(2 * ALL):
+        for region in regions:
+            call(region)
+    assert [[each.choice for each in found] for found in decisions] == [["uncaptured"]] * 3
 
 
-@pytest.mark.parametrize("dropped", [False, True])
-def test_a_variant_without_more_calls_does_not_keep_others_waiting(dropped: bool) -> None:
-    gone, _ = make()
-    call(gone, 5)
-    region, _ = make()
-    if dropped:
-        del gone
-    call(region, 2 + (0 if dropped else 200) + LOST)
+def test_a_variant_without_more_calls_does_not_keep_others_waiting() -> None:
+    (gone, _), (region, _) = make(), make()
+    call(gone, 2)
+    call(region, 2)
+    call(gone, 3)
+    call(region, 200 + LOST)
     assert len(region.record.decisions) == 1
-    if not dropped:
-        call(gone, LOST + 5)
-        assert len(gone.record.decisions) == 1
+    call(gone, LOST + 5)
+    assert len(gone.record.decisions) == 1
 
 
 def test_a_region_that_is_closed_while_it_is_measured_runs_uncaptured() -> None:
