@@ -33,18 +33,7 @@ from pygraph.ir import (
 from pygraph.ir.node import RESERVED
 from pygraph.ir.types import Dim
 
-__all__ = [
-    "costs",
-    "devices",
-    "dims",
-    "effects_for",
-    "literals",
-    "locations",
-    "metas",
-    "names",
-    "text_graphs",
-    "types",
-]
+__all__ = ["dims", "text_graphs"]
 
 CPU = Device("cpu")
 CUDA = Device("cuda", 0)

@@ -81,7 +81,8 @@ def _wrong_words(program: Program, table: SlotTable | Refusal) -> Iterator[Findi
     """Slots that another capture contradicts, and words that move although they are none."""
     if isinstance(table, Refusal):
         launch = next((each for each in program.recording.launches if each.name == table.launch), None)
-        yield Finding(f"captured once more, the region is refused ({table})", launch)
+        stray = table.reason in SPORADIC  # perhaps bytes that nobody set
+        yield Finding(f"captured once more, the region is refused ({table})", launch, right=stray)
         return
     ours = {(slot.launch, slot.word): slot for slot in program.slots}
     theirs = {(slot.launch, slot.word): slot for slot in table.slots}

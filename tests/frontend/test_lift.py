@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pygraph.frontend.lift import backward_static_inputs, held_inputs, lent_inputs, lift, result_paths
 from pygraph.frontend.names import FrontendError, resolve_op
 from pygraph.ir import CONSTANT, Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Type, symbol
-from tests.frontend.capture import Boxed, Builder, Captured, capture, capture_inference, lift_inference
+from tests.frontend.capture import Boxed, Builder, Captured, capture, capture_inference, fake, lift_inference, node_of
 
 
 class Block(nn.Module):
@@ -30,9 +30,11 @@ class Block(nn.Module):
         return y
 
 
-def test_each_operator_becomes_a_node_of_its_name() -> None:
+def test_each_operator_becomes_a_node_of_its_name_and_the_module_stays_as_it_is() -> None:
     captured = capture_inference(Block(), torch.randn(8, 16))
+    before = (captured.gm.code, [sorted(n.meta) for n in captured.gm.graph.nodes])
     graph = captured.lift()
+    assert (captured.gm.code, [sorted(n.meta) for n in captured.gm.graph.nodes]) == before
     calls = [n for n in captured.gm.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
     assert [node.name for node in graph.nodes] == [n.name for n in calls]
     assert [resolve_op(node.op) for node in graph.nodes] == [n.target for n in calls]
@@ -189,52 +191,30 @@ def test_tensor_constants_become_nodes() -> None:
     assert constant.cost.launches == 0
 
 
-def test_subgraphs_are_lifted_once_and_referred_to() -> None:
-    inner = Builder()
-    x = inner.input("x", inner.fake(4))
-    module = inner.module(inner.call(torch.ops.aten.sin.default, (x,), inner.fake(4)))
-    outer = Builder()
-    value = outer.input("a", outer.fake(4))
-    body = outer.attribute("body", module)
-    again = outer.graph.get_attr("body")
-    hop = torch.ops.higher_order.invoke_subgraph
-    first = outer.call(hop, (body, "id", value), (outer.fake(4),))
-    item = outer.call(operator.getitem, (first, 0), outer.fake(4))
-    second = outer.call(hop, (again, "id", item), (outer.fake(4),))
-    graph = outer.lift(outer.call(operator.getitem, (second, 0), outer.fake(4)))
-    assert list(graph.subgraphs) == ["body"]
-    assert graph.subgraphs["body"].kind == "subgraph"
-    assert [node.args[0] for node in graph.nodes] == [GraphRef("body"), GraphRef("body")]
-    assert graph.nodes[1].inputs == (graph.nodes[0].output,)
-
-
-def test_one_name_never_means_two_subgraphs() -> None:
+def test_subgraphs_are_lifted_once_and_one_name_never_means_two() -> None:
     def body(op: Any) -> Any:
         builder = Builder()
         x = builder.input("x", builder.fake(4))
         return builder.module(builder.call(op, (x,), builder.fake(4)))
 
     outer = Builder()
-    x = outer.input("a", outer.fake(4))
+    last = outer.input("a", outer.fake(4))
     holder = nn.Module()
     holder.b = body(torch.ops.aten.sin.default)
     outer.attributes["a.b"], outer.attributes["a_b"] = holder.b, body(torch.ops.aten.cos.default)
-    for target in ("a.b", "a_b"):
+    for target in ("a.b", "a_b", "a.b"):
         ref = outer.graph.get_attr(target)
-        outer.call(torch.ops.higher_order.invoke_subgraph, (ref, "id", x), (outer.fake(4),))
-    graph = outer.lift()
+        call = outer.call(torch.ops.higher_order.invoke_subgraph, (ref, "id", last), (outer.fake(4),))
+        last = outer.call(operator.getitem, (call, 0), outer.fake(4))
+    graph = outer.lift(last)
     assert [sub.nodes[0].op for sub in graph.subgraphs.values()] == ["aten.sin.default", "aten.cos.default"]
-    assert [node.args[0] for node in graph.nodes] == [GraphRef(name) for name in graph.subgraphs]
+    assert {sub.kind for sub in graph.subgraphs.values()} == {"subgraph"}
+    first, second = (GraphRef(name) for name in graph.subgraphs)
+    assert [node.args[0] for node in graph.nodes] == [first, second, first]
+    assert [node.inputs for node in graph.nodes[1:]] == [node.outputs for node in graph.nodes[:-1]]
 
 
 # -- the whole, and what is refused ------------------------------------------------------------------------------------
-
-
-def test_lifting_does_not_change_the_module() -> None:
-    captured = capture_inference(Block(), torch.randn(8, 16))
-    before = (captured.gm.code, [sorted(n.meta) for n in captured.gm.graph.nodes])
-    captured.lift()
-    assert (captured.gm.code, [sorted(n.meta) for n in captured.gm.graph.nodes]) == before
 
 
 def test_what_aotautograd_never_leaves_is_refused() -> None:
@@ -248,10 +228,7 @@ def test_what_aotautograd_never_leaves_is_refused() -> None:
 
 
 def test_a_function_without_a_name_is_lifted_but_does_not_resolve() -> None:
-    builder = Builder()
-    x = builder.input("x", builder.fake(3))
-    builder.call(lambda value: value, (x,), builder.fake(3))
-    node = builder.lift().nodes[0]
+    node = node_of(lambda value: value, fake(4))
     assert node.op.startswith("py.tests.frontend")
     assert node.op.endswith("<lambda>")
     with pytest.raises(FrontendError):
