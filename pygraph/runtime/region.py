@@ -27,15 +27,7 @@ from pygraph.runtime.compare import Scope, Verdict, compare, verify
 from pygraph.runtime.contract import Driver, Executable, Program
 from pygraph.runtime.critical import capturing, capturing_turn
 from pygraph.runtime.discover import Captured, capture
-from pygraph.runtime.measure import (
-    REPLAY,
-    Decision,
-    Measurement,
-    invalidate_all,
-    kept_path,
-    read,
-    several_ranks,
-)
+from pygraph.runtime.measure import REPLAY, Decision, Measurement, invalidate_all, kept_path, read, several_ranks
 from pygraph.runtime.provenance import Origin, Refusal, blamed, tracing
 from pygraph.runtime.slots import SlotTable
 from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
