@@ -308,7 +308,7 @@ def test_explain_keeps_stdout_for_the_document(script: Callable[[str], str]) -> 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("x = 1\n", r"net\.py: PyGraph compiled nothing\. Compile with .*'model' and its 'inputs'"),
+        ("import sys; sys.exit(0)\n", r"net\.py: PyGraph compiled nothing\. Compile with .*'model' and its 'inputs'"),
         ("def f(:\n", r'File ".*net\.py", line 1\n.*\n +\^\nSyntaxError: '),
         ("import sys; sys.exit(4)\n", r"net\.py: the script exited with status 4"),
         (
