@@ -194,6 +194,11 @@ def _places(
 ) -> Sequence[Mapping[tuple[AllocationKind, int], tuple[int, int]]]:
     """For each segment, the source of each allocation's address there, and the bytes to add to it."""
     recording, given, pool = program.recording, AllocationKind.INPUT, AllocationKind.POOL
+    inside: list[dict[tuple[AllocationKind, int], tuple[int, int]]] = [{} for _ in plan.workspaces]
+    for segment, workspace in enumerate(plan.workspaces):
+        for piece in workspace:
+            source = region.add_block(piece.nbytes, segment, segment)
+            inside[segment].update({(pool, index): (source, offset) for index, offset in piece.offsets.items()})
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is pool}
     added = add_arguments(region, program, arguments, written_arguments(recording, program.slots))
     shared = {(given, index): (source, 0) for index, source in added.items()}
@@ -201,11 +206,4 @@ def _places(
         shared[pool, index] = (region.add_fresh(sizes[index], plan.fresh[index]), 0)
     for block in plan.blocks:
         shared[pool, block.index] = (region.add_block(block.nbytes, block.born, block.died), 0)
-    found = []
-    for segment, workspace in enumerate(plan.workspaces):
-        own: dict[tuple[AllocationKind, int], tuple[int, int]] = {}
-        for piece in workspace:
-            source = region.add_piece(piece.nbytes, segment)
-            own.update({(pool, index): (source, offset) for index, offset in piece.offsets.items()})
-        found.append(ChainMap(shared, own))
-    return found
+    return [ChainMap(shared, own) for own in inside]

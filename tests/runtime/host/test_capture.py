@@ -14,7 +14,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.host.recorder import HostCapture
+from pygraph.runtime.host.recorder import Recorder
 from pygraph.runtime.recording import AllocationKind, LaunchKind, Recording
 from tests.runtime.host.replays import make_executable
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
@@ -33,8 +33,8 @@ def call() -> RegionCall:
     return compiled.regions[0]
 
 
-def payload(recording: Recording) -> HostCapture:
-    assert isinstance(recording.payload, HostCapture)
+def payload(recording: Recording) -> Recorder:
+    assert isinstance(recording.payload, Recorder)
     return recording.payload
 
 
