@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pygraph.runtime.contract import Slot
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, LaunchKind, Origin, Output, OutputKind
-from pygraph.runtime.slots import SlotTable, discover, resolve
-from tests.runtime.captures import Capture
+from pygraph.runtime.slots import SlotTable, discover, resolve, written_arguments
+from tests.runtime.captures import Capture, reads, writes
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
 HERE, ELSEWHERE = 0x7F00_0000_0000, 0x6600_0000_0000
@@ -318,3 +318,15 @@ def test_slots_are_found_again_at_another_size(again: Capture, resolved: bool) -
     assert (resolve(again.recording(), table, real) is None) == (again.launches[0].words[3] == 0x3004)
     again.launch(1)
     assert resolve(again.recording(), table) is None
+
+
+def test_written_arguments_are_exact_where_accesses_are_known() -> None:
+    capture = Capture()
+    capture.launch(1, 2, 3, uses=[reads(0, 8), writes(1, 8)])
+    capture.launch(1, uses=[reads(0, 8)])
+    slots = [Slot(0, 0, INPUT, 0, 0), Slot(0, 1, INPUT, 1, 0), Slot(0, 2, INPUT, 2, 0), Slot(1, 0, INPUT, 3, 0)]
+    assert written_arguments(capture.recording(), slots) == {1}
+    capture.launch(1)
+    assert written_arguments(capture.recording(), [*slots, Slot(2, 0, INPUT, 4, 0)]) == {1, 4}
+    pool = Slot(2, 0, POOL, 0, 0)
+    assert written_arguments(capture.recording(), [pool]) == frozenset()
