@@ -160,7 +160,7 @@ class Graph:
         before: KernelNode | None = None,
     ) -> KernelNode:
         """Add a node at the end, or just before another. Raises GraphError for a taken name or foreign operands."""
-        node = KernelNode(self._claim(name, "n"), op, tuple(args), attrs or {}, effects=effects, cost=cost, loc=loc)
+        node = KernelNode(self._claim(name, "n"), op, tuple(args), dict(attrs or {}), effects, cost, loc)
         self._check_operands(node.inputs)
         outputs = tuple(types)
         single = len(outputs) == 1

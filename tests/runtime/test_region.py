@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.runtime.region import counts
@@ -94,6 +96,21 @@ def test_the_least_recently_used_capture_goes() -> None:
     call(2)
     assert region.record.captures == 4
     assert [e.closed for e in driver.executables] == [True, True, False, False]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 5), max_size=40))
+def test_the_captures_that_were_used_last_stay(sizes: list[int]) -> None:
+    region, driver = make(max_captures=2)
+    recent: list[int] = []
+    for n in sizes:
+        assert torch.equal(region([torch.ones(n)])[0], torch.full((n,), 2.0))
+        signatures: list[Any] = [executable.expected for executable in driver.executables if not executable.closed]
+        held = sorted(size for (((size,), *_),) in signatures)
+        recent = [*(size for size in recent if size != n), *([n] if n in held else [])][-2:]
+        assert held == sorted(recent)
+    region.close()
+    assert all(executable.closed for executable in driver.executables)
 
 
 def test_an_executable_that_declines_runs_uncaptured() -> None:
