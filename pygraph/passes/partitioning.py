@@ -69,11 +69,13 @@ class Partitioning(Pass):
     ) -> list[int]:
         if self.max_regions is None or len(levels) <= self.max_regions:
             return levels
+        values, model = ctx.values_for(graph), ctx.model
         work = dict.fromkeys(levels, 0.0)
-        for node, kind, time in zip(graph.nodes, kinds, early, strict=True):
+        for node, kind, level in zip(graph.nodes, kinds, early, strict=True):
             if kind is Kind.LAUNCHES:
-                work[time] += _work_us(node, ctx, graph)
-        heaviest = sorted(levels, key=lambda time: (-work[time], time))
+                time, launches = node_time_us(node, model, values), evaluate(node.cost.launches, values)
+                work[level] += model.kernel_us * (1.0 if launches is None else launches) if time is None else time
+        heaviest = sorted(levels, key=lambda level: (-work[level], level))
         return sorted(heaviest[: self.max_regions])
 
 
@@ -81,15 +83,6 @@ def _kind(node: KernelNode) -> Kind:
     if not node.meta.get(CAPTURABLE):
         return Kind.OUTSIDE
     return Kind.FREE if node.cost.launches == 0 else Kind.LAUNCHES
-
-
-def _work_us(node: KernelNode, ctx: PassContext, graph: Graph) -> float:
-    values = ctx.values_for(graph)
-    time = node_time_us(node, ctx.model, values)
-    if time is not None:
-        return time
-    launches = evaluate(node.cost.launches, values)
-    return ctx.model.kernel_us * (1.0 if launches is None else launches)
 
 
 def _apply(
