@@ -133,7 +133,8 @@ class Serving:
         self._drain()
         done = time.perf_counter()
         self.made += calls
-        return {"host_us": (issued - start) / calls * 1e6, "wall_us": (done - start) / calls * 1e6}
+        found = {"host_us": (issued - start) / calls * 1e6, "wall_us": (done - start) / calls * 1e6}
+        return {name: float(f"{us:.6g}") for name, us in found.items()}
 
     def _drain(self) -> None:
         if self._gpu:
