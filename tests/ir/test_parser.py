@@ -79,8 +79,8 @@ def test_operands_may_be_defined_later() -> None:
     ("line", "column", "reason"),
     [
         ("^a = f(%y)", 10, "unknown value %y"),
-        ("^a = f(%x.1)", 10, "'x' has 1 results"),
-        ("%a:2 = f(%a) : (int, int)", 12, "'a' has 2 results: write %name.index"),
+        ("^a = f(%x.1)", 10, "%x has 1 results"),
+        ("%a:2 = f(%a) : (int, int)", 12, "%a has 2 results: write %name.index"),
         ("%x = f() : int", 3, "the name 'x' is taken in graph g"),
         ("%a:2 = f() : int", 3, "results: 2, types: 1"),
         ("%a:0 = f()", 3, "results: 0, types: 0; ^name has none"),
