@@ -165,15 +165,10 @@ def what_was_captured() -> dict[str, Any]:
     if not reports:
         return {}
     summary = summarize(reports)
-    regions = [
-        {
-            "state": region.state,
-            "why": region.why,
-            "decisions": [asdict(decision) for decision in (region.record.decisions if region.record else ())],
-        }
-        for report in reports
-        for region in report.regions
-    ]
+    regions = []
+    for region in (region for report in reports for region in report.regions):
+        decisions = map(asdict, region.record.decisions if region.record is not None else ())
+        regions.append({"state": region.state, "why": region.why, "decisions": list(decisions)})
     coverage = {"share": summary.coverage, "captures": summary.captures, "replays": summary.replays}
     return {"coverage": coverage, "regions": regions}
 
