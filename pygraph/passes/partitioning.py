@@ -12,16 +12,14 @@ from pygraph.passes.analysis import dependence_lists, node_time_us
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.region_order import Kind, assign, earliest, unit_order
 
-__all__ = ["MAX_REGIONS", "NO_LAUNCH", "Partitioning"]
+__all__ = ["NO_LAUNCH", "Partitioning"]
 
 NO_LAUNCH = "no-launch"
 """REASON of a capturable node outside every region: it launches nothing, and no region is in reach."""
-MAX_REGIONS = "max-regions"
-"""REASON of a capturable node whose region was given up for the limit."""
 
-_DETAILS = {
-    NO_LAUNCH: "launches nothing itself, and no region lies between its operands and its first user",
-    MAX_REGIONS: "its region was given up: the limit on regions keeps those with the most work",
+_LEFT_OUT = {
+    Kind.FREE: (NO_LAUNCH, "launches nothing itself, and no region lies between its operands and its first user"),
+    Kind.LAUNCHES: ("max-regions", "its region was given up: the limit on regions keeps those with the most work"),
 }
 
 
@@ -111,9 +109,9 @@ def _apply(
             graph.regions.setdefault(region, Region(region))
             meta.set(REGION, region)
         else:
-            reason = NO_LAUNCH if kinds[v] is Kind.FREE else MAX_REGIONS
+            reason, detail = _LEFT_OUT[kinds[v]]
             meta.set(REASON, reason)
-            meta.set(DETAIL, _DETAILS[reason])
+            meta.set(DETAIL, detail)
     if order != list(range(len(order))):
         graph.reorder(nodes[v] for v in order)
 
