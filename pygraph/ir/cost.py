@@ -34,44 +34,32 @@ class Cost:
     launches: Dim | None = None
     host_us: Dim | None = None
 
-    def __add__(self, other: Cost) -> Cost:
-        return total((self, other))
-
 
 FREE = Cost(0, 0, 0, 0, 0)
 """A view, a size computation: nothing runs on the device."""
 UNKNOWN = Cost()
 
 
-def _substitute(value: Dim | None, values: Mapping[str, int]) -> Dim | None:
-    if not isinstance(value, sympy.Expr):
-        return value
-    return as_dim(value.subs({symbol(name): number for name, number in values.items()}))
-
-
 def evaluate(value: Dim | None, values: Mapping[str, int]) -> float | None:
     """``value`` as a number once symbols are substituted; None when it is unknown or symbols are left."""
-    substituted = _substitute(value, values)
-    if substituted is None:
-        return None
-    if isinstance(substituted, int):
-        return float(substituted)
-    return float(substituted) if substituted.is_number else None
+    if isinstance(value, sympy.Expr):
+        found: sympy.Expr = value.subs({symbol(name): number for name, number in values.items()})
+        return float(found) if found.is_number else None
+    return None if value is None else float(value)
 
 
 def total(costs: Iterable[Cost]) -> Cost:
     """Sum field by field. One unknown summand makes that field unknown."""
-    columns = list(zip(*((c.flops, c.read, c.written, c.launches, c.host_us) for c in costs), strict=True))
-    if not columns:
-        return FREE
-    return Cost(*(_sum_column(column) for column in columns))
+    summands = list(costs)
+    return Cost(*(_sum([getattr(cost, field.name) for cost in summands]) for field in fields(Cost)))
 
 
-def _sum_column(column: tuple[Dim | None, ...]) -> Dim | None:
-    if any(value is None for value in column):
+def _sum(values: list[Dim | None]) -> Dim | None:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
         return None
-    number = sum(value for value in column if isinstance(value, int))
-    symbolic = [value for value in column if isinstance(value, sympy.Expr)]
+    symbolic = [value for value in known if isinstance(value, sympy.Expr)]
+    number = sum(value for value in known if isinstance(value, int))
     return as_dim(sympy.Add(number, *symbolic)) if symbolic else number
 
 

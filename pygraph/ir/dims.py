@@ -125,8 +125,13 @@ class _Writer(StrPrinter):  # type: ignore[misc]  # sympy has no types
             ]
         )
 
-    def _print_Pow(self, value: sympy.Pow, rational: bool = True) -> str:
-        return str(super()._print_Pow(value, rational))
+    def _print_Pow(self, value: sympy.Pow) -> str:
+        base = self.parenthesize(value.base, PRECEDENCE["Pow"])
+        if value.exp == -1:
+            return f"1/{base}"
+        # a power of powers as a**b**c: brackets that the text did not have could be too deep for the parser
+        is_power = isinstance(value.exp, sympy.Pow) and value.exp.exp != -1
+        return f"{base}**{self.parenthesize(value.exp, PRECEDENCE['Pow'], strict=is_power)}"
 
     def _print_Function(self, value: sympy.Expr) -> str:
         name = type(value).__name__

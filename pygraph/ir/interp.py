@@ -12,10 +12,11 @@ Nothing here is fast, and nothing but tests and debugging uses it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeAlias
 
+from pygraph.ir.effects import NAMED
 from pygraph.ir.graph import Graph
 from pygraph.ir.node import UPLOAD, Arg, GraphRef, KernelNode, Value, base_name
 from pygraph.ir.text.print import literal_text
@@ -93,27 +94,21 @@ class Outcome:
 
     outputs  the returned values, literals and tuples of them
     written  final contents of the inputs that were written, by name
-    draws    numbers of draws, by generator
     effects  what happened in order: per generator, per process group, and at barriers (with what ran between them)
     """
 
     outputs: tuple[object, ...]
     written: Mapping[str, Content]
-    draws: Mapping[str, int]
     effects: Mapping[str, tuple[object, ...]]
 
 
-def interpret(graph: Graph, inputs: Mapping[str, Term] | None = None, trace: dict[str, str] | None = None) -> Outcome:
-    """Run ``graph`` on ``inputs`` (contents by name; an input that is left out stands for itself).
-
-    ``trace`` is filled with the digest of what each node did, by its name: empty for a move between devices.
-    """
+def interpret(graph: Graph, trace: dict[str, str] | None = None) -> Outcome:
+    """Run ``graph``. ``trace`` is filled with the digest of what each node did, by its name: empty for a move between
+    devices."""
     machine = _Machine(graph)
-    machine.load(inputs or {})
-    for node in graph.nodes:
-        done = machine.run(node)
-        if trace is not None:
-            trace[node.name] = done
+    done = {node.name: machine.run(node) for node in graph.nodes}
+    if trace is not None:
+        trace.update(done)
     return machine.outcome()
 
 
@@ -146,18 +141,16 @@ class _Place:
         self.storage.content = Term("put", self.storage.content, steps, new) if steps else new
 
 
-@dataclass(slots=True)
 class _Machine:
-    graph: Graph
-    places: dict[Value, tuple[_Place, ...]] = field(default_factory=dict)
-    draws: dict[str, int] = field(default_factory=dict)
-    effects: dict[str, list[object]] = field(default_factory=dict)
-    since_barrier: list[str] = field(default_factory=list)
+    """What is in memory, and what happened, while a graph runs."""
 
-    def load(self, inputs: Mapping[str, Term]) -> None:
-        for value in self.graph.inputs:
-            content = inputs.get(value.name) or Term("input", value.name)
-            self.places[value] = (_Place(_Storage(value.name, content, is_input=True)),)
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.places: dict[Value, tuple[_Place, ...]] = {
+            value: (_Place(_Storage(value.name, Term("input", value.name), is_input=True)),) for value in graph.inputs
+        }
+        self.effects: dict[str, list[object]] = {}
+        self.since_barrier: list[str] = []
 
     def run(self, node: KernelNode) -> str:
         """Run one node and return what it did."""
@@ -180,7 +173,7 @@ class _Machine:
         storages = (place.storage for value in self.graph.inputs for place in self.places[value])
         written = {storage.name: storage.content for storage in storages if storage.written}
         effects = {chain: tuple(events) for chain, events in self.effects.items()}
-        return Outcome(outputs, written, dict(self.draws), effects)
+        return Outcome(outputs, written, effects)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -195,7 +188,7 @@ class _Machine:
         parts = [(key, self._part(arg, feed)) for key, arg in node.attrs.items()]
         attrs = tuple((key, part) for key, part in sorted(parts, key=lambda pair: pair[0]) if key not in _PLACES)
         generator = node.effects.rng
-        draw = () if generator is None else (generator, self.draws.get(generator, 0))
+        draw = () if generator is None else (generator, len(self.effects.get(f"rng {generator}", ())))
         return Term(node.op, args, attrs, draw)
 
     def _part(self, arg: Arg, feed: Iterator[Content]) -> object:
@@ -209,11 +202,10 @@ class _Machine:
 
     def _note_effects(self, node: KernelNode, event: str) -> None:
         effects = node.effects
-        if effects.rng is not None:
-            self.draws[effects.rng] = self.draws.get(effects.rng, 0) + 1
-            self.effects.setdefault(f"rng {effects.rng}", []).append(event)
-        if effects.collective is not None:
-            self.effects.setdefault(f"collective {effects.collective}", []).append(event)
+        for kind in NAMED:
+            name = getattr(effects, kind)
+            if name is not None:
+                self.effects.setdefault(f"{kind} {name}", []).append(event)
         if effects.barrier:
             self.effects.setdefault("barrier", []).append((event, *sorted(set(self.since_barrier))))
             self.since_barrier = []

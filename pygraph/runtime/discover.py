@@ -51,7 +51,11 @@ def capture(
     alone = next((launch for launch in first.launches if launch.collective), None)
     if alone is not None:  # it can be neither captured again nor compared: it would run more often here than elsewhere
         return Refusal.at(alone, "collective", "a replay cannot be compared where other processes take part")
-    real = _real_memory(args)
+    real = [  # the caller's own memory, which no captured word may point into
+        Allocation(AllocationKind.INPUT, i, arg.data_ptr(), extent(arg))
+        for i, arg in enumerate(args)
+        if isinstance(arg, torch.Tensor) and extent(arg)
+    ]
     found: SlotTable | Refusal | None = None if table is None else resolve(first, table, real)
     if found is None:
         first, found = _captured_twice(fn, driver, args, first, real)
@@ -87,12 +91,3 @@ def _captured_twice(
             doubt = doubt or found
         earlier = [*earlier[-1:], latest]
     return first, doubt or Refusal("unstable-launches")
-
-
-def _real_memory(args: Sequence[Any]) -> list[Allocation]:
-    """The caller's own memory, which no captured word may point into."""
-    return [
-        Allocation(AllocationKind.INPUT, i, arg.data_ptr(), extent(arg))
-        for i, arg in enumerate(args)
-        if isinstance(arg, torch.Tensor) and extent(arg)
-    ]

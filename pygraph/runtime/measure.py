@@ -33,16 +33,7 @@ from pygraph.runtime.tensors import bits
 from pygraph.runtime.variants import signature
 from pygraph.version import __version__
 
-__all__ = [
-    "REPLAY",
-    "UNCAPTURED",
-    "Decision",
-    "Measurement",
-    "invalidate_all",
-    "kept_path",
-    "read",
-    "several_ranks",
-]
+__all__ = ["REPLAY", "UNCAPTURED", "Decision", "Measurement", "invalidate_all", "kept_path", "read", "several_ranks"]
 
 _log = logging.getLogger("pygraph.selection")
 
@@ -241,13 +232,12 @@ _SCHEMA = 4
 
 
 def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None) -> Path | None:
-    """The file in ``cache_dir`` for decisions on calls of ``fn`` like this one; None if nothing is kept, or if it
-    cannot be told what ``fn`` does: it is in no file, or depends on a closure.
+    """The file in ``cache_dir`` for decisions on calls of ``fn`` like this; None if nothing is kept, or if ``fn`` is in
+    no file, or depends on a closure.
 
     The key has the text of the module that ``fn`` is defined in: one of Inductor's holds the source of every kernel and
-    the calls of operators, and what is measured is the time of the whole program. The insides of custom operators are
-    not covered; a decision that is wrong for that reason costs time and makes no result wrong. Of tensors, the key has
-    neither addresses, nor storage offsets, nor numbers of devices, which are others in the next process.
+    the calls of operators. The insides of custom operators are not covered; a decision that is wrong for that reason
+    costs time and makes no result wrong. Addresses, storage offsets and numbers of devices are others in each process.
     """
     if cache_dir is None or not isinstance(fn, FunctionType) or fn.__closure__:
         return None

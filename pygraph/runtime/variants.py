@@ -73,18 +73,12 @@ class State(str, Enum):
     at any line leaves nothing to undo.
     """
 
-    COLD = "cold"
-    """Never ran."""
-    WARM = "warm"
-    """Ran uncaptured; it is captured once it ran often enough."""
-    TIMED = "timed"
-    """Captured. Its calls are timed, some of them replayed and some uncaptured, until one of the two has won."""
-    REPLAY = "replay"
-    """Captured. Its calls are replayed."""
-    SKIPPED = "skipped"
-    """Not captured, or no longer: uncaptured was measured to be faster."""
-    UNCAPTURED = "uncaptured"
-    """Not captured, since a capture failed."""
+    COLD = "cold"  # never ran
+    WARM = "warm"  # ran uncaptured; it is captured once it ran often enough
+    TIMED = "timed"  # captured; some calls are replayed and some run uncaptured, until one of the two has won
+    REPLAY = "replay"  # captured
+    SKIPPED = "skipped"  # not captured, or no longer: uncaptured was measured to be faster
+    UNCAPTURED = "uncaptured"  # a capture failed
 
     __str__ = str.__str__
 

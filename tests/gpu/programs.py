@@ -15,19 +15,6 @@ import pygraph
 from pygraph.backend import pygraph as backend
 from pygraph.report.model import RegionReport
 
-__all__ = [
-    "DEVICE",
-    "EVERYTHING",
-    "assert_replayed",
-    "assert_same",
-    "compiled",
-    "device_tensor",
-    "figures",
-    "network",
-    "replaying_regions",
-    "wrapped_regions",
-]
-
 DEVICE = "cuda"
 
 EVERYTHING = {"passes": "legality,placement,partitioning,indirection"}

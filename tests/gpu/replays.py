@@ -11,8 +11,6 @@ from pygraph.runtime.contract import Driver
 from pygraph.runtime.discover import Captured, capture
 from tests.runtime.regions import copy_arguments, same_bits
 
-__all__ = ["Function", "assert_replays", "captured", "fresh_arguments", "microseconds", "replay_and_compare"]
-
 Function = Callable[[list[Any]], Sequence[Any]]
 
 

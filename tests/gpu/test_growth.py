@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from tests.gpu.programs import DEVICE, EVERYTHING, assert_replayed, compiled, device_tensor, figures
@@ -48,42 +47,6 @@ class Held:
 def resident() -> int:
     """Bytes of the process that are in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-class Decoder(nn.Module):
-    """Layers that write one row into their caches and attend to all of them."""
-
-    def __init__(self, layers: int, width: int) -> None:
-        super().__init__()
-        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(layers))
-
-    def forward(self, x: torch.Tensor, caches: list[torch.Tensor], at: torch.Tensor) -> torch.Tensor:
-        for i, layer in enumerate(self.qkv):
-            q, k, v = layer(x).chunk(3, -1)
-            keys, values = caches[2 * i], caches[2 * i + 1]
-            keys.index_copy_(1, at, k)
-            values.index_copy_(1, at, v)
-            x = x + F.scaled_dot_product_attention(q, keys, values)
-        return x
-
-
-def decoding(compile: Compile) -> Step:
-    """KV caches are arguments, the same for a while, then others."""
-    torch.manual_seed(0)
-    model = Decoder(8, 256).to(DEVICE, torch.float16)
-    call = compile(model)
-    sets = [[torch.zeros(4, 512, 256, device=DEVICE, dtype=torch.float16) for _ in range(16)] for _ in range(2)]
-    turn = 0
-
-    def step() -> Any:
-        nonlocal turn
-        turn += 1
-        x = device_tensor(4, 1, 256, dtype=torch.float16)
-        at = torch.full((1,), turn % 512, device=DEVICE)
-        with torch.no_grad():
-            return call(x, sets[turn // 10 % 2], at)
-
-    return step
 
 
 def fresh_addresses(compile: Compile) -> Step:
@@ -127,7 +90,6 @@ def training(set_to_none: bool) -> Callable[[Compile], Step]:
 
 
 PROGRAMS: dict[str, Callable[[Compile], Step]] = {
-    "decoding": decoding,
     "fresh-addresses": fresh_addresses,
     "training": training(True),
     "training-zeroed": training(False),

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.gpu.programs import assert_replayed, assert_same, compiled, network
+from tests.gpu.programs import assert_replayed, assert_same, compiled
 from tests.gpu.programs import device_tensor as cuda
 
 CALLS = 5
@@ -68,24 +68,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = 
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_equals_inductor(name: str) -> None:
-    against_inductor(*PROGRAMS[name])
-
-
-@pytest.mark.parametrize("name", ["attention", "dropout", "decode"])
-def test_equals_inductor_with_every_replay_verified(name: str) -> None:
-    against_inductor(*PROGRAMS[name], verify="always")
-
-
-def test_parameters_that_are_reassigned_and_moved() -> None:
-    model = network().eval()
-    ours, reference = compiled(model), torch.compile(copy.deepcopy(model))
-    with torch.no_grad():
-        for turn in range(CALLS + 2):
-            x = cuda(16, 32)
-            assert_same(ours(x), reference(x))
-            if turn >= 3:
-                for parameter in model.parameters():
-                    parameter.data = parameter.data.clone()
-    assert_replayed()
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {}) for name in PROGRAMS] + [(name, {"verify": "always"}) for name in ("attention", "dropout", "decode")],
+    ids=str,
+)
+def test_equals_inductor(name: str, options: dict[str, Any]) -> None:
+    against_inductor(*PROGRAMS[name], **options)

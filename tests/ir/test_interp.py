@@ -91,11 +91,6 @@ def test_an_ambiguous_alias_may_be_either() -> None:
     assert first != second
 
 
-def test_given_contents_replace_inputs() -> None:
-    graph = graph_of("%z = f(%x) : f32[2]@cpu", "%z")
-    assert interpret(graph, {"x": Term("t")}) != interpret(graph)
-
-
 def test_effects_are_sequences() -> None:
     line = '^{} = all_reduce({}) !collective("0")\n'
     one, other = line.format("a", "%x"), line.format("b", "%y")

@@ -1,4 +1,4 @@
-"""Printing: the exact text of a graph that uses every construct."""
+"""Printing: the exact text of a graph that uses every construct, and what it says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from pygraph.ir import (
     CAPTURABLE,
     REGION,
-    SELECTED,
     Cost,
     Device,
     DType,
@@ -17,72 +16,44 @@ from pygraph.ir import (
     Graph,
     GraphRef,
     Location,
-    OpaqueType,
     Parameter,
-    Region,
     ScalarType,
     TensorType,
     Token,
-    Value,
     parse,
-    print_graph,
     symbol,
 )
 
 CPU, CUDA = Device("cpu"), Device("cuda", 0)
 S0 = symbol("s0")
-
 TEXT = Path(__file__).with_name("sample.pgir").read_text(encoding="utf-8")
 
 
-def sample() -> Graph:
-    graph = Graph()
-    graph.hints["s0"] = 8
-    x = graph.add_input(TensorType(DType.F32, (S0, 16), CPU), "x")
-    w = graph.add_input(TensorType(DType.F32, (16, 4), CUDA, (1, 16)), "w", role="parameter", static=True)
-    _add_nodes(graph, x, w)
-    region = graph.regions[0] = Region(0)
-    region.parameters = {x: Parameter("patched", "moves", 0.2), w: Parameter("static", "guarded")}
-    region.meta.set(SELECTED, True)
-    sub = graph.subgraphs["sub"] = Graph("sub", kind="subgraph")
-    sub.add_input(OpaqueType("Generator"), "in 0")
-    graph.subgraphs["other"] = Graph("tw\no")
-    return graph
-
-
-def _add_nodes(graph: Graph, x: Value, w: Value) -> None:
-    rows = TensorType(DType.F32, (S0, 4), CPU)
-    cost = Cost(128 * S0, None, 16 * S0, 1)
-    mm = graph.add(
-        "aten.mm.default", [x, w], [rows], name="0", cost=cost, loc=Location("model.py", 12, "forward", 'h = "a"')
-    )
-    mm.meta.set(REGION, 0)
-    mm.meta.set(CAPTURABLE, True)
+def test_a_text_says_what_the_graph_holds() -> None:
+    graph = parse(TEXT)
+    assert str(graph) == TEXT
+    x, w = graph.inputs
+    assert (x.type, x.role, x.static) == (TensorType(DType.F32, (S0, 16), CPU), "input", False)
+    assert (w.type, w.role, w.static) == (TensorType(DType.F32, (16, 4), CUDA, (1, 16)), "parameter", True)
+    mm, vm, stop, copy = graph.nodes
+    assert (mm.args, mm.cost) == ((x, w), Cost(128 * S0, None, 16 * S0, 1))
+    assert mm.loc == Location("model.py", 12, "forward", 'h = "a"')
+    assert (mm.meta.get(REGION), mm.meta.get(CAPTURABLE)) == (0, True)
+    assert [out.type for out in vm.outputs] == [TensorType(DType.F32, (S0,), CPU), ScalarType("int", S0 + 1)]
     literals = {"e": S0 + 1, "d": CPU, "t": DType.F16, "g": GraphRef("sub"), "c": complex(1, -0.0)}
-    literals["z"] = (None, (), -2, float("-inf"), Token("contiguous_format"))
-    results = [TensorType(DType.F32, (S0,), CPU), ScalarType("int", S0 + 1)]
-    vm = graph.add("aten.var_mean.correction", [mm.output, (1,)], results, name="vm", attrs=literals)
-    stop = graph.add("aten._assert_async", [vm.outputs[1]], name="n7", effects=Effects(barrier=True, sync=True))
-    effects = Effects((0,), ((0, 0),), (1,), rng="cuda:0", dynamic=True, collective="0")
-    copy = graph.add("aten.copy_.default", [x, mm.output], [rows], name="c", effects=effects)
-    graph.add_order(stop, copy)
-    graph.set_outputs([copy.output, None, vm.outputs[0]])
-
-
-def test_the_text_of_a_graph() -> None:
-    assert print_graph(sample()) == TEXT
-    assert str(sample()) == TEXT
-
-
-def test_the_text_parses_back() -> None:
-    assert parse(TEXT) == sample()
+    assert vm.attrs == {**literals, "z": (None, (), -2, float("-inf"), Token("contiguous_format"))}
+    assert (stop.outputs, stop.effects) == ((), Effects(barrier=True, sync=True))
+    assert copy.effects == Effects((0,), ((0, 0),), (1,), rng="cuda:0", dynamic=True, collective="0")
+    assert list(copy.after) == [stop]
+    assert graph.outputs == (copy.output, None, vm.outputs[0])
+    assert graph.regions[0].parameters == {x: Parameter("patched", "moves", 0.2), w: Parameter("static", "guarded")}
+    assert {key: found.name for key, found in graph.subgraphs.items()} == {"sub": "sub", "other": "tw\no"}
 
 
 def test_contiguous_strides_are_not_shown() -> None:
-    graph = Graph()
-    graph.add_input(TensorType(DType.F32, (S0, 4), CPU, (4, 1)), "x")
-    assert "f32[s0, 4]@cpu" in str(graph)
-    assert parse(str(graph)) == graph
+    assert "f32[s0, 4]@cpu" in str(parse("graph @g (%x : f32[s0, 4]{4, 1}@cpu) { return () }"))
+    assert TensorType(DType.F32, (2, 3), CPU, (3, 1)) == TensorType(DType.F32, (2, 3), CPU)
+    assert TensorType(DType.F32, (2, 3), CPU, (1, 2)).strides == (1, 2)
 
 
 def test_what_has_no_text_is_refused() -> None:

@@ -22,12 +22,6 @@ def test_no_cut_is_one_region_in_unchanged_order() -> None:
     assert result.notes == ("regions: 1, with 4 of 4 capturable nodes",)
 
 
-def test_a_host_node_cuts_in_two() -> None:
-    graph = build("a: launch x", "b: launch a", "u: host b", "c: launch u b", "d: launch c")
-    Partitioning().run(graph, CTX)
-    assert regions(graph) == "a b | c d"
-
-
 def test_independent_work_on_both_sides_of_a_cut_needs_no_second_region() -> None:
     graph = build("a: launch x", "u: host y", "b: launch a", returns="b u")
     Partitioning().run(graph, CTX)
@@ -40,13 +34,6 @@ def test_pairwise_convex_regions_with_a_cyclic_quotient_are_not_made() -> None:
     Partitioning().run(graph, CTX)
     assert regions(graph) == "a c | b d"
     verify(graph, Stage.PARTITIONED)
-
-
-def test_a_launch_stays_on_its_side_of_the_cut() -> None:
-    # c needs nothing of u, but its result is only used after it
-    graph = build("a: launch x", "u: host a", "c: launch y", "d: launch c u")
-    Partitioning().run(graph, CTX)
-    assert regions(graph) == "a | c d"
 
 
 def test_a_mutation_keeps_its_place_between_reads() -> None:

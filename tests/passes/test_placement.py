@@ -28,15 +28,6 @@ def test_a_factory_and_its_chain_are_made_on_the_device() -> None:
     assert "single copies to the device that fell away: 1" in result.notes
 
 
-def test_a_scalar_factory_feeds_a_kernel_without_a_copy() -> None:
-    graph, _ = place(
-        "%p = aten.full.default([], -1.0, dtype = f32, device = @cpu) : f32[]@cpu",
-        f"%r = aten.mul.Tensor(%x, %p) : {GPU}",
-        returns="%r",
-    )
-    assert shown(graph) == ["p = full() @cuda:0", "r = mul(x, p) @cuda:0"]
-
-
 def test_the_name_of_a_twin_is_free() -> None:
     graph, _ = place(
         f"%p = aten.zeros.default([4], device = @cpu) : {CPU}",

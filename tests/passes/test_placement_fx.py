@@ -65,27 +65,6 @@ def test_a_scalar_and_a_parameter_are_uploaded_together() -> None:
     assert len(graph.node("upload0").outputs) == 3
 
 
-def test_float_arithmetic_on_the_cpu_stays_there() -> None:
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        return x * (torch.arange(0, 8, 2).float() / 8).exp().to(GPU)
-
-    names = [name for name, _ in refused(placed(fn, X))]
-    assert names == ["iota", "convert_element_type", "div", "exp", "upload"]
-
-
-def test_results_for_the_host_are_fetched_last() -> None:
-    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        first = x.relu()
-        host = first.cpu()
-        second = first @ x
-        return host, second, second.double().cpu()
-
-    graph = placed(fn, X)
-    assert [name for name, _ in refused(graph)] == ["device_put", "device_put"]
-    assert [node.op.split(".")[1] for node in graph.nodes][-2:] == ["device_put", "device_put"]
-    assert graph.output_values[0].type.device.is_host  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("make", [torch.zeros, torch.ones, torch.eye, lambda n: (torch.arange(n) * 3 - 1) // 2])
 def test_factories_leave_nothing_on_the_cpu(make: Callable[[int], torch.Tensor]) -> None:
     assert refused(placed(lambda x: x[0, 0] + make(4).to(GPU), X)) == []

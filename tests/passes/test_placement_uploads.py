@@ -49,27 +49,6 @@ def test_cpu_work_comes_first_so_that_one_upload_is_enough() -> None:
     ]
 
 
-def test_what_depends_on_the_device_is_uploaded_later() -> None:
-    graph, _ = place(
-        f"%a = aten.mul.Tensor(%x, %s) : {GPU}",
-        f"%h = {COPY}(%a, @cpu) : {CPU}",
-        f"%e = aten.exp.default(%h) : {CPU}",
-        f"%d = {COPY}(%e, @cuda:0) : {GPU}",
-        f"%b = aten.mul.Tensor(%y, %t) : {GPU}",
-        f"%r = aten.add.Tensor(%b, %d) : {GPU}",
-        returns="%r",
-    )
-    assert shown(graph) == [
-        "upload0 = upload(s, t) @cuda:0✗",
-        "a = mul(x, upload0.0) @cuda:0",
-        "b = mul(y, upload0.1) @cuda:0",
-        "h = device_put(a) @cpu✗",
-        "e = exp(h) @cpu✗",
-        "upload1 = upload(e) @cuda:0✗",
-        "r = add(b, upload1) @cuda:0",
-    ]
-
-
 def test_a_value_that_is_written_is_uploaded_as_it_was_when_used() -> None:
     graph, _ = place(
         f"%a = aten.mul.Tensor(%x, %s) : {GPU}",
@@ -94,18 +73,6 @@ def test_nothing_is_uploaded_across_a_barrier() -> None:
         returns="%r",
     )
     assert [node.name for node in graph.nodes] == ["a", "b", "upload0", "r"]
-
-
-def test_copies_that_are_returned_are_memory_of_their_own() -> None:
-    graph, _ = place(
-        f"%d = {COPY}(%w, @cuda:0) : {GPU}",
-        f"%e = {COPY}(%w, @cuda:0) : {GPU}",
-        f"%f = {COPY}(%w, @cuda:0) : {GPU}",
-        f"%r = aten.add.Tensor(%f, %x) : {GPU}",
-        returns="%d, %e, %r",
-    )
-    assert shown(graph)[0] == "upload0 = upload(w, w, w) @cuda:0✗"
-    assert len({value.name for value in graph.output_values}) == 3
 
 
 def test_a_copy_into_the_device_is_captured_once_its_source_is_there() -> None:

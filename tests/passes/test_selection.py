@@ -12,9 +12,9 @@ from tests.passes.build import build
 CTX = PassContext("cuda", H200)
 
 
-def select(graph: Graph, ctx: PassContext = CTX, options: str = "") -> list[tuple[bool | None, str | None]]:
+def select(graph: Graph, ctx: PassContext = CTX) -> list[tuple[bool | None, str | None]]:
     """(selected, reason) of each region."""
-    PassManager(f"partitioning,indirection,selection{options}", check="full").run(graph, ctx)
+    PassManager("partitioning,indirection,selection", check="full").run(graph, ctx)
     return [(region.meta.get(SELECTED), region.meta.get(REASON)) for region in graph.regions.values()]
 
 
@@ -38,11 +38,6 @@ def test_a_single_launch_does_not_pay_on_the_host() -> None:
     assert select(chain(40), PassContext("cpu", HOST)) == [(True, "gain")]
 
 
-def test_each_region_is_decided_by_itself() -> None:
-    graph = build("a: launch x", "u: host a", "b: many u", "c: launch b", returns="c")
-    assert select(graph, PassContext("cpu", HOST)) == [(False, "too-small"), (True, "gain")]
-
-
 def test_patches_count() -> None:
     launches = [f"n{i}: launch {' '.join(f'x{i}_{j}' for j in range(12))}" for i in range(2)]
     graph = build(*launches, returns="n0 n1")
@@ -56,11 +51,6 @@ def test_fresh_results_count_and_those_in_callers_memory_do_not_twice() -> None:
     parameter = graph.regions[0].parameters[graph.value("x")]
     replay = H200.replay_us + 2 * H200.node_us + (parameter.cost_us or 0.0)
     assert f"replayed {replay:.2f} µs" in (graph.regions[0].meta.get(DETAIL) or "")
-
-
-def test_a_margin_can_be_asked_for() -> None:
-    assert select(chain(3), options="{min-gain-us=5.0}") == [(True, "gain")]
-    assert select(chain(3), options="{min-gain-us=50.0}") == [(False, "too-small")]
 
 
 @pytest.mark.parametrize("rows", [("a: unknown x",), ("a: launch x", "b: unknown a")])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
@@ -125,41 +124,6 @@ def test_swapping_conflicting_neighbours_is_seen(graph: Graph, data: st.DataObje
     *rest, a, b = prefix.nodes
     prefix.reorder([*rest, b, a])
     assert observe(prefix) != before
-
-
-MEMORY = """graph @g (%x : f32[4]@cpu, %y : f32[4]@cpu) {{
-  %v = aten.view.default(%x) : f32[4]@cpu !aliases[0:0] !reads[]
-  {first}
-  {then}
-  return (%x, %y, %v)
-}}"""
-RELU = "%a = aten.relu.default({}) : f32[4]@cpu"
-WRITE = "%b = aten.relu_.default({}) : f32[4]@cpu !writes[0] !aliases[0:0]"
-COPY = "%c = aten.copy_.default({}) : f32[4]@cpu !writes[0] !aliases[0:0] !reads[1]"
-
-
-@pytest.mark.parametrize(
-    ("first", "then", "ordered"),
-    [
-        (WRITE.format("%x"), RELU.format("%v"), True),
-        (RELU.format("%v"), WRITE.format("%x"), True),
-        (WRITE.format("%v"), COPY.format("%x, %y"), True),
-        (COPY.format("%x, %y"), WRITE.format("%y"), True),
-        (WRITE.format("%v"), RELU.format("%y"), False),
-        (RELU.format("%x"), "%d = aten.neg.default(%v) : f32[4]@cpu", False),
-        ('%d = f() : f32[4]@cpu !rng("cpu")', '%e = g() : f32[4]@cpu !rng("cpu")', True),
-        ('%d = f() : f32[4]@cpu !rng("cpu")', '%e = g() : f32[4]@cpu !rng("cuda:0")', False),
-        ('^d = f(%x) !collective("0")', '^e = f(%y) !collective("0")', True),
-        ('^d = f(%x) !collective("0")', '^e = f(%y) !collective("1")', False),
-        ("^d = f(%x) !barrier", RELU.format("%y"), True),
-        (RELU.format("%y"), "^d = f(%x) !barrier", True),
-        ("%d = item(%x) : float !sync", "%e = item(%y) : float !sync", False),
-        ("^d = f(%x)", "^e = f(%y) after(^d)", True),
-    ],
-)
-def test_pairs(first: str, then: str, ordered: bool) -> None:
-    graph = parse(MEMORY.format(first=first, then=then))
-    assert (graph.nodes[-2:] in dependences(graph)) == ordered
 
 
 def test_values_that_share_memory_have_one_root() -> None:

@@ -47,7 +47,6 @@ void bind(py::module_& m) {
   bind_nodes(region);
   region.def(py::init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>())
       .def("add_segment", &CudaRegion::add_segment)
-      .def("add_piece", &CudaRegion::add_piece)
       .def("add_fresh", &CudaRegion::add_fresh)
       .def("add_block", &CudaRegion::add_block)
       .def("add_dead", &CudaRegion::add_dead)

@@ -28,28 +28,24 @@ struct Generators : at::cuda::CUDAGraph {
   }
 };
 
-// Memory that is taken when a segment is launched: an output's, which stays, or an intermediate's, up to a segment.
+// Memory that is taken when a segment is launched: an output's, which stays, or of intermediates, up to a segment.
 struct Memory {
   size_t source, nbytes;
   size_t died = 0; // intermediates only
 };
 
-// A part of the region that is launched on its own. The first is torch's graph itself; others are owned. `pieces` are its
-// workspace.
+// A part of the region that is launched on its own. The first is torch's graph itself; others are owned.
 struct Segment {
   CUgraph graph = nullptr;
   CUgraphExec exec = nullptr;
-  std::vector<Memory> pieces, fresh, blocks; // taken before it is launched
+  std::vector<Memory> fresh, blocks; // taken before it is launched
   std::vector<size_t> dead; // arguments that are not needed once it was launched
   std::vector<Node*> dirty;
 };
 
-// A segment's workspace, in pieces, while it is launched.
-using Workspace = c10::SmallVector<at::DataPtr, 4>;
-
 // What lives for one replay only.
 struct Call : Operands {
-  std::vector<std::pair<size_t, at::DataPtr>> blocks; // with the segment that they die in
+  c10::SmallVector<std::pair<size_t, at::DataPtr>, 4> blocks; // with the segment that they die in
   c10::SmallVector<c10::Storage, 8> fresh; // in the order in which they were added
 };
 
@@ -72,19 +68,13 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     segments_.push_back(std::move(segment));
   }
 
-  // The number of the source of a piece of a segment's workspace.
-  size_t add_piece(size_t nbytes, size_t segment) {
-    auto source = new_source();
-    segments_.at(segment).pieces.push_back({source, nbytes});
-    return source;
-  }
-
   size_t add_fresh(size_t nbytes, size_t segment) {
     fresh_.push_back(new_source());
     segments_.at(segment).fresh.push_back({fresh_.size() - 1, nbytes});
     return fresh_.back();
   }
 
+  // Intermediates, from the segment `born` to `died`.
   size_t add_block(size_t nbytes, size_t born, size_t died) {
     auto source = new_source();
     segments_.at(born).blocks.push_back({source, nbytes, died});
@@ -141,8 +131,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     RandomTurn turn(random_ ? &RandomOrder::of(device_) : nullptr, stream);
     for (size_t s = 0; s < segments_.size(); ++s) {
       auto& segment = segments_[s];
-      Workspace workspace;
-      take(call, segment, workspace, *allocator);
+      take(call, segment, *allocator);
       if (s == 0) {
         if (!apply(segment) || !turn.begin(/*runs_python=*/segments_.size() > 1)) return false;
       } else if (!apply(segment)) {
@@ -158,13 +147,9 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   }
 
   // Allocates what a segment needs from now on, and moves what it replaces.
-  void take(Call& call, Segment& segment, Workspace& workspace, c10::Allocator& allocator) {
-    for (const auto& piece : segment.pieces) {
-      if (piece.nbytes == 0) continue;
-      workspace.push_back(allocator.allocate(piece.nbytes));
-      move(sources_[piece.source], reinterpret_cast<uintptr_t>(workspace.back().get()));
-    }
+  void take(Call& call, Segment& segment, c10::Allocator& allocator) {
     for (const auto& memory : segment.blocks) {
+      if (memory.nbytes == 0) continue;
       call.blocks.emplace_back(memory.died, allocator.allocate(memory.nbytes));
       move(sources_[memory.source], reinterpret_cast<uintptr_t>(call.blocks.back().second.get()));
     }

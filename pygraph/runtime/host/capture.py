@@ -18,7 +18,7 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.host.kernels import find_kernel, is_native_function
 from pygraph.runtime.host.operators import RecordOperators
-from pygraph.runtime.host.recorder import Arena, HostCapture, Recorder
+from pygraph.runtime.host.recorder import Arena, Recorder
 from pygraph.runtime.provenance import blame, is_out_of_memory, reset_blame
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 from pygraph.runtime.tensors import extent, module_constants, rebound, repeated
@@ -45,8 +45,8 @@ def capture_region(native: ModuleType, fn: Callable[[list[Any]], Sequence[Any]],
     try:
         with only_capture():
             recorder = Recorder(native, arena, module_constants(fn))
-            arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
-            return _finish(recorder, arguments, _run(recorder, fn, arguments))
+            recorder.arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
+            return _finish(recorder, _run(recorder, fn))
     except BaseException:
         arena.close()
         raise
@@ -64,7 +64,7 @@ def _argument(recorder: Recorder, index: int, value: Any) -> Any:
     raise CaptureError("unsupported-argument", f"argument {index} is {type(value).__name__}")
 
 
-def _run(recorder: Recorder, fn: types.FunctionType, arguments: Sequence[Any]) -> Sequence[Any]:
+def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
     reset_blame()
 
     def recorded(name: str, value: Any) -> Any:
@@ -72,7 +72,7 @@ def _run(recorder: Recorder, fn: types.FunctionType, arguments: Sequence[Any]) -
 
     try:
         with torch.inference_mode(False), torch.no_grad(), rebound(fn, recorded) as run, RecordOperators(recorder):
-            returned = run(list(arguments))
+            returned = run(list(recorder.arguments))
     except CaptureError:
         raise
     except Exception as error:
@@ -138,27 +138,19 @@ def _refusal(reason: str, detail: str) -> Callable[..., Any]:
 # -- what was returned --------------------------------------------------------------------------------------------
 
 
-def _finish(recorder: Recorder, arguments: tuple[Any, ...], returned: Sequence[Any]) -> Recording:
-    outputs = tuple(_output(recorder, arguments, value) for value in returned)
-    payload = HostCapture(
-        recorder.arena,
-        tuple(recorder.payloads),
-        arguments,
-        frozenset(recorder.written),
-        frozenset(recorder.exclusive),
-        repeated(returned),
-        tuple(recorder.constants.values()),
-    )
+def _finish(recorder: Recorder, returned: Sequence[Any]) -> Recording:
+    recorder.same = repeated(returned)
+    outputs = tuple(_output(recorder, value) for value in returned)
     allocations = (*recorder.arena.allocations, *recorder.constant_allocations)
-    return Recording(tuple(recorder.launches), allocations, outputs, payload, frozenset(recorder.offset_sensitive))
+    return Recording(tuple(recorder.launches), allocations, outputs, recorder, frozenset(recorder.offset_sensitive))
 
 
-def _output(recorder: Recorder, arguments: Sequence[Any], value: Any) -> Output:
+def _output(recorder: Recorder, value: Any) -> Output:
     if type(value) in _SCALARS:
         return Output(OutputKind.SCALAR, value=value)
     if not isinstance(value, torch.Tensor):
         raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
-    for index, argument in enumerate(arguments):
+    for index, argument in enumerate(recorder.arguments):
         if value is argument:
             return Output(OutputKind.ARGUMENT, argument=index)
     if any(value is constant for constant in recorder.constants.values()):
@@ -170,6 +162,6 @@ def _output(recorder: Recorder, arguments: Sequence[Any], value: Any) -> Output:
     place = (distance // value.dtype.itemsize, tuple(value.size()), tuple(value.stride()), value.dtype)
     if owner.kind is AllocationKind.POOL:
         return Output(OutputKind.FRESH, -1, owner.index, *place)
-    if arguments[owner.index].dtype.itemsize != value.dtype.itemsize:
+    if recorder.arguments[owner.index].dtype.itemsize != value.dtype.itemsize:
         recorder.offset_sensitive.add(owner.index)
     return Output(OutputKind.VIEW, owner.index, -1, *place)

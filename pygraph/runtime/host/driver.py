@@ -17,7 +17,6 @@ from pygraph.runtime.contract import (
     Executable,
     Program,
     ScratchPool,
-    Slot,
     add_arguments,
     add_outputs,
     check_program,
@@ -25,7 +24,7 @@ from pygraph.runtime.contract import (
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
-from pygraph.runtime.host.recorder import HostCapture
+from pygraph.runtime.host.recorder import Recorder
 from pygraph.runtime.recording import AllocationKind, Recording
 
 __all__ = ["HostDriver"]
@@ -34,33 +33,40 @@ _WORKSPACE = 0
 """The native number of the workspace; arguments and fresh allocations come after it."""
 
 
-def _make_graph(native: ModuleType, program: Program, capture: HostCapture) -> Any:
+def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
     """The native graph of ``program``. Raises CaptureError when an address would not be replaced, or lie outside."""
     check_program(program)
     _check_slots(program, capture)
     graph = native.HostGraph(program.layout.nbytes)
     graph.set_name(program.name)
-    arguments = add_arguments(graph, program, capture.arguments, capture.written)
     sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is AllocationKind.POOL}
-    fresh = {index: graph.add_fresh(sizes[index]) for index in program.layout.fresh}
-    for launch, payload in zip(program.recording.launches, capture.launches, strict=True):
+    arguments = add_arguments(graph, program, capture.arguments, capture.written)
+    places = {(AllocationKind.INPUT, index): (source, 0) for index, source in arguments.items()}
+    for index, offset in program.layout.offsets.items():
+        places[AllocationKind.POOL, index] = _WORKSPACE, offset
+    for index in program.layout.fresh:
+        places[AllocationKind.POOL, index] = graph.add_fresh(sizes[index]), 0
+    for launch, payload in zip(program.recording.launches, capture.payloads, strict=True):
         if isinstance(payload, Kernel):
             graph.add_kernel(payload.entry, launch.words, [p is Parameter.FLOAT for p in payload.parameters])
         else:
             graph.add_operator(payload.call, payload.moves, payload.results)
     for slot in program.slots:
-        graph.add_patch(slot.launch, slot.word, *_place(program, slot, arguments, fresh))
+        if slot.key not in places:
+            raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
+        source, start = places[slot.key]
+        graph.add_patch(slot.launch, slot.word, source, start + slot.offset)
     add_outputs(graph, native.OutputKind, program, capture.same)
     for pair in sorted(capture.exclusive):
         graph.add_exclusive(*pair)
     return graph
 
 
-def _check_slots(program: Program, capture: HostCapture) -> None:
+def _check_slots(program: Program, capture: Recorder) -> None:
     """Every address of the capture is replaced, and no number: it lies in memory that is not there at replay."""
     patched = {(slot.launch, slot.word) for slot in program.slots}
     moving = [a for a in program.recording.allocations if a.kind is not AllocationKind.CONSTANT]
-    for launch, payload in zip(program.recording.launches, capture.launches, strict=True):
+    for launch, payload in zip(program.recording.launches, capture.payloads, strict=True):
         parameters = payload.parameters if isinstance(payload, Kernel) else [Parameter.WRITE] * len(launch.words)
         for word, (value, parameter) in enumerate(zip(launch.words, parameters, strict=True)):
             if (launch.index, word) in patched:
@@ -70,17 +76,6 @@ def _check_slots(program: Program, capture: HostCapture) -> None:
                 raise CaptureError("invalid-program", f"word {word} of {launch.name} is an address without a slot")
 
 
-def _place(program: Program, slot: Slot, arguments: dict[int, int], fresh: dict[int, int]) -> tuple[int, int]:
-    """The native source of a slot's address, and the bytes to add to it."""
-    if slot.kind is AllocationKind.INPUT and slot.index in arguments:
-        return arguments[slot.index], slot.offset
-    if slot.kind is AllocationKind.POOL and slot.index in fresh:
-        return fresh[slot.index], slot.offset
-    if slot.kind is AllocationKind.POOL and slot.index in program.layout.offsets:
-        return _WORKSPACE, program.layout.offsets[slot.index] + slot.offset
-    raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
-
-
 class HostDriver:
     """``Driver`` for regions on the CPU. Raises CaptureError (``native-unavailable``) where there is no compiler."""
 
@@ -88,16 +83,16 @@ class HostDriver:
         self._native: ModuleType = build.load()
 
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
-        """Record ``fn``. The payload is a HostCapture; dropping it gives the address space back."""
+        """Record ``fn``. The payload is a Recorder; dropping it gives the address space back."""
         return capture_region(self._native, fn, args)
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. The executable outlives the recording."""
         payload = program.recording.payload
-        if not isinstance(payload, HostCapture):
+        if not isinstance(payload, Recorder):
             raise CaptureError("foreign-recording", f"a payload of type {type(payload).__name__}")
-        libraries = (launch.library for launch in payload.launches if isinstance(launch, Kernel))
-        return Executable(_make_graph(self._native, program, payload), (*payload.constants, *libraries))
+        libraries = (launch.library for launch in payload.payloads if isinstance(launch, Kernel))
+        return Executable(_make_graph(self._native, program, payload), (*payload.constants.values(), *libraries))
 
     def generator(self, program: Program) -> torch.Generator | None:
         """The default CPU generator, if a launch draws."""

@@ -75,6 +75,17 @@ c10::IValue map_tensors(const c10::IValue& value, F&& f) {
   return value;
 }
 
+// Every defined tensor in `values`, those inside lists included, in order.
+inline std::vector<Tensor> tensors_of(const Stack& values) {
+  std::vector<Tensor> found;
+  auto note = [&](const Tensor& t) {
+    found.push_back(t);
+    return t;
+  };
+  for (const auto& value : values) map_tensors(value, note);
+  return found;
+}
+
 // One operator with its arguments as they were when it was recorded.
 struct OperatorCall {
   c10::OperatorHandle op;
@@ -85,17 +96,6 @@ struct OperatorCall {
     torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
     auto named = py::reinterpret_borrow<py::kwargs>(kwargs);
     stack = torch::jit::createStackForSchema(op.schema(), torch::jit::tuple_slice(args), named, std::nullopt);
-  }
-
-  // Every tensor argument, those inside lists included, in the order of the schema.
-  std::vector<Tensor> tensors() const {
-    std::vector<Tensor> found;
-    auto note = [&](const Tensor& t) {
-      found.push_back(t);
-      return t;
-    };
-    for (const auto& value : stack) map_tensors(value, note);
-    return found;
   }
 };
 
@@ -164,8 +164,7 @@ void invoke_n(void* kernel, const int64_t* words, const float* floats) {
 inline std::pair<size_t, Invoke> invoker(size_t count) {
   if (count <= 6) return {6, invoke_n<6>};
   if (count <= 16) return {16, invoke_n<16>};
-  if (count <= 64) return {64, invoke_n<64>};
-  if (count <= 256) return {256, invoke_n<256>};
+  if (count <= 128) return {128, invoke_n<128>};
   return {kMaxWords, invoke_n<kMaxWords>};
 }
 
@@ -235,29 +234,19 @@ struct Operator final : Launch {
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
     Stack values = stack;
     op.callBoxed(&values);
-    store_all(values);
-  }
-
-  void store_all(const Stack& values) {
     if (results.empty()) return;
-    size_t next = 0;
-    auto keep = [&](const Tensor& t) {
-      store(next++, t);
-      return t;
-    };
-    for (const auto& value : values) map_tensors(value, keep);
-    TORCH_CHECK(next == results.size(), op.schema().name(), " returned fewer tensors at replay than when captured");
-  }
-
-  void store(size_t position, const Tensor& value) {
-    TORCH_CHECK(position < results.size(), op.schema().name(), " returned more tensors at replay than when captured");
-    const auto& slot = results[position];
-    if (!slot.defined()) return;
+    const auto& name = op.schema().name();
+    auto returned = tensors_of(values);
     TORCH_CHECK(
-        slot.sizes() == value.sizes() && slot.dtype() == value.dtype(),
-        op.schema().name(),
-        " returned another size or dtype at replay than when captured");
-    slot.copy_(value);
+        returned.size() == results.size(),
+        name, " returned ", returned.size(), " tensors at replay, and ", results.size(), " when captured");
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (!results[i].defined()) continue;
+      TORCH_CHECK(
+          results[i].sizes() == returned[i].sizes() && results[i].dtype() == returned[i].dtype(),
+          name, " returned another size or dtype at replay than when captured");
+      results[i].copy_(returned[i]);
+    }
   }
 };
 

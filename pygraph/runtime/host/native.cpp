@@ -128,7 +128,7 @@ void bind(py::module_& m) {
   m.attr("MAX_FLOATS") = kMaxFloats;
   py::class_<OperatorCall>(m, "OperatorCall")
       .def(py::init<const std::string&, const std::string&, const py::tuple&, const py::dict&>())
-      .def("tensors", &OperatorCall::tensors);
+      .def("tensors", [](const OperatorCall& call) { return tensors_of(call.stack); });
   bind_region<HostGraph>(m, "HostGraph")
       .def(py::init<size_t>())
       .def("add_fresh", &HostGraph::add_fresh)

@@ -163,8 +163,7 @@ def _refuse(recorder: Recorder, call: _Call) -> None:
 
 def _is_view(call: _Call) -> bool:
     schema = call.op._schema
-    written = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-    return call.name in _VIEWS or (not written and any(r.alias_info is not None for r in schema.returns))
+    return call.name in _VIEWS or (not schema.is_mutable and any(r.alias_info is not None for r in schema.returns))
 
 
 def _view(recorder: Recorder, call: _Call) -> Any:

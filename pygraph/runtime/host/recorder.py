@@ -21,7 +21,7 @@ from pygraph.runtime.provenance import here
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Use
 from pygraph.runtime.tensors import extent
 
-__all__ = ["Arena", "HostCapture", "Operand", "OperatorLaunch", "Recorder"]
+__all__ = ["Arena", "Operand", "OperatorLaunch", "Recorder"]
 
 _ALIGNMENT = 64
 """Bytes that every address is a multiple of, as the ordinary CPU allocator's are."""
@@ -112,25 +112,6 @@ class OperatorLaunch:
     results: tuple[torch.Tensor | None, ...]
 
 
-@dataclass(frozen=True)
-class HostCapture:
-    """``launches`` match those of the recording; ``arguments`` are the stand-ins, or the Python values themselves.
-
-    ``written`` are the arguments that any launch writes; ``exclusive`` the pairs of a written argument and another
-    that one operator is given, which must not overlap at replay, as they did not when recorded. ``same`` maps the
-    position of an output to that of an earlier one which is the same object. ``constants`` keeps alive what the
-    launches point into.
-    """
-
-    arena: Arena
-    launches: tuple[Kernel | OperatorLaunch, ...]
-    arguments: tuple[Any, ...]
-    written: frozenset[int]
-    exclusive: frozenset[tuple[int, int]]
-    same: dict[int, int]
-    constants: tuple[torch.Tensor, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Operand:
     """One tensor among the words of a launch, and what happens to its memory. None: a word that is no address."""
@@ -141,16 +122,24 @@ class Operand:
 
 
 class Recorder:
-    """The state of one capture. ``constants`` are the tensors of the compiled module, by name."""
+    """One capture: what is recorded while it is made, and what its recording's payload is.
+
+    ``payloads`` match ``launches``. ``arguments`` are stand-ins or Python values; ``written`` those that any launch
+    writes; ``exclusive`` the pairs of a written argument and another that one operator is given, which must not overlap
+    at replay, as they did not when recorded. ``same`` maps the position of an output to that of an earlier one which is
+    the same object. ``constants`` are the tensors of the compiled module, by name.
+    """
 
     def __init__(self, native: ModuleType, arena: Arena, constants: Mapping[str, torch.Tensor]) -> None:
         self.native = native
         self.arena = arena
+        self.arguments: tuple[Any, ...] = ()
         self.launches: list[Launch] = []
         self.payloads: list[Kernel | OperatorLaunch] = []
         self.written: set[int] = set()
         self.exclusive: set[tuple[int, int]] = set()
         self.offset_sensitive: set[int] = set()
+        self.same: dict[int, int] = {}
         self.constants = dict(sorted(constants.items()))
         self.constant_allocations: list[Allocation] = []
         self._constant_bases: dict[int, list[Allocation]] = {}

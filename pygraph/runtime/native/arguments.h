@@ -21,28 +21,27 @@ inline bool same_list(c10::IntArrayRef actual, const std::vector<int64_t>& expec
 }
 
 struct Argument {
-  bool is_tensor = false;
+  py::object value; // of one that is no tensor
   bool written = false;
-  py::object value;
   caffe2::TypeMeta dtype;
   std::vector<int64_t> size, stride;
   int64_t offset = -1; // the storage offset that it must have; -1: any
   size_t nbytes = 0, alignment = 1, residue = 0;
 
+  // `align` is a power of two.
   Argument(const Tensor& captured, bool writes, int64_t at, size_t bytes, size_t align, uintptr_t address)
-      : is_tensor(true),
-        written(writes),
+      : written(writes),
         dtype(captured.dtype()),
         size(captured.sizes().vec()),
         stride(captured.strides().vec()),
         offset(at),
         nbytes(bytes),
         alignment(align),
-        residue(address & (align - 1)) {
-    TORCH_CHECK(align != 0 && (align & (align - 1)) == 0, "an alignment is a power of two, not ", align);
-  }
+        residue(address & (align - 1)) {}
 
   explicit Argument(py::object captured) : value(std::move(captured)) {}
+
+  bool is_tensor() const { return !value; }
 
   bool accepts_value(PyObject* object) const {
     auto* captured = value.ptr();
@@ -106,7 +105,7 @@ class Arguments {
       auto* object = PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
       if (!accepts(expected_[i], object)) return false;
       call.held.push_back(py::reinterpret_borrow<py::object>(object));
-      call.tensors.push_back(expected_[i].is_tensor ? &THPVariable_Unpack(object) : nullptr);
+      call.tensors.push_back(expected_[i].is_tensor() ? &THPVariable_Unpack(object) : nullptr);
     }
     locate(call);
     return copyable(call);
@@ -136,7 +135,7 @@ class Arguments {
 
  private:
   bool accepts(const Argument& argument, PyObject* object) const {
-    return argument.is_tensor ? argument.accepts_tensor<backend>(object, device_) : argument.accepts_value(object);
+    return argument.is_tensor() ? argument.accepts_tensor<backend>(object, device_) : argument.accepts_value(object);
   }
 
   void locate(Operands& call) const {

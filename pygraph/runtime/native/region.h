@@ -39,17 +39,15 @@ struct WithoutGil {
 // A provider of one address, and every place that it was baked into. What a place is, is the driver's.
 template <typename Patch>
 struct Source {
-  uintptr_t address = 0;
-  bool known = false;
+  uintptr_t address = 1; // where nothing lies: none yet
   std::vector<Patch> patches;
 
   // Hands each place to `write` where the address is another than the last time.
   template <typename F>
   void move_to(uintptr_t to, F&& write) {
-    if (known && address == to) return;
+    if (address == to) return;
     for (const auto& patch : patches) write(patch);
     address = to;
-    known = true;
   }
 };
 

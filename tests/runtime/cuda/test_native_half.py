@@ -105,21 +105,23 @@ print(cuda.installed())
 
 TWO_SEGMENTS = """
 def region(first=False, random=False):
-    '''Fills argument 0 with sevens, and copies argument 1 to the output: in two segments, or in the first of them.'''
-    captured = [cuda.tensor(8, False) for _ in range(3)]
-    graph, later = cuda.Graph(True), cuda.graph()
-    fill = cuda.add_fill(graph.raw(), captured[0].data_ptr(), 7, 8)
-    copy = cuda.add_copy(graph.raw() if first else later, captured[2].data_ptr(), captured[1].data_ptr(), 8)
+    '''Fills argument 0 with sevens, and copies argument 1 to the output by way of an intermediate: in two segments, or
+    in the first of them.'''
+    captured = [cuda.tensor(8, False).data_ptr() for _ in range(4)]
+    graph, later, segment = cuda.Graph(True), cuda.graph(), 0 if first else 1
+    fill = cuda.add_fill(graph.raw(), captured[0], 7, 8)
+    target = graph.raw() if first else later
+    copies = [cuda.add_copy(target, captured[3], captured[1], 8), cuda.add_copy(target, captured[2], captured[3], 8)]
     made = cuda.CudaRegion(graph, 0, random)
     made.add_segment(0, 0)
     made.add_segment(later, cuda.instance(later))
-    written = made.add_tensor_argument(captured[0], True, -1, 8, 1, 0)
-    read = made.add_tensor_argument(captured[1], False, -1, 8, 1, 0)
-    fresh = made.add_fresh(8, 0 if first else 1)
+    written, read = (made.add_tensor_argument(cuda.tensor(8, False), i == 0, -1, 8, 1, 0) for i in range(2))
+    fresh, between = made.add_fresh(8, segment), made.add_block(8, segment, segment)
     made.add_patch(made.add_fill(fill, 0), 0, written, 0)
-    copied = made.add_copy(copy, 0 if first else 1)
-    made.add_patch(copied, 0, fresh, 0)
-    made.add_patch(copied, 1, read, 0)
+    for copy, to, source in zip(copies, (between, fresh), (read, between)):
+        number = made.add_copy(copy, segment)
+        made.add_patch(number, 0, to, 0)
+        made.add_patch(number, 1, source, 0)
     made.add_output(cuda.OutputKind.FRESH, 0, 0, [8], [1], torch.uint8, None)
     return made
 

@@ -14,7 +14,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.host.recorder import HostCapture
+from pygraph.runtime.host.recorder import Recorder
 from pygraph.runtime.recording import AllocationKind, LaunchKind, Recording
 from tests.runtime.host.replays import make_executable
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
@@ -33,8 +33,8 @@ def call() -> RegionCall:
     return compiled.regions[0]
 
 
-def payload(recording: Recording) -> HostCapture:
-    assert isinstance(recording.payload, HostCapture)
+def payload(recording: Recording) -> Recorder:
+    assert isinstance(recording.payload, Recorder)
     return recording.payload
 
 
@@ -165,26 +165,19 @@ def test_a_failed_capture_leaves_nothing(driver: HostDriver) -> None:
 
 
 def test_other_threads_are_not_recorded(driver: HostDriver, call: RegionCall) -> None:
-    done, go = threading.Event(), threading.Event()
     results: list[Any] = []
 
     def other() -> None:
-        go.wait()
         with torch.no_grad():
             results.extend(call.run(call.fresh()))
-        done.set()
-
-    worker = threading.Thread(target=other)
-    worker.start()
 
     def region(args: list[Any]) -> tuple[Any, ...]:
-        go.set()
-        done.wait()
+        worker = threading.Thread(target=other)
+        worker.start()
+        worker.join()
         return (args[0] + 1,)
 
-    recording = driver.capture(region, [torch.randn(3)])
-    worker.join()
-    assert len(recording.launches) == 1
+    assert len(driver.capture(region, [torch.randn(3)]).launches) == 1
     assert len(results) == len(call.run(call.fresh()))
 
 

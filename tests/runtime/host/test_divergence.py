@@ -77,7 +77,7 @@ def test_a_number_that_changes_is_named_although_it_may_not_matter(driver: HostD
     program = make_program(driver, call.fn, call.args)
     payload: Any = program.recording.payload
     changed = 0
-    for launch, kernel in zip(program.recording.launches, payload.launches, strict=True):
+    for launch, kernel in zip(program.recording.launches, payload.payloads, strict=True):
         parameters = kernel.parameters if isinstance(kernel, Kernel) else ()
         for position in (i for i, each in enumerate(parameters) if each is Parameter.INTEGER):
             words = (*launch.words[:position], launch.words[position] - 1, *launch.words[position + 1 :])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,39 +19,25 @@ ARGUMENTS = 3
 ELEMENTS = 12
 STORAGE = 40
 
-KINDS = ["add", "add_", "out", "transpose", "sort", "random", "zero", "index", "cat"]
+OPERATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "add": torch.add,
+    "add_": lambda a, b: a.add_(b),
+    "out": lambda a, b: torch.mul(a, b, out=torch.empty(3, 4)),
+    "transpose": lambda a, b: a.reshape(4, 3).t().contiguous(),
+    "sort": lambda a, b: torch.sort(a.contiguous(), 1).values,
+    "random": lambda a, b: torch.rand(3, 4) + a,
+    "zero": lambda a, b: torch.zeros_like(a),
+    "index": lambda a, b: a.index_put_((torch.zeros(1, dtype=torch.int64),), b[:1] * 2),
+    "cat": lambda a, b: torch.cat([a, b])[1:4],
+}
+"""Each gives another value to go on with."""
+
 Step = tuple[str, int, int]
+"""An operation, and the numbers of its operands among the values made so far."""
 
-steps = st.lists(
-    st.tuples(st.sampled_from(KINDS), st.integers(0, 9), st.integers(0, 9)),
-    min_size=1,
-    max_size=8,
-)
+step = st.tuples(st.sampled_from(list(OPERATIONS)), st.integers(0, 9), st.integers(0, 9))
+steps = st.lists(step, min_size=1, max_size=8)
 offsets = st.lists(st.integers(0, STORAGE - ELEMENTS), min_size=ARGUMENTS, max_size=ARGUMENTS)
-
-
-def apply(step: Step, values: list[torch.Tensor]) -> None:
-    """One step on the values made so far; what it makes is appended."""
-    name, i, j = step
-    a, b = values[i % len(values)], values[j % len(values)]
-    if name == "add":
-        values.append(a + b)
-    elif name == "add_":
-        a.add_(b)
-    elif name == "out":
-        values.append(torch.mul(a, b, out=torch.empty(3, 4)))
-    elif name == "transpose":
-        values.append(a.reshape(4, 3).t().contiguous())
-    elif name == "sort":
-        values.extend(torch.sort(a.contiguous(), 1).values.unsqueeze(0).unbind(0))
-    elif name == "random":
-        values.append(torch.rand(3, 4) + a)
-    elif name == "zero":
-        values.append(torch.zeros_like(a))
-    elif name == "index":
-        a.index_put_((torch.zeros(1, dtype=torch.int64),), b[:1] * 2)
-    else:
-        values.append(torch.cat([a, b])[1:4])
 
 
 def region_of(program: list[Step]) -> Any:
@@ -58,8 +45,8 @@ def region_of(program: list[Step]) -> Any:
 
     def region(args: list[Any]) -> tuple[Any, ...]:
         values = list(args)
-        for step in program:
-            apply(step, values)
+        for name, i, j in program:
+            values.append(OPERATIONS[name](values[i % len(values)], values[j % len(values)]))
         return tuple(values)
 
     return region

@@ -17,10 +17,6 @@ from tests.runtime.regions import RegionCall, compile_regions
 Case = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
 
 
-def embedding_bag(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    return F.embedding(index, table).sum(1)
-
-
 def update_rows(cache: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     cache[index] = rows
     return cache.sum(0)
@@ -29,10 +25,6 @@ def update_rows(cache: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) ->
 def accumulate(cache: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     cache.index_put_((index,), rows, accumulate=True)
     return cache * 2
-
-
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return F.scaled_dot_product_attention(q, k, v)
 
 
 def step_buffer(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
@@ -45,13 +37,7 @@ def splits(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return a, b, x[:, 1:3], x.t(), x
 
 
-def concatenated(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.cat([x.relu(), torch.mm(y, y), y.sin()], dim=1)
-
-
-def index_range() -> torch.Tensor:
-    return torch.tensor([4, 0, 2])
-
+ROWS = torch.tensor([4, 0, 2])
 
 CASES: dict[str, Case] = {
     "pointwise": (lambda x: torch.sin(x) + x * 2, lambda: (torch.randn(33, 7),)),
@@ -61,26 +47,22 @@ CASES: dict[str, Case] = {
     "bmm": (lambda x, y: torch.bmm(x, y) + 1, lambda: (torch.randn(3, 8, 16), torch.randn(3, 16, 4))),
     "convolution": (
         lambda x, w, b: F.conv2d(x, w, b, padding=1).relu(),
-        lambda: (
-            torch.randn(2, 3, 8, 8),
-            torch.randn(4, 3, 3, 3),
-            torch.randn(4),
-        ),
+        lambda: (torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(4)),
     ),
     "sort": (lambda x: torch.sort(x * 2, dim=1), lambda: (torch.randn(4, 31),)),
     "topk": (lambda x: torch.topk(x + 1, 3), lambda: (torch.randn(4, 31),)),
     "cumsum": (lambda x: torch.cumsum(x, 1) * 2, lambda: (torch.randn(4, 31),)),
-    "embedding": (embedding_bag, lambda: (torch.randn(10, 4), torch.randint(0, 10, (3, 5)))),
-    "index_put": (update_rows, lambda: (torch.zeros(6, 4), index_range(), torch.randn(3, 4))),
-    "index_put_accumulate": (accumulate, lambda: (torch.zeros(6, 4), index_range(), torch.randn(3, 4))),
-    "scatter": (lambda x, i, s: x.scatter_add(0, i, s), lambda: (torch.zeros(5), index_range(), torch.randn(3))),
+    "embedding": (lambda x, i: F.embedding(i, x).sum(1), lambda: (torch.randn(10, 4), torch.randint(0, 10, (3, 5)))),
+    "index_put": (update_rows, lambda: (torch.zeros(6, 4), ROWS.clone(), torch.randn(3, 4))),
+    "index_put_accumulate": (accumulate, lambda: (torch.zeros(6, 4), ROWS.clone(), torch.randn(3, 4))),
+    "scatter": (lambda x, i, s: x.scatter_add(0, i, s), lambda: (torch.zeros(5), ROWS.clone(), torch.randn(3))),
     "dropout": (lambda x: F.dropout(x, 0.4) @ x.t(), lambda: (torch.randn(8, 8),)),
     "rand": (lambda x: x + torch.rand(8, 8) + torch.randn(8, 8), lambda: (torch.randn(8, 8),)),
     "randperm": (lambda x: x * torch.randperm(8), lambda: (torch.randn(3, 8),)),
-    "cat": (concatenated, lambda: (torch.randn(4, 6), torch.randn(4, 4))),
+    "cat": (lambda x, y: torch.cat([x.relu(), y @ y, y.sin()], 1), lambda: (torch.randn(4, 6), torch.randn(4, 4))),
     "views": (splits, lambda: (torch.randn(4, 6),)),
     "mutated_buffer": (step_buffer, lambda: (torch.randn(5, 3), torch.zeros(3))),
-    "attention": (attention, lambda: tuple(torch.randn(2, 2, 9, 8) for _ in range(3))),
+    "attention": (F.scaled_dot_product_attention, lambda: tuple(torch.randn(2, 2, 9, 8) for _ in range(3))),
     "zero_size": (lambda x, y: (x + 1, torch.cat([x, y]), x.sum()), lambda: (torch.randn(0, 4), torch.randn(3, 4))),
     "fft": (lambda x: torch.fft.rfft(x * 2).abs(), lambda: (torch.randn(4, 16),)),
     "complex": (lambda x: torch.view_as_real(torch.view_as_complex(x) * 2), lambda: (torch.randn(4, 2),)),
