@@ -28,7 +28,7 @@ from typing import Any
 
 from pygraph import cache, compat
 from pygraph.report.model import GraphReport, RegionReport
-from pygraph.runtime.provenance import Origin
+from pygraph.runtime.recording import Origin
 from pygraph.settings import Settings
 from pygraph.version import PACKAGE, package_digest
 

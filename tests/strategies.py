@@ -116,15 +116,12 @@ metas = st.builds(
 _names_of_groups = st.none() | strings
 
 
-def effects_for(operands: int, results: int) -> st.SearchStrategy[Effects]:
-    """Effects that name ``operands`` and ``results`` that exist."""
-    positions = st.lists(st.sampled_from(range(operands)), max_size=2).map(tuple) if operands else st.just(())
-    pairs = st.tuples(st.sampled_from(range(max(results, 1))), st.sampled_from(range(max(operands, 1))))
-    aliases = st.lists(pairs, max_size=2).map(tuple) if operands and results else st.just(())
-    flags = st.booleans()
-    return st.builds(
-        Effects, positions, aliases, st.none() | positions, _names_of_groups, flags, flags, _names_of_groups, flags
-    )
+_positions = st.lists(st.integers(0, 2), max_size=2).map(tuple)
+_pairs = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=2).map(tuple)
+_flags = st.booleans()
+effects = st.builds(
+    Effects, _positions, _pairs, st.none() | _positions, _names_of_groups, _flags, _flags, _names_of_groups, _flags
+)
 
 
 # -- anything that has text --------------------------------------------------------------------------------------------
@@ -165,7 +162,7 @@ def _draw_node(draw: st.DrawFn, graph: Graph, name: str | None) -> KernelNode:
         cost=draw(costs),
         loc=draw(st.none() | locations),
         before=before,
-        effects=draw(effects_for(3, 3)),
+        effects=draw(effects),
     )
     node.meta = draw(metas)
     return node

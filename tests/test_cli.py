@@ -71,17 +71,12 @@ def test_opt_prints_what_the_pipeline_makes(file: Callable[[str], str]) -> None:
     assert len(graph.regions) == 2
 
 
-def test_opt_reads_stdin_and_without_a_pipeline_prints_the_graph() -> None:
-    result = run("opt", "-", stdin=GRAPH)
-    assert result.exit_code == 0
-    assert parse(result.stdout) == parse(GRAPH)
-
-
-def test_opt_writes_to_a_file(file: Callable[[str], str], tmp_path: Path) -> None:
+def test_opt_reads_stdin_and_writes_to_a_file(tmp_path: Path) -> None:
+    """Without a pipeline it prints the graph."""
     target = tmp_path / "out.pgir"
-    assert run("opt", file(GRAPH), "-p", "legality", "-o", str(target)).output == ""
-    assert parse(target.read_text(encoding="utf-8")).stage.value == "judged"
-    failed = run("opt", file(GRAPH), "-o", str(tmp_path / "no" / "out.pgir"))
+    assert run("opt", "-", "-o", str(target), stdin=GRAPH).output == ""
+    assert parse(target.read_text(encoding="utf-8")) == parse(GRAPH)
+    failed = run("opt", "-", "-o", str(tmp_path / "no" / "out.pgir"), stdin=GRAPH)
     assert failed.exit_code == 1
     assert "out.pgir': No such file or directory" in failed.stderr
 
@@ -308,7 +303,7 @@ def test_explain_keeps_stdout_for_the_document(script: Callable[[str], str]) -> 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("x = 1\n", r"net\.py: PyGraph compiled nothing\. Compile with .*'model' and its 'inputs'"),
+        ("import sys; sys.exit(0)\n", r"net\.py: PyGraph compiled nothing\. Compile with .*'model' and its 'inputs'"),
         ("def f(:\n", r'File ".*net\.py", line 1\n.*\n +\^\nSyntaxError: '),
         ("import sys; sys.exit(4)\n", r"net\.py: the script exited with status 4"),
         (
@@ -388,19 +383,13 @@ for _ in range(3):
 
 
 @pytest.mark.usefixtures("fresh")
-def test_explain_lists_graph_breaks_and_where_each_graph_begins(script: Callable[[str], str], tmp_path: Path) -> None:
-    document = tmp_path / "report.json"
+def test_explain_lists_graph_breaks_and_where_each_graph_begins(script: Callable[[str], str]) -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=False):
-        result = run("explain", script(BROKEN), "--json", str(document))
-    shown = " ".join(result.stdout.split())
+        shown = " ".join(run("explain", script(BROKEN)).stdout.split())
     assert re.search(r"graph\d+_inference scaled at \S+net\.py:5, inference, cpu", shown)
     assert re.search(r"graph\d+_inference scaled at \S+net\.py:7, inference, cpu", shown), "the rest behind the break"
     assert re.search(r"graph break \S+net\.py:6: \S*.*Tensor\.item\(\).*: if y\.sum\(\)\.item\(\) > 0:", shown)
     assert shown.endswith("0 operators not captured, 1 graph break")
-    first, second = json.loads(document.read_text(encoding="utf-8"))["graphs"]
-    assert first["graph_breaks"][0]["loc"].endswith("net.py:6")
-    assert "item()" in first["graph_breaks"][0]["reason"]
-    assert (first["function"], second["function"], second["graph_breaks"]) == ("scaled", "scaled", [])
 
 
 def test_an_option_that_nobody_knows_is_refused_before_the_script_runs(script: Callable[[str], str]) -> None:

@@ -13,45 +13,21 @@ from typing import Any
 
 import torch
 
-__all__ = ["Kept", "difference", "load", "tensors_of"]
+__all__ = ["Results", "difference", "load", "save", "tensors_of"]
 
 Results = Mapping[int, list[torch.Tensor]]
 """Tensors by the number of the call that returned them, from 1."""
 
-_ROOM = 64 * 2**20
-"""Bytes of results kept beyond those of the first call and those asked for by number."""
 
-
-class Kept:
-    """Results of some calls, on the CPU."""
-
-    def __init__(self) -> None:
-        self._results: dict[int, list[torch.Tensor]] = {}
-        self._bytes = 0
-
-    def has_room(self) -> bool:
-        """Whether a call that need not be kept may be."""
-        return self._bytes < _ROOM
-
-    def add(self, call: int, result: Any) -> None:
-        """Keep a copy of what the ``call``-th call returned."""
-        copies = [tensor.detach().cpu().clone() for tensor in tensors_of(result)]
-        self._results[call] = copies
-        self._bytes += sum(tensor.nbytes for tensor in copies)
-
-    def save(self, path: Path) -> None:
-        """Put everything kept into a file at once, and forget it. With nothing kept since, what is there stays."""
-        if not self._results:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")  # whoever is ended in the middle leaves no half of a file to compare with
-        torch.save(self._results, part)
-        os.replace(part, path)
-        self._results = {}
+def save(path: Path, results: Results) -> None:
+    """Put ``results`` into a file at once: a process that is ended meanwhile leaves no half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(results, path.with_suffix(".part"))
+    os.replace(path.with_suffix(".part"), path)
 
 
 def load(path: Path) -> Results:
-    """What ``Kept.save`` wrote. Raises OSError where there is nothing."""
+    """What ``save`` wrote. Raises OSError where there is nothing."""
     found: Results = torch.load(path, weights_only=True)
     return found
 

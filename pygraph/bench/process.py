@@ -3,7 +3,7 @@
 A command is a line of JSON on the process's stdin, an answer a line on its stdout::
 
     → {"do": "block", "calls": 40, "lead": 3}
-    ← {"row": {"wall_us": 128.7, "host_us": 31.0}, "failure": null, "error": ""}
+    ← {"facts": {"wall_us": 128.7, "host_us": 31.0}, "failure": null, "error": ""}
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-__all__ = ["Answer", "Process", "Spec", "gist"]
+__all__ = ["Outcome", "Process", "Spec", "gist"]
 
 _TOLD = 1500
 """Characters of what a process that died had printed."""
@@ -50,17 +50,19 @@ class Spec:
         return json.dumps(asdict(self))
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The outcome of a command: ``row`` with what was found, or ``failure`` and, in words, ``error``.
+@dataclass
+class Outcome:
+    """What came of a command, or of a whole side: ``facts`` that were found, or ``failure`` and, in words, ``error``.
 
     A failure is ``failed`` (it raised), ``inapplicable`` (the side cannot run this program: the exception had that as
-    ``failure``), ``ended`` (a script came to its end), ``died`` or ``late`` (no answer in time).
+    ``failure``), ``ended`` (a script came to its end), ``died``, ``late`` (no answer in time) or ``wrong`` (a side:
+    its results are too far from eager's). ``difference`` is that from eager's, relative to their largest magnitude.
     """
 
-    row: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     failure: str | None = None
     error: str = ""
+    difference: float | None = None
 
 
 class Process:
@@ -80,19 +82,19 @@ class Process:
         with contextlib.suppress(BrokenPipeError):  # it has ended already, and answer() says how
             self._commands.write((json.dumps({"do": does, **more}) + "\n").encode())
 
-    def answer(self, until: float) -> Answer:
+    def answer(self, until: float) -> Outcome:
         """Its next answer. One that fails, or does not come, ends the process.
 
         The first one comes untold, once it has imported what it needs.
         """
         if not select.select([self._answers], [], [], _left(until, 1e6))[0]:
             self.kill()
-            found = Answer(failure="late", error="it was not done in time")
+            found = Outcome(failure="late", error="it was not done in time")
         elif (line := self._answers.readline()).endswith(b"\n"):
-            found = Answer(**json.loads(line))
+            found = Outcome(**json.loads(line))
         else:
             self._wait(_left(until, _PATIENCE))  # it may hang with its pipe closed
-            found = Answer(failure="died", error=self._last_words())
+            found = Outcome(failure="died", error=self._last_words())
         if found.failure is not None:
             self.end(until)
         return found

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from pygraph import __version__
+from pygraph.bench.process import Outcome
 from pygraph.bench.sides import OURS, REFERENCE
-from pygraph.bench.timing import Measured, Outcome, Program
+from pygraph.bench.timing import Measured, Program
 from pygraph.cache import write_atomically
 from pygraph.runtime.identity import kernel_driver
 

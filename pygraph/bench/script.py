@@ -83,7 +83,12 @@ class Gate:
         """Call ``compiled``, which is an outermost call unless it comes from within another one."""
         if self._inside:
             return compiled(*args, **kwargs)
-        keep = self._enter()
+        keep: bool | None = True
+        if self._first:  # it was told to go before the script began
+            self._first, self._serving.began = False, time.perf_counter()
+        elif (keep := next(self._serving.calls, None)) is None:  # the coordinator has seen enough
+            sys.stderr.flush()
+            os._exit(0)
         self._inside = True
         try:
             result = compiled(*args, **kwargs)
@@ -92,18 +97,6 @@ class Gate:
         if keep:
             self._serving.keep(result)
         return result
-
-    def _enter(self) -> bool:
-        """Wait as long as the coordinator wants; whether it wants the result. The process ends here when it is done."""
-        if self._first:  # it was told to go before the script began
-            self._first = False
-            self._serving.began = time.perf_counter()
-            return True
-        keep = next(self._serving.calls, None)
-        if keep is None:
-            sys.stderr.flush()
-            os._exit(0)
-        return keep
 
 
 class _Gated(nn.Module):

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pygraph.bench.process import Answer, Process, Spec
+from pygraph.bench.process import Outcome, Process, Spec
 from pygraph.bench.sides import REFERENCE
 
-__all__ = ["CALLS_COMPARED", "Bench", "Measured", "Outcome", "Program"]
+__all__ = ["CALLS_COMPARED", "Bench", "Measured", "Program"]
 
 CALLS_COMPARED = 7
 """Calls whose results are compared at least. By the fourth, each side has captured what is the same in each call."""
@@ -64,16 +64,6 @@ class Program:
 
 
 @dataclass
-class Outcome:
-    """What is known of a side: facts from warming up and finishing, or how it failed. ``difference`` from eager."""
-
-    facts: dict[str, Any] = field(default_factory=dict)
-    failure: str | None = None
-    error: str = ""
-    difference: float | None = None
-
-
-@dataclass
 class Measured:
     """All that was found of a program: sides, calls of a block, the blocks of each round by side, and notes."""
 
@@ -110,10 +100,11 @@ class Group:
         """The file of results to be compared."""
         return self._bench.folder.absolute() / self._program.name / side / ("check.pt" if self._check else "time.pt")
 
-    def note(self, side: str, answer: Answer) -> None:
+    def note(self, side: str, answer: Outcome) -> None:
         """Take in an answer; a side that failed is no longer alive."""
         outcome = self.outcomes[side]
-        outcome.facts.update(answer.row)
+        outcome.facts.update(answer.facts)
+        outcome.difference = answer.difference if outcome.difference is None else outcome.difference
         if answer.failure is not None:
             outcome.failure, outcome.error = answer.failure, answer.error
             del self.alive[side]
@@ -128,19 +119,19 @@ class Group:
         for side, process in asked:
             self.note(side, process.answer(until))
 
-    def compare(self, side: str) -> tuple[float | None, Answer]:
+    def compare(self, side: str) -> Outcome:
         """How far the results of ``side`` are from eager's, and a failure if that is too far."""
         from pygraph.bench.compare import difference, load
 
         reference, path = self.result(REFERENCE), self.result(side)
         if not reference.exists():
-            return None, Answer()
+            return Outcome()
         apart = difference(load(reference), load(path)) if path.exists() else math.inf
         if apart is None or apart <= self._program.tolerance:
-            return apart, Answer()
+            return Outcome(difference=apart)
         shown = f"{apart:.3g}" if math.isfinite(apart) else "an infinite part"
         told = f"results differ from {REFERENCE}'s by {shown} of their largest magnitude"
-        return apart if math.isfinite(apart) else None, Answer(failure="wrong", error=told)
+        return Outcome({}, "wrong", told, apart if math.isfinite(apart) else None)
 
     def within(self, seconds: float, grace: float = 0.0) -> float:
         """The time in ``seconds``, or when all has to end; in ``grace`` seconds at the earliest."""
@@ -187,8 +178,7 @@ class Bench:
                 self.step(f"{program.name}: {side} warms up")
                 group.together(_STALLED, [side], "warm", calls=program.compared, seconds=_WARM_SECONDS)
                 if side in group.alive and not program.apart:
-                    found.sides[side].difference, answer = group.compare(side)
-                    group.note(side, answer)
+                    group.note(side, group.compare(side))
             self._rounds(program, group, found, end, share)
             group.together(_STALLED, list(group.alive), "finish")
             return found
@@ -201,10 +191,7 @@ class Bench:
             checking.together(_COMPILING, program.sides, "compile")
             checking.together(_COMPILING, program.sides, "warm", calls=program.compared, seconds=0.0)
         for side, outcome in checking.outcomes.items():
-            answer = Answer(failure=outcome.failure, error=outcome.error)
-            if outcome.failure in (None, "ended"):
-                group.outcomes[side].difference, answer = checking.compare(side)
-            group.note(side, answer)
+            group.note(side, checking.compare(side) if outcome.failure in (None, "ended") else outcome)
 
     def _rounds(self, program: Program, group: Group, found: Measured, end: float, share: float) -> None:
         slowest = max((found.sides[side].facts["call_us"] for side in group.alive), default=0.0)
@@ -226,7 +213,7 @@ class Bench:
                     del group.alive[side]
                     return
                 if answer.failure is None:
-                    rows[side] = answer.row
+                    rows[side] = answer.facts
                 else:
                     group.note(side, answer)
             found.rounds.append(rows)

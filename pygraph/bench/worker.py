@@ -25,7 +25,7 @@ import torch
 
 import pygraph
 import pygraph.backend  # on every side alike
-from pygraph.bench.compare import Kept
+from pygraph.bench.compare import save, tensors_of
 from pygraph.bench.process import Spec
 from pygraph.bench.sides import OURS
 from pygraph.report.facts import summarize
@@ -37,6 +37,8 @@ _PARENT_SECONDS = 0.5
 """Between two looks whether the coordinator is still there: a thread that sleeps disturbs nothing."""
 _SETTLING_SECONDS, _BETWEEN_LOOKS = 5.0, 10
 """How long warming up goes on for measured selection that has not decided, and calls between two looks at it."""
+_ROOM = 64 * 2**20
+"""Bytes of results kept beyond those of the first and of the last call."""
 _MEMORY_CALLS = 3
 """Calls over which the peak of memory is taken."""
 
@@ -53,23 +55,25 @@ class Serving:
     def __init__(self, commands: IO[str], answers: IO[str], spec: Spec) -> None:
         self.made = 0
         self.began = 0.0
-        self._commands, self._answers, self._kept, self._result = commands, answers, Kept(), spec.result
+        self._commands, self._answers, self._result = commands, answers, spec.result
+        self._kept: dict[int, list[torch.Tensor]] = {}
         self._gpu = spec.device == "cuda"
         self._measured = spec.side == OURS and not spec.check and Settings.make({}).measure
         self.calls: Iterator[bool] = self._serve()
 
     def keep(self, result: Any) -> None:
-        """Keep the result of the call that was made last."""
-        self._kept.add(self.made, result)
+        """Keep a copy of the result of the call that was made last, on the CPU."""
+        self._kept[self.made] = [tensor.detach().cpu().clone() for tensor in tensors_of(result)]
 
     def save(self) -> None:
-        """Write the results that were kept."""
-        if self._result:
-            self._kept.save(Path(self._result))
+        """Write the results that were kept, if any were since the last time."""
+        if self._kept and self._result:
+            save(Path(self._result), self._kept)
+            self._kept = {}
 
-    def answer(self, row: dict[str, Any], failure: str | None = None, error: str = "") -> None:
+    def answer(self, facts: dict[str, Any], failure: str | None = None, error: str = "") -> None:
         """Answer the last command; with a ``failure``, nothing more will be done."""
-        self._answers.write(json.dumps({"row": row, "failure": failure, "error": error}) + "\n")
+        self._answers.write(json.dumps({"facts": facts, "failure": failure, "error": error}) + "\n")
         self._answers.flush()
 
     def _serve(self) -> Iterator[bool]:
@@ -97,7 +101,8 @@ class Serving:
         """``calls`` in all, and more until ``seconds`` have passed and measured selection has ended; then memory."""
         self._tidy()
         while self.made < calls:
-            yield from self._call(self._kept.has_room() or self.made + 1 == calls)
+            room = sum(tensor.nbytes for kept in self._kept.values() for tensor in kept) < _ROOM
+            yield from self._call(room or self.made + 1 == calls)
         self._drain()
         self.save()
         end = time.perf_counter() + seconds
@@ -160,15 +165,10 @@ def what_was_captured() -> dict[str, Any]:
     if not reports:
         return {}
     summary = summarize(reports)
-    regions = [
-        {
-            "state": region.state,
-            "why": region.why,
-            "decisions": [asdict(decision) for decision in (region.record.decisions if region.record else ())],
-        }
-        for report in reports
-        for region in report.regions
-    ]
+    regions = []
+    for region in (region for report in reports for region in report.regions):
+        decisions = map(asdict, region.record.decisions if region.record is not None else ())
+        regions.append({"state": region.state, "why": region.why, "decisions": list(decisions)})
     coverage = {"share": summary.coverage, "captures": summary.captures, "replays": summary.replays}
     return {"coverage": coverage, "regions": regions}
 

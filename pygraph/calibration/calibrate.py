@@ -7,16 +7,15 @@ samples, so that clocks and neighbours that change meet all alike.
 from __future__ import annotations
 
 import datetime
-import importlib.util
+import runpy
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -125,7 +124,7 @@ def _calls(kind: str, effort: Effort, stack: ExitStack) -> Iterator[tuple[str, S
     if driver is None:
         raise CaptureError("no-device", f"nothing can be captured on {kind.upper()} here")
     for count in COUNTS:
-        fn = _negations if programs is None else getattr(programs, f"negations_{count}")
+        fn = _negations if programs is None else programs[f"negations_{count}"]
         args, others = ([torch.ones(_ELEMENTS, device=kind) for _ in range(count)] for _ in range(2))
         region = _captured(fn, args, driver, stack)
         yield f"uncaptured {count}", _host(partial(_call, fn, args), kind, effort, count)
@@ -170,7 +169,7 @@ async_compile.wait(globals())
 '''
 
 
-def _emitted(stack: ExitStack) -> ModuleType:
+def _emitted(stack: ExitStack) -> Mapping[str, Function]:
     """The same for a CPU, as Inductor emits programs there: the host driver reads the kernel's parameters from it."""
     lines = [_HEAD]
     for count in COUNTS:
@@ -183,13 +182,8 @@ def _emitted(stack: ExitStack) -> ModuleType:
         lines.append(f"    return (buf{count - 1},)")
     path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pygraph-calibration-"))) / "programs.py"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("pygraph_calibration_programs", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be loaded")
-    module = importlib.util.module_from_spec(spec)
     with compat.inductor_config.patch(compile_threads=1):  # a pool of compiling processes takes longer to start
-        spec.loader.exec_module(module)
-    return module
+        return runpy.run_path(str(path), run_name="pygraph_calibration")
 
 
 # -- memory and arithmetic ---------------------------------------------------------------------------------------------
@@ -240,9 +234,7 @@ def _host(call: Callable[[], object], kind: str, effort: Effort, launches: int, 
     _drain(kind)
     call()
     _drain(kind)
-    calls = _fill(effort.block_s, _seconds(call, 1))
-    if kind == "cuda":
-        calls = min(calls, max(1, _QUEUE // launches))
+    calls = min(_fill(effort.block_s, _seconds(call, 1)), max(1, _QUEUE // launches) if kind == "cuda" else 2000)
 
     def sample() -> float:
         _drain(kind)

@@ -39,7 +39,7 @@ def calibrate(device: str | None, no_save: bool) -> None:
 
     from pygraph.calibration.calibrate import calibrate as measure
     from pygraph.calibration.store import identity_of, save
-    from pygraph.ir import H200, HOST
+    from pygraph.ir import MODELS
 
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with failing(), working(f"calibrating {kind}") as step:
@@ -47,10 +47,8 @@ def calibrate(device: str | None, no_save: bool) -> None:
             model = measure(kind, step=step)
         except ValueError as error:
             raise Failure(f"no model fits what was measured: {error}; was the machine busy?") from error
-    built_in = H200 if kind == "cuda" else HOST
-    table = Table("figure", box=None, padding=(0, 2, 0, 0))
-    for column in ("measured", f"built in ({built_in.name})"):
-        table.add_column(column, justify="right")
+    built_in = MODELS[kind]
+    table = Table("figure", "measured", f"built in ({built_in.name})", box=None, padding=(0, 2, 0, 0))
     for field, name in _FIGURES.items():
         table.add_row(name, _number(getattr(model, field)), _number(getattr(built_in, field)))
     for peak in model.peaks:

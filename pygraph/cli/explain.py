@@ -75,19 +75,30 @@ def explain(script: str, args: tuple[str, ...], html: str | None, json: str | No
 
 def _run(script: str, args: Sequence[str]) -> list[GraphReport]:
     """The reports of the graphs that the script compiled, or that its model was compiled to."""
-    from pygraph.report.model import reports  # needs torch
+    import pygraph
 
-    before = {report.index for report in reports()}
+    before = {report.index for report in pygraph.reports()}
 
     def fresh() -> list[GraphReport]:
-        return [report for report in reports() if report.index not in before]
+        return [report for report in pygraph.reports() if report.index not in before]
 
+    found: dict[str, Any] = {}
     path = [str(Path(script).resolve().parent), *sys.path]
     with mock.patch.object(sys, "argv", [script, *args]), mock.patch.object(sys, "path", path):
         with _shown_as_python_would(script):
             found = runpy.run_path(script, run_name="__main__")
-        if not fresh():
-            _call_model(script, found)
+        if fresh():
+            return fresh()
+        if "model" not in found or "inputs" not in found:
+            raise Failure(
+                f"{script}: PyGraph compiled nothing. Compile with torch.compile(…, backend='pygraph'), "
+                "or leave a 'model' and its 'inputs' at the top level of the script"
+            )
+        inputs = found["inputs"]
+        keywords = inputs if isinstance(inputs, Mapping) else {}
+        given = inputs if isinstance(inputs, (tuple, list)) else () if isinstance(inputs, Mapping) else (inputs,)
+        with _shown_as_python_would(script):
+            pygraph.explain(found["model"], *given, **keywords)
     if not fresh():
         raise Failure(
             f"{script}: the model was called, but Dynamo found nothing in it to compile: torch skips some modules, "
@@ -95,23 +106,6 @@ def _run(script: str, args: Sequence[str]) -> list[GraphReport]:
             "fullgraph=True) raises there"
         )
     return fresh()
-
-
-def _call_model(path: str, found: Mapping[str, Any]) -> None:
-    """Explain the script's ``model`` on its ``inputs``. Raises Failure when there are none, or they fail."""
-    if "model" not in found or "inputs" not in found:
-        raise Failure(
-            f"{path}: PyGraph compiled nothing. Compile with torch.compile(…, backend='pygraph'), "
-            "or leave a 'model' and its 'inputs' at the top level of the script"
-        )
-    import pygraph
-
-    inputs = found["inputs"]
-    with _shown_as_python_would(path):
-        if isinstance(inputs, Mapping):
-            pygraph.explain(found["model"], **inputs)
-        else:
-            pygraph.explain(found["model"], *(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ class _Writer(StrPrinter):  # type: ignore[misc]  # sympy has no types
             ]
         )
 
-    def _print_Pow(self, value: sympy.Pow, rational: bool = True) -> str:
+    def _print_Pow(self, value: sympy.Pow) -> str:
         base = self.parenthesize(value.base, PRECEDENCE["Pow"])
         if value.exp == -1:
             return f"1/{base}"

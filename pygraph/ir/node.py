@@ -5,7 +5,7 @@ They are changed through ``pygraph.ir.graph.Graph`` only, which keeps names, use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Generic, TypeAlias, TypeVar, cast
@@ -80,13 +80,11 @@ class MetaKey(Generic[T]):
             raise TypeError(f"annotation '{self.name}' cannot be a {self.type.__name__}: it must be one of {names}")
 
 
+@dataclass(slots=True)
 class Meta:
     """Annotations of one node or region: typed, printable, dropped without changing what the program means."""
 
-    __slots__ = ("_entries",)
-
-    def __init__(self, entries: Mapping[str, object] | None = None) -> None:
-        self._entries: dict[str, object] = dict(entries or {})
+    _entries: dict[str, object] = field(default_factory=dict)
 
     def get(self, key: MetaKey[T]) -> T | None:
         """The annotation under ``key``, or None."""
@@ -111,18 +109,10 @@ class Meta:
 
     def copy(self) -> Meta:
         """An independent copy."""
-        return Meta(self._entries)
+        return Meta(dict(self._entries))
 
     def __contains__(self, key: MetaKey[T]) -> bool:
         return key.name in self._entries
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Meta) and self.items() == other.items()
-
-    __hash__ = None  # type: ignore[assignment]  # mutable
-
-    def __repr__(self) -> str:
-        return f"Meta({self._entries!r})"
 
 
 _PRINTABLE = (bool, int, float, complex, str, tuple, DType, Device, Token, GraphRef, sympy.Expr, type(None))
@@ -196,6 +186,7 @@ def base_name(op: str) -> str:
     return ".".join(op.split(".")[:2])
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class KernelNode:
     """One operator: ``outputs = op(*args, **attrs)``, with its effects, cost and source line.
 
@@ -203,30 +194,20 @@ class KernelNode:
     names nodes that must run before this one although no data says so.
     """
 
-    __slots__ = ("after", "args", "attrs", "cost", "effects", "inputs", "loc", "meta", "name", "op", "outputs")
+    name: str
+    op: str
+    args: tuple[Arg, ...]
+    attrs: dict[str, Arg]
+    effects: Effects = PURE
+    cost: Cost = UNKNOWN
+    loc: Location | None = None
+    inputs: tuple[Value, ...] = field(init=False)
+    outputs: tuple[Value, ...] = ()
+    after: dict[KernelNode, None] = field(default_factory=dict)
+    meta: Meta = field(default_factory=Meta)
 
-    def __init__(
-        self,
-        name: str,
-        op: str,
-        args: tuple[Arg, ...],
-        attrs: Mapping[str, Arg],
-        *,
-        effects: Effects = PURE,
-        cost: Cost = UNKNOWN,
-        loc: Location | None = None,
-    ) -> None:
-        self.name = name
-        self.op = op
-        self.args = args
-        self.attrs: dict[str, Arg] = dict(attrs)
-        self.inputs: tuple[Value, ...] = tuple(values_in((*args, *self.attrs.values())))
-        self.outputs: tuple[Value, ...] = ()
-        self.effects = effects
-        self.cost = cost
-        self.loc = loc
-        self.after: dict[KernelNode, None] = {}
-        self.meta = Meta()
+    def __post_init__(self) -> None:
+        self.inputs = tuple(values_in((*self.args, *self.attrs.values())))
 
     @property
     def output(self) -> Value:

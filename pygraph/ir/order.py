@@ -5,9 +5,6 @@ This is the only place that says what must run before what: the verifier and the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
 from pygraph.ir.effects import NAMED
 from pygraph.ir.graph import Graph
 from pygraph.ir.node import KernelNode, Value
@@ -49,11 +46,46 @@ def dependences(graph: Graph) -> list[Edge]:
     is linear in nodes and operands. Nodes are taken in program order,
     which decides between two conflicting ones. Effects must name existing operands (the verifier's rule ``effects``).
     """
-    tracker = _Tracker(graph)
+    roots = memory_roots(graph)
+    # reads of memory that nobody writes order nothing: most graphs write little
+    written = {roots[node.inputs[position]] for node in graph.nodes for position in node.effects.writes}
+    writer: dict[Value, KernelNode] = {}
+    readers: dict[Value, dict[KernelNode, None]] = {root: {} for root in written}
+    chains: dict[tuple[str, str], KernelNode] = {}
+    barrier: KernelNode | None = None
+    since_barrier: dict[KernelNode, None] = {}
     edges: list[Edge] = []
     for node in graph.nodes:
-        # only this node's visit yields edges into it, so repetitions are found among few
-        edges += [(before, node) for before in dict.fromkeys(tracker.visit(node)) if before is not node]
+        effects = node.effects
+        before = {value.producer: None for value in node.inputs if value.producer is not None}
+        before.update(node.after)
+        for position in range(len(node.inputs)) if effects.reads is None else effects.reads:
+            root = roots[node.inputs[position]]
+            if root in written:
+                if root in writer:
+                    before[writer[root]] = None
+                readers[root][node] = None
+        for position in effects.writes:
+            root = roots[node.inputs[position]]
+            if root in writer:
+                before[writer[root]] = None
+            before.update(readers[root])
+            writer[root], readers[root] = node, {}
+        for kind in NAMED:
+            chain = (kind, getattr(effects, kind))
+            if chain in chains:
+                before[chains[chain]] = None
+            if chain[1] is not None:
+                chains[chain] = node
+        if barrier is not None:
+            before[barrier] = None
+        if effects.barrier:
+            before.update(since_barrier)
+            barrier, since_barrier = node, {}
+        else:
+            since_barrier[node] = None
+        before.pop(node, None)
+        edges += [(first, node) for first in before]
     return edges
 
 
@@ -61,76 +93,3 @@ def _find(parent: dict[Value, Value], value: Value) -> Value:
     while parent[value] is not value:
         parent[value] = value = parent[parent[value]]
     return value
-
-
-@dataclass(slots=True)
-class _Memory:
-    """Who last wrote the memory of one root, and who has read it since."""
-
-    writer: KernelNode | None = None
-    readers: list[KernelNode] = field(default_factory=list)
-
-
-class _Tracker:
-    """Walks nodes in program order and yields, for each, the earlier nodes that it must follow."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.roots = memory_roots(graph)
-        # reads of memory that nobody writes order nothing: most graphs write little
-        self.written = {self.roots[n.inputs[position]] for n in graph.nodes for position in n.effects.writes}
-        self.memory: dict[Value, _Memory] = {}
-        self.chains: dict[tuple[str, str], KernelNode] = {}
-        self.barrier: KernelNode | None = None
-        self.since_barrier: list[KernelNode] = []
-
-    def visit(self, node: KernelNode) -> Iterator[KernelNode]:
-        for value in node.inputs:
-            if value.producer is not None:
-                yield value.producer
-        yield from node.after
-        yield from self._accesses(node)
-        yield from self._links(node)
-        yield from self._barriers(node)
-
-    def _accesses(self, node: KernelNode) -> Iterator[KernelNode]:
-        if not self.written:
-            return
-        effects = node.effects
-        written = dict.fromkeys(effects.writes)
-        reads = range(len(node.inputs)) if effects.reads is None else effects.reads
-        for position in reads:
-            yield from self._access(node, position, write=False)
-        for position in written:
-            yield from self._access(node, position, write=True)
-
-    def _access(self, node: KernelNode, position: int, *, write: bool) -> Iterator[KernelNode]:
-        root = self.roots[node.inputs[position]]
-        if root not in self.written:
-            return
-        memory = self.memory.setdefault(root, _Memory())
-        if memory.writer is not None:
-            yield memory.writer
-        if write:
-            yield from memory.readers
-            self.memory[root] = _Memory(node)
-        elif not memory.readers or memory.readers[-1] is not node:
-            memory.readers.append(node)
-
-    def _links(self, node: KernelNode) -> Iterator[KernelNode]:
-        for kind in NAMED:
-            name = getattr(node.effects, kind)
-            if name is None:
-                continue
-            if (kind, name) in self.chains:
-                yield self.chains[kind, name]
-            self.chains[kind, name] = node
-
-    def _barriers(self, node: KernelNode) -> Iterator[KernelNode]:
-        if self.barrier is not None:
-            yield self.barrier
-        if not node.effects.barrier:
-            self.since_barrier.append(node)
-            return
-        yield from self.since_barrier
-        self.barrier = node
-        self.since_barrier = []

@@ -141,11 +141,22 @@ class PassManager:
             raise PassError(reason, pass_name=item.name, stage=stage, passes_run=ran)
         before = graph.clone()
         try:
-            result, time_ms = _run_pass(item, graph, ctx)
+            if item.ensures is not None:
+                _set_back(graph, max(item.requires, item.ensures, key=list(Stage).index))
+            printed = str(graph) if self.check == "full" else ""
+            start = time.perf_counter()
+            result = item.run(graph, ctx)
+            time_ms = (time.perf_counter() - start) * 1e3
+            if not isinstance(result, PassResult):
+                raise PygraphError(f"run() must return a PassResult, not {type(result).__name__}")
+            if self.check == "full" and result.modified != (printed != str(graph)):
+                said, did = ("modified", "the same") if result.modified else ("not modified", "different")
+                raise PygraphError(f"it says that the graph was {said}, and the printed graph is {did}")
+            if item.ensures is not None:
+                _set_back(graph, item.ensures)
+                graph.stage = item.ensures
             if self.check != "off":
                 verify(graph)
-            if self.check == "full":
-                _check_modified(item, result, before, graph)
         except Exception as error:  # a pass is anybody's code; raised again with the place where it failed
             reason = str(error) if isinstance(error, PygraphError) else f"{type(error).__name__}: {error}"
             node = getattr(error, "node", None)
@@ -188,28 +199,6 @@ def _resolve(pipeline: Pipeline) -> tuple[Pass, ...]:
     return tuple(passes)
 
 
-def _run_pass(item: Pass, graph: Graph, ctx: PassContext) -> tuple[PassResult, float]:
-    """The pass's own result, and its wall time in ms. Stages are set back before it and moved on after it."""
-    _enter(graph, item)
-    start = time.perf_counter()
-    result = item.run(graph, ctx)
-    time_ms = (time.perf_counter() - start) * 1e3
-    if not isinstance(result, PassResult):
-        raise PygraphError(f"run() must return a PassResult, not {type(result).__name__}")
-    _leave(graph, item)
-    return result, time_ms
-
-
-def _check_modified(item: Pass, result: PassResult, before: Graph, after: Graph) -> None:
-    """Hold ``modified`` against the printed graphs, the change of stage apart, which is the manager's doing."""
-    untouched = before.clone()
-    _enter(untouched, item)
-    _leave(untouched, item)
-    if result.modified != (str(untouched) != str(after)):
-        said, did = ("modified", "the same") if result.modified else ("not modified", "different")
-        raise PygraphError(f"it says that the graph was {said}, and the printed graph is {did}")
-
-
 class Step(NamedTuple):
     """One execution of a pass: its place in the pipeline, counted from 1, and the pass."""
 
@@ -245,18 +234,6 @@ def bisect(
 
 
 # -- stages ------------------------------------------------------------------------------------------------------------
-
-
-def _enter(graph: Graph, item: Pass) -> None:
-    """Drop what later stages said, but for what the pass itself requires."""
-    if item.ensures is not None:
-        _set_back(graph, item.requires if item.requires.reached(item.ensures) else item.ensures)
-
-
-def _leave(graph: Graph, item: Pass) -> None:
-    if item.ensures is not None:
-        _set_back(graph, item.ensures)
-        graph.stage = item.ensures
 
 
 def _set_back(graph: Graph, stage: Stage) -> None:

@@ -12,16 +12,14 @@ from pygraph.passes.analysis import dependence_lists, node_time_us
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.region_order import Kind, assign, earliest, unit_order
 
-__all__ = ["MAX_REGIONS", "NO_LAUNCH", "Partitioning"]
+__all__ = ["NO_LAUNCH", "Partitioning"]
 
 NO_LAUNCH = "no-launch"
 """REASON of a capturable node outside every region: it launches nothing, and no region is in reach."""
-MAX_REGIONS = "max-regions"
-"""REASON of a capturable node whose region was given up for the limit."""
 
-_DETAILS = {
-    NO_LAUNCH: "launches nothing itself, and no region lies between its operands and its first user",
-    MAX_REGIONS: "its region was given up: the limit on regions keeps those with the most work",
+_LEFT_OUT = {
+    Kind.FREE: (NO_LAUNCH, "launches nothing itself, and no region lies between its operands and its first user"),
+    Kind.LAUNCHES: ("max-regions", "its region was given up: the limit on regions keeps those with the most work"),
 }
 
 
@@ -69,11 +67,13 @@ class Partitioning(Pass):
     ) -> list[int]:
         if self.max_regions is None or len(levels) <= self.max_regions:
             return levels
+        values, model = ctx.values_for(graph), ctx.model
         work = dict.fromkeys(levels, 0.0)
-        for node, kind, time in zip(graph.nodes, kinds, early, strict=True):
+        for node, kind, level in zip(graph.nodes, kinds, early, strict=True):
             if kind is Kind.LAUNCHES:
-                work[time] += _work_us(node, ctx, graph)
-        heaviest = sorted(levels, key=lambda time: (-work[time], time))
+                time, launches = node_time_us(node, model, values), evaluate(node.cost.launches, values)
+                work[level] += model.kernel_us * (1.0 if launches is None else launches) if time is None else time
+        heaviest = sorted(levels, key=lambda level: (-work[level], level))
         return sorted(heaviest[: self.max_regions])
 
 
@@ -81,15 +81,6 @@ def _kind(node: KernelNode) -> Kind:
     if not node.meta.get(CAPTURABLE):
         return Kind.OUTSIDE
     return Kind.FREE if node.cost.launches == 0 else Kind.LAUNCHES
-
-
-def _work_us(node: KernelNode, ctx: PassContext, graph: Graph) -> float:
-    values = ctx.values_for(graph)
-    time = node_time_us(node, ctx.model, values)
-    if time is not None:
-        return time
-    launches = evaluate(node.cost.launches, values)
-    return ctx.model.kernel_us * (1.0 if launches is None else launches)
 
 
 def _apply(
@@ -118,9 +109,9 @@ def _apply(
             graph.regions.setdefault(region, Region(region))
             meta.set(REGION, region)
         else:
-            reason = NO_LAUNCH if kinds[v] is Kind.FREE else MAX_REGIONS
+            reason, detail = _LEFT_OUT[kinds[v]]
             meta.set(REASON, reason)
-            meta.set(DETAIL, _DETAILS[reason])
+            meta.set(DETAIL, detail)
     if order != list(range(len(order))):
         graph.reorder(nodes[v] for v in order)
 

@@ -354,9 +354,7 @@ def _load(name: str, path: str) -> type[Pass]:
         raise OptionError(f"pass '{name}' ({path}) does not load: {type(error).__name__}: {error}") from error
     if isinstance(cls, types.FunctionType):
         cls = as_pass(cls)
-    problem = _problem_of(cls)
-    if problem is None and cls.name != name:
-        problem = f"{path} calls itself '{cls.name}'"
+    problem = _problem_of(cls) or ("" if cls.name == name else f"{path} calls itself '{cls.name}'")
     if problem:
         raise OptionError(f"pass '{name}' does not load: {problem}")
     return cls  # type: ignore[no-any-return]  # _problem_of has checked that it is a Pass

@@ -12,14 +12,7 @@ from pygraph.ir import DETAIL, REASON, SELECTED, DeviceModel, Graph, Region, Sta
 from pygraph.passes.analysis import RegionView, known_sum, region_views
 from pygraph.passes.base import Pass, PassContext, PassResult
 
-__all__ = ["GAIN", "TOO_SMALL", "UNKNOWN_COST", "Selection"]
-
-GAIN = "gain"
-"""REASON of a selected region: the model expects it to pay."""
-TOO_SMALL = "too-small"
-"""REASON of a region left off: too few launches for what its replay costs."""
-UNKNOWN_COST = "unknown-cost"
-"""REASON of a region selected because the model cannot tell: only measuring, where it is on, could decide."""
+__all__ = ["Selection"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +25,8 @@ class Selection(Pass):
         gain = launches × launch_us − (replay_us + launches × node_us + patches)      µs of host time per call
 
     where patches are the modelled costs of the parameters (every address moving) and of the results, which are
-    allocated afresh for each call.
+    allocated afresh for each call. A region with less than ``min_gain_us`` is ``too-small``. One of ``unknown-cost`` is
+    selected: only measuring, where it is on, could decide.
 
     min_gain_us   select only what saves more than this, µs per call
     """
@@ -64,9 +58,9 @@ class Selection(Pass):
         read = known_sum(parameter.cost_us for parameter in region.parameters.values())
         if view.launches is None or made is None or read is None:
             unknown = "the number of launches" if view.launches is None else "the cost of patching"
-            return True, UNKNOWN_COST, f"{unknown} is unknown: to be measured"
+            return True, "unknown-cost", f"{unknown} is unknown: to be measured"
         plain = model.uncaptured_us(view.launches)
         replay = model.replayed_us(view.launches, made * model.patch_us + read)
         detail = f"launches before fusion: {view.launches:g}, uncaptured {plain:.2f} µs, replayed {replay:.2f} µs"
         pays = plain - replay > self.min_gain_us
-        return pays, GAIN if pays else TOO_SMALL, detail
+        return pays, "gain" if pays else "too-small", detail

@@ -133,28 +133,26 @@ class Quantity:
         """The share of ``total``, or None when either is unknown or the total is zero."""
         return None if self.unknown or total.unknown or not total.known else self.known / total.known
 
-    def count_text(self) -> str:
-        """A number of operations: ``33.6 M``; ``≥ …`` when some summands are unknown, ``unknown`` when all are."""
-        return self._text(1000, ("", "k", "M", "G", "T", "P"))
-
-    def bytes_text(self) -> str:
-        """A number of bytes: ``1.50 MiB``, as ``count_text``."""
-        return self._text(1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-
-    def us_text(self) -> str:
-        """A time given in µs, as ``count_text``."""
-        return self._text(1000, ("µs", "ms", "s"), digits=1)
-
-    def _text(self, step: int, units: Sequence[str], digits: int = 0) -> str:
-        """With three digits, but ``digits`` behind the point in the first unit."""
+    def text(self, kind: str) -> str:
+        """``33.6 M`` (``flops``), ``1.50 MiB`` (``bytes``), ``12.3 µs`` (``time_us``); ``≥ …`` when some summands are
+        unknown, ``unknown`` when all are."""
         if self.unknown and not self.known:
             return "unknown"
+        step, *units = _UNITS[kind]
         value, power = self.known, 0
         while value >= step * 0.9995 and power < len(units) - 1:
             value, power = value / step, power + 1
-        if power or value >= 100:
-            digits = 0 if value >= 100 else 1 if value >= 10 else 2
+        first = 1 if kind == "time_us" else 0  # digits behind the point in the first unit
+        digits = 0 if value >= 100 else first if not power else 1 if value >= 10 else 2
         return ("≥ " if self.unknown else "") + f"{value:.{digits}f} {units[power]}".rstrip()
+
+
+_UNITS: dict[str, Any] = {
+    "flops": (1000, "", "k", "M", "G", "T", "P"),
+    "bytes": (1024, "B", "KiB", "MiB", "GiB", "TiB"),
+    "time_us": (1000, "µs", "ms", "s"),
+}
+"""How many make one of the next unit, and the units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,18 +246,11 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
     )
 
 
-def advice(rows: Iterable[Uncaptured]) -> dict[str, str]:
-    """What each reason in ``rows`` means and what can be done about it, by code, in order; those of custom passes are
-    not known."""
-    codes = dict.fromkeys(row.reason for row in rows)
-    known = {code: REASONS[code] for code in codes if code in REASONS}
-    return {code: _sentences(reason.explanation, reason.advice) for code, reason in known.items()}
-
-
-def _sentences(*texts: str) -> str:
-    """``texts`` one after the other, each beginning with a capital; "none" says nothing."""
-    said = (text.removeprefix("none").removeprefix(": ") for text in texts)
-    return " ".join(f"{text[0].upper()}{text[1:]}." for text in said if text)
+def advice(rows: Iterable[Uncaptured]) -> Iterator[tuple[str, str]]:
+    """Each reason in ``rows`` that is not a custom pass's, with what it means and what can be done about it."""
+    for code in dict.fromkeys(row.reason for row in rows if row.reason in REASONS):
+        texts = (REASONS[code].explanation, REASONS[code].advice.removeprefix("none").removeprefix(": "))
+        yield code, " ".join(f"{text[0].upper()}{text[1:]}." for text in texts if text)
 
 
 def folded(rows: Iterable[Uncaptured]) -> Iterator[Uncaptured]:

@@ -118,7 +118,7 @@ def sections(report: GraphReport) -> Iterator[Section]:
     """The tables on a graph; those without anything to say are left out."""
     left = list(report.uncaptured())
     if left:
-        told = tuple(f"{code}: {text}" for code, text in advice(left).items())
+        told = tuple(f"{code}: {text}" for code, text in advice(left))
         yield Section("Not captured", _LEFT, tuple(map(_uncaptured, folded(left))), told)
     if report.regions:
         said = tuple(f"region {region.index}: {text}" for region in report.regions for text in why(report, region))
@@ -145,7 +145,7 @@ def _region(region: RegionReport) -> tuple[Cell, ...]:
     counts: tuple[str, ...] = ("–",) * 4
     if record is not None:
         numbers = map(str, (record.replays, record.captures, record.slots))
-        counts = (*numbers, Quantity(record.workspace_bytes).bytes_text())
+        counts = (*numbers, Quantity(record.workspace_bytes).text("bytes"))
     return (
         Cell(str(region.index), region=region.index),
         Cell("replayed" if region.state == "replay" else region.state, region.state),
@@ -156,18 +156,17 @@ def _region(region: RegionReport) -> tuple[Cell, ...]:
 
 
 def _costs(rows: Sequence[CostRow]) -> Iterator[tuple[Cell, ...]]:
-    flops, moved = sum((row.flops for row in rows), Quantity()), sum((row.bytes for row in rows), Quantity())
-    total = CostRow(None, sum(row.operators for row in rows), flops, moved, sum((r.time_us for r in rows), Quantity()))
+    kinds = ("flops", "bytes", "time_us")
+    totals = [sum((getattr(row, kind) for row in rows), Quantity()) for kind in kinds]
+    total = CostRow(None, sum(row.operators for row in rows), *totals)
     for row in [*rows, total] if len(rows) > 1 else rows:
         label = "total" if row is total else "outside" if row.region is None else f"region {row.region}"
-        sums = (
-            (row.flops.count_text(), row.flops.share_of(total.flops)),
-            (row.bytes.bytes_text(), row.bytes.share_of(total.bytes)),
-            (row.time_us.us_text(), row.time_us.share_of(total.time_us)),
-        )
-        texts = (text for known, share in sums for text in (known, "–" if share is None else percent(share)))
+        texts = [str(row.operators)]
+        for kind, whole in zip(kinds, totals, strict=True):
+            share = getattr(row, kind).share_of(whole)
+            texts += [getattr(row, kind).text(kind), "–" if share is None else percent(share)]
         style = "dim" if row is total else ""
-        yield Cell(label, style, region=row.region), *(Cell(text, style) for text in (str(row.operators), *texts))
+        yield Cell(label, style, region=row.region), *(Cell(text, style) for text in texts)
 
 
 def summary_lines(summary: Summary) -> Iterator[str]:

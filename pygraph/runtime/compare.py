@@ -270,18 +270,15 @@ class _Trial:
         return Refusal("stateful-operator", said, names, calls[0].loc if len(calls) == 1 else None, nodes)
 
     def _decided(self, outcome: _Outcome) -> list[bool]:
-        """For each result, whether a launch that is known to be non-deterministic decides it. Where it is not known
-        what the outputs are, any such launch may decide each of them. An argument with gaps between its elements, in
-        which no run writes, is held to its bits."""
+        """For each result, whether a launch that is known to be non-deterministic decides it. An argument with gaps
+        between its elements, in which no run writes, is held to its bits."""
         recording = self.scope.program.recording
+        if not any(launch.nondeterministic for launch in recording.launches):
+            return [False] * len(outcome.contents)
         decided = unrepeatable(recording, self.scope.program.slots)
-        count = len(outcome.structure)
-        if len(recording.outputs) == count:
-            outputs = [decided(each) for each in recording.outputs]
-        else:
-            outputs = [any(launch.nondeterministic for launch in recording.launches)] * count
         written = [(position, self.args[position]) for position in self.watched]
-        return [*outputs, *(decided(position) and extent(arg) <= arg.nbytes for position, arg in written)]
+        dense = [decided(position) and extent(arg) <= arg.nbytes for position, arg in written]
+        return [*map(decided, recording.outputs), *dense]
 
     def _inexcusable(self, reference: _Outcome, other: _Outcome) -> str | None:
         """A structure that differs, or else the first result that does and that no launch decides which is known to be

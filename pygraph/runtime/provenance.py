@@ -22,28 +22,7 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.runtime.recording import UNKNOWN, Launch, Origin
 
-__all__ = [
-    "UNKNOWN",
-    "Failure",
-    "Origin",
-    "Refusal",
-    "blame",
-    "blamed",
-    "here",
-    "is_out_of_memory",
-    "merged",
-    "ran",
-    "reset_blame",
-    "tracing",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The call that a capture failed in, and where it stands."""
-
-    name: str
-    origin: Origin
+__all__ = ["Refusal", "blame", "here", "is_out_of_memory", "merged", "ran", "reset_blame", "tracing"]
 
 
 class _Trace(threading.local):
@@ -52,7 +31,7 @@ class _Trace(threading.local):
     def __init__(self) -> None:
         self.code: types.CodeType | None = None
         self.origins: Mapping[int, Origin] = {}
-        self.failure: Failure | None = None
+        self.failure: tuple[str, Origin] | None = None
         self.ran: Counter[str] = Counter()
 
 
@@ -84,7 +63,7 @@ def here() -> Origin:
 def blame(name: str, origin: Origin | None = None) -> None:
     """Note that the capture under way fails in the call ``name``: the first one to be blamed since ``reset_blame``."""
     if _trace.failure is None:
-        _trace.failure = Failure(name, here() if origin is None else origin)
+        _trace.failure = (name, here() if origin is None else origin)
 
 
 def ran(name: str) -> None:
@@ -97,23 +76,19 @@ def reset_blame() -> None:
     _trace.failure = None
 
 
-def blamed(error: BaseException) -> Failure | None:
-    """The call that ``error`` is blamed on; where nobody was blamed, the line of the traced function that it came
-    through, if that runs anything."""
-    if _trace.failure is not None:
-        return _trace.failure
-    step = error.__traceback__
-    while step is not None and step.tb_frame.f_code is not _trace.code:
-        step = step.tb_next
-    origin = UNKNOWN if step is None else _trace.origins.get(step.tb_lineno, UNKNOWN)
-    return Failure(", ".join(origin.nodes), origin) if origin.nodes else None
-
-
 def merged(origins: list[Origin]) -> Origin:
     """Everything that any of ``origins`` names, in order."""
     nodes = dict.fromkeys(name for origin in origins for name in origin.nodes)
     locs = dict.fromkeys(loc for origin in origins for loc in origin.locs)
     return Origin(tuple(nodes), tuple(locs))
+
+
+def _raised_at(error: BaseException) -> Origin:
+    """What the line of the traced function runs that ``error`` came through."""
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_code is not _trace.code:
+        step = step.tb_next
+    return UNKNOWN if step is None else _trace.origins.get(step.tb_lineno, UNKNOWN)
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
@@ -148,17 +123,21 @@ class Refusal:
         return cls(reason, detail, launch.name, launch.origin.loc, launch.origin.nodes)
 
     @classmethod
-    def of(cls, error: BaseException, failure: Failure | None = None) -> Refusal:
-        """What a failed capture said, and the call that it failed in; only text is kept, so that no traceback keeps a
-        tensor alive. No call is to blame for memory that is short (``out-of-memory``)."""
+    def of(cls, error: BaseException) -> Refusal:
+        """What a failed capture said, and the call that it failed in: the one that was blamed, or else the line of the
+        traced function that ``error`` came through, if that runs anything. No call is to blame for memory that is short
+        (``out-of-memory``). Only text is kept, so that no traceback keeps a tensor alive."""
         reason, detail = "capture-raised", f"{type(error).__name__}: {error}"
         if is_out_of_memory(error):
             return cls("out-of-memory", detail.split("\n")[0])
         if isinstance(error, CaptureError):
             reason, detail = error.reason, error.detail
-        if failure is None:
-            return cls(reason, detail)
-        return cls(reason, detail, failure.name, failure.origin.loc, failure.origin.nodes)
+        if _trace.failure is not None:
+            name, origin = _trace.failure
+        else:
+            origin = _raised_at(error)
+            name = ", ".join(origin.nodes)
+        return cls(reason, detail, name, origin.loc, origin.nodes) if name else cls(reason, detail)
 
     def __str__(self) -> str:
         where = f" [{self.launch}{f' at {self.loc}' if self.loc else ''}]" if self.launch else ""

@@ -28,7 +28,8 @@ from pygraph.runtime.contract import Driver, Executable, Program
 from pygraph.runtime.critical import capturing, capturing_turn
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.measure import REPLAY, Decision, Measurement, invalidate_all, kept_path, read, several_ranks
-from pygraph.runtime.provenance import Origin, Refusal, blamed, tracing
+from pygraph.runtime.provenance import Refusal, tracing
+from pygraph.runtime.recording import Origin
 from pygraph.runtime.slots import SlotTable
 from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
 
@@ -365,7 +366,7 @@ class Region:
             try:
                 return capture(self._fn, self._driver, args, self._slots, **self._facts)
             except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
-                return Refusal.of(error, blamed(error))
+                return Refusal.of(error)
             finally:
                 self.record.python_runs.update(bodies)
 

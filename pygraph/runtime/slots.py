@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
+from typing import NamedTuple
 
 from pygraph.runtime.contract import NonPointerWord, Slot
 from pygraph.runtime.provenance import Refusal
@@ -73,8 +74,7 @@ class SlotTable:
 # -- what a word points into, in one capture --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A word read as an address: ``offset`` bytes into the allocation ``key``.
 
     ``rank`` says how sure that is: 0 inside, 1 one past the end, 2 the start of an empty allocation. The last two
@@ -336,22 +336,16 @@ def _unstable_allocations(first: Recording, second: Recording) -> Refusal | None
     """Whether the captures did not allocate the same, and the first allocation that differs."""
     if first.offset_sensitive != second.offset_sensitive:
         return Refusal("unstable-allocations", "other storage offsets were baked into the second capture")
-    for a, b in zip_longest(first.allocations, second.allocations):
-        if a is None or b is None or _facts(a) != _facts(b):
+    pairs = zip_longest(map(_described, first.allocations), map(_described, second.allocations), fillvalue="nothing")
+    for a, b in pairs:
+        if a != b:
             counts = f"{len(first.allocations)} allocations, then {len(second.allocations)}"
-            return Refusal("unstable-allocations", f"{_described(a)}, then {_described(b)} ({counts})")
+            return Refusal("unstable-allocations", f"{a}, then {b} ({counts})")
     return None
 
 
-def _facts(allocation: Allocation) -> tuple[object, ...]:
+def _described(allocation: Allocation) -> str:
     """All of an allocation that must not change; a constant's address is part of it, a null pointer too."""
-    place = allocation.address if allocation.kind is AllocationKind.CONSTANT else bool(allocation.address)
-    return (allocation.key, allocation.nbytes, allocation.born, place)
-
-
-def _described(allocation: Allocation | None) -> str:
-    if allocation is None:
-        return "nothing"
     fixed = allocation.kind is AllocationKind.CONSTANT or not allocation.address
     where = f" at {allocation.address:#x}" if fixed else ""
     return f"{_name(allocation.key)} of {allocation.nbytes} bytes before launch {allocation.born}{where}"
@@ -399,7 +393,6 @@ def outside(recording: Recording, slots: Sequence[Slot]) -> Refusal | None:
                 continue
             start = slot.offset + access.start
             if start < 0 or start + access.nbytes > sizes[slot.key]:
-                reach = f"word {access.word} reaches bytes {start} to {start + access.nbytes}"
-                where = f"{reach} of {slot.kind.value} {slot.index}"
-                return Refusal.at(launch, "outside-allocation", where)
+                reach = f"bytes {start} to {start + access.nbytes} of {_name(slot.key)}"
+                return Refusal.at(launch, "outside-allocation", f"word {access.word} reaches {reach}")
     return None

@@ -25,7 +25,7 @@ def note(what):
     with open(folder + "/log", "a") as file:
         file.write(json.dumps([spec["program"], spec["side"], spec["check"], what, time.monotonic()]) + "\\n")
 def say(row, failure=None, error=""):
-    print(json.dumps({"row": row, "failure": failure, "error": error}), flush=True)
+    print(json.dumps({"facts": row, "failure": failure, "error": error}), flush=True)
 made = 0
 if plan.get("die") == "ready":
     sys.exit("no such module")

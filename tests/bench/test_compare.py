@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from pygraph.bench.compare import Kept, difference, load
+from pygraph.bench.compare import difference, load
+from pygraph.bench.process import Spec
+from pygraph.bench.worker import Serving
 
 NAN, INF = float("nan"), float("inf")
 
@@ -64,11 +67,12 @@ def test_equal_results_without_a_number_say_nothing(nothing: dict[int, list[torc
 
 def test_results_are_copies_and_come_back_from_a_file(tmp_path: Path) -> None:
     """A script that ends after its results were saved saves once more."""
-    kept, tensor, path = Kept(), torch.ones(3, requires_grad=True), tmp_path / "deep" / "result.pt"
-    kept.add(1, [tensor, (2, {"a": 3, "b": None}), "text"])
+    tensor, path = torch.ones(3, requires_grad=True), tmp_path / "deep" / "result.pt"
+    serving = Serving(io.StringIO(), io.StringIO(), Spec("", "", (), "eager", "cpu", str(path)))
+    serving.keep([tensor, (2, {"a": 3, "b": None}), "text"])
     with torch.no_grad():
         tensor += 1
-    kept.save(path)
-    kept.save(path)
-    assert [each.tolist() for each in load(path)[1]] == [[1.0, 1.0, 1.0], 2, 3]
+    serving.save()
+    serving.save()
+    assert [each.tolist() for each in load(path)[0]] == [[1.0, 1.0, 1.0], 2, 3]
     assert [file.name for file in path.parent.iterdir()] == ["result.pt"]

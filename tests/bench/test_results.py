@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pygraph.bench.process import Outcome
 from pygraph.bench.render import draw, page, write_all
 from pygraph.bench.results import document, median_interval, row_of
-from pygraph.bench.timing import Measured, Outcome
+from pygraph.bench.timing import Measured
 from tests.bench.fakes import program
 
 SIDES = ("eager", "default", "reduce-overhead", "pygraph")

@@ -1,13 +1,12 @@
-"""The suite's own sides: where CUDA graphs by hand apply, which sides a device has, and what a step is told."""
+"""The suite's own sides: where CUDA graphs by hand apply, which sides a device has."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from benchmarks.sides import SUITE_SIDES, step_as, why_not_graphed
+from benchmarks.sides import SUITE_SIDES, why_not_graphed
 from pygraph.bench.sides import sides_for
 
 
@@ -29,15 +28,3 @@ def test_sides_are_those_that_a_device_has() -> None:
     assert sides_for([], "cuda", SUITE_SIDES) == ("eager", "default", "reduce-overhead", *by_hand, "pygraph")
     assert sides_for([], "cpu", SUITE_SIDES) == ("eager", "default", "pygraph")
     assert sides_for(["pygraph"], "cpu", SUITE_SIDES) == ("eager", "pygraph")
-
-
-def test_steps_are_left_as_they_are_but_for_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    marks: list[int] = []
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
-
-    def step() -> int:
-        return 3
-
-    assert step_as("pygraph", step) is step_as("default", step) is step
-    assert step_as("reduce-overhead", step)() == 3
-    assert marks == [1]

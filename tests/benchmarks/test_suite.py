@@ -26,11 +26,6 @@ QUICK = [
     if not workload.packages and workload.domain not in ("diffusion", "language")
 ]
 """Those whose tiny build runs in well under a second."""
-WITH_STATE = (
-    *("accumulation-training", "cpu-scalar-update", "decode-dynamic", "decode-kv", "decode-llama-static"),
-    *("mlp-training", "ocean", "stencil-small"),
-)
-"""What a step leaves is what the next one finds."""
 NOT_WORTH_A_GRAPH = ("matmul-8192",)
 CALLS = 12
 """Enough for each of four sizes in turn to be run uncaptured, captured and replayed."""
@@ -56,11 +51,8 @@ def test_every_workload_is_known_by_its_name_and_complete() -> None:
     assert len(WORKLOADS) == sum(len(module.WORKLOADS) for module in suite._MODULES) >= 25, "two have one name"
     for name, each in WORKLOADS.items():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
-        assert name == each.name
         assert each.kind in ("inference", "training", "decode")
-        assert each.about
-        assert each.calls >= 1
-        assert 0 < each.tolerance < 1
+        assert 0 < each.tolerance < 1 <= each.calls
 
 
 def daily(names: Any, quick: Any) -> list[Any]:
@@ -75,25 +67,6 @@ def test_every_build_computes_the_same(name: str) -> None:
         for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             assert torch.isfinite(a).all(), f"tensor {place} of call {call}"
             assert torch.equal(a, b), f"tensor {place} of call {call}"
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", WITH_STATE)
-def test_state_stays_finite(name: str) -> None:
-    *_, last = results(name, 200)
-    for place, tensor in enumerate(last):
-        assert tensor.isfinite().all(), f"tensor {place}"
-        assert tensor.abs().max() < 100, f"tensor {place}"
-
-
-@pytest.mark.parametrize(("name", "sure"), [("moe-dense", False), ("early-exit", True)])
-def test_programs_take_the_ways_they_are_about(name: str, sure: bool) -> None:
-    """Experts get tokens that they answer; a cascade is sure about one input of four only."""
-    outputs = [tensors[0] for tensors in results(name, 4)]
-    if sure:
-        assert [float(out.amax(-1).mean()) > 0.5 for out in outputs] == [False, False, True, False]
-    else:
-        assert all(float(out.std()) > 0.1 for out in outputs)
 
 
 def sizes_in(workload: Workload, steps: int) -> set[Any]:

@@ -53,12 +53,11 @@ def test_values_are_found_by_their_printed_name() -> None:
     two = graph.add("f", [], [T, T], name="a")
     one = graph.add("f", [], [T], name="b.c")
     assert graph.value("a.0") is x
-    assert graph.value("a.1") is two.outputs[1]
-    assert graph.value("b.c") is one.output
-    assert graph.value("b.c.0") is one.output
-    for name in ("a", "a.2", "a.x", "z", "a.0.0"):
+    assert graph.value("a", 1) is two.outputs[1]
+    assert graph.value("b.c") is graph.value("b.c", 0) is one.output
+    for name, index in (("a", None), ("a", 2), ("z", None), ("a.0", 1)):
         with pytest.raises(KeyError):
-            graph.value(name)
+            graph.value(name, index)
 
 
 def test_foreign_operands_and_orders_are_refused() -> None:
@@ -151,12 +150,6 @@ def test_annotations_are_typed_and_have_text() -> None:
             MetaKey(name, str)
 
 
-def test_contiguous_strides_are_normalised() -> None:
-    cpu = Device("cpu")
-    assert TensorType(DType.F32, (2, 3), cpu, (3, 1)) == TensorType(DType.F32, (2, 3), cpu)
-    assert TensorType(DType.F32, (2, 3), cpu, (1, 2)).strides == (1, 2)
-
-
 @pytest.mark.parametrize(
     ("dtype", "size"),
     [("f64", 8), ("bf16", 2), ("f8e4m3fn", 1), ("c64", 8), ("c128", 16), ("b8", 1), ("i16", 2), ("u64", 8)],
@@ -165,16 +158,14 @@ def test_itemsize(dtype: str, size: int) -> None:
     assert DType(dtype).itemsize == size
 
 
-def test_mistakes_are_told_in_words() -> None:
+def test_mistakes_are_refused() -> None:
     graph = Graph("main")
-    assert repr(graph) == "<Graph main: 0 nodes, lifted>"
-    with pytest.raises(GraphError, match="the type of an input comes first, and is none: 'x'"):
+    with pytest.raises(GraphError, match="type of an input comes first"):
         graph.add_input("x", T)  # type: ignore[arg-type]
-    with pytest.raises(KeyError, match="graph main has no node 'zz'"):
+    with pytest.raises(KeyError, match="zz"):
         graph.node("zz")
-    node = graph.add("op", (graph.add_input(T, "x"),), (T,))
-    with pytest.raises(TypeError, match="set by a MetaKey, such as REASON, and not by 'foo'"):
-        node.meta.set("foo", 1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="MetaKey"):
+        graph.add("op").meta.set("foo", 1)  # type: ignore[arg-type]
 
 
 SHOWN = """graph @main (%x : f32[4]@cpu, %y : f32[4]@cpu) {

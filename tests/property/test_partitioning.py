@@ -66,6 +66,8 @@ def test_each_capturable_node_is_in_one_region_and_no_other_is(graph: Graph) -> 
 @given(placed(14), LIMITS)
 def test_regions_are_adjacent_launch_something_and_have_an_acyclic_quotient(graph: Graph, limit: int | None) -> None:
     done = partition(graph, limit)
+    assert str(partition(done, limit)) == str(done)
+    assert ordered_pairs(done) == ordered_pairs(graph)
     units = [(unit_of(a), unit_of(b)) for a, b in dependences(done)]
     assert nx.is_directed_acyclic_graph(nx.DiGraph([(a, b) for a, b in units if a != b]))
     found = [node.meta.get(REGION) for node in done.nodes]
@@ -74,13 +76,6 @@ def test_regions_are_adjacent_launch_something_and_have_an_acyclic_quotient(grap
     launching = {node.meta.get(REGION) for node in done.nodes if kind_of(node) is Kind.LAUNCHES}
     assert launching >= set(runs)
     assert limit is None or len(runs) <= limit
-
-
-@settings(deadline=None, max_examples=200)
-@given(placed(14), LIMITS)
-def test_the_order_of_effects_is_kept(graph: Graph, limit: int | None) -> None:
-    done = partition(graph, limit)
-    assert ordered_pairs(done) == ordered_pairs(graph)
 
 
 def ordered_pairs(graph: Graph) -> set[tuple[str, str]]:
@@ -93,14 +88,6 @@ def test_no_partition_has_fewer_regions(graph: Graph) -> None:
     kinds = [kind_of(node) for node in graph.nodes]
     better = fewer_regions(kinds, dependence_lists(graph).before, len(partition(graph).regions))
     assert better is None
-
-
-@settings(deadline=None, max_examples=200)
-@given(placed(14), LIMITS)
-def test_partitioning_twice_is_partitioning_once(graph: Graph, limit: int | None) -> None:
-    once = partition(graph, limit)
-    twice = partition(once, limit)
-    assert str(twice) == str(once)
 
 
 @settings(deadline=None, max_examples=100)

@@ -1,56 +1,170 @@
-"""Properties of placement on random graphs of two devices: the meaning stays, nothing gets worse, once is enough."""
+"""Properties of placement on random graphs that mix the CPU and one GPU: the meaning stays, nothing gets worse, once is
+enough."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from pygraph.ir import CAPTURABLE, REASON, Graph, Stage, TensorType
+from pygraph.ir import (
+    CAPTURABLE,
+    PURE,
+    REASON,
+    Arg,
+    Device,
+    DType,
+    Effects,
+    Graph,
+    KernelNode,
+    ScalarType,
+    TensorType,
+    Type,
+    Value,
+)
 from pygraph.ir.interp import interpret
-from pygraph.ir.verify import verify
-from pygraph.passes.base import PassContext
-from pygraph.passes.legality import Legality
+from pygraph.passes import Pass, PassContext, PassManager
 from pygraph.passes.legality.rules import judge, target_of
 from pygraph.passes.placement import Placement
-from tests.property.mixed import CPU, CUDA, mixed_graphs
 
-CONTEXT = PassContext("cuda")
+CPU = Device("cpu")
+CUDA = Device("cuda", 0)
+
+F32, I64 = DType.F32, DType.I64
+VECTOR, SCALAR = TensorType(F32, (4,), CPU), TensorType(F32, (), CPU)
+INDEX, HALF = TensorType(I64, (4,), CPU), TensorType(DType.F16, (4,), CPU)
+NUMBER = ScalarType("int")
 
 
-def judged(graph: Graph) -> Graph:
-    """A judged copy of ``graph``; the text goes into the report of a failure."""
+def on(device: Device, type: TensorType) -> TensorType:
+    """``type`` on ``device``."""
+    return TensorType(type.dtype, type.shape, device, type.stride)
+
+
+GPU_VECTOR, GPU_SCALAR = on(CUDA, VECTOR), on(CUDA, SCALAR)
+IN_PLACE = Effects(writes=(0,), aliases=((0, 0),))
+VIEW = Effects(aliases=((0, 0),), reads=())
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An operator: types of its operands, of its result (None: nothing), further arguments, what it does."""
+
+    op: str
+    operands: tuple[Type, ...]
+    result: Type | None
+    extra: tuple[Arg, ...] = ()
+    attrs: tuple[tuple[str, Arg], ...] = ()
+    effects: Effects = PURE
+
+
+def _copy(type: TensorType, device: Device) -> Kind:
+    return Kind("prims.device_put.default", (type,), on(device, type), (device,))
+
+
+MAKERS = (
+    Kind("aten.arange.default", (), INDEX, (4,), (("device", CPU), ("pin_memory", False))),
+    Kind("aten.full.default", (), VECTOR, ((4,), 0.5), (("device", CPU),)),
+    Kind("aten.full.default", (), SCALAR, ((), 2.0), (("device", CPU),)),
+    Kind("aten.full.default", (NUMBER,), INDEX, (), (("device", CPU),)),
+    Kind("pygraph.constant", (), VECTOR, (), (("target", "held"),)),
+    Kind("aten.rand.default", (), VECTOR, ((4,),), (("device", CPU),), Effects(rng="cpu")),
+)
+HOST = (
+    Kind("aten.add.Tensor", (INDEX, INDEX), INDEX),
+    Kind("aten.mul.Tensor", (INDEX,), INDEX, (3,)),
+    Kind("aten.index.Tensor", (VECTOR, INDEX), VECTOR),
+    Kind("aten.clone.default", (VECTOR,), VECTOR),
+    Kind("aten.view.default", (VECTOR,), VECTOR, ((4,),), (), VIEW),
+    Kind("aten.exp.default", (VECTOR,), VECTOR),
+    Kind("aten.mul.Tensor", (VECTOR, SCALAR), VECTOR),
+    Kind("aten.add_.Tensor", (VECTOR, VECTOR), VECTOR, (), (), IN_PLACE),
+    Kind("aten._local_scalar_dense.default", (SCALAR,), NUMBER, (), (), Effects(sync=True)),
+)
+COPIES = (
+    _copy(VECTOR, CUDA),
+    _copy(INDEX, CUDA),
+    _copy(SCALAR, CUDA),
+    _copy(GPU_VECTOR, CPU),
+    _copy(GPU_SCALAR, CPU),
+    Kind("aten._to_copy.default", (VECTOR,), on(CUDA, HALF), (), (("dtype", DType.F16), ("device", CUDA))),
+    Kind("aten.copy_.default", (GPU_VECTOR, VECTOR), GPU_VECTOR, (), (), Effects((0,), ((0, 0),), (1,))),
+    Kind("aten.copy_.default", (VECTOR, GPU_VECTOR), VECTOR, (), (), Effects((0,), ((0, 0),), (1,))),
+    Kind("aten._local_scalar_dense.default", (GPU_VECTOR,), NUMBER, (), (), Effects(sync=True)),
+)
+DEVICE = (
+    Kind("prims.convert_element_type.default", (GPU_VECTOR,), GPU_VECTOR, (F32,)),
+    Kind("aten.add.Tensor", (GPU_VECTOR, GPU_VECTOR), GPU_VECTOR),
+    Kind("aten.add.Tensor", (GPU_VECTOR, on(CUDA, HALF)), GPU_VECTOR),
+    Kind("aten.mul.Tensor", (GPU_VECTOR, SCALAR), GPU_VECTOR),
+    Kind("aten.mul.Tensor", (GPU_VECTOR, GPU_SCALAR), GPU_VECTOR),
+    Kind("aten.mul.Tensor", (GPU_VECTOR, NUMBER), GPU_VECTOR),
+    Kind("aten.index.Tensor", (GPU_VECTOR, INDEX), GPU_VECTOR),
+    Kind("aten.add_.Tensor", (GPU_VECTOR, GPU_VECTOR), GPU_VECTOR, (), (), IN_PLACE),
+    Kind("aten.view.default", (GPU_VECTOR,), GPU_VECTOR, ((4,),), (), VIEW),
+    Kind("aten.rand.default", (), GPU_VECTOR, ((4,),), (("device", CUDA),), Effects(rng="cuda:0")),
+    Kind("mylib.takes_both.default", (GPU_VECTOR, VECTOR), GPU_VECTOR),
+    Kind("mylib.fills_.default", (VECTOR, GPU_VECTOR), None, (), (), Effects(writes=(0,))),
+)
+OTHERS = (Kind("mylib.prints.default", (), None, (), (), Effects(barrier=True)),)
+_kinds = st.sampled_from([MAKERS, HOST, COPIES, COPIES, DEVICE, DEVICE, OTHERS]).flatmap(st.sampled_from)
+
+
+@st.composite
+def mixed_graphs(draw: st.DrawFn, max_nodes: int = 16) -> Graph:
+    """Graphs at the stage of lifting, whose operands always have the right types; some returned, some repeated."""
+    graph = Graph()
+    types = (GPU_VECTOR, VECTOR, SCALAR, INDEX)
+    pools: dict[Type, list[Value]] = {type: [graph.add_input(type, f"x{i}")] for i, type in enumerate(types)}
+    size = draw(st.integers(1, max_nodes))
+    for kind in draw(st.lists(_kinds, min_size=size, max_size=size)):
+        if all(type in pools for type in kind.operands):
+            node = _add(draw, graph, kind, pools)
+            for value in node.outputs:
+                pools.setdefault(value.type, []).append(value)
+    if len(graph.nodes) > 1 and draw(st.integers(0, 5)) == 0:
+        graph.add_order(graph.nodes[0], graph.nodes[-1])
+    values = list(graph.values())
+    chosen = st.lists(st.sampled_from(values[-8:]), max_size=5)
+    graph.set_outputs(draw(st.one_of(chosen, chosen, st.just(values))))
+    return graph
+
+
+def _add(draw: st.DrawFn, graph: Graph, kind: Kind, pools: dict[Type, list[Value]]) -> KernelNode:
+    # The latest values are the likeliest operands, so that chains come about.
+    operands = [pools[type][-1 - draw(st.integers(0, min(3, len(pools[type]) - 1)))] for type in kind.operands]
+    args: tuple[Arg, ...] = (*operands, *kind.extra)
+    if kind.op == "aten.full.default" and kind.operands:
+        args = ((4,), operands[0])
+    if kind.op == "aten.index.Tensor":
+        args = (operands[0], (operands[1],))
+    results = () if kind.result is None else (kind.result,)
+    return graph.add(kind.op, args, results, attrs=dict(kind.attrs), effects=kind.effects)
+
+
+def run(graph: Graph, *passes: str | Pass, device: str = "cuda") -> Graph:
+    """A copy after ``passes``, verified; the text goes into the report of a failure."""
     copy = graph.clone()
-    Legality().run(copy, CONTEXT)
-    copy.stage = Stage.JUDGED
-    verify(copy)
+    PassManager(list(passes), check="full").run(copy, PassContext(device))
     note(str(copy))
-    return copy
-
-
-def placed(graph: Graph, floating: bool = False) -> Graph:
-    """A placed copy of a judged ``graph``."""
-    copy = graph.clone()
-    Placement(floating).run(copy, CONTEXT)
-    copy.stage = Stage.PLACED
-    note(str(copy))
-    verify(copy)
     return copy
 
 
 @settings(deadline=None, max_examples=120)
 @given(mixed_graphs(), st.booleans())
-def test_the_meaning_stays(graph: Graph, floating: bool) -> None:
-    before = judged(graph)
-    after = placed(before, floating)
-    assert interpret(after) == interpret(before)
-    assert [value.type for value in after.output_values] == [value.type for value in before.output_values]
+def test_the_meaning_stays_and_once_is_enough(graph: Graph, floating: bool) -> None:
+    once = run(graph, "legality", Placement(floating))
+    assert interpret(once) == interpret(graph)
+    assert [value.type for value in once.output_values] == [value.type for value in graph.output_values]
+    assert run(once, Placement(floating)) == once
 
 
 @settings(deadline=None, max_examples=60)
 @given(mixed_graphs())
 def test_no_further_node_is_uncapturable(graph: Graph) -> None:
-    before = judged(graph)
-    after = placed(before)
+    before = run(graph, "legality")
+    after = run(before, "placement")
     refused = {node.name for node in before.nodes if not node.meta.get(CAPTURABLE)}
     now = [node for node in after.nodes if not node.meta.get(CAPTURABLE)]
     assert {node.name for node in now if node.op != "pygraph.upload.default"} <= refused
@@ -59,60 +173,25 @@ def test_no_further_node_is_uncapturable(graph: Graph) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(mixed_graphs())
-def test_verdicts_are_those_of_the_judge(graph: Graph) -> None:
-    after = placed(judged(graph))
+def test_verdicts_are_those_of_the_judge_and_what_stays_blocked_could_not_be_helped(graph: Graph) -> None:
+    after = run(graph, "legality", "placement")
     target = target_of(after, "cuda")
     for node in after.nodes:
         objection = judge(node, target)
         code = None if objection is None else objection.code
         assert (node.meta.get(CAPTURABLE), node.meta.get(REASON)) == (objection is None, code)
-
-
-@settings(deadline=None, max_examples=60)
-@given(mixed_graphs())
-def test_captured_nodes_touch_no_cpu_tensor(graph: Graph) -> None:
-    after = placed(judged(graph))
-    for node in after.nodes:
-        if node.meta.get(CAPTURABLE) and node.op != "prims.device_put.default":
-            devices = [
-                value.type.device for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)
-            ]
-            assert CPU not in devices, node
-
-
-@settings(deadline=None, max_examples=60)
-@given(mixed_graphs())
-def test_what_stays_blocked_could_not_be_helped(graph: Graph) -> None:
-    for node in placed(judged(graph)).nodes:
-        assert node.meta.get(REASON) != "cpu-scalar", node
-        if node.op.startswith("aten.index.") and node.outputs[0].type.device == CUDA:  # type: ignore[union-attr]
-            assert node.meta.get(CAPTURABLE)
-
-
-@settings(deadline=None, max_examples=60)
-@given(mixed_graphs())
-def test_once_is_enough(graph: Graph) -> None:
-    once = placed(judged(graph))
-    again = once.clone()
-    result = Placement().run(again, CONTEXT)
-    assert not result.modified
-    assert again == once
-
-
-@settings(deadline=None, max_examples=40)
-@given(mixed_graphs())
-def test_it_says_whether_it_changed_anything(graph: Graph) -> None:
-    before = judged(graph)
-    after = before.clone()
-    assert Placement().run(after, CONTEXT).modified == (after != before)
+        types = [value.type for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)]
+        if objection is None and node.op != "prims.device_put.default":
+            assert CPU not in [type.device for type in types], node
+        assert code != "cpu-scalar", node
+        if node.op.startswith("aten.index.") and types[-1].device == CUDA:
+            assert objection is None
 
 
 @settings(deadline=None, max_examples=20)
 @given(mixed_graphs())
 def test_nothing_happens_when_the_cpu_is_captured(graph: Graph) -> None:
-    host = PassContext("cpu")
-    before = graph.clone()
-    Legality().run(before, host)
-    after = before.clone()
-    assert not Placement().run(after, host).modified
+    before = run(graph, "legality", device="cpu")
+    after = run(before, "placement", device="cpu")
+    after.stage = before.stage
     assert after == before

@@ -58,10 +58,10 @@ class FakeExecutable:
 class FakeDriver(HostDriver):
     """``written``: arguments that the recorded launch writes (None: unknown). ``edits``, one per capture to come,
     change a Capture before it is handed out, or raise. ``kernel``: what replays compute instead of the region.
-    ``drains`` waits for the device, and says whether it could. ``nondeterministic``: whether the launch is known to
-    come out otherwise each time. ``random``: whether it draws. ``python``: operators written in Python that a capture
-    calls. ``within``: whether transient memory is in use now; ``given_back``: how often it was given back, ``trimmed``:
-    what uncaptured runs had left."""
+    ``drains`` waits for the device, and says whether it could. ``nondeterministic``: of how many outputs the launch is
+    known to come out otherwise each time; None: it is not, and nobody knows the outputs. ``random``: whether it draws.
+    ``python``: operators written in Python that a capture calls. ``within``: whether transient memory is in use now;
+    ``given_back``: how often it was given back, ``trimmed``: what uncaptured runs had left."""
 
     def __init__(self, kernel: Function | None = None, written: Sequence[int] | None = ()) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class FakeDriver(HostDriver):
         self.executables: list[FakeExecutable] = []
         self.within = False
         self.given_back = self.trimmed = 0
-        self.nondeterministic = False
+        self.nondeterministic: int | None = None
         self.random = True
         self.spare = 1 << 30
         self.python: tuple[PythonCall, ...] = ()
@@ -90,11 +90,15 @@ class FakeDriver(HostDriver):
         uses = None
         if self.written is not None:
             uses = [Use(w, 0, n, True, i in self.written) for w, (i, n) in enumerate(sizes.items())]
-        facts: dict[str, Any] = {"origin": Origin(locs=("toy.py:1",)), "nondeterministic": self.nondeterministic}
+            uses.append(Use(len(words), 0, 64, False, True))
+        unsteady = self.nondeterministic is not None
+        facts: dict[str, Any] = {"origin": Origin(locs=("toy.py:1",)), "nondeterministic": unsteady}
         for call in self.python:
             ran(call.name)
             facts.update(call=call.name, origin=Origin(call.nodes, ("toy.py:1",)))
         capture.launch(*words, pool, name="toy", uses=uses, **facts)
+        for _ in range(self.nondeterministic or 0):
+            capture.fresh(0)
         if self.edits:
             self.edits.pop(0)(capture)
         payload = (fn, signature(args, self.sensitive))

@@ -152,7 +152,7 @@ def test_runs_for_a_spread_draw_apart_from_everybody_else(disturbed: bool) -> No
         return outputs
 
     driver = FakeDriver()
-    driver.nondeterministic = True
+    driver.nondeterministic = 2
     region = Region(fn, driver, name="toy")
     found = []
     for run in (lambda: region([torch.zeros(64)]), lambda: torch.rand(64)):

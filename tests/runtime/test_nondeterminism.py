@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from pygraph.runtime.contract import Slot
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.nondeterminism import (
     RUNS,
@@ -16,7 +17,10 @@ from pygraph.runtime.nondeterminism import (
     nondeterministic_kernels,
     nondeterministic_operator,
     too_far,
+    unrepeatable,
 )
+from pygraph.runtime.recording import AllocationKind, Output, OutputKind
+from tests.runtime.captures import Capture, reads, writes
 from tests.runtime.regions import compile_regions
 
 aten = torch.ops.aten
@@ -164,3 +168,32 @@ def test_a_sum_in_another_order_is_not_refused(dtype: torch.dtype, shape: tuple[
         smallest = int(wrong.abs().amax(1).argmin())
         wrong[smallest] = -wrong[smallest]
         assert too_far(reference, wrong, spread) is not None, "the smallest row has another sign"
+
+
+INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
+KEYS = [(INPUT, 0), (INPUT, 0), (POOL, 0), (POOL, 1)]
+"""What each launch of a chain below only reads."""
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("decides", [0, 1, 2])
+def test_what_a_non_deterministic_launch_decides(known: bool, decides: int) -> None:
+    """x ▸ first ▸ second, beside x ▸ apart; the last launch writes an argument from second."""
+    capture = Capture()
+    x, total = capture.input(16), capture.input(16)
+    first, second, apart = (capture.pool(16) for _ in range(3))
+    chain = [(x, first), (x, apart), (first, second), (second, total)]
+    for index, words in enumerate(chain):
+        uses = [reads(0, 16), writes(1, 16)] if known else None
+        facts = {} if known else {"read_only": frozenset({KEYS[index]})}
+        capture.launch(*words, uses=uses, nondeterministic=index == decides, **facts)
+    recording = capture.recording()
+    keys = {x: (INPUT, 0), total: (INPUT, 1), first: (POOL, 0), second: (POOL, 1), apart: (POOL, 2)}
+    slots = [Slot(i, w, *keys[word], 0) for i, words in enumerate(chain) for w, word in enumerate(words)]
+    decided = unrepeatable(recording, slots)
+    found = [decided(Output(OutputKind.FRESH, allocation=index)) for index in range(3)]
+    expected = {0: [True, True, False], 1: [False, False, True], 2: [False, True, False]}
+    assert found == expected[decides]
+    assert [decided(0), decided(1)] == [False, decides != 1]
+    assert decided(Output(OutputKind.VIEW, argument=1)) == (decides != 1)
+    assert not decided(Output(OutputKind.SCALAR, value=3))

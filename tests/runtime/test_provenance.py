@@ -8,16 +8,8 @@ from typing import Any
 
 import pytest
 
-from pygraph.runtime.provenance import (
-    UNKNOWN,
-    Failure,
-    Origin,
-    blame,
-    blamed,
-    here,
-    reset_blame,
-    tracing,
-)
+from pygraph.runtime.provenance import Refusal, blame, here, reset_blame, tracing
+from pygraph.runtime.recording import UNKNOWN, Origin
 
 FIRST, SECOND = Origin(("mm",), ("m.py:1",)), Origin(("late",), ("m.py:2",))
 
@@ -31,6 +23,15 @@ def region(note: Callable[[], Any]) -> list[Any]:
 
 START = region.__code__.co_firstlineno
 ORIGINS = {START + 2: FIRST, START + 3: SECOND}
+
+
+def blamed(error: Exception) -> tuple[str | None, str | None, tuple[str, ...]]:
+    """The call that a capture which raised ``error`` is said to have failed in."""
+    refusal = Refusal.of(error)
+    return refusal.launch, refusal.loc, refusal.nodes
+
+
+NOBODY = (None, None, ())
 
 
 def test_the_line_of_the_traced_function_is_found_from_below() -> None:
@@ -51,12 +52,12 @@ def test_the_first_call_is_blamed_until_it_is_forgiven() -> None:
     with tracing(region, ORIGINS):
         region(lambda: blame("late"))
         blame("another", SECOND)
-        assert blamed(RuntimeError()) == Failure("late", FIRST)
+        assert blamed(RuntimeError()) == ("late", "m.py:1", ("mm",))
         reset_blame()
-        assert blamed(RuntimeError()) is None
+        assert blamed(RuntimeError()) == NOBODY
         blame("another", SECOND)
-        assert blamed(RuntimeError()) == Failure("another", SECOND)
-    assert blamed(RuntimeError()) is None
+        assert blamed(RuntimeError()) == ("another", "m.py:2", ("late",))
+    assert blamed(RuntimeError()) == NOBODY
 
 
 def test_without_blame_the_line_that_raised_is_named() -> None:
@@ -66,6 +67,6 @@ def test_without_blame_the_line_that_raised_is_named() -> None:
     with pytest.raises(ValueError) as raised:
         region(fail)
     with tracing(region, ORIGINS):
-        assert blamed(raised.value) == Failure("mm", FIRST)
+        assert blamed(raised.value) == ("mm", "m.py:1", ("mm",))
     with tracing(region, {}):
-        assert blamed(raised.value) is None
+        assert blamed(raised.value) == NOBODY

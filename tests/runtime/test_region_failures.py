@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError, ReplayError
-from pygraph.runtime.provenance import Origin, Refusal, blame
-from pygraph.runtime.recording import Use
+from pygraph.runtime.provenance import Refusal, blame
+from pygraph.runtime.recording import Origin, Use
 from pygraph.runtime.region import Region, counts
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver, accumulate, double, make

@@ -51,17 +51,19 @@ def unsteady(seed: int, scale: float) -> Function:
 
 
 def unsteady_region(
-    fn: Function, kernel: Function | None = None, written: Sequence[int] = (1,), **options: Any
+    fn: Function, kernel: Function | None = None, written: Sequence[int] = (1,), outputs: int = 1, **options: Any
 ) -> tuple[Region, FakeDriver]:
     """A region that is known to be non-deterministic, and draws from no generator that it knows."""
     driver = FakeDriver(kernel, written)
-    driver.nondeterministic, driver.random = True, False
+    driver.nondeterministic, driver.random = outputs, False
     return Region(fn, driver, name="toy", options=RegionOptions(**options)), driver
 
 
-def run(fn: Function, kernel: Function | None = None, calls: int = 3) -> tuple[RegionRecord, FakeDriver]:
+def run(
+    fn: Function, kernel: Function | None = None, calls: int = 3, outputs: int = 3
+) -> tuple[RegionRecord, FakeDriver]:
     """What becomes of a region: exactly one run's effect is seen for each call, and random numbers are not drawn."""
-    region, driver = unsteady_region(fn, kernel)
+    region, driver = unsteady_region(fn, kernel, outputs=outputs)
     state, before = torch.zeros(4), torch.get_rng_state()
     for call in range(calls):
         x = torch.linspace(-1, 1, SIZE)
@@ -164,7 +166,7 @@ def test_a_written_argument_with_gaps_has_no_tolerance() -> None:
         args[0].add_(1 + 1e-3 * draw(4))
         return []
 
-    region, _ = unsteady_region(fn, written=(0,))
+    region, _ = unsteady_region(fn, written=(0,), outputs=0)
     for _ in range(3):
         region([torch.zeros(16)[0::4]])
     assert region.record.replays == 0
@@ -178,7 +180,7 @@ def test_uncaptured_runs_that_differ_in_integers_are_refused() -> None:
         args[1].add_(1)
         return [args[0] + draw(SIZE), draw(SIZE).argmax()]
 
-    record, _ = run(fn)
+    record, _ = run(fn, outputs=2)
     words = "non-deterministic: in another uncaptured run, output 1 holds other integers"
     assert str(record.reason).startswith(f"comparison-failed: {words}")
 
@@ -266,7 +268,7 @@ def counting(driver: FakeDriver, told: list[Refusal]) -> Region:
 def test_an_operator_that_counts_is_refused_and_named(nondeterministic: bool) -> None:
     told: list[Refusal] = []
     driver = FakeDriver()
-    driver.nondeterministic = nondeterministic
+    driver.nondeterministic = 1 if nondeterministic else None
     region = counting(driver, told)
     if nondeterministic:
         driver.edits = [lambda capture, n=n: set_number(capture, n) for n in (2, 3)]
@@ -317,7 +319,7 @@ def test_runs_are_not_alive_together() -> None:
         made.extend((weakref.ref(output), weakref.ref(args[1])))
         return [output]
 
-    record, _ = run(fn, calls=2)
+    record, _ = run(fn, calls=2, outputs=1)
     assert record.captures == 1, record
     assert len(alive) == 1 + 2 + RUNS[0] + 1, "uncaptured; replayed, uncaptured; uncaptured on copies; replayed"
     nothing, state, copied_state, answer = 0, 1, 1, 1

@@ -89,7 +89,7 @@ def noisy_region() -> tuple[Region, FakeDriver]:
         state.add_(1)
         return [x * (10 + draw(64)), x * 2]
 
-    region, driver = unsteady_region(fn, verify_always=True)
+    region, driver = unsteady_region(fn, outputs=2, verify_always=True)
     for _ in range(2):
         region([torch.ones(64), torch.zeros(4)])
     assert region.record.captures == 1, region.record

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from pygraph.ir.annotations import Parameter, Region
-from pygraph.ir.cost import Cost
+from pygraph.ir.annotations import Region
 from pygraph.ir.dims import dim_text
 from pygraph.ir.effects import FLAGS, NAMED, Effects
-from pygraph.ir.node import GraphRef, KernelNode, Token, Value
+from pygraph.ir.node import GraphRef, KernelNode, Meta, Token, Value
 from pygraph.ir.text.words import COST_FIELDS, name_text, quote, symbol_text, word_text
 from pygraph.ir.types import Device, DType, ScalarType, TensorType, Type
 
@@ -48,13 +47,23 @@ def literal_text(arg: object) -> str:
         return f"[{', '.join(map(literal_text, arg))}]"
     if arg is None or isinstance(arg, bool):
         return {None: "None", True: "true", False: "false"}[arg]
-    if isinstance(arg, (int, float, str, sympy.Integer)):
-        return quote(arg) if isinstance(arg, str) else str(arg) if isinstance(arg, sympy.Integer) else repr(arg)
+    if isinstance(arg, str):
+        return quote(arg)
+    if isinstance(arg, (int, float)):
+        return repr(arg)
     if isinstance(arg, complex):
         return f"complex({arg.real!r}, {arg.imag!r})"
     if isinstance(arg, sympy.Expr):
-        return f"$({dim_text(arg)})"
-    return _constant_text(arg)
+        return str(arg) if isinstance(arg, sympy.Integer) else f"$({dim_text(arg)})"
+    if isinstance(arg, DType):
+        return arg.value
+    if isinstance(arg, Device):
+        return _device_text(arg)
+    if isinstance(arg, Token):
+        return f"#{word_text(arg.name)}"
+    if isinstance(arg, GraphRef):
+        return f"graph @{symbol_text(arg.name)}"
+    raise TypeError(f"a {type(arg).__name__} has no .pgir text")
 
 
 @lru_cache(maxsize=4096)
@@ -66,18 +75,6 @@ def type_text(type: Type) -> str:
     if isinstance(type, ScalarType):
         return type.kind if type.expr is None else f"{type.kind}({dim_text(type.expr)})"
     return f"opaque<{quote(type.name)}>"
-
-
-def _constant_text(arg: object) -> str:
-    if isinstance(arg, DType):
-        return arg.value
-    if isinstance(arg, Device):
-        return _device_text(arg)
-    if isinstance(arg, Token):
-        return f"#{word_text(arg.name)}"
-    if isinstance(arg, GraphRef):
-        return f"graph @{symbol_text(arg.name)}"
-    raise TypeError(f"a {type(arg).__name__} has no .pgir text")
 
 
 def _dims_text(dims: Iterable[int | sympy.Expr]) -> str:
@@ -92,17 +89,18 @@ def _device_text(device: Device) -> str:
 
 
 def _graph_lines(graph: Graph) -> Iterator[str]:
-    yield f"graph @{symbol_text(graph.name)} {_header_text(graph)} (" + ("" if graph.inputs else ") {")
+    hints = ", ".join(f"{word_text(name)} = {value}" for name, value in sorted(graph.hints.items()))
+    settings = f"kind = {word_text(graph.kind)}, stage = {graph.stage.value}"
+    settings += f", hints = {{{hints}}}" if hints else ""
+    yield f"graph @{symbol_text(graph.name)} {{{settings}}} (" + ("" if graph.inputs else ") {")
+    for value in graph.inputs:
+        static = ", static" if value.static else ""
+        yield f"{_INDENT}{value_text(value)} : {type_text(value.type)} {{role = {word_text(value.role)}{static}}},"
     if graph.inputs:
-        yield from (f"{_INDENT}{_input_text(value)}," for value in graph.inputs)
         yield ") {"
     for node in graph.nodes:
         yield _INDENT + _node_text(node)
     yield f"{_INDENT}return ({', '.join(map(literal_text, graph.outputs))})"
-    yield from _tail_lines(graph)
-
-
-def _tail_lines(graph: Graph) -> Iterator[str]:
     if graph.regions:
         yield "} regions {"
         yield from (_INDENT + _region_text(index, region) for index, region in sorted(graph.regions.items()))
@@ -115,21 +113,12 @@ def _tail_lines(graph: Graph) -> Iterator[str]:
     yield "}"
 
 
-def _header_text(graph: Graph) -> str:
-    hints = ", ".join(f"{word_text(name)} = {value}" for name, value in sorted(graph.hints.items()))
-    shown = f", hints = {{{hints}}}" if hints else ""
-    return f"{{kind = {word_text(graph.kind)}, stage = {graph.stage.value}{shown}}}"
-
-
-def _input_text(value: Value) -> str:
-    static = ", static" if value.static else ""
-    return f"{value_text(value)} : {type_text(value.type)} {{role = {word_text(value.role)}{static}}}"
-
-
 def _node_text(node: KernelNode) -> str:
     operands = [literal_text(arg) for arg in node.args]
     operands += [f"{word_text(key)} = {literal_text(arg)}" for key, arg in node.attrs.items()]
-    parts = [f"{_target_text(node)} = {word_text(node.op)}({', '.join(operands)})"]
+    name = name_text(node.name)
+    target = f"%{name}" if len(node.outputs) == 1 else f"%{name}:{len(node.outputs)}" if node.outputs else f"^{name}"
+    parts = [f"{target} = {word_text(node.op)}({', '.join(operands)})"]
     if node.after:
         parts.append(f"after({', '.join(f'^{name_text(before.name)}' for before in node.after)})")
     if node.outputs:
@@ -138,13 +127,6 @@ def _node_text(node: KernelNode) -> str:
     parts += _effect_texts(node.effects)
     annotations = ", ".join(_annotation_texts(node))
     return " ".join([*parts, f"{{{annotations}}}"] if annotations else parts)
-
-
-def _target_text(node: KernelNode) -> str:
-    if not node.outputs:
-        return f"^{name_text(node.name)}"
-    count = "" if len(node.outputs) == 1 else f":{len(node.outputs)}"
-    return f"%{name_text(node.name)}{count}"
 
 
 def _effect_texts(effects: Effects) -> Iterator[str]:
@@ -161,35 +143,27 @@ def _effect_texts(effects: Effects) -> Iterator[str]:
 
 
 def _annotation_texts(node: KernelNode) -> Iterator[str]:
-    yield from _cost_texts(node.cost)
-    yield from _meta_texts(node.meta.items())
-    if node.loc is None:
-        return
-    yield f"loc = {quote(str(node.loc))}"
-    if node.loc.function:
-        yield f"in = {quote(node.loc.function)}"
-    if node.loc.code:
-        yield f"code = {quote(node.loc.code)}"
-
-
-def _cost_texts(cost: Cost) -> Iterator[str]:
     for field in COST_FIELDS:
-        value = getattr(cost, field)
+        value = getattr(node.cost, field)
         if value is not None:
             yield f"{field} = {dim_text(value)}"
+    yield from _meta_texts(node.meta)
+    if node.loc is not None:
+        yield f"loc = {quote(str(node.loc))}"
+        if node.loc.function:
+            yield f"in = {quote(node.loc.function)}"
+        if node.loc.code:
+            yield f"code = {quote(node.loc.code)}"
 
 
-def _meta_texts(entries: Iterable[tuple[str, object]]) -> Iterator[str]:
-    for key, value in entries:
-        yield f"{word_text(key)} = {literal_text(value)}"
+def _meta_texts(meta: Meta) -> Iterator[str]:
+    return (f"{word_text(key)} = {literal_text(value)}" for key, value in meta.items())
 
 
 def _region_text(index: int, region: Region) -> str:
-    parameters = (_parameter_text(value, parameter) for value, parameter in region.parameters.items())
-    meta = ", ".join(_meta_texts(region.meta.items()))
+    parameters = []
+    for value, parameter in region.parameters.items():
+        cost = "" if parameter.cost_us is None else f" {parameter.cost_us!r}"
+        parameters.append(f"{value_text(value)}: {word_text(parameter.decision)} {quote(parameter.reason)}{cost}")
+    meta = ", ".join(_meta_texts(region.meta))
     return f"{index} " + (f"{{{meta}}} " if meta else "") + f"({', '.join(parameters)})"
-
-
-def _parameter_text(value: Value, parameter: Parameter) -> str:
-    cost = "" if parameter.cost_us is None else f" {parameter.cost_us!r}"
-    return f"{value_text(value)}: {word_text(parameter.decision)} {quote(parameter.reason)}{cost}"

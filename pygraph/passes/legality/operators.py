@@ -72,9 +72,16 @@ _NAMES: dict[Entry | None, str] = {
         aten.resize_ aten.resize_as_ aten.set_ fsdp.all_gather_copy_in inductor.resize_storage_bytes_ prims.resize
     """,
     Entry("host-code", "acts on the host"): """
-        aten._pin_memory aten._print aten.pin_memory inductor.accumulate_grad_ prims._make_token prims._sink_tokens
+        aten._pin_memory aten._print aten.pin_memory debugprims.* inductor.accumulate_grad_ prims._make_token
+        prims._sink_tokens profiler.*
     """,
-    Entry("stream-operator", "belongs to streams"): "aten.record_stream",
+    Entry("host-code", "calls a Python function"): "py.*",
+    Entry("stream-operator", "belongs to streams"): "aten.record_stream streams.*",
+    Entry("collective", "is a collective"): "_c10d_functional* _dtensor.* c10d*",
+    Entry("collective", "uses memory of other processes"): "symm_mem.*",
+    Entry("unsafe-operator", "reads sizes of nested tensors on the host", accelerator=True): "aten._nested_*",
+    Entry("unsafe-operator", "works on sparse tensors"): "aten._sparse_* sparse.*",
+    Entry("unsafe-operator", "makes sparse tensors"): "aten._to_sparse* aten.to_sparse*",
     Entry("control-flow", "chooses on the host which of its subgraphs runs, or how often"): """
         hop.cond hop.map hop.map_impl hop.scan hop.switch hop.while_loop hop.while_loop_stack_output
     """,
@@ -95,18 +102,9 @@ _NAMES: dict[Entry | None, str] = {
         hop.wrap_with_autocast hop.wrap_with_set_grad_enabled
     """,
 }
-_KNOWN = {name: entry for entry, names in _NAMES.items() for name in names.split()}
+"""Names, or beginnings of names (``py.*``), for each reason."""
 
-_PREFIXES: dict[Entry, tuple[str, ...]] = {
-    Entry("collective", "is a collective"): ("_c10d_functional", "_dtensor.", "c10d"),
-    Entry("collective", "uses memory of other processes"): ("symm_mem.",),
-    Entry("stream-operator", "belongs to streams"): ("streams.",),
-    Entry("host-code", "acts on the host"): ("profiler.", "debugprims."),
-    Entry("host-code", "calls a Python function"): ("py.",),
-    Entry("unsafe-operator", "reads sizes of nested tensors on the host", accelerator=True): ("aten._nested_",),
-    Entry("unsafe-operator", "works on sparse tensors"): ("aten._sparse_", "sparse."),
-    Entry("unsafe-operator", "makes sparse tensors"): ("aten._to_sparse", "aten.to_sparse"),
-}
+_KNOWN = {name: entry for entry, names in _NAMES.items() for name in names.split()}
 
 _UNKNOWN_HIGHER_ORDER = Entry("unknown-higher-order", "is a higher-order operator that is not known here")
 
@@ -142,8 +140,8 @@ def known_unsafe(op: str) -> Entry | None:
     base = base_name(op)
     if base.startswith("hop.") and base not in _KNOWN:
         return _UNKNOWN_HIGHER_ORDER
-    found = _KNOWN.get(op) or _KNOWN.get(base)
-    return found or next((entry for entry, prefixes in _PREFIXES.items() if op.startswith(prefixes)), None)
+    beginnings = (entry for name, entry in _KNOWN.items() if name.endswith("*") and op.startswith(name[:-1]))
+    return _KNOWN.get(op) or _KNOWN.get(base) or next(beginnings, None)
 
 
 def is_custom(op: str) -> bool:

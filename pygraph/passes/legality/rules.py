@@ -225,9 +225,6 @@ def _opaque(node: KernelNode, target: Target) -> Iterator[Objection]:
 
 # -- devices ---------------------------------------------------------------------------------------------------------
 
-META = "meta"
-"""Tensors without memory: attention returns its random state so, as it cannot know yet whether it is captured."""
-
 _COPIES = {
     "aten._copy_from": 0,
     "aten._to_copy": 0,
@@ -242,9 +239,10 @@ _COPIES = {
 
 
 def device_of(value: Value) -> Device | None:
-    """The device of ``value``, or None when it has no memory."""
+    """The device of ``value``, or None when it has no memory: attention returns its random state on ``meta``, as it
+    cannot know yet whether it is captured."""
     type = value.type
-    return type.device if isinstance(type, TensorType) and type.device.kind != META else None
+    return type.device if isinstance(type, TensorType) and type.device.kind != "meta" else None
 
 
 def devices_of(values: Iterable[Value]) -> Iterator[Device]:

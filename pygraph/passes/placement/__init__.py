@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pygraph.ir import CAPTURABLE, REASON, Graph, KernelNode, Stage
+from pygraph.ir import CAPTURABLE, REASON, Graph, Stage
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.legality.rules import Target, annotate, target_of
 from pygraph.passes.placement.moves import merge_equal, move_factories
@@ -68,13 +68,13 @@ def _captured(graph: Graph) -> int:
 
 
 def _judge_again(graph: Graph, target: Target) -> bool:
-    changed = [annotate(node, target) for node in graph.nodes if _may_have_changed(node)]
+    """Judge what was made, and what was refused for its devices alone; return whether that says anything new."""
+    changed = [
+        annotate(node, target)
+        for node in graph.nodes
+        if CAPTURABLE not in node.meta or (node.meta.get(REASON) or "") in _DEVICE_REASONS
+    ]
     return any(changed)
-
-
-def _may_have_changed(node: KernelNode) -> bool:
-    reason = node.meta.get(REASON)
-    return CAPTURABLE not in node.meta or (reason is not None and reason in _DEVICE_REASONS)
 
 
 def _notes(tally: Counter[str], gained: int) -> Iterator[str]:

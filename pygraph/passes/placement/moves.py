@@ -112,8 +112,6 @@ class _Mover:
             put_after(self.graph, made)
         return Counter(moved=len(wanted) - len(staying), made=len(staying), copies=len(idle))
 
-    # -- what to move ------------------------------------------------------------------------------------------------
-
     def _wanted(self) -> dict[KernelNode, None]:
         """Movable nodes whose results reach the device through movable nodes alone, in program order."""
         movable: dict[KernelNode, None] = {}
@@ -127,9 +125,9 @@ class _Mover:
         return dict.fromkeys(reversed(wanted))
 
     def _is_movable(self, node: KernelNode, movable: Container[KernelNode | None]) -> bool:
-        if node.meta.get(REASON) != "cpu-operator" or not node.outputs or not is_exact(node, floating=self.floating):
+        if node.meta.get(REASON) != "cpu-operator" or not node.outputs or not computes_only(node):
             return False
-        if not computes_only(node):
+        if not is_exact(node, floating=self.floating):
             return False
         if any(not is_on_host(value) or self.facts.is_written(value) for value in node.outputs):
             return False
@@ -162,8 +160,6 @@ class _Mover:
             if needed or node.op == CONSTANT or returned.intersection(node.outputs):
                 staying[node] = None
         return staying
-
-    # -- moving ------------------------------------------------------------------------------------------------------
 
     def _move(self, node: KernelNode) -> None:
         """Have ``node`` run on the device. A factory that names no device gets one; pinned memory is the CPU's."""

@@ -101,8 +101,7 @@ def _upload_singly(
 def _uploaded_type(value: Value, target: Target) -> TensorType:
     """Strides as ``torch.empty_like`` gives them: those of a dense tensor, else row-major."""
     type = value.type
-    if not isinstance(type, TensorType):
-        raise TypeError(f"only tensors are uploaded, and %{value.name} is none")
+    assert isinstance(type, TensorType), value.name
     return replace(type, device=target.device, stride=type.stride if _is_dense(type) else None)
 
 

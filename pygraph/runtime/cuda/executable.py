@@ -6,8 +6,7 @@ uploaded, and the native region is told where each patched word's address comes 
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -178,11 +177,11 @@ def _tell(
     added: dict[int, int] = {}
     for slot in program.slots:
         node, segment = nodes[slot.launch], where[slot.launch]
-        if slot.key not in places[segment]:
+        if slot.key not in places:
             raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
         if slot.launch not in added:
             added[slot.launch] = node.add(region, parts[segment].handles[slot.launch], segment)
-        source, offset = places[segment][slot.key]
+        source, offset = places[slot.key]
         region.add_patch(added[slot.launch], node.place(slot.word), source, offset + slot.offset)
     for argument, segment in plan.dead.items():
         if segment + 1 < len(parts):
@@ -191,19 +190,15 @@ def _tell(
 
 def _places(
     region: Any, program: Program, arguments: Sequence[Any], plan: Segments
-) -> Sequence[Mapping[tuple[AllocationKind, int], tuple[int, int]]]:
-    """For each segment, the source of each allocation's address there, and the bytes to add to it."""
+) -> dict[tuple[AllocationKind, int], tuple[int, int]]:
+    """Tell ``region`` of all memory: the source of each allocation's address, and the bytes to add to it."""
     recording, given, pool = program.recording, AllocationKind.INPUT, AllocationKind.POOL
-    inside: list[dict[tuple[AllocationKind, int], tuple[int, int]]] = [{} for _ in plan.workspaces]
-    for segment, workspace in enumerate(plan.workspaces):
-        for piece in workspace:
-            source = region.add_block(piece.nbytes, segment, segment)
-            inside[segment].update({(pool, index): (source, offset) for index, offset in piece.offsets.items()})
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is pool}
     added = add_arguments(region, program, arguments, written_arguments(recording, program.slots))
-    shared = {(given, index): (source, 0) for index, source in added.items()}
-    for index in program.layout.fresh:
-        shared[pool, index] = (region.add_fresh(sizes[index], plan.fresh[index]), 0)
+    found = {(given, index): (source, 0) for index, source in added.items()}
     for block in plan.blocks:
-        shared[pool, block.index] = (region.add_block(block.nbytes, block.born, block.died), 0)
-    return [ChainMap(shared, own) for own in inside]
+        source = region.add_block(block.nbytes, block.born, block.died)
+        found.update({(pool, index): (source, offset) for index, offset in block.offsets.items()})
+    for index in program.layout.fresh:
+        found[pool, index] = (region.add_fresh(sizes[index], plan.fresh[index]), 0)
+    return found

@@ -24,8 +24,17 @@ import torch
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
 from pygraph.errors import CaptureError
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
-from pygraph.runtime.provenance import UNKNOWN, Origin, blame, here, ran
-from pygraph.runtime.recording import COLLECTIVES, Allocation, AllocationKind, Launch, LaunchKind, PythonCall
+from pygraph.runtime.provenance import blame, here, ran
+from pygraph.runtime.recording import (
+    COLLECTIVES,
+    UNKNOWN,
+    Allocation,
+    AllocationKind,
+    Launch,
+    LaunchKind,
+    Origin,
+    PythonCall,
+)
 from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import rebound
 

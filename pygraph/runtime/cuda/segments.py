@@ -8,7 +8,7 @@ a little; a region that holds little is one segment. Pure functions over a Progr
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -40,25 +40,22 @@ PIECE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """An intermediate that outlives its segment: memory of its own from segment ``born`` to ``died``, both included."""
+    """Memory for intermediates from segment ``born`` to ``died``, both included, each ``offsets[index]`` bytes into it.
+    An intermediate that outlives its segment has one of its own; the others of a segment share one or more."""
 
-    index: int
     nbytes: int
     born: int
     died: int
+    offsets: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """``bounds`` are the launches of each segment, ``workspaces`` the layouts of what lives in one only, in one or more
-    pieces that are allocated each by itself.
-
-    ``fresh`` gives the segment that an output's memory is first used in, ``dead`` the arguments that are not needed
-    any more after a segment. ``held`` and ``ideal`` are bytes at the peak: of this plan, and of the uncaptured program.
-    """
+    """``bounds`` are the launches of each segment. ``fresh`` gives the segment that an output's memory is first used
+    in, ``dead`` the arguments that are not needed any more after a segment. ``held`` and ``ideal`` are bytes at the
+    peak: of this plan, and of the uncaptured program."""
 
     bounds: Bounds
-    workspaces: tuple[tuple[Layout, ...], ...]
     blocks: tuple[Block, ...]
     fresh: Mapping[int, int]
     dead: Mapping[int, int]
@@ -68,7 +65,7 @@ class Segments:
 
 def cut(program: Program) -> Segments:
     """Few segments whose peak comes close to the uncaptured program's; one, with ``layout``, where that saves too
-    little. Workspaces are in pieces."""
+    little."""
     facts = _Facts(program)
     whole = facts.plan(((0, facts.launches),), program.layout)
     limit = whole.ideal + max(WORTHWHILE, int(EXCESS * whole.ideal))
@@ -81,8 +78,9 @@ def cut(program: Program) -> Segments:
     return segmented if whole.held - segmented.held >= WORTHWHILE else whole
 
 
-def pieces(layout: Layout, sizes: Mapping[int, int]) -> Iterator[Layout]:
-    """``layout`` cut where no intermediate lies across. ``sizes``: their bytes.
+def pieces(layout: Layout, sizes: Mapping[int, int]) -> list[tuple[int, dict[int, int]]]:
+    """``layout`` cut where no intermediate lies across: the bytes of each piece, and what lies where in it. ``sizes``
+    are the intermediates' bytes.
 
     Uncaptured, each intermediate takes what memory torch's allocator has left between tensors. One large workspace
     fits nowhere there, so that the allocator would hold it besides, though never more is in use at once; nor does a
@@ -98,8 +96,8 @@ def pieces(layout: Layout, sizes: Mapping[int, int]) -> Iterator[Layout]:
     for index, offset in layout.offsets.items():
         place = bisect_right(edges, offset) - 1
         members[place][index] = offset - edges[place]
-    for (begin, beyond), offsets in zip(pairwise((*edges, layout.nbytes)), members, strict=True):
-        yield Layout(beyond - begin, offsets, layout.fresh if begin == 0 else ())
+    lengths = (beyond - begin for begin, beyond in pairwise((*edges, layout.nbytes)))
+    return list(zip(lengths, members, strict=True))
 
 
 def _borders(layout: Layout, sizes: Mapping[int, int]) -> list[int]:
@@ -172,24 +170,24 @@ class _Facts:
         """Segments with these ``bounds``; ``layout`` is that of a single one."""
         where = [number for number, (begin, end) in enumerate(bounds) for _ in range(begin, end)] or [0]
         local: list[list[Lifetime]] = [[] for _ in bounds]
-        blocks: list[Block] = []
+        crossing: list[Block] = []
         for life in self.lives:
             born, died = where[life.first], where[life.last]
             if born == died:
                 local[born].append(life)
             else:
-                blocks.append(Block(life.index, life.nbytes, born, died))
+                crossing.append(Block(life.nbytes, born, died, {life.index: 0}))
         layouts = (layout,) if layout is not None else tuple(pack(lives, self.alignment) for lives in local)
+        apart = [(segment, *piece) for segment, each in enumerate(layouts) for piece in pieces(each, self.sizes)]
+        blocks = (*(Block(nbytes, segment, segment, offsets) for segment, nbytes, offsets in apart), *crossing)
         fresh = {index: where[first] for index, first in self.fresh.items()}
         dead = {index: where[last] for index, last in self.dying.items()}
         outside = [*self.outputs, *self.arguments]
         kept = [(where[first], where[last], nbytes) for first, last, nbytes in outside]
-        kept += [(block.born, block.died, block.nbytes) for block in blocks]
-        held = max(a + b.nbytes for a, b in zip(_sums(len(bounds), kept), layouts, strict=True))
+        held = max(_sums(len(bounds), [*kept, *((block.born, block.died, block.nbytes) for block in blocks)]))
         everything = [*outside, *((life.first, life.last, life.nbytes) for life in self.lives)]
         ideal = max(_sums(max(self.launches, 1), everything))
-        workspaces = tuple(tuple(pieces(each, self.sizes)) for each in layouts)
-        return Segments(bounds, workspaces, tuple(blocks), fresh, dead, held, ideal)
+        return Segments(bounds, blocks, fresh, dead, held, ideal)
 
 
 def _sums(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:

@@ -41,8 +41,7 @@ def test_every_patch_names_the_piece_that_its_intermediate_lies_in() -> None:
     _tell(region, program, (), nodes, segments, [Part(0, 0, {i: i for i in range(6)})])
     assert region.add_segment.mock_calls == [call(0, 0)]
     assert region.add_block.mock_calls == [call(SIZE, 0, 0)] * 4
-    (workspace,) = segments.workspaces
-    place = {index: (number, at) for number, piece in enumerate(workspace) for index, at in piece.offsets.items()}
+    place = {index: (number, at) for number, block in enumerate(segments.blocks) for index, at in block.offsets.items()}
     assert sorted(number for number, _ in place.values()) == [0, 1, 2, 3]
     expected = [call(s.launch, s.word, place[s.index][0], place[s.index][1] + s.offset) for s in program.slots]
     assert region.add_patch.mock_calls == expected

@@ -13,7 +13,8 @@ from torch import distributed
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.observe import Observer, calls_operators, observing
-from pygraph.runtime.provenance import Failure, Origin, blamed, tracing
+from pygraph.runtime.provenance import Refusal, tracing
+from pygraph.runtime.recording import Origin
 
 
 class Stream:
@@ -45,16 +46,17 @@ START = region.__code__.co_firstlineno
 ORIGINS = {START + i: Origin((f"node{i}",), (f"m.py:{i}",)) for i in range(4)}
 
 
-def failure(run: Callable[[Stream], Any], stream: Stream, origins: Mapping[int, Origin] = ORIGINS) -> Failure | None:
+def failure(run: Callable[[Stream], Any], stream: Stream, origins: Mapping[int, Origin] = ORIGINS) -> Refusal:
     with tracing(run, origins):
         with pytest.raises(CaptureError) as raised:
             run(stream)
-        return blamed(raised.value)
+        return Refusal.of(raised.value)
 
 
 def test_a_call_that_breaks_the_capture_without_raising_is_blamed() -> None:
     stream = Stream()
-    assert failure(region, stream) == Failure("second", ORIGINS[START + 2])
+    refusal = failure(region, stream)
+    assert (refusal.launch, refusal.loc, refusal.nodes) == ("second", "m.py:2", ("node2",))
     assert [span.name for span in stream.observer.spans] == ["first"]
     assert stream.observer.failed == "second"
 
@@ -102,16 +104,15 @@ def test_operators_that_need_the_host_are_blamed_before_they_run() -> None:
     with tracing(item, origins), observing(stream.observer, item) as run:
         with pytest.raises(CaptureError) as raised:
             run([on_device])
-        found = blamed(raised.value)
+        found = Refusal.of(raised.value)
     assert raised.value.reason == "host-read"
-    assert found == Failure("aten._local_scalar_dense.default", Origin(("item",), ("m.py:9",)))
+    assert (found.launch, found.nodes) == ("aten._local_scalar_dense.default", ("item",))
     with tracing(item, origins), observing(stream.observer, item) as run:
         with pytest.raises(CaptureError) as raised:
             run([on_host])
-        found = blamed(raised.value)
+        found = Refusal.of(raised.value)
     assert raised.value.reason == "host-memory"
-    assert found is not None
-    assert found.name == "aten.sum.default"
+    assert found.launch == "aten.sum.default"
 
 
 # -- what custom operators do inside ---------------------------------------------------------------------------------
@@ -201,10 +202,9 @@ def test_a_collective_in_a_custom_operator_is_refused_before_it_is_issued(name: 
     with tracing(fn, origins), observing(stream.observer, fn) as run:
         with pytest.raises(CaptureError, match=f"pygraph_observed.{name}.default talks to other processes") as raised:
             run([torch.ones(2, device="meta")])
-        found = blamed(raised.value)
+        found = Refusal.of(raised.value)
     assert raised.value.reason == "collective"
-    assert found is not None
-    assert found.name == f"pygraph_observed.{name}.default"
+    assert found.launch == f"pygraph_observed.{name}.default"
     assert _reached == []
 
 

@@ -63,9 +63,7 @@ def backward(capture: Capture, layers: int, size: int) -> None:
 def test_a_region_that_holds_little_stays_whole() -> None:
     region = program(backward, 32, MB)
     segments = cut(region)
-    assert (segments.bounds, segments.blocks) == (((0, 32),), ())
-    sizes = {a.index: a.nbytes for a in region.recording.allocations if a.kind is AllocationKind.POOL}
-    assert segments.workspaces[0] == tuple(pieces(region.layout, sizes))
+    assert segments.bounds == ((0, 32),)
     assert segments == whole(region)
 
 
@@ -197,16 +195,13 @@ def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.Data
         assert made.held >= made.ideal
         where = {launch: number for number, bound in enumerate(made.bounds) for launch in range(*bound)}
         before = graph.before() | {(a, b) for a in where for b in where if where[a] < where[b]}
-        blocks = {block.index: block for block in made.blocks}
         for index, used in enumerate(uses):
-            for segment in {where[launch] for launch in used}:
-                holding = [piece for piece in made.workspaces[segment] if index in piece.offsets]
-                assert len(holding) == (index not in blocks), "an intermediate has one place"
-                assert index not in blocks or blocks[index].born <= segment <= blocks[index].died
-        for piece in (piece for workspace in made.workspaces for piece in workspace):
-            assert all(offset + WORTHWHILE <= piece.nbytes for offset in piece.offsets.values())
-            for a, b in combinations(piece.offsets, 2):
-                if abs(piece.offsets[a] - piece.offsets[b]) < WORTHWHILE:
+            (block,) = (block for block in made.blocks if index in block.offsets)  # it has one place
+            assert all(block.born <= where[launch] <= block.died for launch in used)
+        for block in made.blocks:
+            assert all(offset + WORTHWHILE <= block.nbytes for offset in block.offsets.values())
+            for a, b in combinations(block.offsets, 2):
+                if abs(block.offsets[a] - block.offsets[b]) < WORTHWHILE:
                     one = all((x, y) in before for x in uses[a] for y in uses[b])
                     assert one or all((y, x) in before for x in uses[a] for y in uses[b])
 
@@ -217,10 +212,10 @@ def test_memory_is_shared_by_what_is_ordered_only(graph: Branched, data: st.Data
 def test_a_workspace_is_cut_between_intermediates() -> None:
     sizes = {0: 32 * MB, 1: 24 * MB, 2: 24 * MB, 3: MB, 4: 16 * MB, 5: 2 * MB}
     offsets = {0: 0, 1: 32 * MB, 2: 56 * MB, 3: 80 * MB, 4: 8 * MB, 5: 81 * MB}
-    cut = list(pieces(Layout(83 * MB, offsets, (9,)), sizes))
-    assert [piece.nbytes for piece in cut] == [32 * MB, 24 * MB, 24 * MB, 3 * MB], "what is small goes together"
-    assert [piece.offsets for piece in cut] == [{0: 0, 4: 8 * MB}, {1: 0}, {2: 0}, {3: 0, 5: MB}]
-    assert [piece.fresh for piece in cut] == [(9,), (), (), ()]
+    first, second, third, small = pieces(Layout(83 * MB, offsets, (9,)), sizes)
+    assert first == (32 * MB, {0: 0, 4: 8 * MB})
+    assert (second, third) == ((24 * MB, {1: 0}), (24 * MB, {2: 0}))
+    assert small == (3 * MB, {3: 0, 5: MB}), "what is small goes together"
 
 
 @settings(deadline=None, max_examples=60)
@@ -231,12 +226,12 @@ def test_pieces_put_together_are_the_workspace(places: list[tuple[int, int]], mo
     end = max((offsets[index] + sizes[index] for index in sizes), default=0) + more * MB
     layout = Layout(end, offsets, ())
     found, begin, small = {}, 0, list[bool]()
-    for piece in pieces(layout, sizes):
-        for index, offset in piece.offsets.items():
-            assert offset + sizes[index] <= piece.nbytes
+    for nbytes, inside in pieces(layout, sizes):
+        for index, offset in inside.items():
+            assert offset + sizes[index] <= nbytes
             found[index] = begin + offset
-        begin += piece.nbytes
-        small.append(piece.nbytes < PIECE)
+        begin += nbytes
+        small.append(nbytes < PIECE)
     assert (found, begin) == (offsets, layout.nbytes)
     assert not any(before and after for before, after in pairwise(small))
 
@@ -247,7 +242,7 @@ def test_large_intermediates_side_by_side_are_pieces_without_a_byte_more(quarter
     """One of torch's cached blocks that held such a tensor once can hold it again."""
     sizes = {index: count * MB // 4 for index, count in enumerate(quarters)}
     begins = [0, *accumulate(sizes.values())]
-    cut = list(pieces(Layout(begins.pop(), dict(enumerate(begins)), ()), sizes))
-    alone = [piece.nbytes for piece in cut if len(piece.offsets) == 1 and piece.nbytes >= PIECE]
+    cut = pieces(Layout(begins.pop(), dict(enumerate(begins)), ()), sizes)
+    alone = [nbytes for nbytes, inside in cut if len(inside) == 1 and nbytes >= PIECE]
     assert alone == [nbytes for nbytes in sizes.values() if nbytes >= PIECE]
-    assert sum(piece.nbytes for piece in cut) == sum(sizes.values())
+    assert sum(nbytes for nbytes, _ in cut) == sum(sizes.values())
