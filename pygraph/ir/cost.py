@@ -34,9 +34,6 @@ class Cost:
     launches: Dim | None = None
     host_us: Dim | None = None
 
-    def __add__(self, other: Cost) -> Cost:
-        return total((self, other))
-
 
 FREE = Cost(0, 0, 0, 0, 0)
 """A view, a size computation: nothing runs on the device."""

@@ -106,18 +106,17 @@ class Graph:
         """The node or input that has ``name``, or None."""
         return self._names.get(name)
 
-    def value(self, name: str) -> Value:
-        """The value printed as ``%name``. Raises KeyError."""
-        base, dot, index = name.rpartition(".")
-        found = self._names.get(name)
-        if isinstance(found, Value):
-            return found
-        if found is not None and len(found.outputs) == 1:
-            return found.output
-        owner = self._names.get(base)
-        if not dot or not isinstance(owner, KernelNode) or not index.isdecimal() or int(index) >= len(owner.outputs):
-            raise KeyError(name)
-        return owner.outputs[int(index)]
+    def value(self, name: str, index: int | None = None) -> Value:
+        """The value printed as ``%name`` or ``%name.index``. Raises KeyError."""
+        owner = self._names.get(name)
+        if owner is None:
+            raise KeyError(f"unknown value %{name}")
+        results = (owner,) if isinstance(owner, Value) else owner.outputs
+        if index is None and len(results) == 1:
+            return results[0]
+        if index is None or index >= len(results):
+            raise KeyError(f"%{name} has {len(results)} results: write %name.index")
+        return results[index]
 
     def values(self) -> Iterator[Value]:
         """Every value: the inputs, then each node's outputs."""

@@ -53,12 +53,11 @@ def test_values_are_found_by_their_printed_name() -> None:
     two = graph.add("f", [], [T, T], name="a")
     one = graph.add("f", [], [T], name="b.c")
     assert graph.value("a.0") is x
-    assert graph.value("a.1") is two.outputs[1]
-    assert graph.value("b.c") is one.output
-    assert graph.value("b.c.0") is one.output
-    for name in ("a", "a.2", "a.x", "z", "a.0.0"):
+    assert graph.value("a", 1) is two.outputs[1]
+    assert graph.value("b.c") is graph.value("b.c", 0) is one.output
+    for name, index in (("a", None), ("a", 2), ("z", None), ("a.0", 1)):
         with pytest.raises(KeyError):
-            graph.value(name)
+            graph.value(name, index)
 
 
 def test_foreign_operands_and_orders_are_refused() -> None:
