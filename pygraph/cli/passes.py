@@ -7,25 +7,33 @@ from collections.abc import Iterator
 
 import click
 
-from pygraph.passes import PassInfo, default_registry
+from pygraph.errors import OptionError
+from pygraph.passes.pipeline import default_registry, option_texts, path_of
 
 __all__ = ["passes"]
+
+_WIDTH = 100
 
 
 @click.command()
 def passes() -> None:
     """List the passes that pipelines can name: stages, options with types and defaults, and where they come from."""
-    click.echo("\n\n".join("\n    ".join(_lines(info)) for info in default_registry.describe()))
+    click.echo("\n\n".join("\n".join(_lines(name)) for name in default_registry.names()))
 
 
-def _lines(info: PassInfo) -> Iterator[str]:
-    if info.error is not None:
-        yield f"{info.name}  (cannot be used)"
-        yield from textwrap.wrap(info.error, 96)
+def _lines(name: str) -> Iterator[str]:
+    try:
+        cls = default_registry.lookup(name)
+    except OptionError as error:
+        yield f"{name}  (cannot be used)"
+        yield from _wrapped(str(error))
         return
-    requires = info.requires.value if info.requires else ""
-    yield f"{info.name}  ({requires} → {info.ensures.value if info.ensures else 'as before'})"
-    yield from textwrap.wrap(info.summary, 96)
-    for name, type_text, default in info.options:
-        yield f"{name}: {type_text}" + (", required" if default is None else f" = {default}")
-    yield f"from {info.origin}"
+    yield f"{name}  ({cls.requires.value} → {cls.ensures.value if cls.ensures else 'as before'})"
+    yield from _wrapped((cls.__doc__ or "").strip().partition("\n")[0])
+    for option, type_text, default in option_texts(cls):
+        yield f"    {option}: {type_text}" + (", required" if default is None else f" = {default}")
+    yield f"    from {path_of(cls)}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")
