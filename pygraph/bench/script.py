@@ -7,10 +7,10 @@ script does in between is timed with it.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import runpy
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Gate:
     def __init__(self, side: str, serving: Serving) -> None:
         self._side, self._serving = side, serving
         self._inside = False
-        self._first = True
+        self._calls = itertools.chain([True], serving.calls)  # it was told to go before the script began
         self._compile = torch.compile
 
     def compile(self, model: Any = None, **given: Any) -> Any:
@@ -83,7 +83,10 @@ class Gate:
         """Call ``compiled``, which is an outermost call unless it comes from within another one."""
         if self._inside:
             return compiled(*args, **kwargs)
-        keep = self._enter()
+        keep = next(self._calls, None)
+        if keep is None:  # the coordinator has seen enough
+            sys.stderr.flush()
+            os._exit(0)
         self._inside = True
         try:
             result = compiled(*args, **kwargs)
@@ -92,18 +95,6 @@ class Gate:
         if keep:
             self._serving.keep(result)
         return result
-
-    def _enter(self) -> bool:
-        """Wait as long as the coordinator wants; whether it wants the result. The process ends here when it is done."""
-        if self._first:  # it was told to go before the script began
-            self._first = False
-            self._serving.began = time.perf_counter()
-            return True
-        keep = next(self._serving.calls, None)
-        if keep is None:
-            sys.stderr.flush()
-            os._exit(0)
-        return keep
 
 
 class _Gated(nn.Module):

@@ -56,7 +56,7 @@ _DRAWS = frozenset({"prims.inductor_seed", "prims.inductor_seeds"})
 _MASKABLE = frozenset({"aten.index", "aten._unsafe_index", "aten.index_put", "aten.index_put_"})
 """Indexing: boolean masks among the indices are turned into positions first, as ``nonzero`` does."""
 
-_READS_BACK = words("aten._linalg_check_errors aten._cudnn_ctc_loss aten.histogramdd aten.is_nonzero aten.linalg_eig")
+_READS_BACK = frozenset({"aten._linalg_check_errors", "aten._cudnn_ctc_loss", "aten.linalg_eig"})
 """Operators whose accelerator kernels read a device value on the host, though their shapes do not depend on it."""
 
 _COPIES = frozenset({"aten._to_copy", "aten.to", "aten.copy_", "aten.copy", "prims.device_put", "prims.copy_to"})

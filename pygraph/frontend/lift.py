@@ -258,8 +258,7 @@ def backward_static_inputs(gm: fx.GraphModule, forward: Graph) -> tuple[int, ...
     Inductor marks every saved tensor of a backward graph static; only those that were static before stay in place.
     """
     static = {value.name for value in forward.inputs if value.static}
-    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-    return tuple(index for index, name in enumerate(names) if name in static)
+    return tuple(i for i, node in enumerate(gm.graph.find_nodes(op="placeholder")) if node.name in static)
 
 
 def held_inputs(graph: Graph) -> frozenset[str]:

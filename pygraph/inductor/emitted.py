@@ -94,9 +94,6 @@ def program_record(compiled: Any) -> ProgramRecord | None:
 
 # -- text --------------------------------------------------------------------------------------------------------------
 
-_PREFIX = "partition_"
-_MAIN = "call"
-
 
 @dataclass(frozen=True, slots=True)
 class EmittedRegion:
@@ -120,21 +117,16 @@ def read_program(source: str) -> EmittedProgram:
     """Read the emitted ``source``. Raises SyntaxError when it is no Python."""
     tree = ast.parse(source)
     functions = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
-    named = sorted((int(name[len(_PREFIX) :]), f) for name, f in functions.items() if _is_region(name))
+    numbered = ((name.removeprefix("partition_"), f) for name, f in functions.items() if name.startswith("partition_"))
+    named = sorted((int(number), f) for number, f in numbered if number.isdigit())
     regions = tuple(EmittedRegion(i, f.lineno, _arguments(f), tuple(_kernel_calls(f))) for i, f in named)
-    main = functions.get(_MAIN)
-    return EmittedProgram(regions, tuple(_kernel_calls(main)) if main is not None else ())
-
-
-def _is_region(name: str) -> bool:
-    return name.startswith(_PREFIX) and name[len(_PREFIX) :].isdigit()
+    return EmittedProgram(regions, tuple(_kernel_calls(functions["call"])) if "call" in functions else ())
 
 
 def _arguments(function: ast.FunctionDef) -> tuple[str, ...]:
     for statement in function.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.value) == "args":
-            names = [node for node in ast.walk(statement.targets[0]) if isinstance(node, ast.Name)]
-            return tuple(name.id for name in sorted(names, key=lambda name: (name.lineno, name.col_offset)))
+            return tuple(node.id for node in ast.walk(statement.targets[0]) if isinstance(node, ast.Name))
     return ()
 
 
@@ -166,10 +158,8 @@ def _kernel_name(called: str) -> str | None:
 def annotate(source: str, above: Mapping[int, Sequence[str]], header: Sequence[str]) -> str:
     """``source`` with comment lines above each region function (``above`` maps its index) and at the top."""
     lines = source.splitlines()
-    program = read_program(source)
-    for region in sorted(program.regions, key=lambda r: -r.line):
-        notes = [f"# {note}" for note in above.get(region.index, ())]
-        lines[region.line - 1 : region.line - 1] = notes
+    for region in sorted(read_program(source).regions, key=lambda r: -r.line):
+        lines[region.line - 1 : region.line - 1] = [f"# {note}" for note in above.get(region.index, ())]
     return "\n".join([*(f"# {note}" for note in header), *lines, ""])
 
 

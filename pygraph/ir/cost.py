@@ -34,9 +34,6 @@ class Cost:
     launches: Dim | None = None
     host_us: Dim | None = None
 
-    def __add__(self, other: Cost) -> Cost:
-        return total((self, other))
-
 
 FREE = Cost(0, 0, 0, 0, 0)
 """A view, a size computation: nothing runs on the device."""
@@ -126,14 +123,6 @@ class DeviceModel:
             return self
         others = tuple(peak for peak in self.peaks if peak.dtype != "f32")
         return replace(self, peaks=(*others, Peak("f32", found.gflops)))
-
-    def uncaptured_us(self, launches: float) -> float:
-        """Host time in µs of ``launches`` without a graph."""
-        return launches * self.launch_us
-
-    def replayed_us(self, launches: float, patches_us: float = 0.0) -> float:
-        """Host time in µs of a replay of ``launches``, of which patching takes ``patches_us``."""
-        return self.replay_us + launches * self.node_us + patches_us
 
     def as_json(self) -> dict[str, Any]:
         """The model as JSON has it."""

@@ -23,9 +23,8 @@ HUES = 12
 def render_html(reports: Iterable[GraphReport]) -> str:
     """The page on all ``reports``. Raises TypeError where a graph has an operand without text."""
     chosen = list(reports)
-    summary, pages = summarize(chosen), [_page(report) for report in chosen]
-    lines = [*summary_lines(summary), plural(len(chosen), "graph")]
-    return _template().render(summary=summary, lines=lines, pages=pages, version=__version__, nothing=NOTHING)
+    lines = [*summary_lines(summarize(chosen)), plural(len(chosen), "graph")]
+    return _template().render(lines=lines, pages=list(map(_page, chosen)), version=__version__, nothing=NOTHING)
 
 
 def _page(report: GraphReport) -> dict[str, Any]:

@@ -39,12 +39,9 @@ _COLLECTIVE_KERNELS = ("ncclDevKernel", "ncclKernel", "nvshmem")
 class AllocationKind(Enum):
     """Who owns the memory behind an address."""
 
-    INPUT = "input"
-    """A stand-in for one tensor argument of the region; replaced by the caller's address at each replay."""
-    POOL = "pool"
-    """Allocated by the region while it was captured: an output or an intermediate."""
-    CONSTANT = "constant"
-    """Memory that outlives the region and never moves: a constant of the compiled module."""
+    INPUT = "input"  # a stand-in for one tensor argument; replaced by the caller's address at each replay
+    POOL = "pool"  # allocated by the region while it was captured: an output or an intermediate
+    CONSTANT = "constant"  # outlives the region and never moves: a constant of the compiled module
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +93,10 @@ class Use:
 class UnownedMemory(Enum):
     """Where an address lies that is none of a capture's own."""
 
-    STAND_IN = "stand-in"
-    """Address space of another capture: mapped for as long as the process lives, with nothing real behind."""
-    BLOCK = "block"
-    """Where a piece of memory begins that the device's allocator has in use: of a tensor of anybody's."""
-    WITHIN = "within"
-    """Inside of such a piece."""
-    OTHER = "other"
-    """Memory that the allocator knows nothing of: a library's, or on the host."""
+    STAND_IN = "stand-in"  # address space of another capture: mapped as long as the process lives, nothing behind it
+    BLOCK = "block"  # where a piece of memory begins that the device's allocator has in use: a tensor of anybody's
+    WITHIN = "within"  # inside of such a piece
+    OTHER = "other"  # memory that the allocator knows nothing of: a library's, or on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +184,11 @@ class Launch:
 class OutputKind(Enum):
     """Where a value that the region returns comes from."""
 
-    ARGUMENT = "argument"
-    """The very object passed at position ``argument``."""
-    VIEW = "view"
-    """A fresh view of the tensor argument ``argument``."""
-    FRESH = "fresh"
-    """Memory of the POOL allocation ``allocation``; outputs that name the same one share a storage."""
-    CONSTANT_TENSOR = "constant-tensor"
-    """A tensor of the compiled module, returned as it is (``value``)."""
-    SCALAR = "scalar"
-    """A Python value fixed by the key (``value``)."""
+    ARGUMENT = "argument"  # the very object passed at position ``argument``
+    VIEW = "view"  # a fresh view of the tensor argument ``argument``
+    FRESH = "fresh"  # memory of the POOL allocation ``allocation``; outputs that name the same one share a storage
+    CONSTANT_TENSOR = "constant-tensor"  # a tensor of the compiled module, returned as it is (``value``)
+    SCALAR = "scalar"  # a Python value fixed by the key (``value``)
 
 
 @dataclass(frozen=True, slots=True)

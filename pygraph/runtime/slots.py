@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
+from typing import NamedTuple
 
 from pygraph.runtime.contract import NonPointerWord, Slot
 from pygraph.runtime.provenance import Refusal
@@ -73,8 +74,7 @@ class SlotTable:
 # -- what a word points into, in one capture --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A word read as an address: ``offset`` bytes into the allocation ``key``.
 
     ``rank`` says how sure that is: 0 inside, 1 one past the end, 2 the start of an empty allocation. The last two

@@ -89,12 +89,10 @@ def words_digest(data: torch.Tensor) -> bytes:
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of the same layout hold the same bytes from their first to their last element."""
     left, right = span(a), span(b)
-    whole = left.numel() // 8 * 8
-    starts = (left.data_ptr(), right.data_ptr(), int(left.storage_offset()), int(right.storage_offset()))
-    if not whole or any(start % 8 for start in starts):
-        return torch.equal(left, right)
-    same = torch.equal(left[:whole].view(torch.int64), right[:whole].view(torch.int64))  # 8 times as fast
-    return same and torch.equal(left[whole:], right[whole:])
+    places = (left.data_ptr(), right.data_ptr(), left.storage_offset(), right.storage_offset(), left.numel())
+    if not any(place % 8 for place in places):
+        left, right = left.view(torch.int64), right.view(torch.int64)  # 8 times as fast, in an eighth of the memory
+    return torch.equal(left, right)
 
 
 def bits(value: object) -> tuple[str, object]:

@@ -19,43 +19,42 @@ def check(*directives: str, graph: str = GRAPH) -> None:
     check_text("\n".join([f"// {directive}" for directive in directives]) + graph)
 
 
-def test_checks_match_in_order() -> None:
-    check("RUN:", "CHECK: aten.relu", "CHECK: aten.neg", "CHECK: return (%b)")
-    with pytest.raises(CheckFailure, match="not found after line"):
-        check("RUN:", "CHECK: aten.neg", "CHECK: aten.relu")
+TYPO = GRAPH.replace("(%x) :", "(%y) :")
 
 
-def test_next_is_the_next_line() -> None:
-    check("RUN:", "CHECK: aten.relu", "CHECK-NEXT: aten.neg")
-    with pytest.raises(CheckFailure, match="on the next line"):
-        check("RUN:", "CHECK: aten.relu", "CHECK-NEXT: return")
+@pytest.mark.parametrize(
+    ("directives", "graph"),
+    [
+        (("CHECK: aten.relu", "CHECK: aten.neg", "CHECK: return (%b)"), GRAPH),
+        (("CHECK: aten.relu", "CHECK-NEXT: aten.neg"), GRAPH),
+        (("CHECK: aten.relu", "CHECK-NOT: aten.add", "CHECK: return"), GRAPH),
+        (("CHECK-NOT: aten.neg", "CHECK: aten.relu"), GRAPH),
+        (("CHECK: %{{[a-z]}}   =  aten.relu.default(%x)",), GRAPH),
+        (("CHECK-ERROR: unknown value %y",), TYPO),
+    ],
+)
+def test_what_holds(directives: tuple[str, ...], graph: str) -> None:
+    check("RUN:", *directives, graph=graph)
 
 
-def test_not_holds_up_to_the_next_match() -> None:
-    check("RUN:", "CHECK: aten.relu", "CHECK-NOT: aten.add", "CHECK: return")
-    check("RUN:", "CHECK-NOT: aten.neg", "CHECK: aten.relu")
-    with pytest.raises(CheckFailure, match="must not be"):
-        check("RUN:", "CHECK: aten.relu", "CHECK-NOT: aten.neg", "CHECK: return")
-    with pytest.raises(CheckFailure, match="must not be"):
-        check("RUN:", "CHECK: aten.relu", "CHECK-NOT: return")
-
-
-def test_patterns_and_blanks() -> None:
-    check("RUN:", "CHECK: %{{[a-z]}}   =  aten.relu.default(%x)")
-    with pytest.raises(CheckFailure):
-        check("RUN:", "CHECK: %{{[0-9]}} = aten.relu")
-    with pytest.raises(CheckFailure):
-        check("RUN:", "CHECK: a.en")
-
-
-def test_errors() -> None:
-    check("RUN:", "CHECK-ERROR: unknown value %y", graph=GRAPH.replace("(%x) :", "(%y) :"))
-    with pytest.raises(CheckFailure, match="something else"):
-        check("RUN:", "CHECK-ERROR: unknown value %z", graph=GRAPH.replace("(%x) :", "(%y) :"))
-    with pytest.raises(CheckFailure, match="no error"):
-        check("RUN:", "CHECK-ERROR: unknown")
-    with pytest.raises(CheckFailure, match="ParseError"):
-        check("RUN:", "CHECK: return", graph="graph")
+@pytest.mark.parametrize(
+    ("directives", "graph", "reason"),
+    [
+        (("CHECK: aten.neg", "CHECK: aten.relu"), GRAPH, "not found after line"),
+        (("CHECK: aten.relu", "CHECK-NEXT: return"), GRAPH, "on the next line"),
+        (("CHECK: return", "CHECK-NEXT: }", "CHECK-NEXT: }"), GRAPH, "on the next line"),
+        (("CHECK: aten.relu", "CHECK-NOT: aten.neg", "CHECK: return"), GRAPH, "must not be"),
+        (("CHECK: aten.relu", "CHECK-NOT: return"), GRAPH, "must not be"),
+        (("CHECK: %{{[0-9]}} = aten.relu",), GRAPH, "not found"),
+        (("CHECK: a.en",), GRAPH, "not found"),
+        (("CHECK-ERROR: unknown value %z",), TYPO, "something else"),
+        (("CHECK-ERROR: unknown",), GRAPH, "no error"),
+        (("CHECK: return",), "graph", "ParseError"),
+    ],
+)
+def test_what_fails(directives: tuple[str, ...], graph: str, reason: str) -> None:
+    with pytest.raises(CheckFailure, match=reason):
+        check("RUN:", *directives, graph=graph)
 
 
 def test_a_pipeline_runs_and_is_verified() -> None:

@@ -53,12 +53,11 @@ def test_values_are_found_by_their_printed_name() -> None:
     two = graph.add("f", [], [T, T], name="a")
     one = graph.add("f", [], [T], name="b.c")
     assert graph.value("a.0") is x
-    assert graph.value("a.1") is two.outputs[1]
-    assert graph.value("b.c") is one.output
-    assert graph.value("b.c.0") is one.output
-    for name in ("a", "a.2", "a.x", "z", "a.0.0"):
+    assert graph.value("a", 1) is two.outputs[1]
+    assert graph.value("b.c") is graph.value("b.c", 0) is one.output
+    for name, index in (("a", None), ("a", 2), ("z", None), ("a.0", 1)):
         with pytest.raises(KeyError):
-            graph.value(name)
+            graph.value(name, index)
 
 
 def test_foreign_operands_and_orders_are_refused() -> None:
@@ -193,5 +192,5 @@ def test_a_graph_becomes_a_networkx_graph_of_its_data() -> None:
 def test_a_graph_shows_itself_in_notebooks() -> None:
     shown = parse(SHOWN)._repr_html_()
     assert "a&lt;b" in shown
-    assert shown.count("<span") == 1
+    assert shown.count("hsl(") == 1
     assert html.unescape(re.sub("<[^>]*>", "", shown)) == str(parse(SHOWN))

@@ -29,7 +29,7 @@ from pygraph.ir.annotations import CAPTURABLE, DETAIL, PLACEMENT, REASON, REGION
 from pygraph.ir.cost import Cost
 from pygraph.ir.effects import FLAGS, NAMED, Effects
 from pygraph.ir.graph import Graph, GraphError, Stage
-from pygraph.ir.node import RESERVED, GraphRef, KernelNode, Location, Meta, MetaKey, Token, Value
+from pygraph.ir.node import RESERVED, GraphRef, KernelNode, Location, Meta, MetaKey, Token
 from pygraph.ir.text.words import COST_FIELDS, unquote
 from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
 
@@ -394,15 +394,10 @@ class _Parser:
             return tuple(self._resolve(graph, item) for item in value)
         if not isinstance(value, Reference):
             return value
-        owner = graph.owner(value.name)
-        if owner is None:
-            raise self._error(f"unknown value %{value.name}", value.lexeme)
-        results = (owner,) if isinstance(owner, Value) else owner.outputs
-        if value.index is None and len(results) == 1:
-            return results[0]
-        if value.index is None or value.index >= len(results):
-            raise self._error(f"'{value.name}' has {len(results)} results: write %name.index", value.lexeme)
-        return results[value.index]
+        try:
+            return graph.value(value.name, value.index)
+        except KeyError as error:
+            raise self._error(error.args[0], value.lexeme) from None
 
     # -- types ---------------------------------------------------------------------------------------------------------
 

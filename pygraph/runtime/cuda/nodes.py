@@ -48,17 +48,11 @@ class Reader:
             function = call(self.driver.cuKernelGetFunction, params.kern)
         identity = int(function)
         if identity not in self._functions:
-            name = call(self.driver.cuFuncGetName, function).decode()
-            self._functions[identity] = (name, self._layout(function))
+            layout: list[tuple[int, int]] = []
+            while succeeded(result := self.driver.cuFuncGetParamInfo(function, len(layout))):
+                layout.append((int(result[1]), int(result[2])))
+            self._functions[identity] = (call(self.driver.cuFuncGetName, function).decode(), tuple(layout))
         return (identity, *self._functions[identity])
-
-    def _layout(self, function: Any) -> tuple[tuple[int, int], ...]:
-        found: list[tuple[int, int]] = []
-        while True:
-            result = self.driver.cuFuncGetParamInfo(function, len(found))
-            if not succeeded(result):
-                return tuple(found)
-            found.append((int(result[1]), int(result[2])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +184,7 @@ class EmptyNode(Node):
         raise CaptureError("invalid-program", "a slot in a node without parameters")
 
 
-_KINDS: dict[str, type[Node]] = {
-    "KERNEL": KernelNode,
-    "MEMCPY": CopyNode,
-    "MEMSET": FillNode,
-    "EMPTY": EmptyNode,
-}
+_KINDS: dict[str, type[Node]] = {"KERNEL": KernelNode, "MEMCPY": CopyNode, "MEMSET": FillNode, "EMPTY": EmptyNode}
 """By the driver's name, ``CU_GRAPH_NODE_TYPE_…``. Any other kind is refused."""
 
 
@@ -212,17 +201,15 @@ def read_nodes(driver: ModuleType, found: Sequence[Any]) -> tuple[list[Node], li
     Raises CaptureError: ``unsupported-node`` for a kind of node that cannot be patched, by name; ``host-memcpy`` for a
     copy from or to host memory; ``unsupported-copy`` and ``unsupported-fill`` for ones of two dimensions.
     """
-    kinds = {int(getattr(driver.CUgraphNodeType, f"CU_GRAPH_NODE_TYPE_{name}")): kind for name, kind in _KINDS.items()}
     reader = Reader(driver)
     nodes: list[Node] = []
     launches: list[Launch] = []
     for index, handle in enumerate(found):
         number = call(driver.cuGraphNodeGetType, handle)
-        kind = kinds.get(int(number))
-        if kind is None:
-            name = str(getattr(number, "name", number)).removeprefix("CU_GRAPH_NODE_TYPE_").lower()
-            raise CaptureError("unsupported-node", f"launch {index} is a node of kind {name}", launch=index)
-        node, launch = kind.read(reader, index, handle)
+        name = str(getattr(number, "name", number)).removeprefix("CU_GRAPH_NODE_TYPE_")
+        if name not in _KINDS:
+            raise CaptureError("unsupported-node", f"launch {index} is a node of kind {name.lower()}", launch=index)
+        node, launch = _KINDS[name].read(reader, index, handle)
         nodes.append(node)
         launches.append(launch)
     return nodes, launches

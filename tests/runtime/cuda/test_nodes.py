@@ -67,7 +67,6 @@ class Handle:
 class Driver:
     """What is asked of ``cuda.bindings.driver``, over plain objects and the parameter ``layouts`` of functions."""
 
-    CUgraphNodeType = CUgraphNodeType
     CUmemorytype = CUmemorytype
 
     def __init__(self, layouts: dict[int, list[tuple[int, int]]]) -> None:
