@@ -110,7 +110,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     }
     if (!launched) return py::none();
     empty(args);
-    return outputs_.make(call, call.fresh);
+    return make_outputs(call, call.fresh);
   }
 
  private:

@@ -6,6 +6,7 @@ instead, and under a mode that records the operators of this thread.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -87,9 +88,6 @@ def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
     return returned
 
 
-# -- globals ------------------------------------------------------------------------------------------------------
-
-
 def _recorded(recorder: Recorder, name: str, value: Any, source: str) -> Any:
     """What stands for a global of the region: ``value``, unless calling it could touch memory without any mode seeing
     it. Whatever what stands for it raises is blamed on ``name``."""
@@ -113,29 +111,25 @@ def _recording(recorder: Recorder, name: str, value: Any, source: str) -> Callab
     if value is _guards._empty_strided_cpu:
         return recorder.allocate
     if value is _guards._reinterpret_tensor:
-        return lambda *args, **kwargs: _reinterpret(recorder, value(*args, **kwargs))
+        return functools.partial(_reinterpret, recorder, value)
     if isinstance(value, types.BuiltinFunctionType):
-        if value.__name__.startswith("_empty_strided_"):
-            return _refusal("pinned-memory" if value.__name__.endswith("_pinned") else "foreign-device", value.__name__)
-        return None
+        if not value.__name__.startswith("_empty_strided_"):
+            return None
+        reason = "pinned-memory" if value.__name__.endswith("_pinned") else "foreign-device"
+        return functools.partial(_refuse, reason, value.__name__)
     if callable(value) and type(value).__module__.startswith(_FOREIGN_CODE):
-        return _refusal("unknown-kernel", name)
+        return functools.partial(_refuse, "unknown-kernel", name)
     return None
 
 
-def _reinterpret(recorder: Recorder, view: torch.Tensor) -> torch.Tensor:
+def _reinterpret(recorder: Recorder, function: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+    view = function(*args, **kwargs)
     recorder.owner(view)
     return view
 
 
-def _refusal(reason: str, detail: str) -> Callable[..., Any]:
-    def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise CaptureError(reason, detail)
-
-    return refuse
-
-
-# -- what was returned --------------------------------------------------------------------------------------------
+def _refuse(reason: str, detail: str, *_args: Any, **_kwargs: Any) -> None:
+    raise CaptureError(reason, detail)
 
 
 def _finish(recorder: Recorder, returned: Sequence[Any]) -> Recording:

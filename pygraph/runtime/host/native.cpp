@@ -58,7 +58,7 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
       launch(call);
     }
     empty(args);
-    return outputs_.make(call, call.fresh);
+    return make_outputs(call, call.fresh);
   }
 
  private:

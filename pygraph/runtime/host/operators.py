@@ -65,23 +65,26 @@ class RecordOperators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        named = dict(kwargs or {})
-        if isinstance(func, OpOverload) and func.namespace in _BUILT_IN and _is_composite(func):
-            with self:
-                return func.decompose(*args, **named)
+        call = _Call(func, tuple(args), dict(kwargs or {}))
+        if isinstance(func, OpOverload) and func.namespace in _BUILT_IN:
+            # An operator that is defined by others alone only gets here where autograd keys are switched off.
+            defined = func.has_kernel_for_dispatch_key
+            if defined(DispatchKey.CompositeImplicitAutograd) and not defined(DispatchKey.CPU):
+                with self:
+                    return func.decompose(*call.args, **call.kwargs)
         try:
             if not isinstance(func, OpOverload):
                 raise CaptureError("unsupported-operator", str(func))
-            return _record_operator(self._recorder, _Call(func, tuple(args), named))
+            _refuse(self._recorder, call)
+            if _is_view(call):
+                return _view(self._recorder, call)
+            results = _fake_results(call)
+            if call.name in _EMPTY:
+                return _allocate(self._recorder, call, results[0])
+            return _record(self._recorder, call, results)
         except Exception:
             blame(str(func))
             raise
-
-
-def _is_composite(op: OpOverload) -> bool:
-    """Whether ``op`` is defined by other operators alone; it only gets here where autograd keys are switched off."""
-    defined = op.has_kernel_for_dispatch_key
-    return defined(DispatchKey.CompositeImplicitAutograd) and not defined(DispatchKey.CPU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +122,6 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(item)
     elif value is not None:
         yield value
-
-
-def _record_operator(recorder: Recorder, call: _Call) -> Any:
-    """Record ``call`` and return what the region goes on with. Raises CaptureError when it cannot be replayed."""
-    _refuse(recorder, call)
-    if _is_view(call):
-        return _view(recorder, call)
-    results = _fake_results(call)
-    if call.name in _EMPTY:
-        return _allocate(recorder, call, results[0])
-    return _record(recorder, call, results)
 
 
 # -- what cannot be recorded --------------------------------------------------------------------------------------
@@ -237,16 +229,13 @@ def _fake(value: Any, fakes: dict[int, torch.Tensor], device: str) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if id(value) not in fakes:
-        fakes[id(value)] = _fake_tensor(value, device)
+        if value.layout is torch.strided:
+            elements = value.untyped_storage().nbytes() // value.dtype.itemsize
+            storage = torch.empty(elements, dtype=value.dtype, device=device)
+            fakes[id(value)] = storage.as_strided(value.size(), value.stride(), value.storage_offset())
+        else:
+            fakes[id(value)] = torch.empty(value.size(), dtype=value.dtype, device=device)
     return fakes[id(value)]
-
-
-def _fake_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    if tensor.layout is not torch.strided:
-        return torch.empty(tensor.size(), dtype=tensor.dtype, device=device)
-    elements = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
-    storage = torch.empty(elements, dtype=tensor.dtype, device=device)
-    return torch.as_strided(storage, tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 # -- recording ----------------------------------------------------------------------------------------------------
@@ -266,7 +255,7 @@ def _allocate(recorder: Recorder, call: _Call, fake: torch.Tensor) -> torch.Tens
 
 def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     native_call = recorder.native.OperatorCall(call.name, call.op._schema.overload_name, call.args, dict(call.kwargs))
-    operands = list(_operands(call))
+    operands = list(_operands(recorder, call))
     if len(native_call.tensors()) != len(operands):
         raise CaptureError("unsupported-operator", f"{call.name} takes tensors in a way that is not known")
     moves = tuple(_moves(recorder, operand.tensor) for operand in operands)
@@ -281,8 +270,8 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
 
     returned = [[place(t) for t in r] if isinstance(r, (list, tuple)) else place(r) for r in results]
     fresh = [tensor for tensor in stored if tensor is not None]
-    operands += [Operand(tensor, writes=True) for tensor in fresh]
-    recorder.operator(
+    operands += [Operand(recorder.word(tensor), tensor, writes=True) for tensor in fresh]
+    recorder.launch(
         OperatorLaunch(native_call, moves, tuple(stored) if fresh else ()),
         str(call.op),
         (str(call.op), _describe(recorder, [value for _, value in call.operands()], {})),
@@ -293,14 +282,14 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     return returned[0] if len(returned) == 1 else tuple(returned) or None
 
 
-def _operands(call: _Call) -> Iterator[Operand]:
+def _operands(recorder: Recorder, call: _Call) -> Iterator[Operand]:
     """Each tensor argument in the order of the schema, and whether it is read or written."""
     for argument, value in call.operands():
         writes = argument.alias_info is not None and argument.alias_info.is_write
         reads = not (argument.is_out and call.op.namespace == "aten")
         for item in _leaves(value):
             if isinstance(item, torch.Tensor):
-                yield Operand(item, reads, writes)
+                yield Operand(recorder.word(item), item, reads, writes)
             elif "Tensor" in str(argument.type):
                 yield Operand()
 

@@ -114,8 +114,9 @@ class OperatorLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One tensor among the words of a launch, and what happens to its memory. None: a word that is no address."""
+    """One word of a launch: a number, or the address of a tensor, and what happens to its memory."""
 
+    word: int = 0
     tensor: torch.Tensor | None = None
     reads: bool = False
     writes: bool = False
@@ -207,34 +208,18 @@ class Recorder:
         floats = parameters.count(Parameter.FLOAT)
         if floats > self.native.MAX_FLOATS or len(parameters) - floats > self.native.MAX_WORDS:
             raise CaptureError("too-many-parameters", f"{kernel.name} has {len(parameters)}")
-        operands, words = [], []
+        operands = []
         for parameter, argument in zip(parameters, args, strict=True):
             if not parameter.is_pointer:
-                operands.append(Operand())
-                words.append(_value(parameter, argument))
+                operands.append(Operand(_value(parameter, argument)))
             elif isinstance(argument, torch.Tensor):
-                operands.append(Operand(argument, reads=True, writes=parameter is Parameter.WRITE))
-                words.append(self.word(argument))
+                operands.append(Operand(self.word(argument), argument, True, parameter is Parameter.WRITE))
             else:
                 raise CaptureError("unknown-kernel", f"{kernel.name} is given {type(argument).__name__} for an address")
         tensors = (operand.tensor for operand in operands)
         layouts = tuple(None if t is None else (tuple(t.size()), tuple(t.stride()), str(t.dtype)) for t in tensors)
         signature = (kernel.file, parameters, layouts)
-        self._launch(kernel, kernel.name, words, signature, operands, nondeterministic=kernel.nondeterministic)
-
-    def operator(
-        self,
-        launch: OperatorLaunch,
-        name: str,
-        signature: Hashable,
-        operands: Sequence[Operand],
-        *,
-        random: bool,
-        nondeterministic: bool,
-    ) -> None:
-        """Record one call of an operator, which does nothing besides what ``operands`` says."""
-        words = [0 if operand.tensor is None else self.word(operand.tensor) for operand in operands]
-        self._launch(launch, name, words, signature, operands, random=random, nondeterministic=nondeterministic)
+        self.launch(kernel, kernel.name, signature, operands, nondeterministic=kernel.nondeterministic)
 
     def word(self, tensor: torch.Tensor) -> int:
         """The address that a launch holds for ``tensor``: 0 for no elements, as ``data_ptr()`` has it."""
@@ -243,27 +228,27 @@ class Recorder:
         self.owner(tensor)
         return int(self.native.element_address(tensor)) if tensor.numel() else 0
 
-    def _launch(
+    def launch(
         self,
         payload: Kernel | OperatorLaunch,
         name: str,
-        words: Sequence[int],
         signature: Hashable,
         operands: Sequence[Operand],
         *,
         nondeterministic: bool,
         random: bool = False,
     ) -> None:
+        """Record a launch, which does nothing besides what ``operands`` says."""
         kind = LaunchKind.KERNEL if isinstance(payload, Kernel) else LaunchKind.OPERATOR
         uses: list[Use] = []
         arguments: dict[int, bool] = {}  # whether it is written
-        for position, (word, operand) in enumerate(zip(words, operands, strict=True)):
-            if operand.tensor is None or word == 0:
+        for position, operand in enumerate(operands):
+            if operand.tensor is None or operand.word == 0:
                 continue
             owner = self.owner(operand.tensor)
             start, nbytes = 0, extent(operand.tensor)
             if owner.kind is AllocationKind.INPUT:
-                start, nbytes = owner.address - word, owner.nbytes  # all: its caller may hold more than is passed
+                start, nbytes = owner.address - operand.word, owner.nbytes  # all: a caller may hold more than it passes
                 arguments[owner.index] = operand.writes or arguments.get(owner.index, False)
             uses.append(Use(position, start, nbytes, operand.reads, operand.writes))
         written = {index for index, writes in arguments.items() if writes}
@@ -271,7 +256,8 @@ class Recorder:
         if kind is LaunchKind.OPERATOR:
             # Operators look at whether what they write overlaps what else they are given, and then do another thing.
             self.exclusive.update((w, other) for w in written for other in arguments if other != w)
-        launch = Launch(len(self.launches), kind, name, tuple(words), signature, tuple(uses), here(), random)
+        words = tuple(operand.word for operand in operands)
+        launch = Launch(len(self.launches), kind, name, words, signature, tuple(uses), here(), random)
         self.launches.append(replace(launch, nondeterministic=nondeterministic))
         self.payloads.append(payload)
 

@@ -2,12 +2,13 @@
 // Launching is theirs. And what Python sees of both.
 #pragma once
 
-#include "outputs.h"
+#include "arguments.h"
 
 #include <ATen/core/Generator.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/ArrayRef.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -51,6 +52,44 @@ struct Source {
   }
 };
 
+enum class OutputKind { argument, view, fresh, object, same };
+
+// What a region returns, and how it is made.
+struct Output {
+  OutputKind kind;
+  int64_t index, offset;
+  std::vector<int64_t> size, stride;
+  caffe2::TypeMeta dtype;
+  py::object object;
+
+  // `fresh`: memory that was allocated for this call; `before`: the list of outputs, up to this one.
+  py::object make(
+      DispatchKey backend, const Operands& call, c10::ArrayRef<c10::Storage> fresh, PyObject* before) const {
+    auto number = static_cast<size_t>(index);
+    switch (kind) {
+      case OutputKind::argument:
+        return call.held[number];
+      case OutputKind::same:
+        return py::reinterpret_borrow<py::object>(PyList_GET_ITEM(before, index));
+      case OutputKind::object:
+        return object;
+      case OutputKind::fresh:
+        return make_tensor(backend, fresh[number], offset);
+      default: // element 0 of a view lies `offset` elements of its own type behind that of the argument
+        const auto& base = *call.tensors[number];
+        auto bytes = base.storage_offset() * static_cast<int64_t>(base.itemsize());
+        return make_tensor(backend, storage_of(base), bytes / static_cast<int64_t>(dtype.itemsize()) + offset);
+    }
+  }
+
+  py::object make_tensor(DispatchKey backend, c10::Storage storage, int64_t at) const {
+    auto* made = THPVariable_Wrap(tensor_over(std::move(storage), DispatchKeySet(backend), dtype, size, stride, at));
+    if (made == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(made);
+  }
+};
+
+// `Patch`: a place that an address was baked into.
 template <DispatchKey backend, typename Patch>
 class Region {
  public:
@@ -74,7 +113,7 @@ class Region {
       std::optional<at::ScalarType> dtype,
       py::object object) {
     auto meta = c10::scalarTypeToTypeMeta(dtype.value_or(at::kByte));
-    outputs_.add({kind, index, offset, std::move(size), std::move(stride), meta, std::move(object)});
+    outputs_.push_back({kind, index, offset, std::move(size), std::move(stride), meta, std::move(object)});
   }
 
   // What profilers call a replay.
@@ -109,6 +148,16 @@ class Region {
 
   bool may_replay(PyObject* args) const { return !closed_ && !busy_ && !modes_active() && PyList_CheckExact(args); }
 
+  py::object make_outputs(const Operands& call, c10::ArrayRef<c10::Storage> fresh) const {
+    auto results = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(outputs_.size())));
+    if (!results) throw py::error_already_set();
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      auto made = outputs_[i].make(backend, call, fresh, results.ptr());
+      PyList_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), made.release().ptr());
+    }
+    return results;
+  }
+
   // The caller's list after a replay: its arguments are the replay's to let go of.
   static void empty(py::handle args) {
     if (PyList_SetSlice(args.ptr(), 0, PyList_GET_SIZE(args.ptr()), nullptr) != 0) throw py::error_already_set();
@@ -127,7 +176,7 @@ class Region {
   }
 
   Arguments<backend> arguments_;
-  Outputs<backend> outputs_;
+  std::vector<Output> outputs_;
   std::vector<size_t> argument_sources_; // by argument
   std::vector<Source<Patch>> sources_;
   std::string name_;
