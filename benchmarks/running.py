@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,6 @@ def run_workload(spec: Spec, serving: Serving) -> Callable[[], None]:
     def run() -> None:
         with sharing(Path(spec.result).parents[1] / "choices.json"):
             step = step_as(spec.side, (workload.tiny if chosen.tiny else workload.build)(compile, spec.device))
-            serving.began = time.perf_counter()
             serving.keep(step())
             for keep in serving.calls:
                 if keep:

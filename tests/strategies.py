@@ -138,12 +138,17 @@ def text_graphs(draw: st.DrawFn, max_nodes: int = 5, depth: int = 1) -> Graph:
         graph.add_input(draw(types), name, role=draw(names), static=draw(st.booleans()))
     for _ in range(draw(st.integers(0, max_nodes))):
         _draw_node(draw, graph, taken.pop() if taken else None)
-    _draw_orders(draw, graph)
-    graph.set_outputs(draw(st.lists(literals(list(graph.values())), max_size=3)))
-    _draw_regions(draw, graph)
+    if len(graph) > 1:
+        for first, then, *_ in draw(st.lists(st.permutations(graph.nodes), max_size=3)):
+            graph.add_order(first, then)
+    values = list(graph.values())
+    graph.set_outputs(draw(st.lists(literals(values), max_size=3)))
+    parameters = st.builds(Parameter, names, strings, st.none() | st.floats())
+    table = st.dictionaries(st.sampled_from(values), parameters, max_size=2) if values else st.just({})
+    for index in draw(st.lists(st.integers(-2, 5), max_size=2, unique=True)):
+        graph.regions[index] = Region(index, draw(table), draw(metas))
     if depth:
-        subgraphs = st.dictionaries(names, text_graphs(max_nodes=2, depth=depth - 1), max_size=2)
-        graph.subgraphs = draw(subgraphs)
+        graph.subgraphs = draw(st.dictionaries(names, text_graphs(max_nodes=2, depth=depth - 1), max_size=2))
     return graph
 
 
@@ -166,19 +171,3 @@ def _draw_node(draw: st.DrawFn, graph: Graph, name: str | None) -> KernelNode:
     )
     node.meta = draw(metas)
     return node
-
-
-def _draw_orders(draw: st.DrawFn, graph: Graph) -> None:
-    if len(graph.nodes) < 2:
-        return
-    pairs = st.lists(st.sampled_from(graph.nodes), min_size=2, max_size=2, unique_by=lambda node: node.name)
-    for first, then in draw(st.lists(pairs, max_size=3)):
-        graph.add_order(first, then)
-
-
-def _draw_regions(draw: st.DrawFn, graph: Graph) -> None:
-    values = list(graph.values())
-    parameters = st.builds(Parameter, names, strings, st.none() | st.floats())
-    table = st.dictionaries(st.sampled_from(values), parameters, max_size=2) if values else st.just({})
-    for index in draw(st.lists(st.integers(-2, 5), max_size=2, unique=True)):
-        graph.regions[index] = Region(index, draw(table), draw(metas))

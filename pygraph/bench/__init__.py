@@ -12,7 +12,7 @@ are alive at the same time, and only one runs:
 A ratio is the median of the ratios within rounds, so that what drifts changes both times. A side whose results are not
 those of eager is not timed.
 
-``measure`` runs the sides, ``process`` and ``worker`` are the two ends of a pipe, ``script`` holds a user's script at
-its compiled calls, ``kernels`` has all sides configure a kernel alike, ``results`` and ``render`` make the document,
-the page and the pictures. The benchmark suite (``benchmarks/``) is measured by the same code.
+``timing`` runs the sides, ``process`` and ``worker`` are the two ends of a pipe, ``script`` holds a user's script at
+its compiled calls, ``results`` and ``render`` make the document, the page and the pictures. The benchmark suite
+(``benchmarks/``) is measured by the same code.
 """

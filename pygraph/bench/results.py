@@ -23,7 +23,7 @@ from pygraph.bench.timing import Measured, Program
 from pygraph.cache import write_atomically
 from pygraph.runtime.identity import kernel_driver
 
-__all__ = ["LEVEL", "Document", "document", "machine", "median_interval", "ratio", "row_of", "wall_ratio", "write"]
+__all__ = ["LEVEL", "Document", "document", "machine", "median_interval", "row_of", "wall_ratio", "write"]
 
 Document = Mapping[str, Any]
 SCHEMA = 2
@@ -60,10 +60,7 @@ def row_of(program: Program, found: Measured) -> dict[str, Any]:
         "sides": sides,
         "ratios": {name: row for name, row in ratios.items() if row},
         "calls": found.calls,
-        "rounds": [
-            {side: {key: _rounded(value) for key, value in row.items()} for side, row in rows.items()}
-            for rows in found.rounds
-        ],
+        "rounds": found.rounds,
         "notes": found.notes,
     }
 
@@ -76,9 +73,9 @@ def _side(side: str, outcome: Outcome, found: Measured) -> dict[str, Any]:
     if outcome.difference is None:
         row.update(status="unchecked", error=f"there are no results of {REFERENCE}, or no numbers in them")
     for key in _TIMES:
-        samples = [rows[side][key] for rows in found.rounds if key in rows.get(side, {})]
+        samples = [rows[side][key] for rows in found.rounds if side in rows]
         if samples:
-            row[key] = {"median": _rounded(statistics.median(samples)), "count": len(samples)}
+            row[key] = {"median": statistics.median(samples), "count": len(samples)}
     facts = (*_MEMORY, "coverage", "regions")
     return {**row, **{key: outcome.facts[key] for key in facts if key in outcome.facts}}
 
@@ -87,26 +84,16 @@ def _ratios(side: str, sides: Document, found: Measured) -> dict[str, Any]:
     """What a side takes over what PyGraph takes: above 1, PyGraph takes less."""
     row: dict[str, Any] = {}
     for key in _TIMES:
-        both = [rows for rows in found.rounds if all(key in rows.get(name, {}) for name in (side, OURS))]
-        if both:
-            row[key] = ratio([rows[side][key] for rows in both], [rows[OURS][key] for rows in both])
+        ratios = [rows[side][key] / rows[OURS][key] for rows in found.rounds if side in rows and OURS in rows]
+        if ratios:
+            *interval, sure = median_interval(ratios)
+            row[key] = {"ratio": statistics.median(ratios), "interval": interval}
+            row[key] |= {"confidence": round(sure, 4), "rounds": len(ratios)}
     for key in _MEMORY:
         above, below = sides[side].get(key), sides[OURS].get(key)
         if above and below:
             row[key] = round(above / below, 4)
     return row
-
-
-def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
-    """The median of the ratios round by round, its interval, how sure that is, and of how many rounds."""
-    ratios = [one / other for one, other in zip(above, below, strict=True)]
-    *interval, confidence = median_interval(ratios)
-    return {
-        "ratio": _rounded(statistics.median(ratios)),
-        "interval": list(map(_rounded, interval)),
-        "confidence": round(confidence, 4),
-        "rounds": len(ratios),
-    }
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
@@ -146,7 +133,3 @@ def machine(device: str) -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
     }
     return {**found, "gpu": torch.cuda.get_device_name(), "driver": kernel_driver()} if device == "cuda" else found
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.6g}")

@@ -7,10 +7,10 @@ script does in between is timed with it.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import runpy
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Gate:
     def __init__(self, side: str, serving: Serving) -> None:
         self._side, self._serving = side, serving
         self._inside = False
-        self._first = True
+        self._calls = itertools.chain([True], serving.calls)  # it was told to go before the script began
         self._compile = torch.compile
 
     def compile(self, model: Any = None, **given: Any) -> Any:
@@ -83,10 +83,8 @@ class Gate:
         """Call ``compiled``, which is an outermost call unless it comes from within another one."""
         if self._inside:
             return compiled(*args, **kwargs)
-        keep: bool | None = True
-        if self._first:  # it was told to go before the script began
-            self._first, self._serving.began = False, time.perf_counter()
-        elif (keep := next(self._serving.calls, None)) is None:  # the coordinator has seen enough
+        keep = next(self._calls, None)
+        if keep is None:  # the coordinator has seen enough
             sys.stderr.flush()
             os._exit(0)
         self._inside = True

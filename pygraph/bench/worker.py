@@ -49,12 +49,11 @@ class Serving:
     """Answers commands read from ``commands`` on ``answers``. The program advances ``calls`` before each of its calls.
 
     ``calls`` yields whether the result of the call is to be kept (``keep``), waits in ``next`` while other sides run,
-    and ends when the process is to end. Set ``began`` to the time at which the first call began.
+    and ends when the process is to end.
     """
 
     def __init__(self, commands: IO[str], answers: IO[str], spec: Spec) -> None:
         self.made = 0
-        self.began = 0.0
         self._commands, self._answers, self._result = commands, answers, spec.result
         self._kept: dict[int, list[torch.Tensor]] = {}
         self._gpu = spec.device == "cuda"
@@ -91,11 +90,10 @@ class Serving:
         yield keep
 
     def _compile(self) -> Steps:
-        """The first call, in s until it is done."""
-        self.began = time.perf_counter()
+        """The first call."""
         yield from self._call(True)
         self._drain()
-        return {"compile_s": round(time.perf_counter() - self.began, 3)}
+        return {}
 
     def _warm(self, calls: int, seconds: float) -> Steps:
         """``calls`` in all, and more until ``seconds`` have passed and measured selection has ended; then memory."""
@@ -135,7 +133,8 @@ class Serving:
         self._drain()
         done = time.perf_counter()
         self.made += calls
-        return {"host_us": (issued - start) / calls * 1e6, "wall_us": (done - start) / calls * 1e6}
+        found = {"host_us": (issued - start) / calls * 1e6, "wall_us": (done - start) / calls * 1e6}
+        return {name: float(f"{us:.6g}") for name, us in found.items()}
 
     def _drain(self) -> None:
         if self._gpu:

@@ -56,11 +56,10 @@ def bench(
     from pygraph.bench.sides import sides_for
     from pygraph.bench.timing import Bench, Program
 
-    there = torch.cuda.is_available()
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        if device == "cuda" and not there:
+        if kind == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: torch finds no GPU")
-        kind = device or ("cuda" if there else "cpu")
         wanted = sides_for([name.strip() for name in sides.split(",") if name.strip()], kind)
         if not Path(script).is_file():
             raise ValueError(f"there is no script {script}")

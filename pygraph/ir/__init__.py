@@ -35,7 +35,6 @@ from pygraph.ir.node import (
 )
 from pygraph.ir.order import dependences, memory_roots
 from pygraph.ir.text.parse import parse
-from pygraph.ir.text.print import print_graph
 from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
 from pygraph.ir.verify import verify
 
@@ -87,7 +86,6 @@ __all__ = [
     "map_arg",
     "memory_roots",
     "parse",
-    "print_graph",
     "sources",
     "symbol",
     "values_in",

@@ -124,14 +124,6 @@ class DeviceModel:
         others = tuple(peak for peak in self.peaks if peak.dtype != "f32")
         return replace(self, peaks=(*others, Peak("f32", found.gflops)))
 
-    def uncaptured_us(self, launches: float) -> float:
-        """Host time in µs of ``launches`` without a graph."""
-        return launches * self.launch_us
-
-    def replayed_us(self, launches: float, patches_us: float = 0.0) -> float:
-        """Host time in µs of a replay of ``launches``, of which patching takes ``patches_us``."""
-        return self.replay_us + launches * self.node_us + patches_us
-
     def as_json(self) -> dict[str, Any]:
         """The model as JSON has it."""
         return {**asdict(self), "peaks": dict(self.peaks)}

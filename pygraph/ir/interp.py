@@ -40,7 +40,7 @@ class Term:
     def __init__(self, head: str, *parts: object) -> None:
         self.head = head
         self.parts = parts
-        text = f"{head}({_digest_text(parts)})"
+        text = f"{head}({_text(parts, 0)})"
         self.digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -50,25 +50,18 @@ class Term:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        return _shown(self, 3)
+        return _text(self, 3)
 
 
-def _digest_text(part: object) -> str:
-    if isinstance(part, Term):
-        return f"~{part.digest}"
+def _text(part: object, depth: int) -> str:
+    """``part`` with the terms in it written out ``depth`` deep, and named by their digests below."""
     if isinstance(part, tuple):
-        return f"[{', '.join(map(_digest_text, part))}]"
-    return literal_text(part)
-
-
-def _shown(part: object, depth: int) -> str:
-    if isinstance(part, tuple):
-        return f"[{', '.join(_shown(item, depth) for item in part)}]"
+        return f"[{', '.join(_text(item, depth) for item in part)}]"
     if not isinstance(part, Term):
         return literal_text(part)
     if not depth:
-        return f"{part.head}#{part.digest[:6]}"
-    return f"{part.head}({', '.join(_shown(item, depth - 1) for item in part.parts)})"
+        return f"~{part.digest}"
+    return f"{part.head}({', '.join(_text(item, depth - 1) for item in part.parts)})"
 
 
 Content: TypeAlias = "Term | tuple[Content, ...]"

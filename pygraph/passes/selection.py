@@ -59,8 +59,8 @@ class Selection(Pass):
         if view.launches is None or made is None or read is None:
             unknown = "the number of launches" if view.launches is None else "the cost of patching"
             return True, "unknown-cost", f"{unknown} is unknown: to be measured"
-        plain = model.uncaptured_us(view.launches)
-        replay = model.replayed_us(view.launches, made * model.patch_us + read)
+        plain = view.launches * model.launch_us
+        replay = model.replay_us + view.launches * model.node_us + made * model.patch_us + read
         detail = f"launches before fusion: {view.launches:g}, uncaptured {plain:.2f} µs, replayed {replay:.2f} µs"
         pays = plain - replay > self.min_gain_us
         return pays, "gain" if pays else "too-small", detail

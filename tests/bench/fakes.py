@@ -44,7 +44,7 @@ for line in sys.stdin:
         say({"calls": 5}, plan["fail"][does], "cannot: " + plan["fail"][does])
         break
     time.sleep(plan.get("takes", 0.01))
-    row = {"compile_s": 1.0} if does == "compile" else {}
+    row = {}
     if does == "warm":
         shutil.copy(folder + "/" + plan.get("result", "right") + ".pt", spec["result"])
         row = {"call_us": plan.get("call_us", 5000.0), "calls": command["calls"], "reserved_bytes": 2 * 2**20}

@@ -60,7 +60,8 @@ def test_a_drift_that_hits_all_sides_alike_changes_no_ratio(tmp_path: Path) -> N
     each = program()
     row = row_of(each, measured(tmp_path, {"default": {"wall": 6.0}}, each))
     found = row["ratios"]["default"]["wall_us"]
-    assert found == {"ratio": 3.0, "interval": [3.0, 3.0], "confidence": 0.875, "rounds": 4}
+    assert (found["ratio"], found["interval"]) == (pytest.approx(3.0), [pytest.approx(3.0)] * 2)
+    assert (found["confidence"], found["rounds"]) == (0.875, 4)
     assert row["ratios"]["eager"]["wall_us"]["ratio"] == 1.0
     assert row["rounds"][0]["pygraph"]["wall_us"] < row["rounds"][3]["pygraph"]["wall_us"]
 

@@ -70,7 +70,6 @@ def test_a_kernel_takes_its_floor_and_the_longer_of_arithmetic_and_traffic() -> 
     assert MODEL.time_us(Cost(0, 10**6, 10**6, 2, 0), {}) == pytest.approx(3.0 + 1.0)
     assert MODEL.time_us(Cost(3 * 10**9, 10**6, 10**6, 1, 0), {}) == pytest.approx(1.5 + 10.0)
     assert MODEL.time_us(UNKNOWN, {}) is None
-    assert (MODEL.uncaptured_us(10), MODEL.replayed_us(100, 5.0)) == (pytest.approx(30.0), pytest.approx(8.0))
 
 
 def test_arithmetic_goes_at_the_rate_of_what_a_node_computes() -> None:
