@@ -251,7 +251,8 @@ class Graph:
         if len(place) != len(self._nodes) or any(node not in place for node in self._nodes):
             raise GraphError("a new order must contain each node exactly once")
         for node in chosen:
-            late = [p.name for p in _predecessors(node) if place[p] > place[node]]
+            needed = (*(value.producer for value in node.inputs if value.producer is not None), *node.after)
+            late = [before.name for before in needed if place[before] > place[node]]
             if late:
                 raise GraphError(f"{node.name} would run before {', '.join(late)}, which it needs")
         self._nodes = chosen
@@ -268,8 +269,12 @@ class Graph:
         values: dict[Value, Value] = {}
         for value in self._inputs:
             values[value] = copy.add_input(value.type, value.name, role=value.role, static=value.static)
-        twins = [(node, _add_twin(node, copy, values)) for node in self._nodes]
-        for node, twin in twins:
+        for node in self._nodes:  # without operands, which may come later in a graph that is being rewritten
+            types = (out.type for out in node.outputs)
+            twin = copy.add(node.op, (), types, name=node.name, effects=node.effects, cost=node.cost, loc=node.loc)
+            twin.meta = node.meta.copy()
+            values.update(zip(node.outputs, twin.outputs, strict=True))
+        for node, twin in zip(self._nodes, copy._nodes, strict=True):
             attrs = {key: map_arg(arg, values.__getitem__) for key, arg in node.attrs.items()}
             copy.set_args(twin, (map_arg(arg, values.__getitem__) for arg in node.args), attrs)
             twin.after = {copy.node(before.name): None for before in node.after}
@@ -281,12 +286,19 @@ class Graph:
 
     def structure(self) -> tuple[object, ...]:
         """Everything that equality of graphs compares, names included, as nested tuples."""
+        nodes = []
+        for node in self._nodes:
+            operands = (repr(node.args), repr(list(node.attrs.items())), tuple(before.name for before in node.after))
+            said = (node.effects, node.cost, node.loc, repr(node.meta.items()))
+            nodes.append((node.name, node.op, operands, tuple(out.type for out in node.outputs), said))
+        regions = []
+        for index, region in sorted(self.regions.items()):
+            parameters = tuple((value.name, repr(parameter)) for value, parameter in region.parameters.items())
+            regions.append((index, region.index, parameters, repr(region.meta.items())))
         return (
             (self.name, self.kind, self.stage, tuple(sorted(self.hints.items()))),
             tuple((v.name, v.type, v.role, v.static) for v in self._inputs),
-            tuple(_node_structure(node) for node in self._nodes),
-            repr(self._outputs),
-            tuple(_region_structure(region) for _, region in sorted(self.regions.items())),
+            (nodes, repr(self._outputs), regions),
             tuple((name, graph.structure()) for name, graph in self.subgraphs.items()),
         )
 
@@ -305,7 +317,12 @@ class Graph:
 
     def _repr_html_(self) -> str:
         """The text for notebooks, with a colour for each region."""
-        return f"<pre>{''.join(map(_html_line, str(self).splitlines()))}</pre>"
+        lines = []
+        for line in str(self).splitlines():
+            found = re.search(r"\bregion = (\d+)", line)
+            colour = f"hsl({int(found[1]) * 137 % 360} 60% 90%)" if found else "none"
+            lines.append(f'<span style="background: {colour}">{escape(line)}\n</span>')
+        return f"<pre>{''.join(lines)}</pre>"
 
     def to_networkx(self) -> Any:
         """The flow of data as a ``networkx.DiGraph``: inputs and nodes by name, each edge with the values it carries.
@@ -353,47 +370,5 @@ class Graph:
             value.users.pop(node, None)
 
 
-def _add_twin(node: KernelNode, copy: Graph, values: dict[Value, Value]) -> KernelNode:
-    """Add a copy of ``node``, still without operands, as these may come later in a graph that is being rewritten."""
-    types = (out.type for out in node.outputs)
-    twin = copy.add(node.op, (), types, name=node.name, effects=node.effects, cost=node.cost, loc=node.loc)
-    twin.meta = node.meta.copy()
-    values.update(zip(node.outputs, twin.outputs, strict=True))
-    return twin
-
-
-def _html_line(line: str) -> str:
-    found = re.search(r"\bregion = (\d+)", line)
-    shown = escape(line) + "\n"
-    return f'<span style="background: hsl({int(found[1]) * 137 % 360} 60% 90%)">{shown}</span>' if found else shown
-
-
 def _nodes_of(graph: Graph) -> tuple[KernelNode, ...]:
     return tuple(graph._nodes)
-
-
-def _predecessors(node: KernelNode) -> Iterator[KernelNode]:
-    for value in node.inputs:
-        if value.producer is not None:
-            yield value.producer
-    yield from node.after
-
-
-def _node_structure(node: KernelNode) -> tuple[object, ...]:
-    return (
-        node.name,
-        node.op,
-        repr(node.args),
-        repr(list(node.attrs.items())),
-        tuple(out.type for out in node.outputs),
-        node.effects,
-        node.cost,
-        node.loc,
-        tuple(before.name for before in node.after),
-        repr(node.meta.items()),
-    )
-
-
-def _region_structure(region: Region) -> tuple[object, ...]:
-    parameters = tuple((value.name, repr(parameter)) for value, parameter in region.parameters.items())
-    return (region.index, parameters, repr(region.meta.items()))

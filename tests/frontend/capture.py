@@ -6,7 +6,7 @@ The captured graphs run as they are, so that a backward graph comes out of a rea
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,7 +17,6 @@ from torch import fx
 from torch._inductor.compile_fx import compile_fx
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph.frontend.lift import lift
 from pygraph.ir import Graph, KernelNode, parse
@@ -28,12 +27,11 @@ Boxed: TypeAlias = Callable[[list[Any]], Any]
 
 @dataclass
 class Captured:
-    """One graph as ``inner_compile`` gets it; ``flops`` of its last run, when they were counted."""
+    """One graph as ``inner_compile`` gets it."""
 
     gm: fx.GraphModule
     kind: str
     static_inputs: Sequence[int]
-    flops: int = 0
 
     def lift(self, **options: Any) -> Graph:
         return checked(lift(self.gm, kind=self.kind, static_inputs=self.static_inputs, **options))
@@ -46,30 +44,23 @@ def checked(graph: Graph) -> Graph:
     return graph
 
 
-def kind_of(options: Mapping[str, Any]) -> str:
-    if options.get("is_inference"):
-        return "inference"
-    return "backward" if options.get("is_backward") else "forward"
-
-
 def capture(
     fn: Callable[..., Any],
     *args: Any,
     backward: bool | torch.Tensor = False,
     dynamic: bool | None = None,
-    count_flops: bool = False,
-    around: Callable[[Captured, Boxed, list[Any]], Any] | None = None,
+    around: Callable[[Captured, list[Any]], Any] | None = None,
 ) -> list[Captured]:
     """Run ``fn`` compiled, then its backward when asked to, on that tensor if it is one; the graphs met, in order.
 
-    ``around`` is given each graph, what runs it, and the values to run it on.
+    ``around`` is called in the place of ``run``.
     """
     found: list[Captured] = []
 
     def inner(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[[list[Any]], Any]:
-        found.append(Captured(gm, kind_of(options), options.get("static_input_idxs", ())))
-        run = runner(found[-1], count_flops)
-        return run if around is None else boxed(partial(around, found[-1], run))
+        kind = "backward" if options.get("is_backward") else "inference" if options.get("is_inference") else "forward"
+        found.append(Captured(gm, kind, options.get("static_input_idxs", ())))
+        return boxed(partial(around or run, found[-1]))
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return compile_fx(gm, inputs, inner_compile=inner)
@@ -94,20 +85,11 @@ def boxed(run: Boxed) -> Boxed:
     return call
 
 
-def runner(captured: Captured, count_flops: bool) -> Boxed:
-    """The graph itself, as a boxed function, which notes its flops when asked to."""
-
-    def run(values: list[Any]) -> Any:
-        arguments = list(values)
-        values.clear()
-        if not count_flops:
-            return captured.gm(*arguments)
-        with FlopCounterMode(display=False) as counter:
-            results = captured.gm(*arguments)
-        captured.flops = counter.get_total_flops()
-        return results
-
-    return boxed(run)
+def run(captured: Captured, values: list[Any]) -> Any:
+    """The results of a graph on ``values``, which it takes."""
+    arguments = list(values)
+    values.clear()
+    return captured.gm(*arguments)
 
 
 def capture_inference(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Captured:

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pygraph.frontend.effects import HIDDEN_VIEWS, VIEWS, schema_facts
-from pygraph.frontend.lift import lift
-from pygraph.ir import PURE, TAGS, Effects, Graph
+from pygraph.ir import PURE, TAGS, Effects
 from pygraph.ir.order import dependences
-from tests.frontend.capture import checked, fake, lift_inference, node_of, only
+from tests.frontend.capture import fake, lift_inference, node_of, only
 
 aten = torch.ops.aten
-
-
-def trace(fn: Callable[..., Any], *args: Tensor) -> Graph:
-    """``fn`` traced on fake tensors, those of the meta device standing in for an accelerator."""
-    env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
-    with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True) as mode:
-        fakes = [mode.from_tensor(arg, static_shapes=True) for arg in args]
-    gm = make_fx(fn, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
-    return checked(lift(gm, kind="inference", device_map={"meta": "cuda:0"}))
 
 
 def effects(target: Any, *args: Any, **kwargs: Any) -> Effects:
@@ -61,6 +48,9 @@ ATTENTION, Q = aten._scaled_dot_product_flash_attention_for_cpu.default, fake(1,
         (effects(aten.copy_.default, fake(4), gpu(4)).sync, True),
         (effects(aten.copy_.default, fake(4), gpu(4), True).sync, False),
         (effects(aten.copy_.default, gpu(4), fake(4), value=gpu(4)).sync, False),
+        (effects(aten._to_copy.default, gpu(4), device=torch.device("cpu")).sync, True),
+        (effects(aten._to_copy.default, gpu(4), device=torch.device("cpu"), non_blocking=True).sync, False),
+        (effects(aten._to_copy.default, gpu(4), dtype=torch.float64, value=gpu(4)).sync, False),
         (effects(torch.ops.prims.device_put.default, gpu(4), torch.device("cpu")).sync, True),
         (effects(aten.equal.default, gpu(4), gpu(4), value=True).sync, True),
         (effects(aten.nonzero.default, gpu(4), value=gpu(2, 1)), Effects(sync=True, dynamic=True)),
@@ -85,7 +75,8 @@ ATTENTION, Q = aten._scaled_dot_product_flash_attention_for_cpu.default, fake(1,
         (effects(aten.index_put.default, gpu(4, 4), [MASK], gpu(3), value=gpu(4, 4)), Effects(sync=True)),
         (effects(aten.index_put.default, gpu(4, 4), [MASK], gpu(), value=gpu(4, 4)), PURE),
         (effects(aten.index_put.default, gpu(4, 4), [None, PLACES], gpu(2), value=gpu(4, 4)), PURE),
-        # attention draws only with dropout
+        # draws name the device of their generator; attention draws only with dropout
+        (effects(aten.bernoulli.default, gpu(4), value=gpu(4)), Effects(rng="meta")),
         (effects(ATTENTION, Q, Q, Q, 0.0, value=(Q, fake(1, 2, 4))).rng, None),
         (effects(ATTENTION, Q, Q, Q, 0.1, value=(Q, fake(1, 2, 4))).rng, "cpu"),
     ],
@@ -126,12 +117,6 @@ def test_dropout_draws_a_seed_and_computes_from_it() -> None:
     assert only(graph, "prims.inductor_lookup_seed.default").effects == PURE
 
 
-def test_draws_name_the_device_of_their_generator() -> None:
-    graph = trace(lambda x: torch.rand(4, device=x.device) + torch.bernoulli(x), gpu(4))
-    assert only(graph, "aten.rand.default").effects == Effects(rng="cuda:0")
-    assert only(graph, "aten.bernoulli.default").effects == Effects(rng="cuda:0")
-
-
 # -- the host ----------------------------------------------------------------------------------------------------------
 
 
@@ -141,14 +126,6 @@ def test_reading_a_value_waits_for_it() -> None:
     item = only(graph, "aten._local_scalar_dense.default")
     assert item.effects == Effects(sync=True)
     assert item.meta.get(TAGS) == "data_dependent_output"
-
-
-def test_copies_from_an_accelerator_wait_unless_told_not_to() -> None:
-    def step(x: Tensor, c: Tensor) -> list[Tensor]:
-        return [x.cpu(), x.to("cpu", non_blocking=True), c.to(x.device), x.to(torch.float64)]
-
-    graph = trace(step, gpu(4), torch.randn(4))
-    assert [node.effects.sync for node in graph.nodes] == [True, False, False, False]
 
 
 # -- checks, barriers, tags --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pygraph.frontend.lift import backward_static_inputs, held_inputs, lent_inputs, lift, result_paths
 from pygraph.frontend.names import FrontendError, resolve_op
 from pygraph.ir import CONSTANT, Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Type, symbol
-from tests.frontend.capture import Boxed, Builder, Captured, capture, capture_inference, fake, lift_inference, node_of
+from tests.frontend.capture import Builder, Captured, capture, capture_inference, fake, lift_inference, node_of, run
 
 
 class Block(nn.Module):
@@ -162,10 +162,10 @@ def test_autograd_holds_tangents_until_a_backward_returns_but_not_what_was_saved
     model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
     seen: list[tuple[Captured, dict[str, StorageWeakRef]]] = []
 
-    def watched(captured: Captured, run: Boxed, values: list[Any]) -> Any:
+    def watched(captured: Captured, values: list[Any]) -> Any:
         names = [node.name for node in captured.gm.graph.find_nodes(op="placeholder")]
         memory = {n: StorageWeakRef(v.untyped_storage()) for n, v in zip(names, values, strict=True)}
-        results = run(values)
+        results = run(captured, values)
         left = {name: ref for name, ref in memory.items() if not ref.expired()}
         seen.append((captured, left))
         return results

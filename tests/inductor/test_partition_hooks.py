@@ -1,61 +1,103 @@
-"""What Inductor's program becomes under a decision: cuts, order, and the record held against what was decided."""
+"""What Inductor's program becomes under a decision: cuts, order, what is kept out whatever Inductor's patterns make of
+it, and the record held against what was decided."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch._inductor import config
+from torch._inductor.fx_passes import pad_mm
 
 import pygraph
 from pygraph.inductor.compile import compare
 from pygraph.inductor.decision import Decision, Placed
 from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
+from pygraph.ir import CAPTURABLE, REASON, Graph, Stage, sources
+from pygraph.passes import Pass, PassContext, PassResult
 from pygraph.report.model import GraphReport
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
+REST = "placement,partitioning"
+aten = torch.ops.aten
 
-def compile_and_check(function: Callable[..., Any], *inputs: torch.Tensor, forbid: str = "") -> GraphReport:
-    """Compile with one operator forbidden, hold results against eager, return the report."""
-    passes = f"legality{{forbid=[{forbid}]}},placement,partitioning"
+
+@dataclass(frozen=True)
+class KeepOut(Pass):
+    """A user's pass, as in the documentation: leaves uncaptured what a function computes."""
+
+    name: ClassVar[str] = "keep-out"
+    requires: ClassVar[Stage] = Stage.JUDGED
+    ensures: ClassVar[Stage] = Stage.JUDGED
+
+    function: str = ""
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        chosen = [n for n in graph.nodes if any(function == self.function for _, function in sources(n))]
+        for node in chosen:
+            node.meta.set(CAPTURABLE, False)
+            node.meta.set(REASON, "kept-out")
+        return PassResult(bool(chosen))
+
+
+def forbidding(op: str) -> Sequence[Any]:
+    return [f"legality{{forbid=[{op}]}},{REST}"]
+
+
+def keeping_out(function: str) -> Sequence[Any]:
+    return ["legality", KeepOut(function), REST]
+
+
+def compiled(function: Callable[..., Any], passes: Sequence[Any], *inputs: torch.Tensor) -> GraphReport:
+    """The report of ``function`` compiled under ``passes``, once its results have been held against eager."""
     ours = torch.compile(function, backend="pygraph", options={"passes": passes})
     with torch.no_grad():
         for _ in range(4):
             fresh = [torch.randn_like(x) for x in inputs]
-            torch.testing.assert_close(ours(*fresh), function(*fresh))
+            torch.testing.assert_close(ours(*fresh), function(*fresh), rtol=1e-4, atol=1e-4)
     (report,) = pygraph.reports()
     assert report.error is None
     return report
 
 
-def held(report: GraphReport) -> set[str]:
-    """The FX nodes inside emitted regions."""
-    return {name for region in report.regions for name in region.nodes}
+def assert_outside(report: GraphReport, kernel: str) -> None:
+    """A kernel of that name runs, and no region has one."""
+    assert any(kernel in name for name in report.emitted.outside)
+    assert not any(kernel in name for region in report.emitted.regions for name in region.kernels)
+
+
+def assert_captured(report: GraphReport, kernel: str) -> None:
+    assert any(kernel in name for region in report.emitted.regions for name in region.kernels)
+    assert "replay" in {region.state for region in report.regions}
+
+
+def square(*sizes: int) -> torch.Tensor:
+    return torch.empty(*(sizes or (32, 32)))
+
+
+# -- cuts and order ----------------------------------------------------------------------------------------------------
+
+SORT = forbidding("aten.sort.default")
 
 
 def test_a_forbidden_operator_is_outside_and_cuts_the_program_in_two() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(x @ w)
-        values = torch.sort(y, dim=-1).values
-        return torch.tanh(values @ w)
+        return torch.tanh(torch.sort(torch.relu(x @ w), dim=-1).values @ w)
 
-    report = compile_and_check(f, torch.randn(4, 4), torch.randn(4, 4), forbid="aten.sort.default")
+    report = compiled(f, SORT, square(), square())
+    assert_outside(report, "sort")
     assert len(report.regions) == 2
-    assert "sort" not in held(report)
     assert any("sort" in name for step in report.record.outside for name in step.origins)
-    assert report.emitted is not None
-    assert any("sort" in kernel for kernel in report.emitted.outside)
 
 
 def test_a_forbidden_pointwise_operator_takes_its_fused_kernel_along() -> None:
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return (torch.sin(x @ w) + 1) @ w
-
-    report = compile_and_check(f, torch.randn(4, 4), torch.randn(4, 4), forbid="aten.sin.default")
-    assert "sin" not in held(report)
+    report = compiled(lambda x, w: (torch.sin(x @ w) + 1) @ w, forbidding("aten.sin.default"), square(), square())
+    assert not any("sin" in name for region in report.regions for name in region.nodes)
     assert any("left outside: forbidden" in note for note in report.notes)
     assert len(report.regions) == 2
 
@@ -66,14 +108,191 @@ def test_independent_cuts_are_brought_together() -> None:
         b = torch.sort(torch.tanh(x @ w.t()), dim=-1).values @ w
         return a, b
 
-    report = compile_and_check(f, torch.randn(4, 4), torch.randn(4, 4), forbid="aten.sort.default")
-    assert len(report.regions) == 2
-    assert [region.state for region in report.regions] == ["replay", "replay"]
+    assert [region.state for region in compiled(f, SORT, square(), square()).regions] == ["replay", "replay"]
 
 
 def test_a_graph_without_any_capturable_launch_has_no_region() -> None:
-    report = compile_and_check(lambda x: torch.sort(x, dim=-1).values, torch.randn(4, 4), forbid="aten.sort.default")
+    report = compiled(lambda x: torch.sort(x, dim=-1).values, SORT, square())
     assert (report.regions, report.coverage) == ([], 0.0)
+
+
+# -- addmm: after the decision --------------------------------------------------------------------------------------
+
+
+def times(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ w
+
+
+def plus(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return x + b
+
+
+def linear(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.sort(plus(times(x, w), b)).values @ w
+
+
+LINEAR = (square(), square(), square(32))
+
+
+@pytest.mark.parametrize(
+    ("passes", "reason"),
+    [
+        (forbidding("aten.mm.default"), "forbidden"),
+        (forbidding("aten.addmm"), "forbidden"),
+        (keeping_out("plus"), "kept-out"),
+    ],
+)
+def test_addmm_is_outside_where_either_half_or_itself_is(passes: Sequence[Any], reason: str) -> None:
+    report = compiled(linear, passes, *LINEAR)
+    assert_outside(report, "addmm")
+    assert "addmm_default (aten.addmm.default), made from mm, add, was left outside: " + reason in report.notes
+
+
+def test_a_chain_of_patterns_keeps_out_what_it_must_and_no_more() -> None:
+    def chain(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return plus(times(x @ w + b, w) @ w, b)
+
+    report = compiled(chain, keeping_out("plus"), *LINEAR)
+    assert_captured(report, "addmm")
+    made = {one.name: one.reason for run in report.record.runs for step in run for one in step.made}
+    assert sorted(map(str, made.values())) == ["None", "kept-out"]
+
+
+# -- patterns that ran before the decision --------------------------------------------------------------------------
+
+
+def weights(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) / 8.0, dim=-1)
+
+
+def attending(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(weights(q, k) @ v @ w)
+
+
+ATTENTION = (*(square(2, 4, 128, 64) for _ in range(3)), square(64, 64))
+
+
+@pytest.mark.parametrize("passes", [forbidding("aten.bmm"), keeping_out("weights")])
+def test_attention_is_outside_where_a_part_of_it_is(passes: Sequence[Any]) -> None:
+    report = compiled(attending, passes, *ATTENTION)
+    assert_outside(report, "scaled_dot_product")
+    assert_captured(report, "mm")
+    (left,) = report.uncaptured()
+    assert left.loc is not None, "a node that a pattern made has the line of what it replaced"
+
+
+def test_attention_is_captured_where_nothing_is_kept_out() -> None:
+    assert_captured(compiled(attending, forbidding("aten.sort"), *ATTENTION), "scaled_dot_product")
+
+
+def test_a_product_that_is_padded_is_outside_with_its_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, y)
+
+    def f(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.sort(batched(x, y)).values @ w
+
+    monkeypatch.setattr(pad_mm, "check_device", lambda a, b: True)
+    monkeypatch.setattr(pad_mm, "has_triton", lambda: True)
+    with config.patch(force_shape_pad=True):
+        report = compiled(f, keeping_out("batched"), square(2, 36, 35), square(2, 35, 32), square())
+    assert_outside(report, "bmm")
+    assert_outside(report, "cpp_fused_")
+    assert_captured(report, "sort")
+
+
+class Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.normed(self.conv(x)))
+
+
+@pytest.mark.parametrize("kept_out", ["normed", "no_such_function"])
+def test_a_convolution_that_a_norm_was_folded_into_is_outside_where_the_norm_is(kept_out: str) -> None:
+    with config.patch(freezing=True):
+        report = compiled(Normed().eval(), keeping_out(kept_out), square(2, 3, 8, 8))
+    assert "batch_norm" not in str(report.graph)
+    check = assert_outside if kept_out == "normed" else assert_captured
+    check(report, "convolution")
+
+
+# -- lowerings and passes that are no patterns, after the decision ---------------------------------------------------
+
+
+@pytest.mark.parametrize(("kept_out", "check"), [("times", assert_outside), ("no_such_function", assert_captured)])
+def test_what_a_pattern_lowers_itself_follows_what_it_matched(kept_out: str, check: Callable[..., None]) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.sort(torch.relu(torch.nn.functional.conv2d(times(x, x), w))).values
+
+    with config.patch(freezing=True):
+        report = compiled(f, keeping_out(kept_out), square(2, 3, 8, 8), square(8, 3, 3, 3))
+    check(report, "convolution")
+
+
+def fuse_by_hand(graph: torch.fx.Graph) -> None:
+    """A user's pass of Inductor's, without patterns: the product and the addition become one operator."""
+    for add in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        product, bias = add.args
+        with graph.inserting_before(add):
+            fused = graph.call_function(aten.addmm.default, (bias, *product.args))
+        fused.meta = dict(add.meta)
+        add.replace_all_uses_with(fused)
+        graph.erase_node(add)
+        graph.erase_node(product)
+
+
+def insert(graph: torch.fx.Graph) -> None:
+    """A pass that makes a node, and replaces none."""
+    for node in graph.find_nodes(op="call_function", target=aten.sort.default):
+        operand = node.args[0]
+        with graph.inserting_before(node):
+            absolute = graph.call_function(aten.neg.default, (graph.call_function(aten.neg.default, (operand,)),))
+        for made in (absolute, absolute.args[0]):
+            made.meta["val"] = operand.meta["val"]
+        node.args = (absolute, *node.args[1:])
+
+
+def test_what_another_pass_fuses_is_outside_where_a_part_of_it_is() -> None:
+    with config.patch(post_grad_custom_pre_pass=fuse_by_hand):
+        report = compiled(linear, keeping_out("times"), *LINEAR)
+    assert_outside(report, "addmm")
+    assert any("made from add, mm, was left outside: kept-out" in note for note in report.notes)
+
+
+def test_what_cannot_be_traced_is_outside_and_noted() -> None:
+    with config.patch(post_grad_custom_pre_pass=insert):
+        report = compiled(linear, keeping_out("no_such_function"), *LINEAR)
+    assert_outside(report, "cpp_fused_")
+    assert sum("made from nodes that are not known, was left outside: unknown-node" in n for n in report.notes) == 2
+    assert_captured(report, "sort")
+    assert len(report.regions) == 2
+
+
+def test_random_operators_that_are_chained_in_subgraphs_are_captured() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        dropped = torch.nn.functional.dropout(torch.relu(x @ x), 0.5)
+        return torch.nn.functional.dropout(dropped @ x, 0.5)
+
+    ours = torch.compile(f, backend="pygraph", options={"inductor": {"fallback_random": True}})
+    with torch.no_grad():
+        for seed in range(4):
+            torch.manual_seed(seed)
+            expected = f(torch.randn(32, 32))
+            torch.manual_seed(seed)
+            torch.testing.assert_close(ours(torch.randn(32, 32)), expected)
+    (report,) = pygraph.reports()
+    assert_captured(report, "native_dropout")
+    assert report.emitted.outside == ()
+
+
+# -- the record and the decision ---------------------------------------------------------------------------------------
 
 
 def decision(**reasons: str | None) -> Decision:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import networkx as nx
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
@@ -16,18 +17,6 @@ from pygraph.ir.order import memory_roots
 from pygraph.testing.strategies import operator_graphs
 
 graphs = operator_graphs()
-
-
-def closure(nodes: tuple[KernelNode, ...], edges: list[tuple[KernelNode, KernelNode]]) -> dict[KernelNode, set[str]]:
-    """For each node, the names of all nodes that must run before it."""
-    before: dict[KernelNode, set[str]] = {node: set() for node in nodes}
-    direct: dict[KernelNode, list[KernelNode]] = {node: [] for node in nodes}
-    for first, then in edges:
-        direct[then].append(first)
-    for node in nodes:
-        for first in direct[node]:
-            before[node] |= {first.name} | before[first]
-    return before
 
 
 def conflicts(one: KernelNode, other: KernelNode, roots: dict[Value, Value]) -> bool:
@@ -55,28 +44,18 @@ def observe(graph: Graph) -> tuple[object, dict[str, str]]:
     return interpret(graph, trace=trace), trace
 
 
-@settings(max_examples=50, deadline=None)
-@given(graphs)
-def test_strategies_keep_the_rules(graph: Graph) -> None:
-    verify(graph)
-
-
-@settings(max_examples=80, deadline=None)
-@given(graphs)
-def test_dependences_are_the_closure_of_conflicts(graph: Graph) -> None:
+@settings(max_examples=100, deadline=None)
+@given(operator_graphs(max_nodes=20))
+def test_dependences_are_the_closure_of_conflicts_and_linear_in_number(graph: Graph) -> None:
     note(str(graph))
+    verify(graph)
     roots = memory_roots(graph)
     nodes = graph.nodes
-    pairs = [(a, b) for j, b in enumerate(nodes) for a in nodes[:j] if conflicts(a, b, roots)]
-    assert closure(nodes, dependences(graph)) == closure(nodes, pairs)
-
-
-@settings(max_examples=50, deadline=None)
-@given(operator_graphs(max_nodes=30))
-def test_dependences_are_linear_in_number(graph: Graph) -> None:
-    note(str(graph))
     edges = dependences(graph)
-    operands = sum(len(node.inputs) + len(node.effects.writes) + len(node.after) for node in graph.nodes)
+    pairs = [(a, b) for j, b in enumerate(nodes) for a in nodes[:j] if conflicts(a, b, roots)]
+    found, wanted = (nx.transitive_closure_dag(nx.DiGraph(order)) for order in (edges, pairs))
+    assert set(found.edges) == set(wanted.edges)
+    operands = sum(len(node.inputs) + len(node.effects.writes) + len(node.after) for node in nodes)
     assert len(edges) <= 3 * operands + 4 * len(graph)
     assert len(edges) == len(set(edges))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from pygraph.ir import REASON, UPLOAD, Graph, KernelNode, Value, base_name, map_arg, memory_roots
@@ -134,13 +134,9 @@ def use_twins(graph: Graph, node: KernelNode, twins: Mapping[Value, Value]) -> N
     graph.set_args(node, [map_arg(arg, twin_of) for arg in node.args], attrs)
 
 
-def put_after(graph: Graph, places: Sequence[tuple[KernelNode, KernelNode | None]]) -> None:
-    """Bring each first node of ``places`` to right behind the second one (None: to the start), all in one pass."""
-    moved = frozenset(node for node, _ in places)
-    behind: dict[KernelNode | None, list[KernelNode]] = {}
-    for node, before in places:
-        behind.setdefault(before, []).append(node)
-    order = behind.get(None, [])
-    for node in graph.nodes:
-        order += [] if node in moved else [node, *behind.get(node, [])]
-    graph.reorder(order)
+def put_after(graph: Graph, behind: Mapping[KernelNode, KernelNode | None]) -> None:
+    """Bring each key of ``behind`` to right behind its value (None: to the start), all in one pass."""
+    place: dict[KernelNode | None, int] = {node: i for i, node in enumerate(graph.nodes)}
+    place[None] = -1
+    order = {node: (place[behind[node]], 1) if node in behind else (place[node], 0) for node in graph.nodes}
+    graph.reorder(sorted(graph.nodes, key=order.__getitem__))

@@ -96,10 +96,10 @@ class _Mover:
         staying = self._staying(wanted)
         served = [node for node in self.graph.nodes if node not in wanted and node not in self.apart]
         copies = [node for node in served if is_copy_in(node, self.target) and node.inputs[0].producer in wanted]
-        made: list[tuple[KernelNode, KernelNode]] = []
+        made: dict[KernelNode, KernelNode | None] = {}
         for node in wanted:
             if node in staying:
-                made.append((self._make_twin(node), node))
+                made[self._make_twin(node)] = node
             else:
                 self._move(node)
                 node.meta.set(PLACEMENT, f"moved from cpu to {self.target.device}")

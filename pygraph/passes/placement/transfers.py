@@ -94,7 +94,7 @@ def _upload_singly(
         else:
             use_twins(graph, user, {request.value: uploaded})
     graph.erase(*idle)
-    put_after(graph, [(single, request.since) for request, single in made.items()])
+    put_after(graph, {single: request.since for request, single in made.items()})
     return list(made.values()), len(idle)
 
 

@@ -36,8 +36,8 @@ _CHUNK = 1 << 30
 class Arena:
     """The address space of one capture, disjoint from that of every other arena that is open.
 
-    ``chunks`` are the reserved ranges as (address, bytes), ``allocations`` in the order of allocation. Closing, or
-    dropping the last reference, unmaps everything.
+    ``chunks`` are the reserved ranges as (address, bytes), ``allocations`` in their order, ``by_storage`` by
+    the address that their storage begins at. Closing, or dropping the last reference, unmaps everything.
     """
 
     def __init__(self, native: ModuleType) -> None:
@@ -45,7 +45,7 @@ class Arena:
         self.allocations: list[Allocation] = []
         self._native = native
         self._next = self._end = 0
-        self._by_base: dict[int, Allocation] = {}
+        self.by_storage: dict[int, Allocation] = {}
 
     def __del__(self) -> None:
         if hasattr(self, "_native"):  # an exception may have come before
@@ -73,14 +73,10 @@ class Arena:
         base = self._take(front + nbytes, front)
         allocation = Allocation(*key, base + front, nbytes, born)
         self.allocations.append(allocation)
-        self._by_base[base] = allocation
+        self.by_storage[base] = allocation
         layout = (list(size), list(stride), dtype, offset)
         tensor: torch.Tensor = self._native.tensor_at(allocation.address, front + nbytes, *layout)
         return tensor
-
-    def owner(self, storage_base: int) -> Allocation | None:
-        """The allocation whose storage begins at ``storage_base``."""
-        return self._by_base.get(storage_base)
 
     def _take(self, nbytes: int, front: int) -> int:
         """The start of ``nbytes`` new bytes; ``front`` bytes behind it lies a multiple of _ALIGNMENT."""
@@ -171,7 +167,7 @@ class Recorder:
         """Whose memory ``tensor`` shows. Raises CaptureError when that is not known, or it shows more than that."""
         self.check_plain(tensor)
         base, address = self.native.storage_base(tensor), self.native.element_address(tensor)
-        allocation = self.arena.owner(base)
+        allocation = self.arena.by_storage.get(base)
         if allocation is None:
             candidates = self._constant_bases.get(base)
             if not candidates:

@@ -113,15 +113,6 @@ def test_born_counts_the_launches_before(driver: HostDriver) -> None:
     assert len(recording.launches) == 2
 
 
-def test_addresses_are_given_back_with_the_recording(driver: HostDriver, call: RegionCall) -> None:
-    recording = driver.capture(call.fn, call.args)
-    address = payload(recording).arena.chunks[0][0]
-    assert mapped(address)
-    del recording
-    gc.collect()
-    assert not mapped(address)
-
-
 def test_an_executable_outlives_its_recording_and_lets_go_when_closed(driver: HostDriver, call: RegionCall) -> None:
     executable, recording = make_executable(driver, call)
     address = payload(recording).arena.chunks[0][0]
