@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pygraph.bench.process import gist
@@ -25,7 +24,7 @@ _PICTURES = {"gains": ("Gains over Inductor's modes", "wall_us"), "memory": ("Re
 """Title, and the ratio that is drawn, by the word that ends the file's name."""
 
 
-def write_all(folder: Path, found: Document, more: Mapping[str, Iterable[str]] = MappingProxyType({})) -> None:
+def write_all(folder: Path, found: Document, more: Mapping[str, Iterable[str]] | None = None) -> None:
     """Write ``results.json``, ``results.md`` and, where matplotlib is installed, pictures. Raises OSError."""
     write(folder / "results.json", found)
     plots = importlib.util.find_spec("matplotlib") is not None
@@ -37,12 +36,12 @@ def write_all(folder: Path, found: Document, more: Mapping[str, Iterable[str]] =
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def page(found: Document, pictures: str | None = None, more: Mapping[str, Iterable[str]] = MappingProxyType({})) -> str:
+def page(found: Document, pictures: str | None = None, more: Mapping[str, Iterable[str]] | None = None) -> str:
     """The page. ``pictures`` is the base name of pictures that lie beside it, ``more`` are lines of further sections
     by title."""
     rows = found["workloads"]
     shown = [f"![{_PICTURES[kind][0]}]({pictures}-{kind}.png)" for kind in _kinds(found)] if pictures else []
-    sections: dict[str, Iterable[str]] = {"WRONG RESULTS": _wrong(found), **more}
+    sections: dict[str, Iterable[str]] = {"WRONG RESULTS": _wrong(found), **(more or {})}
     for domain in dict.fromkeys(row["domain"] for row in rows.values()):
         sections[domain.capitalize()] = _table({n: row for n, row in rows.items() if row["domain"] == domain})
     sections["Left out, failed, and to be noted"] = _rest(found)
