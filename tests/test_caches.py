@@ -52,7 +52,7 @@ graphs = to_json(pygraph.reports())["graphs"]
 for graph in graphs:
     del graph["times_ms"]
     for one in graph["passes"]:
-        del one["ms"]
+        del one["time_ms"]
 print(json.dumps({
     "imported": imported,
     "graphs": graphs,
