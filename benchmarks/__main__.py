@@ -23,7 +23,7 @@ from benchmarks.sides import SUITE_SIDES
 from benchmarks.workload import Workload
 from pygraph.bench.process import gist
 from pygraph.bench.render import LOSS, line, page, with_head, write_all
-from pygraph.bench.results import SCHEMA, Document, document, machine, row_of, wall_ratio, write
+from pygraph.bench.results import SCHEMA, Document, document, machine, row_of, write
 from pygraph.bench.sides import BASELINES, OURS, REFERENCE, sides_for
 from pygraph.bench.timing import Bench, Program
 from pygraph.logs import working
@@ -173,6 +173,12 @@ def headline(name: str, row: Document) -> str:
             loud = "WRONG RESULTS" if found["status"] == "wrong" else found["status"]
             parts.append(f"{side} {loud}: {gist(found['error'])[:160]}")
     return f"{name}: {'; '.join(parts) or 'nothing was measured'}"
+
+
+def wall_ratio(row: Document, side: str) -> float | None:
+    """A program's ratio of wall time over ``side``; None where none may be shown."""
+    found = row["ratios"].get(side, {}).get("wall_us")
+    return None if found is None else float(found["ratio"])
 
 
 def geometric(found: Document, side: str) -> tuple[float | None, int]:

@@ -23,7 +23,7 @@ from pygraph.bench.timing import Measured, Program
 from pygraph.cache import write_atomically
 from pygraph.runtime.identity import kernel_driver
 
-__all__ = ["LEVEL", "Document", "document", "machine", "median_interval", "row_of", "wall_ratio", "write"]
+__all__ = ["LEVEL", "Document", "document", "machine", "median_interval", "row_of", "write"]
 
 Document = Mapping[str, Any]
 SCHEMA = 2
@@ -111,12 +111,6 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
             break
         chosen, confidence = k, 1 - 2 * tail
     return ordered[chosen - 1], ordered[count - chosen], max(confidence, 0.0)
-
-
-def wall_ratio(row: Document, side: str) -> float | None:
-    """A program's ratio of wall time over ``side``; None where none may be shown."""
-    found = row["ratios"].get(side, {}).get("wall_us")
-    return None if found is None else float(found["ratio"])
 
 
 def machine(device: str) -> dict[str, Any]:

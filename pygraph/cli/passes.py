@@ -12,13 +12,11 @@ from pygraph.passes.pipeline import default_registry, option_texts, path_of
 
 __all__ = ["passes"]
 
-_WIDTH = 100
-
 
 @click.command()
 def passes() -> None:
     """List the passes that pipelines can name: stages, options with types and defaults, and where they come from."""
-    click.echo("\n\n".join("\n".join(_lines(name)) for name in default_registry.names()))
+    click.echo("\n\n".join("\n    ".join(_lines(name)) for name in default_registry.names()))
 
 
 def _lines(name: str) -> Iterator[str]:
@@ -26,14 +24,10 @@ def _lines(name: str) -> Iterator[str]:
         cls = default_registry.lookup(name)
     except OptionError as error:
         yield f"{name}  (cannot be used)"
-        yield from _wrapped(str(error))
+        yield from textwrap.wrap(str(error), 96)
         return
     yield f"{name}  ({cls.requires.value} → {cls.ensures.value if cls.ensures else 'as before'})"
-    yield from _wrapped((cls.__doc__ or "").strip().partition("\n")[0])
+    yield from textwrap.wrap((cls.__doc__ or "").strip().partition("\n")[0], 96)
     for option, type_text, default in option_texts(cls):
-        yield f"    {option}: {type_text}" + (", required" if default is None else f" = {default}")
-    yield f"    from {path_of(cls)}"
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+        yield f"{option}: {type_text}" + (", required" if default is None else f" = {default}")
+    yield f"from {path_of(cls)}"

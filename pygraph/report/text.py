@@ -255,12 +255,11 @@ def _section(section: Section) -> Iterator[RenderableType]:
             table.add_row(Text(f"… and {len(section.rows) - _ROWS} more", style="dim"))
         yield table
     if section.notes:
-        left = len(section.notes) - _NOTES
-        bullets = Table.grid(padding=(0, 1, 0, 0))
-        bullets.add_column(no_wrap=True)
-        bullets.add_column(overflow="fold")
-        for note in [*section.notes[:_NOTES], *([f"… and {left} more"] if left > 0 else [])]:
-            bullets.add_row("•", Text(clean(note)))
+        bullets = Table.grid("", "", padding=(0, 1, 0, 0))
+        for note in section.notes[:_NOTES]:
+            bullets.add_row("•", Text(clean(note), overflow="fold"))
+        if len(section.notes) > _NOTES:
+            bullets.add_row("•", f"… and {len(section.notes) - _NOTES} more")
         yield bullets
 
 

@@ -21,7 +21,6 @@ from pygraph.report.facts import (
     measured_text,
     membership,
     percent,
-    summarize,
     unselected,
     why,
 )
@@ -72,15 +71,6 @@ def test_membership_is_that_of_the_emitted_program_then_of_the_plan() -> None:
     report.regions.clear()
     assert membership(report) == {"mm": 0, "relu": 0, "add": 1, "view": 1}
     assert membership(failed_report()) == {}
-
-
-def test_a_summary_adds_graphs_up() -> None:
-    summary = summarize([full_report(), failed_report()])
-    assert (summary.graphs, summary.programs, summary.errors, summary.regions) == (2, 1, 1, 2)
-    assert (summary.launches, summary.selected_launches, summary.replayed_launches) == (4, 3, 2)
-    assert (summary.replays, summary.captures, summary.uncaptured, summary.breaks) == (1234, 2, 1, 1)
-    assert summary.coverage is None, "nobody knows what plain Inductor launches"
-    assert summarize([full_report()]).coverage == 0.75
 
 
 def test_equal_rows_are_folded_in_order_of_first_occurrence() -> None:

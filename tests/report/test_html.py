@@ -124,16 +124,13 @@ def test_every_operator_is_a_box_in_its_colour() -> None:
     assert "#graph0_inference-3" in page.having("href")
 
 
-def test_edges_are_data_or_dashed_order() -> None:
+def test_many_operators_are_drawn_region_by_region_and_the_rest_is_said_to_be_left_out() -> None:
     report = full_report()
     assert report.graph is not None
     report.graph.add_order(report.graph.node("mm"), report.graph.node("view"))
     picture = draw(report)
-    assert (picture.flow.count("M"), picture.order.count("M")) == (7, 1)
-
-
-def test_many_operators_are_drawn_region_by_region_and_the_rest_is_said_to_be_left_out() -> None:
-    picture = draw(full_report(), limit=5)
+    assert (picture.flow.count("M"), picture.order.count("M")) == (7, 1), "edges are data, or order that effects demand"
+    picture = draw(report, limit=5)
     assert [(box.kind, box.label) for box in picture.boxes] == [
         ("region", "region 0"),
         ("outside", "item"),
