@@ -114,15 +114,14 @@ class DeviceModel:
 
     def gflops(self, dtype: str | None) -> float:
         """The rate of products in ``dtype``, GFLOP/s: the general one where nothing is known of it."""
-        return next((peak.gflops for peak in self.peaks if peak.dtype == dtype), self.peak_gflops)
+        return self.peak_gflops if dtype is None else dict(self.peaks).get(dtype, self.peak_gflops)
 
     def with_tf32(self) -> DeviceModel:
         """The model of a program that multiplies float32 in TF32; the same one where that rate is not known."""
-        found = next((peak for peak in self.peaks if peak.dtype == "tf32"), None)
-        if found is None:
+        rates = dict(self.peaks)
+        if "tf32" not in rates:
             return self
-        others = tuple(peak for peak in self.peaks if peak.dtype != "f32")
-        return replace(self, peaks=(*others, Peak("f32", found.gflops)))
+        return replace(self, peaks=tuple(Peak(*rate) for rate in (rates | {"f32": rates["tf32"]}).items()))
 
     def as_json(self) -> dict[str, Any]:
         """The model as JSON has it."""
@@ -136,20 +135,13 @@ class DeviceModel:
             peaks = tuple(Peak(str(dtype), float(gflops)) for dtype, gflops in given.pop("peaks").items())
             name, source = str(given.pop("name")), str(given.pop("source"))
             figures: dict[str, Any] = {key: float(value) for key, value in given.items()}
-            model = DeviceModel(name, **figures, peaks=peaks, source=source)
+            rates = (figures["bandwidth_gbs"], figures["peak_gflops"], *(peak.gflops for peak in peaks))
+            costs = figures.values()
+            if not all(0.0 < rate < math.inf for rate in rates) or not all(0.0 <= cost < math.inf for cost in costs):
+                raise ValueError("a rate is zero, or a figure negative or not finite")
+            return DeviceModel(name, **figures, peaks=peaks, source=source)
         except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise ValueError(f"not a device model: {error}") from error
-        _check(model)
-        return model
-
-
-def _check(model: DeviceModel) -> None:
-    figures = {f.name: getattr(model, f.name) for f in fields(model) if f.name not in ("name", "source", "peaks")}
-    figures |= {f"{dtype} gflops": gflops for dtype, gflops in model.peaks}
-    rates = {name for name in figures if name.endswith("gflops")} | {"bandwidth_gbs"}
-    wrong = [n for n, value in figures.items() if not 0.0 <= value < math.inf or (n in rates and value == 0.0)]
-    if wrong:
-        raise ValueError(f"not a device model: {wrong[0]} is {figures[wrong[0]]}")
 
 
 H200 = DeviceModel("h200", 4300.0, 790_000.0, 2.7, 0.9, 0.0011, 0.24, 1.0)

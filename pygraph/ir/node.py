@@ -15,6 +15,7 @@ import sympy
 from pygraph.errors import Location
 from pygraph.ir.cost import UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
+from pygraph.ir.text.words import COST_FIELDS
 from pygraph.ir.types import Device, DType, Type
 
 __all__ = [
@@ -57,7 +58,7 @@ class GraphRef:
     name: str
 
 
-RESERVED = ("flops", "read", "written", "launches", "host_us", "loc", "in", "code")
+RESERVED = (*COST_FIELDS, "loc", "in", "code")
 """Names that ``.pgir`` text gives to a node's cost and source line; no annotation may have them."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,43 +14,9 @@ from pygraph.ir.dims import dim_text
 from pygraph.ir.types import Dim
 from tests.strategies import dims, text_graphs
 
-SEED = """graph @main {kind = inference, stage = partitioned, hints = {s0 = 8}} (
-  %x : f32[s0, 16]@cpu {role = input},
-  %w : f32[16, 4]{1, 16}@cuda:0 {role = parameter, static}
-) {
-  %0 = aten.mm.default(%x, %w) : f32[s0, 4]@cpu {flops = 128*s0, read = floor(s0/2) + 1, loc = "model.py:12"}
-  %vm:2 = aten.var_mean.correction(%0, [1], correction = 0, k = true) : (f32[s0, 1]@cpu, int(Max(s0, 2)))
-  ^n7 = aten._assert_async(%vm.0, None, -1.5e3, #token, $(s0 + 1), graph @sub, complex(1.0, nan)) !barrier
-  %c = aten.copy_.default(%x, %0) after(^n7) : f32[s0, 4]@cpu !writes[0] !aliases[0:0] !rng("cuda:0") {region = 0}
-  return (%0, None, [%x])
-} regions {
-  0 {selected = true, reason = "big"} (%x: patched "moves" 0.2, %w: static "guarded")
-} subgraphs {
-  graph @sub {kind = subgraph, stage = lifted} (%g : opaque<"Generator"> {role = input}) { return () }
-}
-"""
-PIECES = [
-    "(",
-    ")",
-    "{",
-    "}",
-    "[",
-    "]",
-    "%x",
-    "^n7",
-    "@cpu",
-    "#t",
-    '"',
-    "\\",
-    "\n",
-    "//",
-    "**",
-    "9" * 40,
-    "e9",
-    "!",
-    "-",
-]
-PIECES += ["$(", "s0", "=", ",", ":", "\0", "\ud800", "é", "f32[", "after(", "None", "/0", "%", "floor(", "oo"]
+SEED = Path(__file__).parents[1].joinpath("ir", "sample.pgir").read_text(encoding="utf-8")
+PIECES = [*'(){}[]"\\', *"\n!-=,:%\0\ud800é", "%x", "^n7", "@cpu", "#t", "//", "**", "/0", "9" * 40, "e9", "s0", "oo"]
+PIECES += ["$(", "f32[", "after(", "None", "floor("]
 
 
 @settings(max_examples=50, deadline=None)

@@ -10,7 +10,7 @@ import re
 __all__ = ["COST_FIELDS", "name_text", "quote", "symbol_text", "unquote", "word_text"]
 
 COST_FIELDS = ("flops", "read", "written", "launches", "host_us")
-"""Annotation names that hold a node's cost; see also ``node.RESERVED``."""
+"""Annotation names that hold a node's cost."""
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:(?:\.|::)[A-Za-z0-9_]+)*")
 _NAME = re.compile(r"[A-Za-z0-9_]+")
