@@ -229,32 +229,3 @@ def test_a_grouped_convolution_keeps_the_branches_of_the_library(driver: Driver)
     theirs = shape(int(plain.raw_cuda_graph()))
     assert ours == theirs, f"captured {ours}, by torch's own capture {theirs}"
     made.executable.close()
-
-
-# -- how long a replay takes ------------------------------------------------------------------------------------------
-
-LAUNCHES = 300
-ROUNDS_TIMED = 15
-EXCESS = 1.06
-"""What a replay may take beyond the plain graph: its outputs are allocated, and the host is in between. A third of a
-microsecond in each kernel would come to a fifth."""
-
-
-def chain(args: list[Any]) -> tuple[Any, ...]:
-    x = args[0]
-    for _ in range(LAUNCHES):
-        x = x.sin()
-    return (x,)
-
-
-def test_patched_kernels_are_no_slower(driver: Driver) -> None:
-    x = torch.randn(64, 64, device="cuda")
-    replay = captured(driver, chain, [torch.randn(64, 64, device="cuda")]).executable.replay
-    outputs = replay([x])
-    assert outputs is not None
-    assert torch.equal(outputs[0], chain([x])[0])
-    plain, kept = plain_graph(lambda: chain([x]))
-    rounds = [(microseconds(lambda: replay([x]), 20), microseconds(plain.replay, 20)) for _ in range(ROUNDS_TIMED)]
-    ours, theirs = (min(times) for times in zip(*rounds, strict=True))
-    assert ours <= EXCESS * theirs, f"{ours:.1f} µs a replay, {theirs:.1f} µs a plain graph"
-    assert torch.equal(kept[0], outputs[0])
