@@ -29,11 +29,8 @@ def test_what_a_replay_returns_is_as_uncaptured(driver: Driver) -> None:
 
     made = captured(driver, region, [cuda(4, 3), 7])
     kinds = [output.kind for output in made.program.recording.outputs]
-    assert kinds == [
-        *map(OutputKind, ("argument", "view", "scalar", "scalar")),
-        *[OutputKind.FRESH] * 3,
-        OutputKind.SCALAR,
-    ]
+    names = ("argument", "view", "object", "object", "fresh", "same", "fresh", "object")
+    assert kinds == [*map(OutputKind, names)]
     for x in (cuda(4, 3), cuda(400)[128:140].view(4, 3)):
         outputs = made.executable.replay([x, 7])
         assert outputs is not None
@@ -132,7 +129,7 @@ def test_module_constants_are_read_where_they_lie(driver: Driver) -> None:
     exec("def region(args):\n    return args[0] + table, table\n", module)
     made = captured(driver, module["region"], [cuda(TABLE_SIZE)])
     recording = made.program.recording
-    assert recording.outputs[1].kind is OutputKind.CONSTANT_TENSOR
+    assert recording.outputs[1].kind is OutputKind.OBJECT
     assert any(a.kind is AllocationKind.CONSTANT and a.address == table.data_ptr() for a in recording.allocations)
     for _ in range(2):
         x = cuda(TABLE_SIZE)
