@@ -115,7 +115,7 @@ class DeviceModel:
 
     @staticmethod
     def from_json(data: Any) -> DeviceModel:
-        """The model whose fields are ``data``. Raises ValueError for anything else, and for figures that none can be."""
+        """The model whose fields ``data`` has. Raises ValueError for anything else, and for impossible figures."""
         try:
             given = dict(data)
             peaks = {str(dtype): float(gflops) for dtype, gflops in given.pop("peaks").items()}
