@@ -111,8 +111,9 @@ def compare(decision: Decision, record: ProgramRecord) -> tuple[list[str], set[i
         for one in (one for step in steps for one in step.made if one.reason is not None):
             notes.append(f"region {index} holds {one.name} ({one.op}), which has to stay outside: {one.reason}")
             forbidden.add(index)
-    if len(record.regions) > len(decision.regions):
-        notes.append(f"{len(record.regions)} regions were emitted where {len(decision.regions)} were decided")
+    decided = {placed.region for placed in decision.nodes.values()} - {None}
+    if len(record.regions) > len(decided):
+        notes.append(f"{len(record.regions)} regions were emitted where {len(decided)} were decided")
     inside = {name for steps in record.regions for step in steps for name in step.origins}
     made = {one.name: one for step in record.outside for one in step.made if one.reason is not None}
     for one in made.values():
