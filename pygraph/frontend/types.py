@@ -134,7 +134,7 @@ _ENUMERATED = (torch.layout, torch.memory_format)
 
 
 def literal(arg: Any, types: TypeReader, env: Mapping[fx.Node, Any]) -> Arg:
-    """``arg`` of an FX node in the IR; ``env`` says what a node inside it stands for: a value, or a structure of some."""
+    """``arg`` of an FX node in the IR. ``env`` has what nodes stand for: a value, or a structure of some."""
     if isinstance(arg, fx.Node):
         return literal(env[arg], types, env)
     if arg is None or isinstance(arg, (bool, int, float, complex, str, Value, GraphRef)):

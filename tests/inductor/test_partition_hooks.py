@@ -321,7 +321,7 @@ FOLDED = {
         ),
         (
             ProgramRecord(((Step(("buf0",), ("addmm",), True, None, (MADE,)),),), (True,)),
-            decision(mm="forbidden"),
+            decision(mm="forbidden", relu=None),
             "region 0 holds addmm (aten.addmm.default), which has to stay outside: forbidden",
         ),
         (
