@@ -79,7 +79,7 @@ def test_written_arguments_are_told_from_read_ones(driver: Driver) -> None:
         return (cache.sum(),)
 
     made = captured(driver, region, [cuda(4, 8), cuda(8, 8)[0], cuda(8, 8)])
-    assert made.written == {0}
+    assert made.program.written == {0}
 
 
 def test_module_constants_are_read_where_they_lie(driver: Driver) -> None:

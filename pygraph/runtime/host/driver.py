@@ -40,7 +40,7 @@ def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
     graph = native.HostGraph(program.layout.nbytes)
     graph.set_name(program.name)
     sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is AllocationKind.POOL}
-    arguments = add_arguments(graph, program, capture.arguments, capture.written)
+    arguments = add_arguments(graph, program, capture.arguments)
     places = {(AllocationKind.INPUT, index): (source, 0) for index, source in arguments.items()}
     for index, offset in program.layout.offsets.items():
         places[AllocationKind.POOL, index] = _WORKSPACE, offset

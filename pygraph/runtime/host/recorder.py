@@ -121,10 +121,10 @@ class Operand:
 class Recorder:
     """One capture: what is recorded while it is made, and what its recording's payload is.
 
-    ``payloads`` match ``launches``. ``arguments`` are stand-ins or Python values; ``written`` those that any launch
-    writes; ``exclusive`` the pairs of a written argument and another that one operator is given, which must not overlap
-    at replay, as they did not when recorded. ``same`` maps the position of an output to that of an earlier one which is
-    the same object. ``constants`` are the tensors of the compiled module, by name.
+    ``payloads`` match ``launches``. ``arguments`` are stand-ins or Python values; ``exclusive`` the pairs of a written
+    argument and another that one operator is given, which must not overlap at replay, as they did not when recorded.
+    ``same`` maps the position of an output to that of an earlier one which is the same object. ``constants`` are the
+    tensors of the compiled module, by name.
     """
 
     def __init__(self, native: ModuleType, arena: Arena, constants: Mapping[str, torch.Tensor]) -> None:
@@ -133,7 +133,6 @@ class Recorder:
         self.arguments: tuple[Any, ...] = ()
         self.launches: list[Launch] = []
         self.payloads: list[Kernel | OperatorLaunch] = []
-        self.written: set[int] = set()
         self.exclusive: set[tuple[int, int]] = set()
         self.offset_sensitive: set[int] = set()
         self.same: dict[int, int] = {}
@@ -248,7 +247,6 @@ class Recorder:
                 arguments[owner.index] = operand.writes or arguments.get(owner.index, False)
             uses.append(Use(position, start, nbytes, operand.reads, operand.writes))
         written = {index for index, writes in arguments.items() if writes}
-        self.written |= written
         if kind is LaunchKind.OPERATOR:
             # Operators look at whether what they write overlaps what else they are given, and then do another thing.
             self.exclusive.update((w, other) for w in written for other in arguments if other != w)
