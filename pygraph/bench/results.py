@@ -1,7 +1,7 @@
 """The document of a benchmark: medians, ratios within rounds with their intervals, and what went wrong.
 
-The rule: no ratio of or over a side that failed, or whose results are not known to be eager's. The page and the
-pictures read this document, and nothing else.
+The rule: no ratio of or over a side that failed, or whose results are not known to be eager's. The page reads this
+document, and nothing else.
 """
 
 from __future__ import annotations
