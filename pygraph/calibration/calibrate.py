@@ -22,7 +22,7 @@ import torch
 from pygraph import compat
 from pygraph.calibration.store import identity_of
 from pygraph.errors import CaptureError
-from pygraph.ir import DeviceModel, Peak
+from pygraph.ir import DeviceModel
 from pygraph.runtime.contract import Driver, make_driver
 from pygraph.runtime.region import Region
 
@@ -88,20 +88,20 @@ def _model(kind: str, samples: dict[str, list[float]], flops: dict[str, float], 
     launch_us = statistics.median(line.slope for line in uncaptured)
     us = {name: statistics.median(times) for name, times in samples.items()}
     kernel = us["small kernel"]
-    peaks = [Peak(name, work / (us[name] - kernel) / 1e3) for name, work in flops.items() if us[name] > kernel]
+    peaks = {name: work / (us[name] - kernel) / 1e3 for name, work in flops.items() if us[name] > kernel}
     traffic_us = us["large kernel"] - kernel
     if launch_us <= 0.0 or traffic_us <= 0.0 or len(peaks) < len(flops):
         raise ValueError("large programs take no longer than small ones")
     return DeviceModel(
         name=identity_of(kind).device,
         bandwidth_gbs=2 * nbytes / traffic_us / 1e3,
-        peak_gflops=peaks[0].gflops,
+        peak_gflops=next(iter(peaks.values())),
         launch_us=launch_us,
         replay_us=max(statistics.median(line.intercept for line in replayed), 0.0),
         node_us=max(statistics.median(line.slope for line in replayed), 0.0),
         patch_us=max(statistics.median(m.slope - r.slope for m, r in zip(moved, replayed, strict=True)), 0.0),
         kernel_us=kernel,
-        peaks=tuple(peaks),
+        peaks=peaks,
         source=f"calibrated {datetime.date.today().isoformat()}",
     )
 

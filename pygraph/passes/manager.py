@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -290,7 +290,7 @@ def write_reproducer(
     header = {
         "pipeline": pipeline,
         "device": ctx.device,
-        "model": ctx.model.name if known else json.dumps(ctx.model.as_json()),  # nobody else may have its figures
+        "model": ctx.model.name if known else json.dumps(asdict(ctx.model)),  # nobody else may have its figures
         "values": ", ".join(f"{symbol}={value}" for symbol, value in sorted(ctx.values.items())),
         "error": " ".join(error.split()),
     }

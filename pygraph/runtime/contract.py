@@ -94,6 +94,13 @@ class Program:
     name: str = ""
     alignment: int = 16
 
+    @property
+    def written(self) -> frozenset[int]:
+        """Positions of the arguments that a launch may write: exact where uses are known, else all that it is given and
+        that is not known to be read only."""
+        inputs, launches = [slot for slot in self.slots if slot.kind is AllocationKind.INPUT], self.recording.launches
+        return frozenset(slot.index for slot in inputs if launches[slot.launch].may_write(slot.word, slot.key))
+
 
 class Executable:
     """A captured region, ready to be replayed any number of times. ``kept`` is what the native ``region`` points into.
@@ -173,12 +180,10 @@ def check_program(program: Program) -> None:
         raise CaptureError("invalid-program", "the fresh allocations are not those of the outputs")
 
 
-def add_arguments(region: Any, program: Program, arguments: Sequence[Any], written: Collection[int]) -> dict[int, int]:
+def add_arguments(region: Any, program: Program, arguments: Sequence[Any]) -> dict[int, int]:
     """Tell ``region`` what each argument has to be. Returns argument ▸ number of the source of its address.
-
-    ``arguments`` are the stand-ins that were captured, ``written`` positions of those that a launch may write.
-    """
-    recording = program.recording
+    ``arguments`` are the stand-ins that were captured."""
+    recording, written = program.recording, program.written
     allocations = {a.index: a for a in recording.allocations if a.kind is AllocationKind.INPUT}
     sources: dict[int, int] = {}
     for index, argument in enumerate(arguments):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pygraph.runtime.contract import Program
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region, RegionOptions
 from tests.runtime.programs import region_calls
@@ -34,15 +35,15 @@ def check(region: Region, call: RegionCall, args: list[Any]) -> None:
 
 def test_donated_buffers_of_a_backward_are_written() -> None:
     _, (call,) = region_calls("train")
-    region = region_of(call)
+    made: list[Program] = []
+    region = Region(call.fn, HostDriver(), name="real", on_capture=made.append)
     for seed in range(5):
         check(region, call, call.fresh(seed))
-    (variant,) = region._variants.under(())
     before = call.fresh(1)
     after = copy_arguments(before)
     call.run(after)
     mutated = {i for i, pair in enumerate(zip(before, after, strict=True)) if not same_bits(*pair)}
-    assert mutated <= variant.written
+    assert mutated <= made[0].written
     assert mutated or torch.__version__ < "2.13", "the memory of a saved activation is used again"
     assert region.record.replays == 3
 
