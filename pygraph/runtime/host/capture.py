@@ -47,7 +47,12 @@ def capture_region(native: ModuleType, fn: Callable[[list[Any]], Sequence[Any]],
         with only_capture():
             recorder = Recorder(native, arena, module_constants(fn))
             recorder.arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
-            return _finish(recorder, _run(recorder, fn))
+            returned = _run(recorder, fn)
+            recorder.same = repeated(returned)
+            outputs = tuple(_output(recorder, value) for value in returned)
+            allocations = (*arena.allocations, *recorder.constant_allocations)
+            sensitive = frozenset(recorder.offset_sensitive)
+            return Recording(tuple(recorder.launches), allocations, outputs, recorder, sensitive)
     except BaseException:
         arena.close()
         raise
@@ -59,7 +64,8 @@ def _argument(recorder: Recorder, index: int, value: Any) -> Any:
         recorder.check_plain(value)
         if value.storage_offset() * value.itemsize + extent(value) > value.untyped_storage().nbytes():
             raise CaptureError("unsupported-tensor", f"argument {index} has no memory for its elements")
-        return recorder.stand_in(index, value)
+        key, offset = (AllocationKind.INPUT, index), int(value.storage_offset())
+        return recorder.arena.tensor(key, value.size(), value.stride(), value.dtype, offset=offset)
     if type(value) in _SCALARS:
         return value
     raise CaptureError("unsupported-argument", f"argument {index} is {type(value).__name__}")
@@ -112,9 +118,7 @@ def _recording(recorder: Recorder, name: str, value: Any, source: str) -> Callab
         return recorder.allocate
     if value is _guards._reinterpret_tensor:
         return functools.partial(_reinterpret, recorder, value)
-    if isinstance(value, types.BuiltinFunctionType):
-        if not value.__name__.startswith("_empty_strided_"):
-            return None
+    if isinstance(value, types.BuiltinFunctionType) and value.__name__.startswith("_empty_strided_"):
         reason = "pinned-memory" if value.__name__.endswith("_pinned") else "foreign-device"
         return functools.partial(_refuse, reason, value.__name__)
     if callable(value) and type(value).__module__.startswith(_FOREIGN_CODE):
@@ -130,13 +134,6 @@ def _reinterpret(recorder: Recorder, function: Callable[..., torch.Tensor], *arg
 
 def _refuse(reason: str, detail: str, *_args: Any, **_kwargs: Any) -> None:
     raise CaptureError(reason, detail)
-
-
-def _finish(recorder: Recorder, returned: Sequence[Any]) -> Recording:
-    recorder.same = repeated(returned)
-    outputs = tuple(_output(recorder, value) for value in returned)
-    allocations = (*recorder.arena.allocations, *recorder.constant_allocations)
-    return Recording(tuple(recorder.launches), allocations, outputs, recorder, frozenset(recorder.offset_sensitive))
 
 
 def _output(recorder: Recorder, value: Any) -> Output:

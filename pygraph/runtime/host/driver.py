@@ -1,7 +1,4 @@
-"""The host driver: captures regions of Inductor's CPU programs and replays them in one native call each.
-
-A program becomes a native graph, with every address of the capture accounted for.
-"""
+"""The host driver: captures regions of Inductor's CPU programs and replays them in one native call each."""
 
 from __future__ import annotations
 
@@ -13,14 +10,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import (
-    Executable,
-    Program,
-    ScratchPool,
-    add_arguments,
-    add_outputs,
-    check_program,
-)
+from pygraph.runtime.contract import Executable, Program, ScratchPool, add_arguments, add_outputs, check_program
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
@@ -101,7 +91,6 @@ class HostDriver:
     def exchange_state(
         self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Under the generator's own lock."""
         before: torch.Tensor = self._native.exchange_state(generator, to, expected)
         return before
 
