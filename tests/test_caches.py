@@ -220,7 +220,7 @@ class Idle(Pass):
 
 def test_each_part_of_a_decision_and_of_the_machine_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     mm = Placed("aten.mm.default", 0, None, True)
-    base = Decision("cpu", {"mm": mm}, (0,), frozenset({0}), "legality")
+    base = Decision("cpu", {"mm": mm}, frozenset({0}), "legality")
     changes: list[dict[str, Any]] = [{}, {"pipeline": "legality,placement"}, {"nodes": {"mm_1": mm}}]
     changes += [{"nodes": {"mm": replace(mm, **change)}} for change in ({"region": 1}, {"op": "aten.bmm.default"})]
     changes += [{"nodes": {"mm": replace(mm, region=None, reason="x", capturable=False)}}]
@@ -257,7 +257,7 @@ def test_sources_that_may_shape_a_program_change_the_key(tmp_path: Path) -> None
 def test_the_module_of_a_users_pass_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module without a file, as of a notebook, is another one in each process."""
     module, keys = tmp_path / "users_pass.py", []
-    base = Decision("cpu", {}, (), frozenset(), "legality,idle")
+    base = Decision("cpu", {}, frozenset(), "legality,idle")
     for helper in ("HELPER = 1", "HELPER = 2", None, None):
         module.write_text(helper or "")
         monkeypatch.setattr(sys.modules[__name__], "__file__", str(module) if helper else None)

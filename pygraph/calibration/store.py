@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,7 +63,7 @@ def save(identity: Identity, model: DeviceModel) -> Path | None:
     try:
         if path is None:
             raise OSError(f"there is no folder for it; set {cache.VARIABLE}")
-        content = {"identity": identity._asdict(), "model": model.as_json()}
+        content = {"identity": identity._asdict(), "model": asdict(model)}
         cache.write_atomically(path, json.dumps(content, indent=1))
     except OSError as error:
         _log.warning("the calibration is not kept: %s", error)

@@ -51,8 +51,8 @@ def calibrate(device: str | None, no_save: bool) -> None:
     table = Table("figure", "measured", f"built in ({built_in.name})", box=None, padding=(0, 2, 0, 0))
     for field, name in _FIGURES.items():
         table.add_row(name, _number(getattr(model, field)), _number(getattr(built_in, field)))
-    for peak in model.peaks:
-        table.add_row(f"matrix products, {peak.dtype}, GFLOP/s", _number(peak.gflops), "–")
+    for dtype, gflops in model.peaks.items():
+        table.add_row(f"matrix products, {dtype}, GFLOP/s", _number(gflops), "–")
     console = Console(width=shutil.get_terminal_size().columns if sys.stdout.isatty() else 100, highlight=False)
     console.print(model.label, markup=False, soft_wrap=True)
     console.print(table)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 from torch.utils.flop_counter import flop_registry
@@ -36,35 +36,23 @@ from pygraph.ir import (
 from pygraph.ir.cost import total
 from pygraph.ir.types import as_dim
 
-__all__ = ["COSTS", "CostFormula", "cost_of", "register_cost"]
-
-CostFormula: TypeAlias = Callable[[KernelNode], Cost]
-
-COSTS: dict[str, CostFormula] = {}
-"""Whole costs by operator, named without overload; ``register_cost`` adds to it."""
-
-
-def register_cost(*ops: str) -> Callable[[CostFormula], CostFormula]:
-    """Register a function of a node as the whole cost of ``ops``, named without overload (``mylib.gather``)."""
-
-    def register(formula: CostFormula) -> CostFormula:
-        COSTS.update(dict.fromkeys(ops, formula))
-        return formula
-
-    return register
+__all__ = ["cost_of"]
 
 
 def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
     """The cost of ``node``; that of a call of a subgraph is the sum of the subgraph's nodes, looked up in ``graph``."""
     base = base_name(node.op)
     name = base.rstrip("_")  # an operator in place costs what the other one does
-    formula = COSTS.get(base) or COSTS.get(name)
-    if formula is not None:
-        return formula(node)
     if is_symbolic(node.op) or base in VIEWS or base in _FREE or base == CONSTANT:
         return FREE
     if base in _RUNS_SUBGRAPH and graph is not None:
         return total(inner.cost for ref in graph_refs_in(node.args) for inner in graph.subgraphs[ref.name].nodes)
+    if name in _GATHERS:
+        return _gather(node)
+    if name in _SCATTERS:
+        return _scatter(node)
+    if name == "aten.convolution_backward":
+        return _convolution_backward(node)
     if name in _MOVES:
         return _plain(node, 0)
     if name in _FILLS:
@@ -137,6 +125,17 @@ _ELEMENTWISE = words(
 )
 """One operation for each element of the results, beside the operators that are tagged pointwise."""
 
+_GATHERS = words(
+    """
+    aten._unsafe_index aten._unsafe_masked_index aten.embedding aten.gather aten.index aten.index_select aten.take
+    """
+)
+_SCATTERS = words(
+    """
+    aten._unsafe_index_put aten._unsafe_masked_index_put_accumulate aten.index_add aten.index_copy aten.index_fill
+    aten.index_put aten.scatter aten.scatter_add aten.scatter_reduce
+    """
+)
 _RUNS_SUBGRAPH = ("hop.invoke_subgraph", "hop.tag_activation_checkpoint")
 
 
@@ -204,7 +203,6 @@ def _shapes(arg: Arg) -> Any:
     return _Shape(arg.type.shape) if isinstance(arg, Value) and isinstance(arg.type, TensorType) else arg
 
 
-@register_cost("aten.convolution_backward")
 def _convolution_backward(node: KernelNode) -> Cost:
     """convolution_backward(grad, input, weight, …, transposed [7], …, mask [10]): each gradient takes what the forward
     pass does. Torch's own formula counts the gradient of a grouped weight once for each group."""
@@ -219,20 +217,12 @@ def _convolution_backward(node: KernelNode) -> Cost:
 # -- indexing ----------------------------------------------------------------------------------------------------------
 
 
-@register_cost(
-    *("aten._unsafe_index", "aten._unsafe_masked_index", "aten.embedding", "aten.gather", "aten.index"),
-    *("aten.index_select", "aten.take"),
-)
 def _gather(node: KernelNode) -> Cost:
     """Reads its indices, and of the table as many bytes as it returns."""
     written = _written_bytes(node)
     return Cost(0, as_dim(_bytes_of(node.inputs[1:]) + written), written, 1, 0)
 
 
-@register_cost(
-    *("aten._unsafe_index_put", "aten._unsafe_masked_index_put_accumulate", "aten.index_add", "aten.index_copy"),
-    *("aten.index_fill", "aten.index_put", "aten.scatter", "aten.scatter_add", "aten.scatter_reduce"),
-)
 def _scatter(node: KernelNode) -> Cost:
     """Writes the places that it picks; out of place, the target is copied by a launch of its own before."""
     if not isinstance(node.inputs[0].type, TensorType):

@@ -7,7 +7,7 @@ static inputs tell: roles inform reports, and what memory is worth giving back; 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from torch import fx
@@ -18,7 +18,7 @@ from pygraph.frontend.effects import Call, Path, effects_of, schema_facts, tags_
 from pygraph.frontend.hops import higher_order_effects, wrapped_operator
 from pygraph.frontend.location import location_of
 from pygraph.frontend.names import FrontendError, op_name
-from pygraph.frontend.types import DICT, TypeReader, literal
+from pygraph.frontend.types import TypeReader, literal
 from pygraph.ir import (
     CONSTANT,
     FREE,
@@ -49,21 +49,14 @@ FX_MADE_FROM = "pygraph_made_from"
 """The key of an FX node's ``meta`` for what ``made_from`` says of those that it was made from."""
 
 
-def lift(
-    gm: fx.GraphModule,
-    *,
-    kind: str,
-    static_inputs: Sequence[int] = (),
-    device_map: Mapping[str, str] | None = None,
-) -> Graph:
+def lift(gm: fx.GraphModule, *, kind: str, static_inputs: Sequence[int] = ()) -> Graph:
     """The IR of ``gm``, the module that AOTAutograd hands to ``inner_compile``.
 
     ``kind`` is inference, forward or backward. ``static_inputs`` are positions of inputs whose address stays; the
     list that Inductor gets for a backward graph names every saved tensor, whose address does not: see
-    ``backward_static_inputs``. ``device_map`` renames devices (``{"meta": "cuda:0"}``). Raises FrontendError for a
-    graph that is not in that form.
+    ``backward_static_inputs``. Raises FrontendError for a graph that is not in that form.
     """
-    types = TypeReader(device_map)
+    types = TypeReader()
     graph = _Lifter(gm, Graph("main", kind, Stage.LIFTED), types, frozenset(static_inputs)).run()
     graph.hints = types.hints
     return graph
@@ -176,7 +169,7 @@ class _Lifter:
         self.graph.set_outputs(returned if isinstance(returned, tuple) else (returned,))
 
     def _arg(self, arg: Any) -> Arg:
-        return literal(arg, self.types, lambda node: _as_arg(self.env[node]))
+        return literal(arg, self.types, self.env)
 
 
 # -- structures of results -----------------------------------------------------------------------------------------
@@ -209,15 +202,6 @@ def _rebuild(value: Any, outputs: Iterator[Value]) -> Any:
     if isinstance(value, dict):
         return {key: _rebuild(item, outputs) for key, item in value.items()}
     return None if value is None else next(outputs)
-
-
-def _as_arg(held: Any) -> Arg:
-    if isinstance(held, tuple):
-        return tuple([_as_arg(item) for item in held])
-    if isinstance(held, dict):
-        return (DICT, *((str(key), _as_arg(item)) for key, item in held.items()))
-    found: Arg = held
-    return found
 
 
 # -- what an input is --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -34,23 +34,23 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _functions_on_sizes() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Short names, the first of which wins: operators, then torch.sym_*, then math, then builtins."""
-    for name in operator.__all__:
-        yield name, getattr(operator, name)
-    for name in sorted(vars(torch)):
-        if name.startswith(("sym_", "_sym_")):
-            yield name.removeprefix("_").removeprefix("sym_"), getattr(torch, name)
-    for name in sorted(vars(math)):
-        yield name, getattr(math, name)
-        yield f"math_{name}", getattr(math, name)
-    yield from (("round", round), ("max_of", max), ("min_of", min), ("int_of", int), ("float_of", float))
-
-
 @cache
 def _sym_by_name() -> dict[str, Callable[..., Any]]:
-    found = [(name, function) for name, function in _functions_on_sizes() if callable(function) and name[:2] != "__"]
-    return dict(reversed(found))
+    """Short names, the last of which wins: builtins, math, torch.sym_*, operators."""
+    of_math = vars(math)
+    of_torch = ((name, vars(torch)[name]) for name in sorted(vars(torch), reverse=True))
+    named = {
+        "round": round,
+        "max_of": max,
+        "min_of": min,
+        "int_of": int,
+        "float_of": float,
+        **{f"math_{name}": function for name, function in of_math.items()},
+        **of_math,
+        **{name.removeprefix("_")[4:]: function for name, function in of_torch if name.startswith(("sym_", "_sym_"))},
+        **{name: getattr(operator, name) for name in operator.__all__},
+    }
+    return {name: function for name, function in named.items() if callable(function) and name[:2] != "__"}
 
 
 @cache
@@ -65,8 +65,10 @@ def is_symbolic(op: str) -> bool:
 
 def op_name(target: Any) -> str:
     """The IR's name of a call target. A Python function is named by its module; it may not resolve (a lambda)."""
-    if isinstance(target, (compat.OpOverload, compat.OpOverloadPacket, compat.HigherOrderOperator)):
-        return _registered_name(target)
+    if isinstance(target, compat.HigherOrderOperator):
+        return HOP + str(target.__name__)
+    if isinstance(target, (compat.OpOverload, compat.OpOverloadPacket)):
+        return str(target)
     short = _sym_names().get(target)
     if short is not None:
         return SYM + short
@@ -75,17 +77,14 @@ def op_name(target: Any) -> str:
 
 
 @cache
-def _registered_name(target: Any) -> str:
-    return HOP + str(target.__name__) if isinstance(target, compat.HigherOrderOperator) else str(target)
-
-
-@cache
 def resolve_op(name: str) -> Any:
     """What FX calls for ``name``. Raises FrontendError when this torch has no such operator."""
     found = None
     try:
         if name.startswith(HOP):
-            found = _higher_order(name.removeprefix(HOP))
+            inner = name.removeprefix(HOP)
+            # Some register when their module is first imported, which torch.ops.higher_order does.
+            found = compat.higher_order_operators.get(inner) or getattr(torch.ops.higher_order, inner)
         elif name.startswith(SYM):
             found = _sym_by_name().get(name.removeprefix(SYM))
         elif name.startswith(PYTHON):
@@ -97,8 +96,3 @@ def resolve_op(name: str) -> Any:
     if found is None:
         raise FrontendError(f"this torch has no operator '{name}'")
     return found
-
-
-def _higher_order(name: str) -> Any:
-    # Some register when their module is first imported, which torch.ops.higher_order does.
-    return compat.higher_order_operators.get(name) or getattr(torch.ops.higher_order, name)

@@ -31,7 +31,7 @@ from pygraph.ir import (
 )
 from pygraph.ir.types import as_dim, contiguous_stride
 
-__all__ = ["DICT", "TypeReader", "canonical_expr", "literal", "to_fx_arg"]
+__all__ = ["TypeReader", "literal", "to_fx_arg"]
 
 _DTYPES: dict[torch.dtype, DType] = {
     torch.float64: DType.F64,
@@ -60,16 +60,14 @@ _TORCH_DTYPES = {dtype: known for known, dtype in _DTYPES.items()}
 
 
 class TypeReader:
-    """Reads types off traced values. ``devices`` renames devices, by full name (``meta``, ``cuda:1``).
+    """Reads types off traced values.
 
     ``hints`` are example values of the symbols met so far, by name; unbacked symbols have none.
     """
 
-    def __init__(self, devices: Mapping[str, str] | None = None) -> None:
+    def __init__(self) -> None:
         self.hints: dict[str, int] = {}
         self._expressions: dict[sympy.Basic, sympy.Expr] = {}
-        self._renamed = {old: Device.parse(new) for old, new in (devices or {}).items()}
-        self._devices: dict[torch.device, Device] = {}
         self._tensors: dict[object, TensorType] = {}
 
     def expr(self, value: torch.SymInt | torch.SymFloat) -> sympy.Expr:
@@ -81,16 +79,8 @@ class TypeReader:
             hints: Mapping[sympy.Basic, Any] = {} if env is None else env.backed_var_to_val
             known = {str(symbol): hints.get(symbol) for symbol in found.free_symbols}
             self.hints.update({name: int(hint) for name, hint in known.items() if hint is not None and hint.is_Integer})
-            self._expressions[found] = canonical_expr(found)
+            self._expressions[found] = _canonical(found)
         return self._expressions[found]
-
-    def device(self, device: torch.device) -> Device:
-        """The IR's device for ``device``, renamed when asked to."""
-        found = self._devices.get(device)
-        if found is None:
-            found = self._renamed.get(str(device)) or Device(device.type, device.index)
-            self._devices[device] = found
-        return found
 
     def type_of(self, value: object) -> Type:
         """The type of a tensor, Python or symbolic number, or any other object (opaque, by its class)."""
@@ -117,13 +107,17 @@ class TypeReader:
         found = self._tensors.get(key)
         if found is None:
             spelled = None if stride == contiguous_stride(shape) else stride
-            found = self._tensors[key] = TensorType(dtype, shape, self.device(value.device), spelled)
+            found = self._tensors[key] = TensorType(dtype, shape, _device(value.device), spelled)
         return found
 
 
-def canonical_expr(expr: sympy.Basic) -> sympy.Expr:
+def _canonical(expr: sympy.Basic) -> sympy.Expr:
     """``expr`` of torch in the IR's own terms."""
     return sympy.sympify(canonical(expr))
+
+
+def _device(device: torch.device) -> Device:
+    return Device(device.type, device.index)
 
 
 def _short(value: Any) -> str:
@@ -132,25 +126,25 @@ def _short(value: Any) -> str:
 
 # -- arguments -------------------------------------------------------------------------------------------------------
 
-DICT = Token("dict")
+_DICT = Token("dict")
 _SLICE = Token("slice")
 _OPAQUE = "object."
 _CALLABLE = (compat.OpOverload, compat.OpOverloadPacket, compat.HigherOrderOperator)
 _ENUMERATED = (torch.layout, torch.memory_format)
 
 
-def literal(arg: Any, types: TypeReader, of_node: Callable[[fx.Node], Arg]) -> Arg:
-    """``arg`` of an FX node in the IR; ``of_node`` says what a node inside it stands for."""
+def literal(arg: Any, types: TypeReader, env: Mapping[fx.Node, Any]) -> Arg:
+    """``arg`` of an FX node in the IR. ``env`` has what nodes stand for: a value, or a structure of some."""
     if isinstance(arg, fx.Node):
-        return of_node(arg)
-    if arg is None or isinstance(arg, (bool, int, float, complex, str)):
+        return literal(env[arg], types, env)
+    if arg is None or isinstance(arg, (bool, int, float, complex, str, Value, GraphRef)):
         return arg
     if isinstance(arg, (list, tuple)):
-        return tuple([literal(item, types, of_node) for item in arg])
+        return tuple([literal(item, types, env) for item in arg])
     if isinstance(arg, dict):
-        return (DICT, *((str(key), literal(item, types, of_node)) for key, item in arg.items()))
+        return (_DICT, *((str(key), literal(item, types, env)) for key, item in arg.items()))
     if isinstance(arg, slice):
-        return (_SLICE, *(literal(item, types, of_node) for item in (arg.start, arg.stop, arg.step)))
+        return (_SLICE, *(literal(item, types, env) for item in (arg.start, arg.stop, arg.step)))
     return _constant(arg, types)
 
 
@@ -158,14 +152,14 @@ def _constant(arg: Any, types: TypeReader) -> Arg:
     if isinstance(arg, torch.dtype):
         return _DTYPES.get(arg) or Token(_short(arg))
     if isinstance(arg, torch.device):
-        return types.device(arg)
+        return _device(arg)
     if isinstance(arg, _ENUMERATED):
         return Token(_short(arg))
     if isinstance(arg, (torch.SymInt, torch.SymFloat)):
         expr = types.expr(arg)
         return expr if isinstance(expr, sympy.Expr) else Token(_OPAQUE + "SymBool")
     if isinstance(arg, sympy.Expr):
-        return canonical_expr(arg)
+        return _canonical(arg)
     if isinstance(arg, _CALLABLE):
         return Token(op_name(arg))
     return Token(_OPAQUE + type(arg).__name__)
@@ -179,7 +173,7 @@ def to_fx_arg(arg: Arg, of_value: Callable[[Value], Any]) -> Any:
     if isinstance(arg, Value):
         return of_value(arg)
     if isinstance(arg, tuple):
-        if arg[:1] == (DICT,):
+        if arg[:1] == (_DICT,):
             return {key: to_fx_arg(item, of_value) for key, item in cast("Any", arg[1:])}
         if arg[:1] == (_SLICE,):
             return slice(*(to_fx_arg(item, of_value) for item in arg[1:]))

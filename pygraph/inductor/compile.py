@@ -15,11 +15,10 @@ import torch
 
 from pygraph import compat, version
 from pygraph.calibration.store import stored_model
-from pygraph.frontend.lift import lift
 from pygraph.inductor.decision import Decision
 from pygraph.inductor.emitted import ProgramRecord
 from pygraph.inductor.partition_hooks import PartitionHooks
-from pygraph.ir import CAPTURABLE, CONSTANT, MODELS, REASON, DeviceModel, Graph, TensorType
+from pygraph.ir import CONSTANT, MODELS, DeviceModel, Graph, TensorType
 from pygraph.passes.base import Pass, PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.legality.rules import captured_device
@@ -56,21 +55,12 @@ def compile_under(
     ``program_key``; plain compilations of the same graph have another key.
     """
     legality = next((item for item in passes if isinstance(item, Legality)), Legality())
-    hooks = PartitionHooks(decision, functools.partial(_judge, legality, decision.device))
     with (
-        hooks.active(),
+        PartitionHooks(decision, legality).active(),
         compat.compiler_config.patch(cache_key_tag=tag),
         compat.inductor_config.patch(graph_partition=True),
     ):
         return compat.compile_fx_inner(gm, inputs, **kwargs)
-
-
-def _judge(legality: Legality, device: str, fx_graph: Any) -> Mapping[str, str | None]:
-    """The reason of each node of an FX graph by name, None where it is capturable."""
-    gm = fx_graph.owning_module or torch.fx.GraphModule(torch.nn.Module(), fx_graph)
-    graph = lift(gm, kind="inference")
-    legality.run(graph, PassContext(device, MODELS[device]))
-    return {n.name: None if n.meta.get(CAPTURABLE) else n.meta.get(REASON) or "unknown-node" for n in graph.nodes}
 
 
 def program_key(decision: Decision, passes: Sequence[Pass]) -> str:
@@ -111,8 +101,9 @@ def compare(decision: Decision, record: ProgramRecord) -> tuple[list[str], set[i
         for one in (one for step in steps for one in step.made if one.reason is not None):
             notes.append(f"region {index} holds {one.name} ({one.op}), which has to stay outside: {one.reason}")
             forbidden.add(index)
-    if len(record.regions) > len(decision.regions):
-        notes.append(f"{len(record.regions)} regions were emitted where {len(decision.regions)} were decided")
+    decided = {placed.region for placed in decision.nodes.values()} - {None}
+    if len(record.regions) > len(decided):
+        notes.append(f"{len(record.regions)} regions were emitted where {len(decided)} were decided")
     inside = {name for steps in record.regions for step in steps for name in step.origins}
     made = {one.name: one for step in record.outside for one in step.made if one.reason is not None}
     for one in made.values():

@@ -35,11 +35,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision on a whole graph: nodes by FX name, the number of regions, and which of them are selected."""
+    """The decision on a whole graph: nodes by FX name, and which regions are selected."""
 
     device: str
     nodes: dict[str, Placed]
-    regions: tuple[int, ...]
     selected: frozenset[int]
     pipeline: str
 
@@ -66,4 +65,4 @@ def decide(graph: Graph, device: str, pipeline: str) -> Decision:
             chains=tuple(chain for chain, member in chains.items() if member),
         )
     selected = (index for index, region in graph.regions.items() if region.meta.get(SELECTED) is not False)
-    return Decision(device, nodes, tuple(sorted(graph.regions)), frozenset(selected), pipeline)
+    return Decision(device, nodes, frozenset(selected), pipeline)

@@ -82,9 +82,6 @@ class RecordedMaps(list[object]):
         super().__init__(maps)
         self.record = record
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (RecordedMaps, (list(self), self.record))
-
 
 def program_record(compiled: Any) -> ProgramRecord | None:
     """What was noted while ``compiled`` was made, also when it came from a cache; None when it was not cut."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -20,11 +20,14 @@ from typing import Any
 import torch
 
 from pygraph import compat
+from pygraph.frontend.lift import lift
 from pygraph.frontend.names import op_name
 from pygraph.inductor.decision import BARRIER, RNG, Decision
 from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.inductor.lineage import Lineage, following
-from pygraph.ir import CONSTANT
+from pygraph.ir import CAPTURABLE, CONSTANT, REASON
+from pygraph.passes.base import PassContext
+from pygraph.passes.legality import Legality
 from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.passes.region_order import count_runs, fewest_runs
 
@@ -35,16 +38,13 @@ UNKNOWN = "unknown-node"
 MEMORY_BUDGET = 1.1
 """How far a new order may raise Inductor's estimate of peak memory; the bound that Inductor itself uses."""
 
-Judge = Callable[[Any], Mapping[str, str | None]]
-"""Given the FX graph that Inductor lowers, the reason of each node by name (None: capturable)."""
-
 
 class PartitionHooks:
-    """One compilation under a decision. ``judge`` is asked about nodes that Inductor's own passes made."""
+    """One compilation under a decision. ``legality`` judges the nodes that Inductor's own passes made."""
 
-    def __init__(self, decision: Decision, judge: Judge) -> None:
+    def __init__(self, decision: Decision, legality: Legality) -> None:
         self.decision = decision
-        self._judge = judge
+        self.legality = legality
         self._judged: dict[Any, Mapping[str, str | None]] = {}
         self._reasons: dict[str, str | None] = {}
         self._lineage = Lineage()
@@ -139,6 +139,13 @@ class PartitionHooks:
         if origin.graph not in self._judged:
             self._judged[origin.graph] = self._judge(origin.graph)
         return self._judged[origin.graph].get(origin.name, UNKNOWN)
+
+    def _judge(self, fx_graph: Any) -> Mapping[str, str | None]:
+        """The reason of each node of an FX graph by name, None where it is capturable."""
+        gm = fx_graph.owning_module or torch.fx.GraphModule(torch.nn.Module(), fx_graph)
+        graph = lift(gm, kind="inference")
+        self.legality.run(graph, PassContext(self.decision.device))
+        return {n.name: None if n.meta.get(CAPTURABLE) else n.meta.get(REASON) or UNKNOWN for n in graph.nodes}
 
     def _sources(self, origin: Any) -> tuple[str, ...]:
         """The nodes of the decision that a node was made from; constants launch nothing and decide nothing."""

@@ -1,93 +1,16 @@
 """The IR: values, kernel nodes, graphs, costs, text. Imports sympy and ``pygraph.errors`` only, never torch."""
 
-from pygraph.ir.annotations import (
-    CAPTURABLE,
-    DETAIL,
-    MADE_FROM,
-    PLACEMENT,
-    REASON,
-    REGION,
-    SELECTED,
-    TAGS,
-    Parameter,
-    Region,
-    sources,
-)
-from pygraph.ir.cost import FREE, H200, HOST, MODELS, UNKNOWN, Cost, DeviceModel, Peak
+from pygraph.ir import annotations, cost, effects, graph, node, types
+from pygraph.ir.annotations import *  # noqa: F403 - each of these files says itself which of its names are public
+from pygraph.ir.cost import *  # noqa: F403
 from pygraph.ir.dims import canonical
-from pygraph.ir.effects import PURE, Effects
-from pygraph.ir.graph import Graph, GraphError, Stage
-from pygraph.ir.node import (
-    CONSTANT,
-    UPLOAD,
-    Arg,
-    GraphRef,
-    KernelNode,
-    Location,
-    Meta,
-    MetaKey,
-    Token,
-    Value,
-    base_name,
-    graph_refs_in,
-    map_arg,
-    values_in,
-)
+from pygraph.ir.effects import *  # noqa: F403
+from pygraph.ir.graph import *  # noqa: F403
+from pygraph.ir.node import *  # noqa: F403
 from pygraph.ir.order import dependences, memory_roots
 from pygraph.ir.text.parse import parse
-from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
+from pygraph.ir.types import *  # noqa: F403
 from pygraph.ir.verify import verify
 
-__all__ = [
-    "CAPTURABLE",
-    "CONSTANT",
-    "DETAIL",
-    "FREE",
-    "H200",
-    "HOST",
-    "MADE_FROM",
-    "MODELS",
-    "PLACEMENT",
-    "PURE",
-    "REASON",
-    "REGION",
-    "SELECTED",
-    "TAGS",
-    "UNKNOWN",
-    "UPLOAD",
-    "Arg",
-    "Cost",
-    "DType",
-    "Device",
-    "DeviceModel",
-    "Dim",
-    "Effects",
-    "Graph",
-    "GraphError",
-    "GraphRef",
-    "KernelNode",
-    "Location",
-    "Meta",
-    "MetaKey",
-    "OpaqueType",
-    "Parameter",
-    "Peak",
-    "Region",
-    "ScalarType",
-    "Stage",
-    "TensorType",
-    "Token",
-    "Type",
-    "Value",
-    "base_name",
-    "canonical",
-    "dependences",
-    "graph_refs_in",
-    "map_arg",
-    "memory_roots",
-    "parse",
-    "sources",
-    "symbol",
-    "values_in",
-    "verify",
-]
+__all__ = ["canonical", "dependences", "memory_roots", "parse", "verify"]
+__all__ += [*annotations.__all__, *cost.__all__, *effects.__all__, *graph.__all__, *node.__all__, *types.__all__]

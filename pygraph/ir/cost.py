@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import sympy
 
 from pygraph.ir.types import Dim, as_dim, symbol
 
-__all__ = ["FREE", "H200", "HOST", "MODELS", "UNKNOWN", "Cost", "DeviceModel", "Peak", "evaluate", "total"]
+__all__ = ["FREE", "H200", "HOST", "MODELS", "UNKNOWN", "Cost", "DeviceModel", "evaluate", "total"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def evaluate(value: Dim | None, values: Mapping[str, int]) -> float | None:
 def total(costs: Iterable[Cost]) -> Cost:
     """Sum field by field. One unknown summand makes that field unknown."""
     summands = list(costs)
-    return Cost(*(_sum([getattr(cost, field.name) for cost in summands]) for field in fields(Cost)))
+    return Cost(*(_sum([getattr(cost, one.name) for cost in summands]) for one in fields(Cost)))
 
 
 def _sum(values: list[Dim | None]) -> Dim | None:
@@ -61,13 +61,6 @@ def _sum(values: list[Dim | None]) -> Dim | None:
     symbolic = [value for value in known if isinstance(value, sympy.Expr)]
     number = sum(value for value in known if isinstance(value, int))
     return as_dim(sympy.Add(number, *symbolic)) if symbolic else number
-
-
-class Peak(NamedTuple):
-    """How fast a device multiplies matrices of one element type (its name in ``.pgir`` text), GFLOP/s."""
-
-    dtype: str
-    gflops: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +74,7 @@ class DeviceModel:
     node_us         further host time per captured launch
     patch_us        host time to patch one launch's addresses
     kernel_us       device time that a kernel takes however small
-    peaks           matrix products by element type
+    peaks           rate of matrix products by element type (its name in ``.pgir`` text), GFLOP/s
     source          where the figures come from
     """
 
@@ -93,7 +86,7 @@ class DeviceModel:
     node_us: float
     patch_us: float
     kernel_us: float
-    peaks: tuple[Peak, ...] = ()
+    peaks: Mapping[str, float] = field(default_factory=dict)
     source: str = "built-in"
 
     @property
@@ -114,29 +107,21 @@ class DeviceModel:
 
     def gflops(self, dtype: str | None) -> float:
         """The rate of products in ``dtype``, GFLOP/s: the general one where nothing is known of it."""
-        return self.peak_gflops if dtype is None else dict(self.peaks).get(dtype, self.peak_gflops)
+        return self.peak_gflops if dtype is None else self.peaks.get(dtype, self.peak_gflops)
 
     def with_tf32(self) -> DeviceModel:
         """The model of a program that multiplies float32 in TF32; the same one where that rate is not known."""
-        rates = dict(self.peaks)
-        if "tf32" not in rates:
-            return self
-        return replace(self, peaks=tuple(Peak(*rate) for rate in (rates | {"f32": rates["tf32"]}).items()))
-
-    def as_json(self) -> dict[str, Any]:
-        """The model as JSON has it."""
-        return {**asdict(self), "peaks": dict(self.peaks)}
+        return replace(self, peaks={**self.peaks, "f32": self.peaks["tf32"]}) if "tf32" in self.peaks else self
 
     @staticmethod
     def from_json(data: Any) -> DeviceModel:
-        """What ``as_json`` gave. Raises ValueError when it is anything else, or a figure cannot be one."""
+        """The model whose fields ``data`` has. Raises ValueError for anything else, and for impossible figures."""
         try:
             given = dict(data)
-            peaks = tuple(Peak(str(dtype), float(gflops)) for dtype, gflops in given.pop("peaks").items())
+            peaks = {str(dtype): float(gflops) for dtype, gflops in given.pop("peaks").items()}
             name, source = str(given.pop("name")), str(given.pop("source"))
             figures: dict[str, Any] = {key: float(value) for key, value in given.items()}
-            rates = (figures["bandwidth_gbs"], figures["peak_gflops"], *(peak.gflops for peak in peaks))
-            costs = figures.values()
+            rates, costs = (figures["bandwidth_gbs"], figures["peak_gflops"], *peaks.values()), figures.values()
             if not all(0.0 < rate < math.inf for rate in rates) or not all(0.0 <= cost < math.inf for cost in costs):
                 raise ValueError("a rate is zero, or a figure negative or not finite")
             return DeviceModel(name, **figures, peaks=peaks, source=source)

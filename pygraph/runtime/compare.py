@@ -28,24 +28,12 @@ from pygraph.runtime.tensors import bits, blocks, digest, extent, same_bytes, sp
 if TYPE_CHECKING:
     from pygraph.debug.diagnose import Finding
 
-__all__ = ["Scope", "Verdict", "compare", "observe", "verify"]
+__all__ = ["Verdict", "compare", "observe", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
 _WRONG = ("comparison-failed", "replay-raised")
 """Refusals that a launch of the replay may be to blame for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What a comparison has to know: the ``program`` that is replayed, arguments that it may have ``written``, those
-    whose storage offset is baked (``sensitive``), and the ``spread`` that was found, where the region does not repeat
-    itself."""
-
-    program: Program
-    written: frozenset[int]
-    sensitive: frozenset[int]
-    spread: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +53,7 @@ class Verdict:
 # -- the two comparisons ----------------------------------------------------------------------------------------------
 
 
-def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope) -> Verdict:
+def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any], program: Program) -> Verdict:
     """Replay on copies of ``args``, then run ``fn`` on ``args`` themselves, and hold one against the other.
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
@@ -80,14 +68,14 @@ def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any
     brought back.
     """
     with driver.scratch_pool(args) as scratch:
-        verdict = _compare(fn, driver, executable, args, scope, scratch)
+        verdict = _compare(fn, driver, executable, args, program, scratch)
     if isinstance(verdict, Refusal):
-        verdict = _compare(fn, driver, executable, args, scope, contextlib.nullcontext)
+        verdict = _compare(fn, driver, executable, args, program, contextlib.nullcontext)
     return Verdict(fn(list(args)), verdict) if isinstance(verdict, Refusal) else verdict
 
 
 def _compare(
-    fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope, scratch: ScratchPool
+    fn: Function, driver: Driver, executable: Executable, args: list[Any], program: Program, scratch: ScratchPool
 ) -> Verdict | Refusal:
     """The same with one kind of memory; a Refusal if there was too little, and then ``fn`` has not run on ``args``.
 
@@ -97,7 +85,7 @@ def _compare(
     first: _Outcome | Refusal
     try:
         with scratch():
-            trial = _Trial(fn, driver, executable, args, scope)
+            trial = _Trial(fn, driver, executable, args, program)
             first = trial.replay_on_copies()
     except ReplayError:
         raise
@@ -133,25 +121,26 @@ def verify(
     driver: Driver,
     executable: Executable,
     args: list[Any],
-    scope: Scope,
+    program: Program,
+    spread: Spread | None,
     name: str,
-    unverified: Callable[[str], None],
+    note: Callable[[Refusal], None],
 ) -> Sequence[Any] | None:
     """Answer a call by a replay that was compared with a run of ``fn`` on copies made before.
 
     None, with nothing changed, when there is no room for copies, when ``fn`` raises, or when the executable declines.
-    ``unverified`` is told why a call is answered without having been compared, or is not answered for that reason.
+    ``note`` is told (``unverified``) why a call is answered without having been compared, or is not answered so.
     Raises ReplayError, naming the region ``name``, the output, and the first launch that differs, when they differ.
     """
-    trial = _Trial(fn, driver, executable, args, scope)
+    trial = _Trial(fn, driver, executable, args, program, spread)
     if trial.over_budget is not None:
-        unverified(trial.over_budget)
+        note(Refusal("unverified", trial.over_budget))
         return None
     with driver.scratch_pool(args) as scratch:
-        return _verify(trial, name, scratch, unverified)
+        return _verify(trial, name, scratch, note)
 
 
-def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable[[str], None]) -> Sequence[Any] | None:
+def _verify(trial: _Trial, name: str, scratch: ScratchPool, note: Callable[[Refusal], None]) -> Sequence[Any] | None:
     """The same, of which nothing refers to ``scratch`` memory any more when this returns."""
     try:
         with scratch():
@@ -159,10 +148,10 @@ def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - what the uncaptured run raises, it raises to the caller next
-        unverified(f"an uncaptured run on copies raised {type(error).__name__}: {error}")
+        note(Refusal("unverified", f"an uncaptured run on copies raised {type(error).__name__}: {error}"))
         return None
     if expected is None:
-        unverified("another thread drew from the generator of the uncaptured run")
+        note(Refusal("unverified", "another thread drew from the generator of the uncaptured run"))
         return None
     outputs = trial.executable.replay(list(trial.args))
     if outputs is None:
@@ -171,12 +160,12 @@ def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable
         with scratch():
             differs = trial.unlike(expected, outputs)
     except Exception as error:  # noqa: BLE001 - the replay has answered the call
-        unverified(f"the comparison raised {type(error).__name__}: {error}")
+        note(Refusal("unverified", f"the comparison raised {type(error).__name__}: {error}"))
         return outputs
     if differs is not None:
         found = trial.diagnosed()
         with scratch():
-            near = trial.scope.spread is not None and trial.unlike(expected, outputs, loosely=True) is None
+            near = trial.spread is not None and trial.unlike(expected, outputs, loosely=True) is None
         if near and found is not None and found.right:
             return outputs
         where = "" if found is None else f"; {found.text}"
@@ -193,13 +182,22 @@ class _Trial:
     ``over_budget`` says that copies have no room. ``replaying``: a replay has begun and not ended, or raised.
     """
 
-    def __init__(self, fn: Function, driver: Driver, executable: Executable, args: list[Any], scope: Scope) -> None:
-        self.fn, self.driver, self.executable, self.args, self.scope = fn, driver, executable, args, scope
-        self.random = _Draws(driver, scope.program)
+    def __init__(
+        self,
+        fn: Function,
+        driver: Driver,
+        executable: Executable,
+        args: list[Any],
+        program: Program,
+        spread: Spread | None = None,
+    ) -> None:
+        self.fn, self.driver, self.executable, self.args = fn, driver, executable, args
+        self.program, self.spread = program, spread
+        self.random = _Draws(driver, program)
         self.replaying = False
         self.runs = 0
-        every = blocks(args, scope.sensitive)
-        self.written = [block for block in every if scope.written.intersection(block.members)]
+        every, written = blocks(args, program.recording.offset_sensitive), program.written
+        self.written = [block for block in every if written.intersection(block.members)]
         self.watched = sorted(position for block in self.written for position in block.members)
         saved, full = (sum(block.nbytes for block in chosen) for chosen in (self.written, every))
         budget = driver.spare_bytes()
@@ -261,7 +259,7 @@ class _Trial:
     def _wrong(self, detail: str) -> Refusal:
         """A replay differs where it must not. Operators written in Python are suspected first: what they keep for
         themselves, a replay repeats."""
-        calls = self.scope.program.recording.python
+        calls = self.program.recording.python
         if not calls:
             return Refusal("comparison-failed", detail)
         nodes = tuple(dict.fromkeys(node for call in calls for node in call.nodes))
@@ -272,10 +270,10 @@ class _Trial:
     def _decided(self, outcome: _Outcome) -> list[bool]:
         """For each result, whether a launch that is known to be non-deterministic decides it. An argument with gaps
         between its elements, in which no run writes, is held to its bits."""
-        recording = self.scope.program.recording
+        recording = self.program.recording
         if not any(launch.nondeterministic for launch in recording.launches):
             return [False] * len(outcome.contents)
-        decided = unrepeatable(recording, self.scope.program.slots)
+        decided = unrepeatable(recording, self.program.slots)
         written = [(position, self.args[position]) for position in self.watched]
         dense = [decided(position) and extent(arg) <= arg.nbytes for position, arg in written]
         return [*map(decided, recording.outputs), *dense]
@@ -378,7 +376,7 @@ class _Trial:
         replayed = self._left(outputs, self.args)
         if expected.drew_otherwise(replayed):
             return _RANDOM_STATE.detail
-        spread = [part or 0.0 for part in self.scope.spread or [None] * len(expected.contents)]
+        spread = [part or 0.0 for part in self.spread or [None] * len(expected.contents)]
         return self._inexcusable(expected, replayed) or self._too_far(expected, replayed, spread, loosely=loosely)
 
     # -- either ---------------------------------------------------------------------------------------------------
@@ -393,7 +391,7 @@ class _Trial:
     def diagnosed(self) -> Finding | None:
         """The launch in which a replay differs. Not to be called within scratch memory: it captures. Not looked for
         where that would run the body of an operator that is written in Python."""
-        program = self.scope.program
+        program = self.program
         if program.recording.python:
             return None
         from pygraph.debug.diagnose import diagnose  # needed only where something differs
@@ -415,7 +413,7 @@ class _Trial:
     def _retaken(self) -> list[Any]:
         """Fresh copies of the arguments as they were before any run, and the first of the numbers ``apart``."""
         self.random.restart()
-        every = blocks(self.pristine, self.scope.sensitive)
+        every = blocks(self.pristine, self.program.recording.offset_sensitive)
         wanted = [b for b in every if self.all_copied or set(b.members).intersection(self.watched)]
         return take(self.pristine, wanted).args
 

@@ -16,7 +16,7 @@ from pygraph.runtime.contract import Driver, Executable, Program
 from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
-from pygraph.runtime.slots import SPORADIC, SlotTable, discover, outside, resolve, written_arguments
+from pygraph.runtime.slots import SPORADIC, SlotTable, discover, outside, resolve
 from pygraph.runtime.tensors import extent
 
 __all__ = ["Captured", "capture"]
@@ -27,12 +27,11 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """An executable, the program that it came from, its slots, and the arguments that it may write."""
+    """An executable, the program that it came from, and what explains a capture at another size."""
 
     executable: Executable
     program: Program
     table: SlotTable
-    written: frozenset[int]
 
 
 def capture(
@@ -66,7 +65,7 @@ def capture(
         return doubt
     layout = plan(first, found.slots)
     program = Program(first, found.slots, layout, found.non_pointers, **facts)
-    return Captured(driver.instantiate(program), program, found, written_arguments(first, found.slots))
+    return Captured(driver.instantiate(program), program, found)
 
 
 def _captured_twice(

@@ -23,7 +23,7 @@ from typing import Any
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
-from pygraph.runtime.compare import Scope, Verdict, compare, verify
+from pygraph.runtime.compare import Verdict, compare, verify
 from pygraph.runtime.contract import Driver, Executable, Program
 from pygraph.runtime.critical import capturing, capturing_turn
 from pygraph.runtime.discover import Captured, capture
@@ -253,8 +253,8 @@ class Region:
 
     def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
         if variant.program is not None:
-            scope = self._scope(variant, variant.program)
-            outputs = verify(self._fn, self._driver, executable, args, scope, self.record.name, self._unverified)
+            facts = (executable, args, variant.program, variant.spread, self.record.name)
+            outputs = verify(self._fn, self._driver, *facts, self._note)
         else:
             outputs = executable.replay(args)
         if outputs is None:
@@ -263,10 +263,6 @@ class Region:
         self._prefer(variant)
         self.record.count_replay()
         return outputs
-
-    def _unverified(self, why: str) -> None:
-        """Count a call that was to be compared, and was not."""
-        self._note(Refusal("unverified", why))
 
     def _prefer(self, variant: Variant) -> None:
         """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""
@@ -343,12 +339,11 @@ class Region:
             self._tell(made)
             return outputs
         try:
-            variant.written = made.written
             sensitive = made.program.recording.offset_sensitive
             self._sensitive |= sensitive
             if measures:
                 variant.measurement = Measurement(self._driver, args, sensitive, self._clock, path)
-            verdict = compare(self._fn, self._driver, made.executable, args, self._scope(variant, made.program))
+            verdict = compare(self._fn, self._driver, made.executable, args, made.program)
         except BaseException as error:
             made.executable.close()
             variant.ran = 0
@@ -393,9 +388,6 @@ class Region:
         record.notes.extend(note for note in [*made.table.notes, *tolerated] if note not in record.notes)
         if self._on_capture is not None:
             self._on_capture(program)
-
-    def _scope(self, variant: Variant, program: Program) -> Scope:
-        return Scope(program, variant.written, self._sensitive, variant.spread)
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""

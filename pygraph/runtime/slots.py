@@ -16,7 +16,7 @@ from pygraph.runtime.contract import NonPointerWord, Slot
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Output, Recording, UnownedMemory
 
-__all__ = ["SPORADIC", "AddressMap", "SlotTable", "discover", "outside", "resolve", "written_arguments"]
+__all__ = ["SPORADIC", "AddressMap", "SlotTable", "discover", "outside", "resolve"]
 
 SPORADIC = (
     "half-address",
@@ -373,13 +373,6 @@ def _overlapping(first: Recording, second: Recording) -> Refusal | None:
 
 def _name(key: tuple[AllocationKind, int]) -> str:
     return f"{key[0].value} {key[1]}"
-
-
-def written_arguments(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
-    """Positions of the arguments that a launch may write: exact where uses are known, else all that it is given
-    and that is not known to be read only."""
-    inputs = [slot for slot in slots if slot.kind is AllocationKind.INPUT]
-    return frozenset(slot.index for slot in inputs if recording.launches[slot.launch].may_write(slot.word, slot.key))
 
 
 def outside(recording: Recording, slots: Sequence[Slot]) -> Refusal | None:

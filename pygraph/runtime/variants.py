@@ -99,7 +99,6 @@ class Variant:
     measurement: Measurement | None = None
     program: Program | None = None
     spread: Spread | None = None
-    written: frozenset[int] = frozenset()
     decided: bool = False
     off: State | None = None
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pygraph.errors import PygraphError
-from pygraph.ir import H200, HOST, parse
+from pygraph.ir import MODELS, parse
 from pygraph.passes import PassContext, PassManager
 
 __all__ = ["CheckFailure", "check_file", "check_text"]
@@ -108,9 +108,7 @@ def _run_case(text: str, first: int, settings: dict[str, str]) -> None:
 def _output_of(text: str, first: int, settings: dict[str, str]) -> str:
     graph = parse(text, f"line {first}")
     device = settings.get("DEVICE", "cpu")
-    if settings["RUN"]:
-        context = PassContext(device, HOST if device == "cpu" else H200)
-        PassManager(settings["RUN"], check="full").run(graph, context)
+    PassManager(settings["RUN"], check="full").run(graph, PassContext(device, MODELS[device]))
     return str(graph)
 
 
@@ -129,8 +127,7 @@ def _check_lines(checks: list[_Check], output: str) -> None:
             where = "on the next line" if check.kind == "CHECK-NEXT" else f"after line {at + 1} of the output"
             raise check.fail(f"not found {where}", output)
         _refuse(forbidden, lines[at + 1 : found], output)
-        forbidden = []
-        at = found
+        forbidden, at = [], found
     _refuse(forbidden, lines[at + 1 :], output)
 
 

@@ -33,8 +33,8 @@ class Captured:
     kind: str
     static_inputs: Sequence[int]
 
-    def lift(self, **options: Any) -> Graph:
-        return checked(lift(self.gm, kind=self.kind, static_inputs=self.static_inputs, **options))
+    def lift(self) -> Graph:
+        return checked(lift(self.gm, kind=self.kind, static_inputs=self.static_inputs))
 
 
 def checked(graph: Graph) -> Graph:
@@ -142,8 +142,8 @@ class Builder:
         self.graph.output(outputs)
         return fx.GraphModule(self.attributes, self.graph)
 
-    def lift(self, *outputs: Any, **options: Any) -> Graph:
-        return checked(lift(self.module(*outputs), kind="inference", **options))
+    def lift(self, *outputs: Any) -> Graph:
+        return checked(lift(self.module(*outputs), kind="inference"))
 
 
 def fake(*size: int, **options: Any) -> torch.Tensor:

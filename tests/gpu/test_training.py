@@ -21,7 +21,6 @@ from tests.gpu.programs import (
     compiled,
     device_tensor,
     figures,
-    network,
     replaying_regions,
     wrapped_regions,
 )
@@ -55,8 +54,11 @@ def against_inductor(run: Callable[[Compile], Any], regions: int = 2, *, through
         assert_same(actual, run(torch.compile), through=through)
 
 
-def state(model: nn.Module) -> list[torch.Tensor]:
-    return [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
+def network() -> nn.Module:
+    """A small network with batch statistics and dropout, always with the same parameters."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.LayerNorm(64)]
+    return nn.Sequential(*layers, nn.GELU(), nn.Linear(64, 8)).to(DEVICE)
 
 
 def train(
@@ -83,13 +85,11 @@ def train(
             scaler.step(optimizer)
             scaler.update()
         optimizer.zero_grad(set_to_none=set_to_none)
-    return losses + state(model)
+    return losses + [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"set_to_none": False}, {"accumulate": 2}, {"accumulate": 3, "set_to_none": False}],
-    ids=str,
+    "options", [{}, {"set_to_none": False}, {"accumulate": 2}, {"accumulate": 3, "set_to_none": False}], ids=str
 )
 def test_training_equals_inductor(options: dict[str, Any]) -> None:
     def run(compile: Compile) -> list[torch.Tensor]:
@@ -145,10 +145,8 @@ def test_checkpointing(outside: bool) -> None:
 
 OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
     "adam": lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=True),
-    "adam-capturable": lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=True, capturable=DEVICE == "cuda"),
-    "adamw-tensor-lr": lambda ps: torch.optim.AdamW(
-        ps, lr=torch.tensor(0.01, device=DEVICE), capturable=DEVICE == "cuda"
-    ),
+    "adam-capturable": lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=True, capturable=True),
+    "adamw-tensor-lr": lambda ps: torch.optim.AdamW(ps, lr=torch.tensor(0.01, device=DEVICE), capturable=True),
     "sgd-momentum": lambda ps: torch.optim.SGD(ps, lr=0.01, momentum=0.9, nesterov=True),
 }
 

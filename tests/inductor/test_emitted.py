@@ -75,7 +75,7 @@ OPS = {
 
 
 NODES = {name: Placed(op, 0, None, True, loc=loc) for name, (op, loc) in OPS.items()}
-DECISION = Decision("cpu", NODES, (0,), frozenset({0}), "legality")
+DECISION = Decision("cpu", NODES, frozenset({0}), "legality")
 
 
 def step(buffers: str, *origins: str, launches: bool = True, made: tuple[PatternNode, ...] = ()) -> Step:

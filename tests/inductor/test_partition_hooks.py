@@ -297,7 +297,7 @@ def test_random_operators_that_are_chained_in_subgraphs_are_captured() -> None:
 
 def decision(**reasons: str | None) -> Decision:
     nodes = {n: Placed(f"aten.{n}.default", None if r else 0, r, not r) for n, r in reasons.items()}
-    return Decision("cpu", nodes, (0,), frozenset({0}), "legality")
+    return Decision("cpu", nodes, frozenset({0}), "legality")
 
 
 def step(*origins: str, reason: str | None = None) -> Step:
@@ -321,7 +321,7 @@ FOLDED = {
         ),
         (
             ProgramRecord(((Step(("buf0",), ("addmm",), True, None, (MADE,)),),), (True,)),
-            decision(mm="forbidden"),
+            decision(mm="forbidden", relu=None),
             "region 0 holds addmm (aten.addmm.default), which has to stay outside: forbidden",
         ),
         (
@@ -337,7 +337,7 @@ FOLDED = {
         # a constant that was folded into a kernel bars nothing
         (
             ProgramRecord(((step("held", "held_cuda"),),), (True,)),
-            Decision("cuda", FOLDED, (0,), frozenset({0}), "legality"),
+            Decision("cuda", FOLDED, frozenset({0}), "legality"),
             "",
         ),
     ],

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.contract import NonPointerWord, Slot
+from pygraph.runtime.contract import Layout, NonPointerWord, Program, Slot
 from pygraph.runtime.discover import capture as capture_region
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import (
@@ -26,7 +26,7 @@ from pygraph.runtime.recording import (
     UnownedAddress,
     UnownedMemory,
 )
-from pygraph.runtime.slots import SlotTable, discover, resolve, written_arguments
+from pygraph.runtime.slots import SlotTable, discover, resolve
 from tests.runtime.captures import Capture, reads, writes
 from tests.runtime.fake import FakeDriver, double
 
@@ -185,7 +185,7 @@ def test_captures_that_do_not_repeat_are_refused(change: Callable[[Capture], Any
 )
 def test_scalar_outputs_are_compared_by_type_and_bits(first: object, second: object, same: bool) -> None:
     values = (first, second)
-    table = twice(lambda capture, number: capture.outputs.append(Output(OutputKind.SCALAR, value=values[number])))
+    table = twice(lambda capture, number: capture.outputs.append(Output(OutputKind.OBJECT, value=values[number])))
     assert isinstance(table, SlotTable) is same
 
 
@@ -336,16 +336,19 @@ def test_slots_are_found_again_at_another_size(again: Capture, resolved: bool) -
     assert resolve(again.recording(), table) is None
 
 
+def written(capture: Capture, *slots: Slot) -> frozenset[int]:
+    return Program(capture.recording(), slots, Layout(0, {}, ())).written
+
+
 def test_written_arguments_are_exact_where_accesses_are_known() -> None:
     capture = Capture()
     capture.launch(1, 2, 3, uses=[reads(0, 8), writes(1, 8)])
     capture.launch(1, uses=[reads(0, 8)])
     slots = [Slot(0, 0, INPUT, 0, 0), Slot(0, 1, INPUT, 1, 0), Slot(0, 2, INPUT, 2, 0), Slot(1, 0, INPUT, 3, 0)]
-    assert written_arguments(capture.recording(), slots) == {1}
+    assert written(capture, *slots) == {1}
     capture.launch(1)
-    assert written_arguments(capture.recording(), [*slots, Slot(2, 0, INPUT, 4, 0)]) == {1, 4}
-    pool = Slot(2, 0, POOL, 0, 0)
-    assert written_arguments(capture.recording(), [pool]) == frozenset()
+    assert written(capture, *slots, Slot(2, 0, INPUT, 4, 0)) == {1, 4}
+    assert written(capture, Slot(2, 0, POOL, 0, 0)) == frozenset()
 
 
 # -- words that are no operands ----------------------------------------------------------------------------------------

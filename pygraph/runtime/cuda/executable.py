@@ -21,7 +21,7 @@ from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.cuda.segments import Segments, cut
 from pygraph.runtime.recording import AllocationKind
-from pygraph.runtime.slots import AddressMap, written_arguments
+from pygraph.runtime.slots import AddressMap
 
 __all__ = ["Part", "make_executable", "split", "with_scratch"]
 
@@ -46,7 +46,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
         region = device.native.CudaRegion(graph, capture.device, capture.random)
         region.set_name(program.name)
         _tell(region, program, capture.arguments, nodes, plan, parts)
-        add_outputs(region, device.native.OutputKind, program, capture.same)
+        add_outputs(region, device.native.OutputKind, program)
     return Executable(region, capture.kept)
 
 
@@ -194,7 +194,7 @@ def _places(
     """Tell ``region`` of all memory: the source of each allocation's address, and the bytes to add to it."""
     recording, given, pool = program.recording, AllocationKind.INPUT, AllocationKind.POOL
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is pool}
-    added = add_arguments(region, program, arguments, written_arguments(recording, program.slots))
+    added = add_arguments(region, program, arguments)
     found = {(given, index): (source, 0) for index, source in added.items()}
     for block in plan.blocks:
         source = region.add_block(block.nbytes, block.born, block.died)

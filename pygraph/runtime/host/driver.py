@@ -1,7 +1,4 @@
-"""The host driver: captures regions of Inductor's CPU programs and replays them in one native call each.
-
-A program becomes a native graph, with every address of the capture accounted for.
-"""
+"""The host driver: captures regions of Inductor's CPU programs and replays them in one native call each."""
 
 from __future__ import annotations
 
@@ -13,14 +10,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import (
-    Executable,
-    Program,
-    ScratchPool,
-    add_arguments,
-    add_outputs,
-    check_program,
-)
+from pygraph.runtime.contract import Executable, Program, ScratchPool, add_arguments, add_outputs, check_program
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
@@ -40,7 +30,7 @@ def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
     graph = native.HostGraph(program.layout.nbytes)
     graph.set_name(program.name)
     sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is AllocationKind.POOL}
-    arguments = add_arguments(graph, program, capture.arguments, capture.written)
+    arguments = add_arguments(graph, program, capture.arguments)
     places = {(AllocationKind.INPUT, index): (source, 0) for index, source in arguments.items()}
     for index, offset in program.layout.offsets.items():
         places[AllocationKind.POOL, index] = _WORKSPACE, offset
@@ -56,7 +46,7 @@ def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
             raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
         source, start = places[slot.key]
         graph.add_patch(slot.launch, slot.word, source, start + slot.offset)
-    add_outputs(graph, native.OutputKind, program, capture.same)
+    add_outputs(graph, native.OutputKind, program)
     for pair in sorted(capture.exclusive):
         graph.add_exclusive(*pair)
     return graph
@@ -101,7 +91,6 @@ class HostDriver:
     def exchange_state(
         self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Under the generator's own lock."""
         before: torch.Tensor = self._native.exchange_state(generator, to, expected)
         return before
 

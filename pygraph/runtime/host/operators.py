@@ -245,12 +245,9 @@ def _allocate(recorder: Recorder, call: _Call, fake: torch.Tensor) -> torch.Tens
     """Memory of the region for a result."""
     if fake.device.type != "cpu":
         raise CaptureError("foreign-device", call.name)
-    size, stride = tuple(fake.size()), tuple(fake.stride())
-    if any(type(n) is not int for n in (*size, *stride)):
-        raise CaptureError("dynamic-output", call.name)
-    if any(n > 1 and s == 0 for n, s in zip(size, stride, strict=True)):
+    if any(n > 1 and s == 0 for n, s in zip(fake.size(), fake.stride(), strict=True)):
         raise CaptureError("aliasing-operator", f"{call.name} returns elements that share memory")
-    return recorder.allocate(size, stride, fake.dtype)
+    return recorder.allocate(fake.size(), fake.stride(), fake.dtype)
 
 
 def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:

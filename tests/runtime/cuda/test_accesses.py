@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.runtime.contract import Slot
+from pygraph.runtime.contract import Layout, Program, Slot
 from pygraph.runtime.cuda.observe import Span, with_calls
 from pygraph.runtime.recording import AllocationKind, LaunchKind
-from pygraph.runtime.slots import written_arguments
 from tests.runtime.captures import Capture
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
@@ -23,8 +22,8 @@ def test_an_argument_is_written_unless_its_call_says_that_it_is_only_read() -> N
     launches = with_calls(capture.launches, [span], capture.allocations, [])
     assert [launch.uses for launch in launches] == [None, None]
     assert launches[0].read_only == {(INPUT, 0)}
-    slots = [Slot(0, 0, INPUT, 0, 0), Slot(0, 1, INPUT, 1, 0), Slot(0, 2, POOL, 0, 0), Slot(1, 0, INPUT, 2, 0)]
-    assert written_arguments(capture.recording(launches=launches), slots) == {1, 2}
+    slots = (Slot(0, 0, INPUT, 0, 0), Slot(0, 1, INPUT, 1, 0), Slot(0, 2, POOL, 0, 0), Slot(1, 0, INPUT, 2, 0))
+    assert Program(capture.recording(launches=launches), slots, Layout(0, {}, ())).written == {1, 2}
 
 
 def test_launches_that_use_the_generators_memory_draw() -> None:
