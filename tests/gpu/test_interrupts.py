@@ -39,7 +39,7 @@ def due_region(driver: Driver) -> Region:
 def outcome(args: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
     """What one uncaptured run returns and leaves, and the generator's state after it; nothing else is changed."""
     copies, state = copy_arguments(args), torch.cuda.get_rng_state()
-    outputs, after = list(program(list(copies))), None
+    outputs = list(program(list(copies)))
     after = torch.cuda.get_rng_state()
     torch.cuda.set_rng_state(state)
     return outputs, copies, after
