@@ -71,9 +71,8 @@ def problems(driver: Driver, lines: Lines) -> Iterator[str]:
         args = arguments(seed)
         outputs, left, after = outcome(args)
         ours = region(list(args))
-        if not (
-            same_bits(list(ours), outputs) and same_bits(args, left) and torch.equal(torch.cuda.get_rng_state(), after)
-        ):
+        state = torch.cuda.get_rng_state()
+        if not (same_bits(list(ours), outputs) and same_bits(args, left) and torch.equal(state, after)):
             yield "a later call is wrong"
     if not region.record.replays:
         yield f"not replayed later: {region.record.reason}"
