@@ -124,23 +124,23 @@ def verify(
     program: Program,
     spread: Spread | None,
     name: str,
-    unverified: Callable[[str], None],
+    note: Callable[[Refusal], None],
 ) -> Sequence[Any] | None:
     """Answer a call by a replay that was compared with a run of ``fn`` on copies made before.
 
     None, with nothing changed, when there is no room for copies, when ``fn`` raises, or when the executable declines.
-    ``unverified`` is told why a call is answered without having been compared, or is not answered for that reason.
+    ``note`` is told (``unverified``) why a call is answered without having been compared, or is not answered so.
     Raises ReplayError, naming the region ``name``, the output, and the first launch that differs, when they differ.
     """
     trial = _Trial(fn, driver, executable, args, program, spread)
     if trial.over_budget is not None:
-        unverified(trial.over_budget)
+        note(Refusal("unverified", trial.over_budget))
         return None
     with driver.scratch_pool(args) as scratch:
-        return _verify(trial, name, scratch, unverified)
+        return _verify(trial, name, scratch, note)
 
 
-def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable[[str], None]) -> Sequence[Any] | None:
+def _verify(trial: _Trial, name: str, scratch: ScratchPool, note: Callable[[Refusal], None]) -> Sequence[Any] | None:
     """The same, of which nothing refers to ``scratch`` memory any more when this returns."""
     try:
         with scratch():
@@ -148,10 +148,10 @@ def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - what the uncaptured run raises, it raises to the caller next
-        unverified(f"an uncaptured run on copies raised {type(error).__name__}: {error}")
+        note(Refusal("unverified", f"an uncaptured run on copies raised {type(error).__name__}: {error}"))
         return None
     if expected is None:
-        unverified("another thread drew from the generator of the uncaptured run")
+        note(Refusal("unverified", "another thread drew from the generator of the uncaptured run"))
         return None
     outputs = trial.executable.replay(list(trial.args))
     if outputs is None:
@@ -160,7 +160,7 @@ def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable
         with scratch():
             differs = trial.unlike(expected, outputs)
     except Exception as error:  # noqa: BLE001 - the replay has answered the call
-        unverified(f"the comparison raised {type(error).__name__}: {error}")
+        note(Refusal("unverified", f"the comparison raised {type(error).__name__}: {error}"))
         return outputs
     if differs is not None:
         found = trial.diagnosed()

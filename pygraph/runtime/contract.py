@@ -6,7 +6,7 @@ a driver (keys, slots, layout, comparison, life of a region) is written against 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
+from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 
 __all__ = [
     "Driver",
@@ -28,6 +28,7 @@ __all__ = [
     "add_arguments",
     "add_outputs",
     "check_program",
+    "describe_outputs",
     "make_driver",
     "start_build",
 ]
@@ -175,7 +176,7 @@ def check_program(program: Program) -> None:
     for index, offset in layout.offsets.items():
         if index not in pool or offset < 0 or offset % alignment or offset + pool[index].nbytes > layout.nbytes:
             raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
-    outputs = {o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}
+    outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
     if not outputs <= set(layout.fresh) or not set(layout.fresh) <= set(pool):
         raise CaptureError("invalid-program", "the fresh allocations are not those of the outputs")
 
@@ -198,21 +199,24 @@ def add_arguments(region: Any, program: Program, arguments: Sequence[Any]) -> di
     return sources
 
 
-def add_outputs(region: Any, kinds: Any, program: Program, same: Mapping[int, int]) -> None:
-    """Tell ``region`` what it returns. ``kinds`` is its enumeration of kinds of outputs; ``same`` maps the position of
-    an output to that of an earlier one which is the same object."""
-    for position, output in enumerate(program.recording.outputs):
+def describe_outputs(returned: Sequence[Any], describe: Callable[[Any], Output]) -> tuple[Output, ...]:
+    """What a region ``returned``: each value by ``describe``, unless the same tensor came before."""
+    first: dict[int, int] = {}
+    outputs: list[Output] = []
+    for position, value in enumerate(returned):
+        before = first.setdefault(id(value), position)
+        again = before < position and isinstance(value, torch.Tensor)
+        outputs.append(Output(OutputKind.SAME, before) if again else describe(value))
+    return tuple(outputs)
+
+
+def add_outputs(region: Any, kinds: Any, program: Program) -> None:
+    """Tell ``region`` what it returns. ``kinds`` is its enumeration of kinds of outputs."""
+    for output in program.recording.outputs:
+        fresh = output.kind is OutputKind.FRESH
+        index = program.layout.fresh.index(output.index) if fresh else output.index
         place = output.offset, list(output.size), list(output.stride), output.dtype
-        if position in same:
-            region.add_output(kinds.SAME, same[position], 0, [], [], None, None)
-        elif output.kind is OutputKind.ARGUMENT:
-            region.add_output(kinds.ARGUMENT, output.argument, 0, [], [], None, None)
-        elif output.kind is OutputKind.VIEW:
-            region.add_output(kinds.VIEW, output.argument, *place, None)
-        elif output.kind is OutputKind.FRESH:
-            region.add_output(kinds.FRESH, program.layout.fresh.index(output.allocation), *place, None)
-        else:
-            region.add_output(kinds.OBJECT, 0, 0, [], [], None, output.value)
+        region.add_output(kinds.__members__[output.kind.name], index, *place, output.value)
 
 
 # -- which drivers there are -------------------------------------------------------------------------------------------

@@ -184,11 +184,11 @@ class Launch:
 class OutputKind(Enum):
     """Where a value that the region returns comes from."""
 
-    ARGUMENT = "argument"  # the very object passed at position ``argument``
-    VIEW = "view"  # a fresh view of the tensor argument ``argument``
-    FRESH = "fresh"  # memory of the POOL allocation ``allocation``; outputs that name the same one share a storage
-    CONSTANT_TENSOR = "constant-tensor"  # a tensor of the compiled module, returned as it is (``value``)
-    SCALAR = "scalar"  # a Python value fixed by the key (``value``)
+    ARGUMENT = "argument"  # the very object passed at position ``index``
+    VIEW = "view"  # a fresh view of the tensor argument ``index``
+    FRESH = "fresh"  # memory of the POOL allocation ``index``; outputs that name the same one share a storage
+    OBJECT = "object"  # ``value`` itself: a tensor of the compiled module, or a Python value fixed by the key
+    SAME = "same"  # the very tensor that is returned at the earlier position ``index``
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,7 @@ class Output:
     """One value returned by the region. ``offset``, sizes and strides are in elements; ``dtype`` is a torch.dtype."""
 
     kind: OutputKind
-    argument: int = -1
-    allocation: int = -1
+    index: int = -1
     offset: int = 0
     size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()

@@ -254,7 +254,7 @@ class Region:
     def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
         if variant.program is not None:
             facts = (executable, args, variant.program, variant.spread, self.record.name)
-            outputs = verify(self._fn, self._driver, *facts, self._unverified)
+            outputs = verify(self._fn, self._driver, *facts, self._note)
         else:
             outputs = executable.replay(args)
         if outputs is None:
@@ -263,10 +263,6 @@ class Region:
         self._prefer(variant)
         self.record.count_replay()
         return outputs
-
-    def _unverified(self, why: str) -> None:
-        """Count a call that was to be compared, and was not."""
-        self._note(Refusal("unverified", why))
 
     def _prefer(self, variant: Variant) -> None:
         """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""

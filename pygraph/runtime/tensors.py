@@ -27,7 +27,6 @@ __all__ = [
     "extent",
     "module_constants",
     "rebound",
-    "repeated",
     "same_bytes",
     "span",
     "take",
@@ -191,13 +190,7 @@ def _place(arg: torch.Tensor, buffer: torch.Tensor, distance: int, whole: bool) 
     return view.set_(buffer.untyped_storage(), offset, arg.size(), arg.stride())
 
 
-# -- what a region's function refers to and returns -------------------------------------------------------------------
-
-
-def repeated(returned: Sequence[Any]) -> dict[int, int]:
-    """Position of each tensor returned before ▸ where it was returned first."""
-    first = {id(value): i for i, value in reversed([*enumerate(returned)]) if isinstance(value, torch.Tensor)}
-    return {i: first[id(value)] for i, value in enumerate(returned) if first.get(id(value), i) != i}
+# -- what a region's function refers to -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -164,7 +164,7 @@ def test_captures_that_do_not_repeat_are_refused(change: Callable[[Capture], Any
 )
 def test_scalar_outputs_are_compared_by_type_and_bits(first: object, second: object, same: bool) -> None:
     values = (first, second)
-    table = twice(lambda capture, number: capture.outputs.append(Output(OutputKind.SCALAR, value=values[number])))
+    table = twice(lambda capture, number: capture.outputs.append(Output(OutputKind.OBJECT, value=values[number])))
     assert isinstance(table, SlotTable) is same
 
 

@@ -16,13 +16,14 @@ import torch
 
 from pygraph.compat import dynamo_guards
 from pygraph.errors import CaptureError
+from pygraph.runtime.contract import describe_outputs
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.host.kernels import find_kernel, is_native_function
 from pygraph.runtime.host.operators import RecordOperators
 from pygraph.runtime.host.recorder import Arena, Recorder
 from pygraph.runtime.provenance import blame, is_out_of_memory, reset_blame
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
-from pygraph.runtime.tensors import extent, module_constants, rebound, repeated
+from pygraph.runtime.tensors import extent, module_constants, rebound
 
 __all__ = ["capture_region"]
 
@@ -45,8 +46,7 @@ def capture_region(native: ModuleType, fn: Callable[[list[Any]], Sequence[Any]],
             recorder = Recorder(native, arena, module_constants(fn))
             recorder.arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
             returned = _run(recorder, fn)
-            recorder.same = repeated(returned)
-            outputs = tuple(_output(recorder, value) for value in returned)
+            outputs = describe_outputs(returned, functools.partial(_output, recorder))
             allocations = (*arena.allocations, *recorder.constant_allocations)
             sensitive = frozenset(recorder.offset_sensitive)
             return Recording(tuple(recorder.launches), allocations, outputs, recorder, sensitive)
@@ -124,21 +124,21 @@ def _refuse(reason: str, detail: str, *_args: Any, **_kwargs: Any) -> None:
 
 def _output(recorder: Recorder, value: Any) -> Output:
     if type(value) in _SCALARS:
-        return Output(OutputKind.SCALAR, value=value)
+        return Output(OutputKind.OBJECT, value=value)
     if not isinstance(value, torch.Tensor):
         raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
     for index, argument in enumerate(recorder.arguments):
         if value is argument:
-            return Output(OutputKind.ARGUMENT, argument=index)
+            return Output(OutputKind.ARGUMENT, index)
     if any(value is constant for constant in recorder.constants.values()):
-        return Output(OutputKind.CONSTANT_TENSOR, value=value)
+        return Output(OutputKind.OBJECT, value=value)
     owner = recorder.owner(value)
     distance = recorder.native.element_address(value) - owner.address
     if owner.kind is AllocationKind.CONSTANT or distance % value.dtype.itemsize:
         raise CaptureError("unsupported-output", "a view of a constant, or one that begins inside an element")
     place = (distance // value.dtype.itemsize, tuple(value.size()), tuple(value.stride()), value.dtype)
     if owner.kind is AllocationKind.POOL:
-        return Output(OutputKind.FRESH, -1, owner.index, *place)
+        return Output(OutputKind.FRESH, owner.index, *place)
     if recorder.arguments[owner.index].dtype.itemsize != value.dtype.itemsize:
         recorder.offset_sensitive.add(owner.index)
-    return Output(OutputKind.VIEW, owner.index, -1, *place)
+    return Output(OutputKind.VIEW, owner.index, *place)

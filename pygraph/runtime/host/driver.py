@@ -43,7 +43,7 @@ def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
             raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
         source, start = places[slot.key]
         graph.add_patch(slot.launch, slot.word, source, start + slot.offset)
-    add_outputs(graph, native.OutputKind, program, capture.same)
+    add_outputs(graph, native.OutputKind, program)
     for pair in sorted(capture.exclusive):
         graph.add_exclusive(*pair)
     return graph

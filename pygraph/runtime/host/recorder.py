@@ -116,8 +116,7 @@ class Recorder:
 
     ``payloads`` match ``launches``. ``arguments`` are stand-ins or Python values; ``exclusive`` the pairs of a written
     argument and another that one operator is given, which must not overlap at replay, as they did not when recorded.
-    ``same`` maps the position of an output to that of an earlier one which is the same object. ``constants`` are the
-    tensors of the compiled module, by name.
+    ``constants`` are the tensors of the compiled module, by name.
     """
 
     def __init__(self, native: ModuleType, arena: Arena, constants: Mapping[str, torch.Tensor]) -> None:
@@ -128,7 +127,6 @@ class Recorder:
         self.payloads: list[Kernel | OperatorLaunch] = []
         self.exclusive: set[tuple[int, int]] = set()
         self.offset_sensitive: set[int] = set()
-        self.same: dict[int, int] = {}
         self.constants = dict(sorted(constants.items()))
         self.constant_allocations: list[Allocation] = []
         self._names = {id(tensor): name for name, tensor in self.constants.items()}
