@@ -54,10 +54,7 @@ def lifetimes(recording: Recording, slots: Sequence[Slot], fresh: Sequence[int])
 
 def pack(lives: Sequence[Lifetime], alignment: int, fresh: tuple[int, ...] = ()) -> Layout:
     """A layout of ``lives`` at multiples of ``alignment`` bytes. The largest is placed first, each in the smallest gap
-    among its contemporaries.
-
-    Equal sizes are placed in order of birth, for which first-fit is optimal on intervals.
-    """
+    among its contemporaries; equal sizes in order of birth, for which first-fit is optimal on intervals."""
     sizes = {life.index: -(-life.nbytes // alignment) * alignment for life in lives}
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, Lifetime]] = []
