@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from benchmarks.pictures import draw
 from benchmarks.running import SUITE, program_of, workloads
 from benchmarks.sides import SUITE_SIDES
 from benchmarks.workload import Workload
@@ -66,7 +67,7 @@ def main(names: tuple[str, ...], **options: Any) -> None:
             if names or out is None:
                 raise ValueError("--from measures nothing: it takes no names, and needs --out")
             found = combine([read(Path(source)) for source in options["sources"]])
-            write_all(out, found, sections(found))
+            write_drawn(out, found)
         elif options["listing"]:
             show(workloads(options["suite"]))
         else:
@@ -135,7 +136,7 @@ def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | 
             if out is not None:
                 write(out / "results.json", now())
     if out is not None:
-        write_all(out, now(), sections(now()))
+        write_drawn(out, now())
     click.echo(page(now(), more=sections(now())), nl=False)
     return None
 
@@ -224,6 +225,12 @@ def sections(found: Document) -> dict[str, Iterable[str]]:
     """Further sections of the page, by title."""
     rows = found["workloads"]
     return {"Overall": overall(found), "Losses": losses(rows), "Measured selection": measured(rows)}
+
+
+def write_drawn(out: Path, found: Document) -> None:
+    """Write results, page and, where matplotlib is installed, pictures. Raises OSError."""
+    pictures = draw(found, out) if importlib.util.find_spec("matplotlib") is not None else []
+    write_all(out, found, {"Pictures": pictures, **sections(found)})
 
 
 def read(path: Path) -> Document:

@@ -146,7 +146,7 @@ def text_graphs(draw: st.DrawFn, max_nodes: int = 5, depth: int = 1) -> Graph:
     parameters = st.builds(Parameter, names, strings, st.none() | st.floats())
     table = st.dictionaries(st.sampled_from(values), parameters, max_size=2) if values else st.just({})
     for index in draw(st.lists(st.integers(-2, 5), max_size=2, unique=True)):
-        graph.regions[index] = Region(index, draw(table), draw(metas))
+        graph.regions[index] = Region(draw(table), draw(metas))
     if depth:
         graph.subgraphs = draw(st.dictionaries(names, text_graphs(max_nodes=2, depth=depth - 1), max_size=2))
     return graph

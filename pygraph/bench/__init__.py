@@ -13,6 +13,6 @@ A ratio is the median of the ratios within rounds, so that what drifts changes b
 those of eager is not timed.
 
 ``timing`` runs the sides, ``process`` and ``worker`` are the two ends of a pipe, ``script`` holds a user's script at
-its compiled calls, ``results`` and ``render`` make the document, the page and the pictures. The benchmark suite
-(``benchmarks/``) is measured by the same code.
+its compiled calls, ``results`` and ``render`` make the document and the page. The benchmark suite (``benchmarks/``) is
+measured by the same code.
 """

@@ -1,52 +1,37 @@
-"""A document of results as a page of Markdown and as pictures (matplotlib), and where they are written."""
+"""A document of results as a page of Markdown, and where both are written."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pygraph.bench.process import gist
 from pygraph.bench.results import LEVEL, Document, write
 from pygraph.bench.sides import BASELINES, OURS
 from pygraph.cache import write_atomically
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-__all__ = ["LOSS", "draw", "line", "page", "with_head", "write_all"]
+__all__ = ["LOSS", "line", "page", "with_head", "write_all"]
 
 LOSS = 1 / 1.02
 """A ratio below this is a loss: PyGraph takes over 2 % longer."""
 _NONE = "–"
-_PICTURES = {"gains": ("Gains over Inductor's modes", "wall_us"), "memory": ("Reserved memory", "reserved_bytes")}
-"""Title, and the ratio that is drawn, by the word that ends the file's name."""
 
 
 def write_all(folder: Path, found: Document, more: Mapping[str, Iterable[str]] | None = None) -> None:
-    """Write ``results.json``, ``results.md`` and, where matplotlib is installed, pictures. Raises OSError."""
+    """Write ``results.json`` and ``results.md``. Raises OSError."""
     write(folder / "results.json", found)
-    plots = importlib.util.find_spec("matplotlib") is not None
-    if plots:
-        draw(found, folder / "results.png")
-    write_atomically(folder / "results.md", page(found, "results" if plots else None, more))
+    write_atomically(folder / "results.md", page(found, more))
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-
-def page(found: Document, pictures: str | None = None, more: Mapping[str, Iterable[str]] | None = None) -> str:
-    """The page. ``pictures`` is the base name of pictures that lie beside it, ``more`` are lines of further sections
-    by title."""
+def page(found: Document, more: Mapping[str, Iterable[str]] | None = None) -> str:
+    """The page. ``more`` are lines of further sections by title."""
     rows = found["workloads"]
-    shown = [f"![{_PICTURES[kind][0]}]({pictures}-{kind}.png)" for kind in _kinds(found)] if pictures else []
     sections: dict[str, Iterable[str]] = {"WRONG RESULTS": _wrong(found), **(more or {})}
     for domain in dict.fromkeys(row["domain"] for row in rows.values()):
         sections[domain.capitalize()] = _table({n: row for n, row in rows.items() if row["domain"] == domain})
     sections["Left out, failed, and to be noted"] = _rest(found)
     texts = [f"## {title}\n\n{text}" for title, lines in sections.items() if (text := "\n".join(lines))]
-    return "\n\n".join([_head(found), *shown, *texts]) + "\n"
+    return "\n\n".join([_head(found), *texts]) + "\n"
 
 
 def _head(found: Document) -> str:
@@ -120,65 +105,3 @@ def with_head(head: Sequence[str], lines: Sequence[str]) -> list[str]:
 
 def line(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-# -- pictures ----------------------------------------------------------------------------------------------------------
-
-_GAIN, _LOSS = "#0072B2", "#D55E00"
-"""Colours of Okabe and Ito, for readers who see few."""
-
-
-def _kinds(found: Document) -> list[str]:
-    """The pictures that there is something to draw for."""
-    ratios = [row["ratios"].get(side, {}) for row in found["workloads"].values() for side in BASELINES]
-    return [kind for kind, (_, key) in _PICTURES.items() if any(key in each for each in ratios)]
-
-
-def draw(found: Document, base: Path) -> None:
-    """Draw every picture there is something for, beside ``base``: ``results.png`` gives ``results-gains.png``, ….
-
-    Raises ImportError without matplotlib, and OSError.
-    """
-    from matplotlib.figure import Figure
-
-    rows, machine = found["workloads"], found["machine"]
-    where = f"{machine.get('gpu') or 'CPU'}, torch {machine['torch']}, {machine['date']}"
-    for kind in _kinds(found):
-        title, key = _PICTURES[kind]
-        sides = [side for side in reversed(BASELINES) if any(side in row["sides"] for row in rows.values())]
-        figure = Figure(figsize=(4.0 + 4.0 * len(sides), 1.5 + 0.27 * max(len(rows), 3)), layout="constrained")
-        figure.suptitle(f"{title} – {where}")
-        axes = figure.subplots(1, len(sides), sharey=True, squeeze=False)[0]
-        for axis, side in zip(axes, sides, strict=True):
-            _panel(axis, rows, side, key)
-            axis.set_title(f"{key.partition('_')[0]}: {side} / PyGraph", fontsize=9)
-        axes[0].set_yticks(range(len(rows)), list(rows), fontsize=7)
-        axes[0].set_ylim(len(rows) - 0.4, -0.6)
-        figure.savefig(base.with_name(f"{base.stem}-{kind}.png"), dpi=150)
-
-
-def _panel(axis: Axes, rows: Document, side: str, key: str) -> None:
-    """A bar for each program from 1 to its ratio, with the interval of the median; a word where there is none."""
-    from matplotlib.ticker import FuncFormatter, NullLocator
-
-    axis.set_xscale("log", base=2)
-    seen = [0.8, 1.5]
-    for place, row in enumerate(rows.values()):
-        found = row["ratios"].get(side, {}).get(key)
-        if found is None:
-            status = [row["sides"].get(name, {}).get("status", "not measured") for name in (side, OURS)]
-            axis.text(1.02, place, "wrong results" if "wrong" in status else status[0], va="center", fontsize=7)
-            continue
-        ratio, interval = (found["ratio"], found["interval"] or []) if isinstance(found, dict) else (found, [])
-        axis.barh(place, ratio - 1.0, left=1.0, height=0.7, color=_LOSS if ratio < LOSS else _GAIN)
-        axis.plot(interval, [place] * len(interval), color="black", linewidth=1)
-        edge = (max(ratio, 1.0, *interval), place)
-        axis.annotate(f"{ratio:.2f}", edge, (3, 0), textcoords="offset points", va="center", fontsize=7)
-        seen.append(ratio)
-    axis.set_xlim(min(seen) / 1.1, max(seen) * 1.35)
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.axvline(1.0, color="black", linewidth=1)
-    axis.grid(axis="x", linewidth=0.4, alpha=0.6)
-    axis.set_axisbelow(True)
-    axis.tick_params(labelsize=7)

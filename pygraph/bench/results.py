@@ -1,7 +1,7 @@
 """The document of a benchmark: medians, ratios within rounds with their intervals, and what went wrong.
 
-The rule: no ratio of or over a side that failed, or whose results are not known to be eager's. The page and the
-pictures read this document, and nothing else.
+The rule: no ratio of or over a side that failed, or whose results are not known to be eager's. The page reads this
+document, and nothing else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ LEVEL = 0.95
 """How sure an interval is, where there are enough rounds."""
 
 _TIMES = ("wall_us", "host_us")
-_MEMORY = ("peak_bytes", "reserved_bytes")
+_MEMORY = ("capturing_peak_bytes", "peak_bytes", "reserved_bytes")
+"""Peaks of allocated memory, over the calls that capture and over calls that replay; what the process holds."""
 _STATUS = {"inapplicable": "does not apply", "late": "left out", "wrong": "wrong"}
 
 

@@ -107,6 +107,7 @@ class Serving:
         while time.perf_counter() < end + (_SETTLING_SECONDS if self._measured and _settling() else 0.0):
             for _ in range(_BETWEEN_LOOKS):  # not drained, since a measurement that is under way would see it
                 yield from self._call()
+        capturing_peak = torch.cuda.max_memory_allocated() if self._gpu else 0
         self._tidy()
         start = time.perf_counter()
         for _ in range(_MEMORY_CALLS):
@@ -114,6 +115,7 @@ class Serving:
         self._drain()
         found = {"call_us": (time.perf_counter() - start) / _MEMORY_CALLS * 1e6, "calls": self.made}
         if self._gpu:
+            found["capturing_peak_bytes"] = capturing_peak
             found["peak_bytes"] = torch.cuda.max_memory_allocated()
             found["reserved_bytes"] = torch.cuda.memory_reserved()
         return found

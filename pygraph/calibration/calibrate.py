@@ -11,12 +11,11 @@ import runpy
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,7 +26,7 @@ from pygraph.ir import DeviceModel
 from pygraph.runtime.contract import Driver, make_driver
 from pygraph.runtime.region import Region
 
-__all__ = ["Effort", "calibrate"]
+__all__ = ["calibrate"]
 
 Sampler = Callable[[], float]
 """One measurement, µs per call."""
@@ -36,53 +35,45 @@ Function = Callable[[list[Any]], Sequence[Any]]
 
 COUNTS = (8, 32, 128)
 """Launches of the programs whose calls are timed."""
+_ROUNDS, _BLOCKS, _BLOCK_S, _MOST_CALLS = 9, 3, 0.001, 2000
+"""Rounds of all samples, blocks of each sample, and how long a block is in seconds and calls."""
 _ELEMENTS = 16
+_SLOW_US = 250.0
+"""Matrices grow until a product takes as long."""
 _QUEUE = 512
 """Launches in a row that a CUDA queue holds without making the host wait. A replay counts as 16 at least."""
 _GRAPH_US, _MOST_COPIES = 1000.0, 128
 """Device time that a graph for timing holds, or that many operators: its launch is then no large part."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much is measured: ``rounds`` of all samples, each the fastest of ``blocks`` blocks of ``block_s`` seconds.
-
-    ``largest`` bounds the bytes of one tensor. Matrices grow until a product takes ``slowest_us``.
-    """
-
-    rounds: int = 9
-    blocks: int = 3
-    block_s: float = 0.001
-    largest: int = 1 << 28
-    slowest_us: float = 2000.0
-
-
-def calibrate(kind: str, effort: Effort | None = None, step: Callable[[str], None] = lambda _: None) -> DeviceModel:
+def calibrate(kind: str, step: Callable[[str], None] = lambda _: None) -> DeviceModel:
     """Measure the CPU (``cpu``) or the current CUDA device (``cuda``) in seconds; nothing else should run meanwhile.
 
     ``step`` is told what is under way. Raises CaptureError where the device cannot be captured on, and ValueError where
     the times make no sense, as on a busy machine.
     """
-    effort = effort or Effort()
     step("getting ready")
     with torch.no_grad(), ExitStack() as stack:
-        samplers: dict[str, Sampler] = dict(_calls(kind, effort, stack))
-        samplers |= dict(_memory(kind, effort))
+        samplers = dict(_calls(kind, stack))
+        nbytes = 1 << 26 if kind == "cpu" else min(1 << 28, torch.cuda.mem_get_info()[1] // 64)
+        for name, size in (("small kernel", 4 * _ELEMENTS), ("large kernel", nbytes)):
+            source = torch.ones(size // 4, device=kind)
+            samplers[name] = _device(partial(torch.neg, source, out=torch.empty_like(source)), kind)
         flops: dict[str, float] = {}
         before = torch.get_float32_matmul_precision()
         stack.callback(torch.set_float32_matmul_precision, before)
         for name, dtype, precision in _products(kind):
             torch.set_float32_matmul_precision(precision)
-            flops[name], samplers[name] = _product(kind, dtype, effort)
+            flops[name], samplers[name] = _product(kind, dtype)
         torch.set_float32_matmul_precision(before)
         samples: dict[str, list[float]] = {name: [] for name in samplers}
-        for number in range(effort.rounds):
-            step(f"round {number + 1} of {effort.rounds}")
+        for number in range(_ROUNDS):
+            step(f"round {number + 1} of {_ROUNDS}")
             for name, sampler in samplers.items():
-                samples[name].append(min(sampler() for _ in range(effort.blocks)))
+                samples[name].append(min(sampler() for _ in range(_BLOCKS)))
     if kind == "cuda":
         torch.cuda.empty_cache()
-    return _model(kind, samples, flops, min(effort.largest, _room(kind)))
+    return _model(kind, samples, flops, nbytes)
 
 
 def _model(kind: str, samples: dict[str, list[float]], flops: dict[str, float], nbytes: int) -> DeviceModel:
@@ -118,18 +109,17 @@ def _model(kind: str, samples: dict[str, list[float]], flops: dict[str, float], 
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-def _calls(kind: str, effort: Effort, stack: ExitStack) -> Iterator[tuple[str, Sampler]]:
+def _calls(kind: str, stack: ExitStack) -> Iterator[tuple[str, Sampler]]:
     """Host time of calls: uncaptured, replayed where they were, and replayed with every argument moved."""
-    programs, driver = (_emitted(stack) if kind == "cpu" else None), make_driver(kind)
+    fn, driver = (_emitted(stack) if kind == "cpu" else _negations), make_driver(kind)
     if driver is None:
         raise CaptureError("no-device", f"nothing can be captured on {kind.upper()} here")
     for count in COUNTS:
-        fn = _negations if programs is None else programs[f"negations_{count}"]
         args, others = ([torch.ones(_ELEMENTS, device=kind) for _ in range(count)] for _ in range(2))
         region = _captured(fn, args, driver, stack)
-        yield f"uncaptured {count}", _host(partial(_call, fn, args), kind, effort, count)
-        yield f"replayed {count}", _host(partial(_call, region, args), kind, effort, 16)
-        yield f"moved {count}", _host(partial(_call, region, args, others), kind, effort, 32, per=2)
+        yield f"uncaptured {count}", _host(partial(_call, fn, args), kind, count)
+        yield f"replayed {count}", _host(partial(_call, region, args), kind, 16)
+        yield f"moved {count}", _host(partial(_call, region, args, others), kind, 32, per=2)
 
 
 def _captured(fn: Function, args: Sequence[Any], driver: Driver, stack: ExitStack) -> Region:
@@ -157,8 +147,8 @@ def _negations(args: list[Any]) -> tuple[Any, ...]:
     return (result,)
 
 
-_HEAD = f'''
-import torch
+_EMITTED = f'''
+from torch import float32
 from pygraph.compat import AsyncCompile, dynamo_guards
 empty_strided_cpu = dynamo_guards._empty_strided_cpu
 async_compile = AsyncCompile()
@@ -166,40 +156,26 @@ negate = async_compile.cpp_pybinding(["const float*", "float*"], """
 extern "C" void kernel(const float* in, float* out) {{ for (int i = 0; i < {_ELEMENTS}; ++i) out[i] = -in[i]; }}
 """)
 async_compile.wait(globals())
+
+def negations(args):
+    values = list(args)
+    args.clear()
+    for value in values:
+        result = empty_strided_cpu(({_ELEMENTS},), (1,), float32)
+        negate(value, result)
+    return (result,)
 '''
 
 
-def _emitted(stack: ExitStack) -> Mapping[str, Function]:
+def _emitted(stack: ExitStack) -> Function:
     """The same for a CPU, as Inductor emits programs there: the host driver reads the kernel's parameters from it."""
-    lines = [_HEAD]
-    for count in COUNTS:
-        names = [f"arg{i}" for i in range(count)]
-        lines += [f"def negations_{count}(args):", f"    {', '.join(names)}, = args", "    args.clear()"]
-        for i in range(count):
-            lines.append(f"    buf{i} = empty_strided_cpu(({_ELEMENTS},), (1,), torch.float32)")
-            lines.append(f"    negate(arg{i}, buf{i})")
-            lines += [f"    del buf{i - 1}"] if i else []
-        lines.append(f"    return (buf{count - 1},)")
-    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pygraph-calibration-"))) / "programs.py"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pygraph-calibration-"))) / "program.py"
+    path.write_text(_EMITTED, encoding="utf-8")
     with compat.inductor_config.patch(compile_threads=1):  # a pool of compiling processes takes longer to start
-        return runpy.run_path(str(path), run_name="pygraph_calibration")
+        return cast(Function, runpy.run_path(str(path), run_name="pygraph_calibration")["negations"])
 
 
 # -- memory and arithmetic ---------------------------------------------------------------------------------------------
-
-
-def _memory(kind: str, effort: Effort) -> Iterator[tuple[str, Sampler]]:
-    """The smallest kernel, and one that moves a lot."""
-    for name, nbytes in (("small kernel", 4 * _ELEMENTS), ("large kernel", min(effort.largest, _room(kind)))):
-        source = torch.ones(nbytes // 4, device=kind)
-        result = torch.empty_like(source)
-        yield name, _device(partial(torch.neg, source, out=result), kind, effort)
-
-
-def _room(kind: str) -> int:
-    """Bytes that one tensor may take."""
-    return 1 << 26 if kind == "cpu" else int(torch.cuda.mem_get_info()[1]) // 64
 
 
 def _products(kind: str) -> Sequence[tuple[str, torch.dtype, str]]:
@@ -213,15 +189,14 @@ def _products(kind: str) -> Sequence[tuple[str, torch.dtype, str]]:
     return [*general, half, full, *tf32]
 
 
-def _product(kind: str, dtype: torch.dtype, effort: Effort) -> tuple[float, Sampler]:
+def _product(kind: str, dtype: torch.dtype) -> tuple[float, Sampler]:
     """Operations of a large square product, and its time. Operands differ from element to element: a GPU multiplies
     equal ones some ten percent faster."""
     side = 64
     while True:
         left, right = ((torch.rand(side, side, device=kind) - 0.5).to(dtype) for _ in range(2))
-        result = torch.empty_like(left)
-        sampler = _device(partial(torch.mm, left, right, out=result), kind, effort)
-        if min(sampler() for _ in range(3)) > effort.slowest_us / 8 or side >= 8192:
+        sampler = _device(partial(torch.mm, left, right, out=torch.empty_like(left)), kind)
+        if min(sampler() for _ in range(3)) > _SLOW_US or side >= 8192:
             return 2.0 * side**3, sampler
         side *= 2
 
@@ -229,24 +204,26 @@ def _product(kind: str, dtype: torch.dtype, effort: Effort) -> tuple[float, Samp
 # -- clocks ------------------------------------------------------------------------------------------------------------
 
 
-def _host(call: Callable[[], object], kind: str, effort: Effort, launches: int, per: int = 1) -> Sampler:
+def _host(call: Callable[[], object], kind: str, launches: int, per: int = 1) -> Sampler:
     """Time until calls return, ``per`` of them in each; so few in a row that no queue makes them wait."""
-    _drain(kind)
-    call()
-    _drain(kind)
-    calls = min(_fill(effort.block_s, _seconds(call, 1)), max(1, _QUEUE // launches) if kind == "cuda" else 2000)
 
-    def sample() -> float:
-        _drain(kind)
-        return _seconds(call, calls) / (calls * per) * 1e6
+    def seconds(calls: int) -> float:
+        if kind == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return time.perf_counter() - start
 
-    return sample
+    seconds(1)
+    calls = _fill(seconds(1), _QUEUE // launches if kind == "cuda" else _MOST_CALLS)
+    return lambda: seconds(calls) / (calls * per) * 1e6
 
 
-def _device(operator: Callable[[], object], kind: str, effort: Effort) -> Sampler:
+def _device(operator: Callable[[], object], kind: str) -> Sampler:
     """Device time of ``operator``: on CUDA, between two events around replays of a graph that holds it many times."""
     if kind == "cpu":
-        return _host(operator, kind, effort, 1)
+        return _host(operator, kind, 1)
     for _ in range(2):
         operator()
     copies = max(2, min(_MOST_COPIES, round(_GRAPH_US / max(1.0, _between(operator, 1)))))
@@ -254,7 +231,7 @@ def _device(operator: Callable[[], object], kind: str, effort: Effort) -> Sample
     with torch.cuda.graph(graph):
         for _ in range(copies):
             operator()
-    replays = min(32, _fill(effort.block_s, _between(graph.replay, 1) * 1e-6))
+    replays = _fill(_between(graph.replay, 1) * 1e-6, 32)
 
     def sample(holding: Callable[[], object] = operator) -> float:  # noqa: ARG001 - the graph reads its tensors
         return _between(graph.replay, replays) / (copies * replays)
@@ -262,21 +239,9 @@ def _device(operator: Callable[[], object], kind: str, effort: Effort) -> Sample
     return sample
 
 
-def _drain(kind: str) -> None:
-    if kind == "cuda":
-        torch.cuda.synchronize()
-
-
-def _seconds(call: Callable[[], object], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return time.perf_counter() - start
-
-
-def _fill(seconds: float, one: float) -> int:
-    """How many calls of ``one`` second each fill ``seconds``: at least one."""
-    return max(1, min(2000, round(seconds / max(one, 1e-7))))
+def _fill(one: float, most: int) -> int:
+    """How many calls of ``one`` second each fill a block: at least one."""
+    return max(1, min(most, round(_BLOCK_S / max(one, 1e-7))))
 
 
 def _between(work: Callable[[], object], times: int) -> float:

@@ -19,7 +19,7 @@ __all__ = ["bench"]
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--sides", default="", metavar="A,B,…", help="Ways of compiling.  [default: all that apply]")
-@click.option("--out", type=click.Path(file_okay=False), help="A folder for results as JSON, Markdown and pictures.")
+@click.option("--out", type=click.Path(file_okay=False), help="A folder for results as JSON and Markdown.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=3600.0, show_default=True, metavar="N",
               help="What is not measured by then is left out.")  # fmt: skip
 @click.option("--blocks", type=click.IntRange(min=1), default=11, show_default=True, help="Rounds of blocks.")

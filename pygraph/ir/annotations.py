@@ -77,6 +77,5 @@ class Parameter:
 class Region:
     """Nodes captured together. Membership is the nodes' REGION annotation; this holds what is said of the whole."""
 
-    index: int
     parameters: dict[Value, Parameter] = field(default_factory=dict)
     meta: Meta = field(default_factory=Meta)

@@ -38,10 +38,6 @@ class Effects:
     collective: str | None = None
     barrier: bool = False
 
-    @property
-    def is_pure(self) -> bool:
-        """Whether the node only computes fresh outputs: it may be moved, duplicated or removed freely."""
-        return self == PURE
-
 
 PURE = Effects()
+"""Those of a node that only computes fresh outputs: it may be moved, duplicated or removed freely."""

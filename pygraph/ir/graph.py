@@ -281,7 +281,7 @@ class Graph:
         copy.set_outputs(map_arg(arg, values.__getitem__) for arg in self._outputs)
         for index, region in self.regions.items():
             parameters = {values[value]: parameter for value, parameter in region.parameters.items()}
-            copy.regions[index] = Region(index, parameters, region.meta.copy())
+            copy.regions[index] = Region(parameters, region.meta.copy())
         return copy
 
     def structure(self) -> tuple[object, ...]:
@@ -294,7 +294,7 @@ class Graph:
         regions = []
         for index, region in sorted(self.regions.items()):
             parameters = tuple((value.name, repr(parameter)) for value, parameter in region.parameters.items())
-            regions.append((index, region.index, parameters, repr(region.meta.items())))
+            regions.append((index, parameters, repr(region.meta.items())))
         return (
             (self.name, self.kind, self.stage, tuple(sorted(self.hints.items()))),
             tuple((v.name, v.type, v.role, v.static) for v in self._inputs),

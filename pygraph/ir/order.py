@@ -9,9 +9,7 @@ from pygraph.ir.effects import NAMED
 from pygraph.ir.graph import Graph
 from pygraph.ir.node import KernelNode, Value
 
-__all__ = ["Edge", "dependences", "memory_roots"]
-
-Edge = tuple[KernelNode, KernelNode]
+__all__ = ["dependences", "memory_roots"]
 
 
 def memory_roots(graph: Graph) -> dict[Value, Value]:
@@ -31,7 +29,7 @@ def memory_roots(graph: Graph) -> dict[Value, Value]:
     return roots
 
 
-def dependences(graph: Graph) -> list[Edge]:
+def dependences(graph: Graph) -> list[tuple[KernelNode, KernelNode]]:
     """Pairs ``(before, node)``, without repetitions, whose transitive closure is the order that must be kept.
 
     - data: the producer of each operand;
@@ -54,7 +52,7 @@ def dependences(graph: Graph) -> list[Edge]:
     chains: dict[tuple[str, str], KernelNode] = {}
     barrier: KernelNode | None = None
     since_barrier: dict[KernelNode, None] = {}
-    edges: list[Edge] = []
+    edges: list[tuple[KernelNode, KernelNode]] = []
     for node in graph.nodes:
         effects = node.effects
         before = {value.producer: None for value in node.inputs if value.producer is not None}

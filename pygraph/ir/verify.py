@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from typing import TypeAlias
 
 import sympy
@@ -21,7 +22,7 @@ from pygraph.ir.order import dependences
 from pygraph.ir.text.words import COST_FIELDS
 from pygraph.ir.types import Dim, OpaqueType, ScalarType, TensorType, Type
 
-__all__ = ["DECISIONS", "RULES", "verify"]
+__all__ = ["verify"]
 
 Violation: TypeAlias = tuple[KernelNode | None, str]
 Rule: TypeAlias = Callable[[Graph], Iterator[Violation]]
@@ -141,9 +142,6 @@ def subgraphs(graph: Graph) -> Iterator[Violation]:
 
 # -- judged, partitioned, indirected and selected graphs ---------------------------------------------------------------
 
-DECISIONS = ("static", "patched")
-"""What may become of a region's parameter."""
-
 
 def judged(graph: Graph) -> Iterator[Violation]:
     """Every node is judged; one that cannot be captured says why."""
@@ -177,11 +175,9 @@ def table(graph: Graph) -> Iterator[Violation]:
     for index, node in used.items():
         if index not in graph.regions:
             yield node, f"its region {index} is not in the table of regions"
-    for index, entry in graph.regions.items():
+    for index in graph.regions:
         if index not in used:
             yield None, f"region {index} has no nodes"
-        if entry.index != index:
-            yield None, f"region {entry.index} is in the table as {index}"
 
 
 def quotient(graph: Graph) -> Iterator[Violation]:
@@ -216,7 +212,7 @@ def parameters(graph: Graph) -> Iterator[Violation]:
         for value, parameter in region_entry.parameters.items():
             if value not in outside[index]:
                 yield None, f"region {index} does not take its parameter {value!r} from outside"
-            if parameter.decision not in DECISIONS:
+            if parameter.decision not in ("static", "patched"):
                 yield None, f"parameter {value!r} of region {index}: unknown decision '{parameter.decision}'"
 
 
@@ -229,20 +225,14 @@ def selected(graph: Graph) -> Iterator[Violation]:
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
-_STRUCTURE: tuple[Rule, ...] = (names, links, outputs, order, effects, types, expressions, subgraphs)
-_JUDGED: tuple[Rule, ...] = (*_STRUCTURE, judged)
-_PARTITIONED: tuple[Rule, ...] = (*_JUDGED, membership, table, quotient)
-_INDIRECTED: tuple[Rule, ...] = (*_PARTITIONED, parameters)
-
-RULES: dict[Stage, tuple[Rule, ...]] = {
-    Stage.LIFTED: _STRUCTURE,
-    Stage.JUDGED: _JUDGED,
-    Stage.PLACED: _JUDGED,
-    Stage.PARTITIONED: _PARTITIONED,
-    Stage.INDIRECTED: _INDIRECTED,
-    Stage.SELECTED: (*_INDIRECTED, selected),
+_RULES: dict[Stage, tuple[Rule, ...]] = {
+    Stage.LIFTED: (names, links, outputs, order, effects, types, expressions, subgraphs),
+    Stage.JUDGED: (judged,),
+    Stage.PARTITIONED: (membership, table, quotient),
+    Stage.INDIRECTED: (parameters,),
+    Stage.SELECTED: (selected,),
 }
-"""The rules of each stage. What held at an earlier stage still holds."""
+"""The rules that each stage adds. What held at an earlier stage still holds."""
 
 
 def verify(graph: Graph, stage: Stage | None = None) -> None:
@@ -251,7 +241,7 @@ def verify(graph: Graph, stage: Stage | None = None) -> None:
     Raises VerifyError for the first rule that is broken, with the first node (in program order) that breaks it.
     """
     at = graph.stage if stage is None else stage
-    for rule in RULES[at]:
+    for rule in chain.from_iterable(rules for added, rules in _RULES.items() if at.reached(added)):
         for node, reason in rule(graph):
             name = rule.__name__
             raise VerifyError(reason, rule=name, stage=at.value, node=None if node is None else node.name)

@@ -106,7 +106,7 @@ def _apply(
         meta.drop(DETAIL)
         if units[v] in leaders:
             region = index.setdefault(units[v], len(index))
-            graph.regions.setdefault(region, Region(region))
+            graph.regions.setdefault(region, Region())
             meta.set(REGION, region)
         else:
             reason, detail = _LEFT_OUT[kinds[v]]

@@ -24,7 +24,6 @@ import sys
 import sysconfig
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -46,9 +45,6 @@ SHARED = Path(__file__).resolve().parent / "native"
 _CXX_RUNTIME = "-l:libstdc++.so.6"
 """The C++ runtime that torch uses, by its file. Where only the static one is installed for linking, an extension would
 carry a second runtime, and die where the two meet: as soon as it raises."""
-
-_REPORT_EVERY = 10.0
-"""Seconds between two lines that say that the compiler is still at work."""
 
 _LIMIT = 300.0
 """Seconds that the compiler may take. It took 130 s on two cores that eight processes shared."""
@@ -169,34 +165,32 @@ class NativeLibrary:
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path.parent, ignore_cleanup_errors=True) as scratch:
             output = Path(scratch) / path.name
-            _run(self.command(output), self.name)
+            _log.warning(
+                "pygraph: building the %s driver, once for this machine (some ten to twenty seconds)", self.name
+            )
+            _run(self.command(output))
             output.chmod(0o600)
             cache.write_atomically(_checksum(path), _digest(output))
             output.replace(path)
 
 
-def _run(command: list[str], name: str) -> None:
-    """Run the compiler, for ``_LIMIT`` seconds at most, and say every few seconds that it is still at work.
-
-    Raises CaptureError, also for a compiler that was killed."""
-    _log.warning("pygraph: building the %s driver, once for this machine (some ten to twenty seconds)", name)
-    started = time.monotonic()
+def _run(command: list[str]) -> None:
+    """Run the compiler, for ``_LIMIT`` seconds at most. Raises CaptureError, also for a compiler that was killed."""
     # In a session of its own, so that what the compiler starts ends with it.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
-    kill = functools.partial(_kill, process)
+
+    def kill() -> None:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
     atexit.register(kill)
-    errors = None
     try:
-        while errors is None:
-            left = started + _LIMIT - time.monotonic()
-            try:
-                _, errors = process.communicate(timeout=min(left, _REPORT_EVERY))
-            except subprocess.TimeoutExpired:
-                if left < _REPORT_EVERY:
-                    raise CaptureError("native-unavailable", f"the compiler was stopped after {_LIMIT:.0f} s") from None
-                _log.warning("pygraph: still building the %s driver (%.0f s)", name, time.monotonic() - started)
+        _, errors = process.communicate(timeout=_LIMIT)
+    except subprocess.TimeoutExpired:
+        raise CaptureError("native-unavailable", f"the compiler was stopped after {_LIMIT:.0f} s") from None
     finally:
         kill()
         process.communicate()
@@ -204,13 +198,6 @@ def _run(command: list[str], name: str) -> None:
     if process.returncode:
         text = errors.decode(errors="replace")[-4000:]
         raise CaptureError("native-unavailable", f"the compiler failed (exit status {process.returncode}):\n{text}")
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a compiler, and what it started, that has not ended by itself."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 # -- what may be loaded ------------------------------------------------------------------------------------------------

@@ -116,9 +116,10 @@ def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Outpu
     def is_decided(result: Output | int) -> bool:
         if isinstance(result, int):
             return (AllocationKind.INPUT, result) in decided
-        if result.kind is OutputKind.FRESH:
-            return (AllocationKind.POOL, result.allocation) in decided
-        return (AllocationKind.INPUT, result.argument) in decided
+        if result.kind is OutputKind.SAME:
+            return is_decided(recording.outputs[result.index])
+        owner = AllocationKind.POOL if result.kind is OutputKind.FRESH else AllocationKind.INPUT
+        return (owner, result.index) in decided
 
     return is_decided
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pygraph.errors import PygraphError
-from pygraph.ir import H200, HOST, parse
+from pygraph.ir import MODELS, parse
 from pygraph.passes import PassContext, PassManager
 
 __all__ = ["CheckFailure", "check_file", "check_text"]
@@ -91,7 +91,9 @@ def _run_case(text: str, first: int, settings: dict[str, str]) -> None:
         raise CheckFailure(f"line {first}: a case needs '// RUN:' and something to check")
     expected = [check for check in checks if check.kind == "CHECK-ERROR"]
     try:
-        output = _output_of(text, first, settings)
+        graph, device = parse(text, f"line {first}"), settings.get("DEVICE", "cpu")
+        PassManager(settings["RUN"], check="full").run(graph, PassContext(device, MODELS[device]))
+        output = str(graph)
     except PygraphError as error:
         output = str(error)
         if not expected:
@@ -103,15 +105,6 @@ def _run_case(text: str, first: int, settings: dict[str, str]) -> None:
         if expected:
             raise expected[0].fail("there was no error", output)
     _check_lines([check for check in checks if check.kind != "CHECK-ERROR"], output)
-
-
-def _output_of(text: str, first: int, settings: dict[str, str]) -> str:
-    graph = parse(text, f"line {first}")
-    device = settings.get("DEVICE", "cpu")
-    if settings["RUN"]:
-        context = PassContext(device, HOST if device == "cpu" else H200)
-        PassManager(settings["RUN"], check="full").run(graph, context)
-    return str(graph)
 
 
 def _check_lines(checks: list[_Check], output: str) -> None:
@@ -129,8 +122,7 @@ def _check_lines(checks: list[_Check], output: str) -> None:
             where = "on the next line" if check.kind == "CHECK-NEXT" else f"after line {at + 1} of the output"
             raise check.fail(f"not found {where}", output)
         _refuse(forbidden, lines[at + 1 : found], output)
-        forbidden = []
-        at = found
+        forbidden, at = [], found
     _refuse(forbidden, lines[at + 1 :], output)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import statistics
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.bench.process import Outcome
-from pygraph.bench.render import draw, page, write_all
+from pygraph.bench.render import page
 from pygraph.bench.results import document, median_interval, row_of
 from pygraph.bench.timing import Measured
 from tests.bench.fakes import program
@@ -110,19 +109,5 @@ def test_an_interval_says_where_it_is_less_sure() -> None:
     assert shown == ["2.00 ± 0.50 (94%)", "2.00 (1 round)"]
 
 
-def test_a_document_of_nothing_is_a_page_too(tmp_path: Path) -> None:
-    empty = {**found(), "workloads": {}, "left_out": {}, "skipped": {}}
-    assert "##" not in page(empty)
-    write_all(tmp_path, empty)
-    assert not list(tmp_path.glob("*.png"))
-
-
-def test_pictures_are_written_beside_the_page(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    write_all(tmp_path, found())
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("results-gains.png", "results-memory.png", "results.json", "results.md")
-    ]
-    assert "![Gains over Inductor's modes](results-gains.png)" in (tmp_path / "results.md").read_text()
-    draw(found(), tmp_path / "other.png")
-    assert (tmp_path / "other-gains.png").read_bytes().startswith(b"\x89PNG\r\n")
+def test_a_document_of_nothing_is_a_page_too() -> None:
+    assert "##" not in page({**found(), "workloads": {}, "left_out": {}, "skipped": {}})

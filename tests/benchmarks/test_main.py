@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -62,6 +63,9 @@ def test_kept_results_are_put_together_and_drawn_again(tmp_path: Path) -> None:
     text = (tmp_path / "results.md").read_text()
     assert "| reduce-overhead | **1.238** | 49 |" in text
     assert "- **vit-b16-64**: 0.950 over default" in text
+    if importlib.util.find_spec("matplotlib") is not None:
+        assert "![Gains over Inductor's modes](results-gains.png)" in text
+        assert (tmp_path / "results-memory.png").read_bytes().startswith(b"\x89PNG\r\n")
     (tmp_path / "other.json").write_text("{}")
     assert "no results of this version" in benchmarks("--from", tmp_path / "other.json", "--out", tmp_path).stderr
 

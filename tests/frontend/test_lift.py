@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pygraph.frontend.lift import backward_static_inputs, held_inputs, lent_inputs, lift, result_paths
 from pygraph.frontend.names import FrontendError, resolve_op
-from pygraph.ir import CONSTANT, Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Type, symbol
+from pygraph.ir import CONSTANT, PURE, Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Type, symbol
 from tests.frontend.capture import Builder, Captured, capture, capture_inference, lift_inference, run
 
 
@@ -116,7 +116,7 @@ def test_sizes_are_symbols_with_hints_and_arithmetic_on_them_stays_as_nodes() ->
     assert result.shape == (2 * rows, columns)
     floordiv = next(node for node in graph.nodes if node.op == "sym.floordiv")
     assert floordiv.output.type == ScalarType("int", rows // 2)
-    assert floordiv.effects.is_pure
+    assert floordiv.effects == PURE
 
 
 def test_unbacked_sizes_have_no_hint() -> None:

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.cuda.bindings import call, load, read_edges
 from pygraph.runtime.cuda.capture import payload_of
 from pygraph.runtime.cuda.nodes import handles
 from pygraph.runtime.recording import Recording
-from tests.gpu.programs import DEVICE, device_tensor
 from tests.gpu.replays import Function, captured, fresh_arguments, microseconds, replay_and_compare
+from tests.runtime.regions import same_bits
 
 BRANCHES = 4
 ROUNDS = 4
@@ -52,14 +51,6 @@ def written_in_place(x: torch.Tensor, w: torch.Tensor, turn: int) -> torch.Tenso
     made.copy_(x)
     made.mul_(w).add_(turn)
     return torch.empty_like(x).copy_(made) + x
-
-
-STEPS: dict[str, Step] = {
-    "pointwise": pointwise,
-    "products": products,
-    "draws": draws,
-    "written in place": written_in_place,
-}
 
 
 @functools.cache
@@ -108,13 +99,6 @@ def arguments() -> list[Any]:
     return [torch.randn(128, 128, device="cuda"), torch.randn(128, 128, device="cuda") / 8]
 
 
-def graph_of(recording: Recording) -> int:
-    """The handle of a recording that no executable was made of."""
-    graph = payload_of(recording).graph
-    assert graph is not None
-    return int(graph.raw_cuda_graph())
-
-
 def shape(graph: int) -> dict[str, object]:
     """Nodes, roots and edges of a graph, and how often each kind of edge data occurs."""
     driver = load()
@@ -129,24 +113,36 @@ def shape(graph: int) -> dict[str, object]:
     }
 
 
-def plain_graph(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Torch's own graph of ``function``, and what it returned, which replays write to."""
-    function()
+def plain_graph(fn: Function, args: list[Any]) -> torch.cuda.CUDAGraph:
+    """Torch's own graph of ``fn``."""
+    fn(list(args))
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
-        returned = function()
+        fn(list(args))
     graph.instantiate()
-    return graph, returned
+    return graph
+
+
+def assert_branches_are_torchs(driver: Driver, fn: Function, args: list[Any]) -> tuple[Recording, dict[str, object]]:
+    """A capture's graph has the shape of torch's own; returns the capture and that shape."""
+    torchs = plain_graph(fn, args)
+    plain = shape(int(torchs.raw_cuda_graph()))
+    recording = driver.capture(fn, args)
+    graph = payload_of(recording).graph
+    assert graph is not None
+    found = shape(int(graph.raw_cuda_graph()))
+    assert found == plain, f"captured {found}, by torch's own capture {plain}"
+    return recording, found
 
 
 # -- branches on streams of the region's own ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_branches_that_overtake_each_other_compute_what_they_do_uncaptured(driver: Driver, name: str) -> None:
+@pytest.mark.parametrize("step", [pointwise, products, draws, written_in_place])
+def test_branches_that_overtake_each_other_compute_what_they_do_uncaptured(driver: Driver, step: Step) -> None:
     """A byte that two branches shared would be written by the one while the other needs it."""
-    fn, args = forked(STEPS[name]), arguments()
+    fn, args = forked(step), arguments()
     made, held = captured(driver, fn, args), list[Any]()
     for seed in range(REPLAYS):
         again = fresh_arguments(args, seed)
@@ -155,22 +151,12 @@ def test_branches_that_overtake_each_other_compute_what_they_do_uncaptured(drive
 
 
 def test_a_graph_keeps_its_branches(driver: Driver) -> None:
-    fn, args = forked(pointwise), arguments()
-    fn(list(args))
-    torch.cuda.synchronize()
-    recording = driver.capture(fn, args)
-    ours = shape(graph_of(recording))
-    plain, _ = plain_graph(lambda: fn(list(args)))
-    theirs = shape(int(plain.raw_cuda_graph()))
-    count = len(recording.launches)
-    assert (ours["nodes"], ours["roots"]) == (count, 1)
-    assert ours == theirs, f"captured {ours}, by torch's own capture {theirs}"
-    phases = recording.phases
+    recording, found = assert_branches_are_torchs(driver, forked(pointwise), arguments())
+    count, phases = len(recording.launches), recording.phases
     sizes = Counter(phases)
-    assert len(phases) == count
+    assert (found["nodes"], found["roots"], len(phases)) == (count, 1, count)
     assert max(sizes.values()) > BRANCHES * ROUNDS, f"phases {phases}"
     assert sum(size > 1 for size in sizes.values()) == 1, f"phases {phases}: before and behind the branches is a chain"
-    assert call(load().cuGraphGetEdges, load().CUgraph(graph_of(recording)))[-1] == ours["edges"]
 
 
 def test_branches_run_side_by_side(driver: Driver) -> None:
@@ -182,7 +168,7 @@ def test_branches_run_side_by_side(driver: Driver) -> None:
     fn, args = forked(slow, spin=0), arguments()
     replay = captured(driver, fn, args).executable.replay
     assert replay(list(args)) is not None
-    plain, _ = plain_graph(lambda: fn(list(args)))
+    plain = plain_graph(fn, args)
     rounds = [(microseconds(lambda: replay(list(args)), 10), microseconds(plain.replay, 10)) for _ in range(5)]
     ours, theirs = (min(times) for times in zip(*rounds, strict=True))
     assert ours <= 1.3 * theirs, f"{ours:.0f} µs a replay, {theirs:.0f} µs in torch's own graph"
@@ -190,42 +176,20 @@ def test_branches_run_side_by_side(driver: Driver) -> None:
 
 # -- a library that forks by itself ---------------------------------------------------------------------------------
 
-CHANNELS, GROUPS, KERNEL, LENGTH = 768, 16, 128, 250
-
-
-def convolution() -> nn.Module:
-    """The positional embedding of wav2vec2: cuDNN computes its groups on streams of its own."""
-    torch.manual_seed(3)
-    made = nn.Conv1d(CHANNELS, CHANNELS, KERNEL, padding=KERNEL // 2, groups=GROUPS)
-    return made.to(DEVICE, torch.float16).eval()
-
-
-def sound() -> torch.Tensor:
-    return device_tensor(1, CHANNELS, LENGTH, dtype=torch.float16)
-
-
-def apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    return (a.float() - b.float()).abs().max().item()
-
 
 def test_a_grouped_convolution_keeps_the_branches_of_the_library(driver: Driver) -> None:
-    module = convolution()
+    """The positional embedding of wav2vec2: cuDNN computes its groups on streams of its own."""
 
     def fn(args: list[Any]) -> tuple[torch.Tensor, ...]:
-        x, weight, bias = args
-        return (F.conv1d(x, weight, bias, padding=KERNEL // 2, groups=GROUPS),)
+        return (F.conv1d(*args, padding=64, groups=16),)
 
-    args = [sound(), module.weight.detach(), module.bias.detach()]
-    expected = [fn(list(args))[0] for _ in range(3)]
-    spread = max(apart(expected[0], each) for each in expected)
-    assert spread == 0, f"uncaptured runs lie {spread} apart: nothing can be said of a replay"
+    shapes = ((1, 768, 250), (768, 48, 128), (768,))
+    args = [torch.randn(size, dtype=torch.float16, device="cuda") / 64 for size in shapes]
+    expected = fn(list(args))
+    assert all(same_bits(fn(list(args)), expected) for _ in range(2)), "nothing can be said of a replay"
     made, held = captured(driver, fn, args), list[Any]()
     for seed in range(5):
         again = fresh_arguments(args, seed)
         held.append((again, replay_and_compare(driver, fn, made, again)))
-    recording = driver.capture(fn, args)
-    ours = shape(graph_of(recording))
-    plain, _ = plain_graph(lambda: fn(list(args)))
-    theirs = shape(int(plain.raw_cuda_graph()))
-    assert ours == theirs, f"captured {ours}, by torch's own capture {theirs}"
     made.executable.close()
+    assert_branches_are_torchs(driver, fn, args)

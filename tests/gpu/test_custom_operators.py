@@ -11,7 +11,8 @@ import torch
 
 import pygraph
 from pygraph.report.model import GraphReport
-from pygraph.runtime.contract import Driver
+from pygraph.runtime.contract import Driver, Program
+from pygraph.runtime.nondeterminism import unrepeatable
 from pygraph.runtime.region import Region
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -137,34 +138,23 @@ def sums(args: list[Any]) -> list[Any]:
     return [out * 2, torch.relu(x), x.sum(1)]
 
 
-def region_of(fn: Callable[[list[Any]], list[Any]], driver: Driver, **facts: Any) -> Region:
-    return Region(fn, driver, name="toy", **facts)
-
-
 def _args() -> list[Any]:
     return [torch.randn(20000, 64, device="cuda"), torch.randint(0, 4, (20000,), device="cuda")]
 
 
-@pytest.mark.parametrize("fn", [sums, lambda args: [added(args[0])]])
-def test_atomic_sums_are_held_to_their_spread(driver: Driver, fn: Callable[[list[Any]], list[Any]]) -> None:
-    args = _args()
+@pytest.mark.parametrize(("fn", "decides"), [(sums, [True, False, False]), (lambda args: [added(args[0])], [True])])
+def test_atomic_sums_are_held_to_their_spread_and_what_they_do_not_decide_to_its_bits(
+    driver: Driver, fn: Callable[[list[Any]], list[Any]], decides: list[bool]
+) -> None:
+    args, programs = _args(), list[Program]()
     assert len({float(fn(list(args))[0].double().sum()) for _ in range(20)}) > 1, "repeats itself: nothing is tested"
-    region = region_of(fn, driver)
+    region = Region(fn, driver, name="toy", on_capture=programs.append)
     for _ in range(4):
         region(list(args))
     assert region.record.replays == 2, region.record
-
-
-def test_what_atomic_sums_do_not_decide_is_held_to_its_bits(driver: Driver) -> None:
-    programs: list[Any] = []
-    region = region_of(sums, driver, on_capture=programs.append)
-    for _ in range(2):
-        region(_args())
-    from pygraph.runtime.nondeterminism import unrepeatable
-
     (program,) = programs
     decided = unrepeatable(program.recording, program.slots)
-    assert [decided(output) for output in program.recording.outputs] == [True, False, False]
+    assert [decided(output) for output in program.recording.outputs] == decides
 
 
 def test_inductors_own_atomic_kernels_are_known() -> None:

@@ -112,9 +112,20 @@ def weight() -> torch.Tensor:
     return (torch.randn(64, 64, generator=torch.Generator().manual_seed(99)) / 8).cuda()
 
 
-def check(ours: Callable[..., Any], seed: int, w: torch.Tensor) -> None:
-    x = inputs(seed)
-    torch.testing.assert_close(ours(x, w), reference(x, w), msg=lambda text: f"call {seed}: {text}")
+def report_of(name: str) -> GraphReport:
+    """That of the program with the operator ``name``, compiled anew, after calls that are held against the reference.
+    Afterwards another region is captured, compared and replayed on the same stream."""
+    again()
+    other = torch.compile(lambda x, w: torch.tanh(x @ w).sum(1), backend="pygraph")
+    ours, w = torch.compile(program(OPERATORS[name]), backend="pygraph"), weight()
+    for compiled, plain in ((ours, reference), (other, lambda x, w: torch.tanh(x @ w).sum(1))):
+        for seed in range(CALLS):
+            x = inputs(seed)
+            torch.testing.assert_close(compiled(x, w), plain(x, w), msg=lambda text, seed=seed: f"call {seed}: {text}")
+    found, usable = pygraph.reports()
+    assert [state for state, _ in states(usable)] == ["replay"], f"the stream was left unusable: {states(usable)}"
+    torch.cuda.synchronize()
+    return found
 
 
 def again() -> None:
@@ -128,24 +139,9 @@ def states(report: GraphReport) -> list[tuple[str, str]]:
     return [(region.state, region.why) for region in report.regions]
 
 
-def usable() -> None:
-    """Another region can be captured, compared and replayed afterwards, on the same stream."""
-    other = torch.compile(lambda x, w: torch.tanh(x @ w).sum(1), backend="pygraph")
-    w = weight()
-    for seed in range(4):
-        x = inputs(seed)
-        torch.testing.assert_close(other(x, w), torch.tanh(x @ w).sum(1))
-    report = pygraph.reports()[-1]
-    assert [state for state, _ in states(report)] == ["replay"], f"the stream was left unusable: {states(report)}"
-    torch.cuda.synchronize()
-
-
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_operator_and_line_are_named_and_the_next_compilation_is_cut_there(name: str) -> None:
-    ours, w = torch.compile(program(OPERATORS[name]), backend="pygraph"), weight()
-    for seed in range(CALLS):
-        check(ours, seed, w)
-    report = pygraph.reports()[0]
+    report = report_of(name)
     (region,) = report.regions
     assert region.state == "uncaptured", f"{name} was captured: {states(report)}"
     assert region.record is not None
@@ -153,17 +149,11 @@ def test_operator_and_line_are_named_and_the_next_compilation_is_cut_there(name:
     assert named, f"nobody named the operator: {region.record.refusals}"
     assert named[0].loc is not None, f"no line: {named[0]}"
     assert named[0].loc.endswith(line()), f"another line than {line()}: {named[0]}"
-    usable()
 
-    again()
-    ours = torch.compile(program(OPERATORS[name]), backend="pygraph")
-    for seed in range(CALLS):
-        check(ours, seed, w)
-    report = pygraph.reports()[0]
+    report = report_of(name)
     assert [state for state, _ in states(report)] == ["replay", "replay"], f"{states(report)}; {report.notes}"
     left = [(u.op, u.reason) for u in report.uncaptured()]
     assert left == [(f"pygraphgpu.{name}.default", "failed-capture")], f"{left}; {report.notes}"
-    usable()
 
 
 @pytest.mark.parametrize("name", ["synchronise", "broken_unseen", "item"])

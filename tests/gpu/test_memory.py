@@ -6,7 +6,7 @@ import contextlib
 import gc
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.backend import pygraph as backend
+from pygraph.compat import clear_cublas_workspaces
 from pygraph.runtime.contract import Driver
+from tests.gpu.programs import assert_replayed, compiled, wrapped_regions
 from tests.gpu.replays import captured
 from tests.runtime.regions import copy_arguments, same_bits
 
@@ -67,12 +68,6 @@ def test_a_large_region_is_launched_in_segments(driver: Driver) -> None:
         assert same_bits([t.cpu() for t in kept], reference)
 
 
-@pytest.fixture
-def _with_gradients() -> Iterator[None]:
-    with torch.enable_grad():
-        yield
-
-
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -104,27 +99,21 @@ def steps(compile_: Callable[[nn.Module], Callable[..., Any]], *, train: bool) -
         step()
     gc.collect()
     torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
+    clear_cublas_workspaces()
     torch.cuda.empty_cache()
     _, most = peak(lambda: [step() for _ in range(3)])
     return values, most, torch.cuda.memory_reserved()
 
 
-@pytest.mark.usefixtures("fresh", "_with_gradients")
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(("train", "excess"), [(False, 1.03), (True, 1.05)])
 def test_a_program_needs_no_more_than_with_inductor_alone(train: bool, excess: float) -> None:
     with torch.set_grad_enabled(train):
         expected, plain, plain_reserved = steps(torch.compile, train=train)
         pygraph.reset()
-        actual, ours, reserved = steps(lambda model: torch.compile(model, backend=backend), train=train)
-    regions = [region for report in pygraph.reports() for region in report.regions if region.wrapped]
-    refused = [f"{region.index}: {region.state} {region.why}" for region in regions if region.state != "replay"]
-    assert not refused
+        actual, ours, reserved = steps(compiled, train=train)
+    assert_replayed()
     torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-3)
-    print(
-        f"train={train}: {ours / MB:.0f} MB against {plain / MB:.0f} MB, "
-        f"reserved {reserved / MB:.0f} against {plain_reserved / MB:.0f}"
-    )
     assert ours <= excess * plain, f"{ours / MB:.0f} MB instead of {plain / MB:.0f}"
     assert reserved <= excess * plain_reserved, f"reserved {reserved / MB:.0f} MB, not {plain_reserved / MB:.0f}"
 
@@ -144,9 +133,8 @@ def test_measuring_leaves_nothing_of_its_uncaptured_calls() -> None:
     plain = stepped(torch.compile(model), 5)
     torch._dynamo.reset()
     gc.collect()
-    options = {"measure": True, "cache_dir": None}
-    ours = stepped(torch.compile(model, backend=backend, options=options), 200)
-    (region,) = [region for report in pygraph.reports() for region in report.regions if region.wrapped]
+    ours = stepped(compiled(model, measure=True, cache_dir=None), 200)
+    (region,) = wrapped_regions()
     assert region.record is not None
     (decision,) = region.record.decisions
     assert decision.choice == "replay", decision

@@ -33,11 +33,6 @@ def chain(x: torch.Tensor) -> torch.Tensor:
     return y.sum(0) + torch.sigmoid(y)[0]
 
 
-def reused(x: torch.Tensor) -> torch.Tensor:
-    large = (x.repeat(8, 1) * 2).sin()
-    return large.sum(0) + 1
-
-
 def cache_write(cache: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     cache.index_copy_(0, index, rows)
     return cache.sum(0)
@@ -48,24 +43,12 @@ def foreach(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Te
     return tuple(torch._foreach_add([a, b, c], 1.0))
 
 
-def adam(
-    p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, step: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    torch._fused_adam_(
-        [p],
-        [g],
-        [m],
-        [v],
-        [],
-        [step],
-        lr=0.1,
-        beta1=0.9,
-        beta2=0.99,
-        weight_decay=0.0,
-        eps=1e-8,
-        amsgrad=False,
-        maximize=False,
-    )
+ADAM = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
+
+
+def adam(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    p, g, m, v, step = tensors
+    torch._fused_adam_([p], [g], [m], [v], [], [step], **ADAM)
     return (p,)
 
 
@@ -73,15 +56,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def heads() -> tuple[torch.Tensor, ...]:
-    return tuple(half(2, 4, 128, 64) for _ in range(3))
-
-
 CASES: dict[str, Case] = {
     "pointwise": (lambda x, y: x.sin() + y * 2, lambda: (rand(1000, 7), rand(1000, 7))),
-    "pointwise_half": (lambda x, y: x * y + x, lambda: (half(4096), half(4096))),
     "reductions": (lambda x: (x.sum(), x.amax(0), x.mean(1), x.std(), x.norm()), lambda: (rand(300, 517),)),
-    "softmax": (lambda x: torch.softmax(x, -1), lambda: (half(64, 1000),)),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (256,), w, b), lambda: (half(64, 256), half(256), half(256))),
     "mm": (torch.mm, lambda: (half(256, 512), half(512, 128))),
     "mm_float": (torch.mm, lambda: (rand(256, 512), rand(512, 128))),
@@ -92,7 +69,7 @@ CASES: dict[str, Case] = {
     "mv": (torch.mv, lambda: (rand(300, 200), rand(200))),
     "large_mm": (torch.mm, lambda: (half(2048, 2048), half(2048, 2048))),
     "chain": (chain, lambda: (rand(128, 128),)),
-    "dead_larger_intermediate": (reused, lambda: (rand(64, 64),)),
+    "dead_larger_intermediate": (lambda x: (x.repeat(8, 1) * 2).sin().sum(0) + 1, lambda: (rand(64, 64),)),
     "convolution": (
         lambda x, w, b: F.conv2d(x, w, b, padding=1),
         lambda: (half(4, 16, 32, 32), half(32, 16, 3, 3), half(32)),
@@ -102,7 +79,7 @@ CASES: dict[str, Case] = {
         lambda x, m, v: F.batch_norm(x, m, v, training=True),
         lambda: (rand(8, 16, 12, 12), torch.zeros(16, device="cuda"), torch.ones(16, device="cuda")),
     ),
-    "attention": (attention, heads),
+    "attention": (attention, lambda: tuple(half(2, 4, 128, 64) for _ in range(3))),
     "attention_float": (attention, lambda: tuple(rand(1, 2, 64, 32) for _ in range(3))),
     "sort": (lambda x: torch.sort(x, -1), lambda: (rand(16, 3000),)),
     "sort_flat": (lambda x: torch.sort(x), lambda: (rand(70000),)),
@@ -128,9 +105,8 @@ CASES: dict[str, Case] = {
         adam,
         lambda: (rand(1000), rand(1000), rand(1000), rand(1000).abs(), torch.tensor(3.0, device="cuda")),
     ),
-    "dropout": (lambda x: F.dropout(x, 0.4), lambda: (rand(1000),)),
     "random": (
-        lambda x: (x + torch.rand_like(x), torch.randn(50, device="cuda"), torch.bernoulli(x.sigmoid())),
+        lambda x: (F.dropout(x, 0.4) + torch.rand_like(x), torch.randn(50, device="cuda"), x.sigmoid().bernoulli()),
         lambda: (rand(33),),
     ),
     "views": (lambda x: (x[1:], x.t(), x, (x * 2)[:, 1:], x.view(-1)), lambda: (rand(6, 4),)),

@@ -14,39 +14,9 @@ from pygraph.runtime.recording import AllocationKind, OutputKind
 from pygraph.runtime.region import Region
 from tests.gpu.replays import captured, replay_and_compare
 
-TABLE_SIZE = 3
-
 
 def cuda(*size: int) -> torch.Tensor:
     return torch.randn(*size, device="cuda")
-
-
-def test_what_a_replay_returns_is_as_uncaptured(driver: Driver) -> None:
-    def region(args: list[Any]) -> tuple[Any, ...]:
-        x, n = args
-        y = x * 2
-        return x, x[1:, :2], n, None, y, y, y.view(-1), 2.5
-
-    made = captured(driver, region, [cuda(4, 3), 7])
-    kinds = [output.kind for output in made.program.recording.outputs]
-    assert kinds == [
-        *map(OutputKind, ("argument", "view", "scalar", "scalar")),
-        *[OutputKind.FRESH] * 3,
-        OutputKind.SCALAR,
-    ]
-    for x in (cuda(4, 3), cuda(400)[128:140].view(4, 3)):
-        outputs = made.executable.replay([x, 7])
-        assert outputs is not None
-        assert outputs[0] is x
-        view = x[1:, :2]
-        assert outputs[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-        assert (outputs[1].data_ptr(), outputs[1].storage_offset()) == (view.data_ptr(), view.storage_offset())
-        assert outputs[1].stride() == view.stride()
-        assert (outputs[2], outputs[3], outputs[7]) == (7, None, 2.5)
-        assert torch.equal(outputs[4], x * 2)
-        assert outputs[5] is outputs[4]
-        assert outputs[6] is not outputs[4]
-        assert outputs[6].data_ptr() == outputs[4].data_ptr()
 
 
 def test_outputs_belong_to_the_caller(driver: Driver) -> None:
@@ -66,24 +36,10 @@ def test_outputs_belong_to_the_caller(driver: Driver) -> None:
     assert made.executable.replay([cuda(64, 32)]) is None
 
 
-def test_what_was_not_captured_is_turned_away(driver: Driver) -> None:
-    made = captured(driver, lambda args: (args[0] * args[1],), [cuda(4, 6), 3])
-    x = cuda(4, 6)
-    assert made.executable.replay([x, 3]) is not None
-    for args in (
-        [x, 4],
-        [x, 3.0],
-        [x.double(), 3],
-        [cuda(6, 4).t(), 3],
-        [x.cpu(), 3],
-    ):
-        assert made.executable.replay(list(args)) is None
-    assert made.executable.replay([torch.nn.Parameter(x), 3]) is not None
-
-
-def test_an_argument_that_is_only_read_may_lie_anywhere(driver: Driver) -> None:
+def test_arguments_that_are_only_read_may_lie_anywhere_on_the_device(driver: Driver) -> None:
     made = captured(driver, lambda args: (args[0] * 2,), [cuda(1024)])
     base = cuda(1030)
+    assert made.executable.replay([base[:1024].cpu()]) is None
     for offset in range(5):
         x = base[offset : offset + 1024]
         outputs = made.executable.replay([x])
@@ -127,37 +83,20 @@ def test_written_arguments_are_told_from_read_ones(driver: Driver) -> None:
 
 
 def test_module_constants_are_read_where_they_lie(driver: Driver) -> None:
-    table = torch.arange(float(TABLE_SIZE), device="cuda")
+    table = torch.arange(3.0, device="cuda")
     module: dict[str, Any] = {"table": table}
     exec("def region(args):\n    return args[0] + table, table\n", module)
-    made = captured(driver, module["region"], [cuda(TABLE_SIZE)])
+    made = captured(driver, module["region"], [cuda(3)])
     recording = made.program.recording
-    assert recording.outputs[1].kind is OutputKind.CONSTANT_TENSOR
+    assert recording.outputs[1].kind is OutputKind.OBJECT
     assert any(a.kind is AllocationKind.CONSTANT and a.address == table.data_ptr() for a in recording.allocations)
     for _ in range(2):
-        x = cuda(TABLE_SIZE)
+        x = cuda(3)
         outputs = made.executable.replay([x])
         assert outputs is not None
         assert outputs[1] is table
         assert torch.equal(outputs[0], x + table)
         table.add_(1)
-
-
-def test_random_numbers_advance_as_uncaptured(driver: Driver) -> None:
-    def region(args: list[Any]) -> tuple[Any, ...]:
-        return torch.rand_like(args[0]), torch.nn.functional.dropout(args[0], 0.5)
-
-    made = captured(driver, region, [cuda(1000)])
-    assert any(launch.random for launch in made.program.recording.launches)
-    x = cuda(1000)
-    torch.manual_seed(7)
-    expected = [region([x]) for _ in range(3)]
-    torch.manual_seed(7)
-    for reference in expected:
-        outputs = made.executable.replay([x])
-        assert outputs is not None
-        assert all(torch.equal(a, b) for a, b in zip(outputs, reference, strict=True))
-    assert not torch.equal(expected[0][0], expected[1][0])
 
 
 @pytest.mark.parametrize("streams", [1, 2])
@@ -204,7 +143,7 @@ def mlp(args: list[Any]) -> Any:
 
 def test_closing_gives_everything_back(driver: Driver) -> None:
     torch.cuda.synchronize()
-    args = [cuda(64, 64), cuda(64, 64), cuda(64, 64)]
+    args = [cuda(64, 64) for _ in range(3)]
     mlp(list(args))
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated()

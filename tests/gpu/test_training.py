@@ -13,18 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pygraph
 from pygraph import compat
-from tests.gpu.programs import (
-    DEVICE,
-    EVERYTHING,
-    assert_replayed,
-    assert_same,
-    compiled,
-    device_tensor,
-    figures,
-    network,
-    replaying_regions,
-    wrapped_regions,
-)
+from tests.gpu.programs import DEVICE, EVERYTHING, assert_replayed, assert_same, compiled, device_tensor, figures
 
 STEPS = 6
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -55,8 +44,11 @@ def against_inductor(run: Callable[[Compile], Any], regions: int = 2, *, through
         assert_same(actual, run(torch.compile), through=through)
 
 
-def state(model: nn.Module) -> list[torch.Tensor]:
-    return [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
+def network() -> nn.Module:
+    """A small network with batch statistics and dropout, always with the same parameters."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.LayerNorm(64)]
+    return nn.Sequential(*layers, nn.GELU(), nn.Linear(64, 8)).to(DEVICE)
 
 
 def train(
@@ -83,13 +75,11 @@ def train(
             scaler.step(optimizer)
             scaler.update()
         optimizer.zero_grad(set_to_none=set_to_none)
-    return losses + state(model)
+    return losses + [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"set_to_none": False}, {"accumulate": 2}, {"accumulate": 3, "set_to_none": False}],
-    ids=str,
+    "options", [{}, {"set_to_none": False}, {"accumulate": 2}, {"accumulate": 3, "set_to_none": False}], ids=str
 )
 def test_training_equals_inductor(options: dict[str, Any]) -> None:
     def run(compile: Compile) -> list[torch.Tensor]:
@@ -145,10 +135,8 @@ def test_checkpointing(outside: bool) -> None:
 
 OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
     "adam": lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=True),
-    "adam-capturable": lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=True, capturable=DEVICE == "cuda"),
-    "adamw-tensor-lr": lambda ps: torch.optim.AdamW(
-        ps, lr=torch.tensor(0.01, device=DEVICE), capturable=DEVICE == "cuda"
-    ),
+    "adam-capturable": lambda ps: torch.optim.Adam(ps, lr=0.01, foreach=True, capturable=True),
+    "adamw-tensor-lr": lambda ps: torch.optim.AdamW(ps, lr=torch.tensor(0.01, device=DEVICE), capturable=True),
     "sgd-momentum": lambda ps: torch.optim.SGD(ps, lr=0.01, momentum=0.9, nesterov=True),
 }
 
@@ -231,11 +219,7 @@ def test_attention(training: bool) -> None:
             found += [y.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
         return found
 
-    actual = run(ours)
-    assert not [report.error for report in pygraph.reports() if report.error], figures()
+    against_inductor(run)
     assert {report.kind for report in pygraph.reports()} == {"forward", "backward"}, figures()
-    assert len(replaying_regions()) == len(wrapped_regions()) >= 2, figures()
     reasons = {left.reason for report in pygraph.reports() for left in report.uncaptured()}
     assert reasons <= ({"attention-dropout"} if training else set()), figures()
-    torch._dynamo.reset()
-    assert_same(actual, run(torch.compile))

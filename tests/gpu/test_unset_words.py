@@ -12,18 +12,17 @@ import pytest
 import torch
 
 from pygraph.compat import storage_from_address
-from pygraph.runtime.contract import Driver, NonPointerWord, Program
+from pygraph.runtime.contract import Driver, NonPointerWord
 from pygraph.runtime.cuda.addresses import SCRATCH
 from pygraph.runtime.discover import capture
-from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import AllocationKind
-from pygraph.runtime.slots import SlotTable, discover
 from tests.gpu.replays import assert_replays
+from tests.runtime.host.replays import make_program
 
 Region = Callable[[list[Any]], tuple[Any, ...]]
 
-_DEEP = 1 << 14
+_WORDS = 1 << 11
 
 _kept: list[torch.Tensor] = []
 """What the custom operator below keeps to itself."""
@@ -40,7 +39,7 @@ def rand(*size: int) -> torch.Tensor:
 
 
 class _Filled(ctypes.Structure):
-    _fields_ = (("words", ctypes.c_uint64 * (_DEEP // 8)),)
+    _fields_ = (("words", ctypes.c_uint64 * _WORDS),)
 
 
 _ignore = ctypes.PyDLL(None).getpid
@@ -49,12 +48,9 @@ _ignore.argtypes = [_Filled]
 
 def dirty(tensor: torch.Tensor) -> None:
     """Fill what is free of the stack and of the heap with the address of a live tensor."""
-    filled = _Filled((ctypes.c_uint64 * (_DEEP // 8))(*[tensor.data_ptr()] * (_DEEP // 8)))
-    _ignore(filled)
-    buffers = [
-        (ctypes.c_uint64 * n)(*[tensor.data_ptr()] * n) for n in (4, 8, 16, 32, 64, 128, 512) for _ in range(100)
-    ]
-    del buffers
+    sizes = [_WORDS, *(n for n in (4, 8, 16, 32, 64, 128, 512) for _ in range(100))]
+    stack, *_heap = [(ctypes.c_uint64 * n)(*[tensor.data_ptr()] * n) for n in sizes]
+    _ignore(_Filled(stack))
 
 
 def refused(driver: Driver, region: Region, args: list[Any]) -> Refusal:
@@ -133,19 +129,10 @@ def test_scratch_can_be_read_and_written_far_around(driver: Driver) -> None:
     torch.cuda.synchronize()
 
 
-def program(driver: Driver, region: Region, args: list[Any]) -> Program:
-    region(list(args))
-    torch.cuda.synchronize()
-    first, second = driver.capture(region, args), driver.capture(region, args)
-    table = discover(first, second)
-    assert isinstance(table, SlotTable), table
-    layout = plan(first, table.slots)
-    return Program(first, table.slots, layout, table.non_pointers)
-
-
 def test_an_unset_entry_of_a_list_may_point_at_scratch(driver: Driver) -> None:
     """Of the addresses that a fused list kernel takes by value, those behind the last tensor are never used."""
-    made = program(driver, foreach, [rand(100), rand(7, 3)])
+    foreach([rand(100), rand(7, 3)])
+    made = make_program(driver, foreach, [rand(100), rand(7, 3)])
     places = {(slot.launch, slot.word) for slot in made.slots} | {
         (word.launch, word.word) for word in made.non_pointers
     }
@@ -161,7 +148,7 @@ def test_an_unset_entry_of_a_list_may_point_at_scratch(driver: Driver) -> None:
 
 
 def test_an_operand_that_pointed_at_scratch_would_show(driver: Driver) -> None:
-    made = program(driver, lambda args: (args[0] * 2,), [rand(1000)])
+    made = make_program(driver, lambda args: (args[0] * 2,), [rand(1000)])
     operand = next(slot for slot in made.slots if slot.kind is AllocationKind.INPUT)
     slots = tuple(slot for slot in made.slots if slot is not operand)
     assert len(slots) == len(made.slots) - 1

@@ -6,13 +6,13 @@ model later in the process (``Node mm_4 was invalid, but is output``), with Indu
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import pygraph
 from tests.gpu.programs import DEVICE, EVERYTHING, assert_replayed, assert_same, compiled, device_tensor, figures
@@ -53,26 +53,6 @@ def test_calls_on_a_stream_of_the_user() -> None:
     assert_replayed()
 
 
-def from_threads(work: Callable[[int], None]) -> None:
-    """Run ``work(i)`` in THREADS threads at once; raises the first of their exceptions."""
-    failures: list[BaseException] = []
-
-    def run(i: int) -> None:
-        try:
-            with torch.no_grad():
-                work(i)
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-
-
 @pytest.mark.parametrize("sizes", [1, 3])
 def test_threads_with_streams_of_their_own(sizes: int) -> None:
     """One compiled function, captured while other threads call it; with three sizes, several captures are made."""
@@ -83,7 +63,7 @@ def test_threads_with_streams_of_their_own(sizes: int) -> None:
 
     def work(i: int) -> None:
         generator = torch.Generator(device=DEVICE).manual_seed(i)
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
             for turn in range(5 * CALLS):
                 rows = 96 + 32 * (turn % sizes)
                 x = torch.randn(rows, 256, device=DEVICE, dtype=torch.float64, generator=generator)
@@ -91,20 +71,9 @@ def test_threads_with_streams_of_their_own(sizes: int) -> None:
                 torch.cuda.current_stream().synchronize()
                 assert_same(actual, expected, call=f"{turn} of thread {i}")
 
-    from_threads(work)
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(work, range(THREADS)))
     assert_replayed()
-
-
-class Batches(Dataset[torch.Tensor]):
-    """Batches of different lengths, each of which makes a capture."""
-
-    def __len__(self) -> int:
-        return 48
-
-    def __getitem__(self, place: int) -> torch.Tensor:
-        if place >= len(self):
-            raise IndexError(place)
-        return torch.full((64 + 32 * (place // 3), 256), 0.01 * place, dtype=torch.float64)
 
 
 def test_a_loader_pins_memory_beside_captures() -> None:
@@ -112,15 +81,14 @@ def test_a_loader_pins_memory_beside_captures() -> None:
     call = compiled(block, dynamic=True, **EVERYTHING)
     w = double(256, 256) / 16
     call(double(40, 256), w)
-    loader = DataLoader(Batches(), batch_size=None, num_workers=2, pin_memory=True, prefetch_factor=4)
-    seen = 0
+    batches: Any = [torch.full((64 + 32 * (i // 3), 256), 0.01 * i, dtype=torch.float64) for i in range(48)]
+    loader = DataLoader(batches, batch_size=None, num_workers=2, pin_memory=True, prefetch_factor=4)
     for _ in range(2):
         for place, batch in enumerate(loader):
             assert batch.is_pinned()
             x = batch.to(DEVICE, non_blocking=True)
             assert_same(call(x, w), block(x, w), call=place)
-            seen += 1
-    assert seen == 2 * len(Batches())
+        assert place == len(batches) - 1
     assert_replayed()
     captures = sum(r.record.captures for report in pygraph.reports() for r in report.regions if r.record is not None)
     assert captures >= 10, figures()

@@ -74,7 +74,7 @@ def test_foreign_operands_and_orders_are_refused() -> None:
 
 def test_replacing_uses_and_erasing() -> None:
     graph, nodes = chain()
-    region = graph.regions[0] = Region(0, {nodes[1].output: Parameter("static", "")})
+    region = graph.regions[0] = Region({nodes[1].output: Parameter("static", "")})
     graph.add_order(nodes[1], nodes[2])
     with pytest.raises(GraphError, match="still used by n2"):
         graph.erase(nodes[1])

@@ -109,6 +109,7 @@ def test_operands_may_be_defined_later() -> None:
         ("^a = f($(floor()))", 12, "not an expression: floor takes exactly 1 argument (0 given)"),
         ("^a = f($(9**9**9))", 12, "not an expression: this power takes too many digits"),
         ("^a = f($(" + "9" * 4000 + "*" + "9" * 4000 + "))", 12, "not an expression: a number takes too many digits"),
+        ("^a = f($(1e999))", 12, "not an expression: a number takes too many digits"),
         ("^a = f(" + "9" * 5000 + ")", 4310, "unexpected '999"),
         ("^a = f(" + "[" * 101, 110, "this is nested more than 100 deep"),
         ("^a = f(\0)", 10, "unexpected character"),

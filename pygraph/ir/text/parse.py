@@ -30,7 +30,7 @@ from pygraph.ir.cost import Cost
 from pygraph.ir.effects import FLAGS, NAMED, Effects
 from pygraph.ir.graph import Graph, GraphError, Stage
 from pygraph.ir.node import RESERVED, GraphRef, KernelNode, Location, Meta, MetaKey, Token
-from pygraph.ir.text.words import COST_FIELDS, unquote
+from pygraph.ir.text.words import COST_FIELDS, WORD, unquote
 from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
 
 __all__ = ["parse"]
@@ -44,13 +44,12 @@ MAX_FUNCTIONS = 128
 
 _ESCAPE = r'\\(?:["\\ntr]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})'
 _QUOTED = rf'"(?:[^"\\\n]|{_ESCAPE})*"'
-_BARE = r"[A-Za-z_][A-Za-z0-9_]*(?:(?:\.|::)[A-Za-z0-9_]+)*"
 _TOKEN = re.compile(
     r"(?:[ \t\r\n]+|//[^\n]*)*(?:"
     r"(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
-    rf"|(?P<int>[0-9]{{1,4300}})|(?P<word>{_BARE})|(?P<string>{_QUOTED})|(?P<index>\.[0-9]{{1,9}})"
+    rf"|(?P<int>[0-9]{{1,4300}})|(?P<word>{WORD.pattern})|(?P<string>{_QUOTED})|(?P<index>\.[0-9]{{1,9}})"
     rf"|(?P<value>%(?:[A-Za-z0-9_]+|{_QUOTED}))|(?P<node>\^(?:[A-Za-z0-9_]+|{_QUOTED}))"
-    rf"|(?P<symbol>@(?:[A-Za-z0-9_.]+|{_QUOTED}))|(?P<token>\#(?:{_BARE}|{_QUOTED}))"
+    rf"|(?P<symbol>@(?:[A-Za-z0-9_.]+|{_QUOTED}))|(?P<token>\#(?:{WORD.pattern}|{_QUOTED}))"
     r"|(?P<mark>\*\*|[(){}\[\],:=!$<>+\-*/%])|(?P<end>\Z)|(?P<strange>.))"
 )
 _NAMES = {"int": "a number", "value": "'%name'", "node": "'^name'", "symbol": "'@name'"}
@@ -264,7 +263,7 @@ class _Parser:
         index = self._integer()
         if index in graph.regions:
             raise self._error(f"region {index} is given twice", start)
-        region = graph.regions[index] = Region(index, meta=self._notes(())[1])
+        region = graph.regions[index] = Region(meta=self._notes(())[1])
         for reference, parameter in self._list(self._parameter, "()"):
             value = self._resolve(graph, reference)
             if value in region.parameters:
@@ -505,7 +504,9 @@ class _Parser:
             return self._within("()", self._sum)
         if self.next.kind in ("int", "float"):
             number = self._number()
-            return sympy.Integer(number) if isinstance(number, int) else sympy.Float(number)
+            if number == math.inf:
+                raise ValueError("a number takes too many digits")
+            return sympy.sympify(number)
         word = self._kind("word", "string")
         name = self._name(word)
         if self.next.text == "(":

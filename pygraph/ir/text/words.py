@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["COST_FIELDS", "name_text", "quote", "symbol_text", "unquote", "word_text"]
+__all__ = ["COST_FIELDS", "WORD", "name_text", "quote", "symbol_text", "unquote", "word_text"]
 
 COST_FIELDS = ("flops", "read", "written", "launches", "host_us")
 """Annotation names that hold a node's cost."""
 
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:(?:\.|::)[A-Za-z0-9_]+)*")
+WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:(?:\.|::)[A-Za-z0-9_]+)*")
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _SYMBOL = re.compile(r"[A-Za-z0-9_.]+")
 _SPECIAL = re.compile(r"[^ -!#-\[\]-~]")
@@ -30,7 +30,7 @@ def unquote(text: str) -> str:
 
 def word_text(name: str) -> str:
     """An operator, attribute or annotation name: bare where it reads as a word, else quoted."""
-    return name if _WORD.fullmatch(name) else quote(name)
+    return name if WORD.fullmatch(name) else quote(name)
 
 
 def name_text(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from pygraph.ir import REASON, UPLOAD, Graph, KernelNode, Value, base_name, map_arg, memory_roots
+from pygraph.ir import PURE, REASON, UPLOAD, Graph, KernelNode, Value, base_name, map_arg, memory_roots
 from pygraph.passes.legality.rules import Target, copy_source, device_of, is_on_host
 
 __all__ = [
@@ -64,7 +64,7 @@ class Facts:
 
 def computes_only(node: KernelNode) -> bool:
     """Whether ``node`` has no effects, aliases apart."""
-    return replace(node.effects, aliases=(), reads=None).is_pure
+    return replace(node.effects, aliases=(), reads=None) == PURE
 
 
 def is_copy_in(node: KernelNode, target: Target) -> bool:

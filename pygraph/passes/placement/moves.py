@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 from dataclasses import replace
 from itertools import count
 
-from pygraph.ir import CONSTANT, PLACEMENT, REASON, Device, Graph, KernelNode, TensorType, Value
+from pygraph.ir import CONSTANT, PLACEMENT, PURE, REASON, Device, Graph, KernelNode, TensorType, Value
 from pygraph.passes.legality.rules import Target, copy_source, is_on_host
 from pygraph.passes.placement.exact import is_exact, is_factory
 from pygraph.passes.placement.facts import (
@@ -52,7 +52,7 @@ def merge_equal(graph: Graph) -> int:
 def _is_mergeable(node: KernelNode, facts: Facts) -> bool:
     if node.meta.get(REASON) != "cpu-operator" or not node.op.startswith(("aten.", "prims.")):
         return False
-    if not node.effects.is_pure or is_factory(node) or len(node.outputs) != 1 or node in facts.pinned:
+    if node.effects != PURE or is_factory(node) or len(node.outputs) != 1 or node in facts.pinned:
         return False
     if any(isinstance(value.type, TensorType) and facts.is_written(value) for value in node.inputs):
         return False

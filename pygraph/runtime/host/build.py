@@ -6,13 +6,7 @@ from pathlib import Path
 
 from pygraph.runtime.native_build import Loader, NativeLibrary
 
-__all__ = ["library", "load"]
+__all__ = ["load"]
 
-
-def library() -> NativeLibrary:
-    """What is built."""
-    source = Path(__file__).resolve().with_name("native.cpp")
-    return NativeLibrary("host", source, libraries=("c10", "torch_cpu", "torch_python"))
-
-
-load = Loader(library)
+_SOURCE = Path(__file__).resolve().with_name("native.cpp")
+load = Loader(lambda: NativeLibrary("host", _SOURCE, libraries=("c10", "torch_cpu", "torch_python")))

@@ -1,7 +1,4 @@
-"""The host driver: captures regions of Inductor's CPU programs and replays them in one native call each.
-
-A program becomes a native graph, with every address of the capture accounted for.
-"""
+"""The host driver: captures regions of Inductor's CPU programs and replays them in one native call each."""
 
 from __future__ import annotations
 
@@ -13,14 +10,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import (
-    Executable,
-    Program,
-    ScratchPool,
-    add_arguments,
-    add_outputs,
-    check_program,
-)
+from pygraph.runtime.contract import Executable, Program, ScratchPool, add_arguments, add_outputs, check_program
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
@@ -28,9 +18,6 @@ from pygraph.runtime.host.recorder import Recorder
 from pygraph.runtime.recording import AllocationKind, Recording
 
 __all__ = ["HostDriver"]
-
-_WORKSPACE = 0
-"""The native number of the workspace; arguments and fresh allocations come after it."""
 
 
 def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
@@ -43,20 +30,20 @@ def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
     arguments = add_arguments(graph, program, capture.arguments)
     places = {(AllocationKind.INPUT, index): (source, 0) for index, source in arguments.items()}
     for index, offset in program.layout.offsets.items():
-        places[AllocationKind.POOL, index] = _WORKSPACE, offset
+        places[AllocationKind.POOL, index] = 0, offset  # the first source is the workspace
     for index in program.layout.fresh:
         places[AllocationKind.POOL, index] = graph.add_fresh(sizes[index]), 0
     for launch, payload in zip(program.recording.launches, capture.payloads, strict=True):
         if isinstance(payload, Kernel):
             graph.add_kernel(payload.entry, launch.words, [p is Parameter.FLOAT for p in payload.parameters])
         else:
-            graph.add_operator(payload.call, payload.moves, payload.results)
+            graph.add_operator(*payload)
     for slot in program.slots:
         if slot.key not in places:
             raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
         source, start = places[slot.key]
         graph.add_patch(slot.launch, slot.word, source, start + slot.offset)
-    add_outputs(graph, native.OutputKind, program, capture.same)
+    add_outputs(graph, native.OutputKind, program)
     for pair in sorted(capture.exclusive):
         graph.add_exclusive(*pair)
     return graph
@@ -101,7 +88,6 @@ class HostDriver:
     def exchange_state(
         self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Under the generator's own lock."""
         before: torch.Tensor = self._native.exchange_state(generator, to, expected)
         return before
 

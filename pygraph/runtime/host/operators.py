@@ -23,7 +23,7 @@ from pygraph.compat import (
     TorchDispatchMode,
 )
 from pygraph.errors import CaptureError
-from pygraph.runtime.host.recorder import Operand, OperatorLaunch, Recorder
+from pygraph.runtime.host.recorder import Operand, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
 from pygraph.runtime.provenance import blame
 from pygraph.runtime.recording import COLLECTIVES, AllocationKind
@@ -245,12 +245,9 @@ def _allocate(recorder: Recorder, call: _Call, fake: torch.Tensor) -> torch.Tens
     """Memory of the region for a result."""
     if fake.device.type != "cpu":
         raise CaptureError("foreign-device", call.name)
-    size, stride = tuple(fake.size()), tuple(fake.stride())
-    if any(type(n) is not int for n in (*size, *stride)):
-        raise CaptureError("dynamic-output", call.name)
-    if any(n > 1 and s == 0 for n, s in zip(size, stride, strict=True)):
+    if any(n > 1 and s == 0 for n, s in zip(fake.size(), fake.stride(), strict=True)):
         raise CaptureError("aliasing-operator", f"{call.name} returns elements that share memory")
-    return recorder.allocate(size, stride, fake.dtype)
+    return recorder.allocate(fake.size(), fake.stride(), fake.dtype)
 
 
 def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
@@ -258,7 +255,7 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     operands = list(_operands(recorder, call))
     if len(native_call.tensors()) != len(operands):
         raise CaptureError("unsupported-operator", f"{call.name} takes tensors in a way that is not known")
-    moves = tuple(_moves(recorder, operand.tensor) for operand in operands)
+    moves = [_moves(recorder, operand.tensor) for operand in operands]
     stored: list[torch.Tensor | None] = []
 
     def place(result: torch.Tensor | None) -> torch.Tensor | None:
@@ -272,7 +269,7 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     fresh = [tensor for tensor in stored if tensor is not None]
     operands += [Operand(recorder.word(tensor), tensor, writes=True) for tensor in fresh]
     recorder.launch(
-        OperatorLaunch(native_call, moves, tuple(stored) if fresh else ()),
+        (native_call, moves, stored if fresh else []),
         str(call.op),
         (str(call.op), _describe(recorder, [value for _, value in call.operands()], {})),
         operands,

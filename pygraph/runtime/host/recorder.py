@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -36,8 +36,9 @@ _CHUNK = 1 << 30
 class Arena:
     """The address space of one capture, disjoint from that of every other arena that is open.
 
-    ``chunks`` are the reserved ranges as (address, bytes), ``allocations`` in their order, ``by_storage`` by
-    the address that their storage begins at. Closing, or dropping the last reference, unmaps everything.
+    ``chunks`` are the reserved ranges as (address, bytes), ``allocations`` in their order. ``by_storage``
+    is whose memory a storage is, by the address that it begins at. Closing, or dropping the last reference, unmaps
+    everything.
     """
 
     def __init__(self, native: ModuleType) -> None:
@@ -95,17 +96,9 @@ class Arena:
         return start
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorLaunch:
-    """An operator: ``call`` is the native object with its arguments.
-
-    ``moves`` tells for each tensor argument whether its memory is patched. ``results`` holds, for each tensor that
-    the operator returns, the memory it is copied to (None for one that is an argument); empty when there is none.
-    """
-
-    call: Any
-    moves: tuple[bool, ...]
-    results: tuple[torch.Tensor | None, ...]
+OperatorLaunch = tuple[Any, list[bool], list[torch.Tensor | None]]
+"""An operator: the native object with its arguments; for each tensor argument, whether its memory is patched; and for
+each tensor that it returns, the memory it is copied to (None for one that is an argument), or nothing for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +116,7 @@ class Recorder:
 
     ``payloads`` match ``launches``. ``arguments`` are stand-ins or Python values; ``exclusive`` the pairs of a written
     argument and another that one operator is given, which must not overlap at replay, as they did not when recorded.
-    ``same`` maps the position of an output to that of an earlier one which is the same object. ``constants`` are the
-    tensors of the compiled module, by name.
+    ``constants`` are the tensors of the compiled module, by name.
     """
 
     def __init__(self, native: ModuleType, arena: Arena, constants: Mapping[str, torch.Tensor]) -> None:
@@ -135,26 +127,19 @@ class Recorder:
         self.payloads: list[Kernel | OperatorLaunch] = []
         self.exclusive: set[tuple[int, int]] = set()
         self.offset_sensitive: set[int] = set()
-        self.same: dict[int, int] = {}
         self.constants = dict(sorted(constants.items()))
         self.constant_allocations: list[Allocation] = []
-        self._constant_bases: dict[int, list[Allocation]] = {}
         self._names = {id(tensor): name for name, tensor in self.constants.items()}
         self._pool = 0
         for index, tensor in enumerate(self.constants.values()):
-            plain = self._is_plain(tensor)
+            plain = native.is_plain(tensor)
             address, nbytes = (native.element_address(tensor), extent(tensor)) if plain else (0, 0)
             allocation = Allocation(AllocationKind.CONSTANT, index, address, nbytes)
             self.constant_allocations.append(allocation)
             if address:
-                self._constant_bases.setdefault(native.storage_base(tensor), []).append(allocation)
+                arena.by_storage[native.storage_base(tensor)] = allocation
 
     # -- memory -----------------------------------------------------------------------------------------------------
-
-    def stand_in(self, index: int, argument: torch.Tensor) -> torch.Tensor:
-        """A tensor that takes the place of argument ``index``: its layout, over addresses of its own."""
-        key, offset = (AllocationKind.INPUT, index), int(argument.storage_offset())
-        return self.arena.tensor(key, argument.size(), argument.stride(), argument.dtype, offset=offset)
 
     def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor over new memory of the region."""
@@ -163,17 +148,16 @@ class Recorder:
         return self.arena.tensor(key, size, stride, dtype, born=len(self.launches))
 
     def owner(self, tensor: torch.Tensor) -> Allocation:
-        """Whose memory ``tensor`` shows. Raises CaptureError when that is not known, or it shows more than that."""
+        """Whose memory ``tensor`` shows: of constants that share a storage, any. Raises CaptureError when that is not
+        known, or when it shows more of an argument, or of what was allocated here, than there is."""
         self.check_plain(tensor)
-        base, address = self.native.storage_base(tensor), self.native.element_address(tensor)
-        allocation = self.arena.by_storage.get(base)
+        allocation = self.arena.by_storage.get(self.native.storage_base(tensor))
         if allocation is None:
-            candidates = self._constant_bases.get(base)
-            if not candidates:
-                raise CaptureError("unknown-memory", "a tensor that is no argument, no constant, nor allocated here")
-            return next((a for a in candidates if a.covers(address)), candidates[0])
-        end = address + extent(tensor)
-        if tensor.numel() and not (allocation.address <= address and end <= allocation.address + allocation.nbytes):
+            raise CaptureError("unknown-memory", "a tensor that is no argument, no constant, nor allocated here")
+        if allocation.kind is AllocationKind.CONSTANT or not tensor.numel():
+            return allocation
+        address = self.native.element_address(tensor)
+        if not allocation.address <= address <= allocation.address + allocation.nbytes - extent(tensor):
             name = f"{allocation.kind.value} {allocation.index}"
             raise CaptureError("outside-allocation", f"a view reaches beyond the elements of {name}")
         return allocation
@@ -182,16 +166,13 @@ class Recorder:
         """Raise CaptureError unless ``tensor`` is an ordinary strided CPU tensor."""
         if tensor.device.type != "cpu":
             raise CaptureError("foreign-device", f"a tensor on {tensor.device}")
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not self._is_plain(tensor):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not self.native.is_plain(tensor):
             raise CaptureError("unsupported-tensor", f"{type(tensor).__name__}, layout {tensor.layout}")
 
     def opaque_name(self, tensor: torch.Tensor) -> str | None:
         """The name of a constant without addressable memory (packed weights), else None."""
         name = self._names.get(id(tensor))
-        return None if name is None or tensor.device.type != "cpu" or self._is_plain(tensor) else name
-
-    def _is_plain(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == "cpu" and bool(self.native.is_plain(tensor))
+        return None if tensor.device.type != "cpu" or self.native.is_plain(tensor) else name
 
     # -- launches ---------------------------------------------------------------------------------------------------
 
@@ -250,9 +231,11 @@ class Recorder:
         if kind is LaunchKind.OPERATOR:
             # Operators look at whether what they write overlaps what else they are given, and then do another thing.
             self.exclusive.update((w, other) for w in written for other in arguments if other != w)
-        words = tuple(operand.word for operand in operands)
-        launch = Launch(len(self.launches), kind, name, words, signature, tuple(uses), here(), random)
-        self.launches.append(replace(launch, nondeterministic=nondeterministic))
+        index, words = len(self.launches), tuple(operand.word for operand in operands)
+        origin = here()
+        self.launches.append(
+            Launch(index, kind, name, words, signature, tuple(uses), origin, random, nondeterministic=nondeterministic)
+        )
         self.payloads.append(payload)
 
 

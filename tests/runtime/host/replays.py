@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pygraph.runtime.contract import Executable, Program
+from pygraph.runtime.contract import Driver, Executable, Program
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import Recording
@@ -18,12 +18,12 @@ from tests.runtime.regions import RegionCall, copy_arguments, same_bits
 __all__ = ["assert_replays", "make_executable", "make_program", "replay_and_compare"]
 
 
-def make_program(driver: HostDriver, fn: Any, args: Sequence[Any], **changes: Any) -> Program:
+def make_program(driver: Driver, fn: Any, args: Sequence[Any], **changes: Any) -> Program:
     """A program for ``fn`` on ``args``, from two captures; ``changes`` replace its fields."""
     first, second = driver.capture(fn, args), driver.capture(fn, args)
     table = discover(first, second)
     assert isinstance(table, SlotTable), table
-    return replace(Program(first, table.slots, plan(first, table.slots)), **changes)
+    return replace(Program(first, table.slots, plan(first, table.slots), table.non_pointers), **changes)
 
 
 def make_executable(driver: HostDriver, call: RegionCall, **options: Any) -> tuple[Executable, Recording]:
