@@ -67,20 +67,19 @@ def opt(
         for module in load:
             _import(module)
         try:
-            header = read_header(text)
+            described, context = read_header(text)
         except ValueError as error:
             raise OptionError(f"{source}: malformed value in the leading comments: {error}") from error
         graph = parse_graph(text, source)
         if verify is not False:
             verify_graph(graph)
-        context = header.ctx or PassContext()
-        if device is not None or header.ctx is None:
+        if device is not None or context is None:
             device = device or captured_device(graph)
-            context = dataclasses.replace(context, device=device, model=MODELS[device])
+            context = dataclasses.replace(context or PassContext(), device=device, model=MODELS[device])
         if pipeline is not None:
             passes = parse_pipeline(pipeline)
         else:
-            passes = parse_pipeline(header.pipeline or "", f"{source}, pipeline of the leading comments")
+            passes = parse_pipeline(described or "", f"{source}, pipeline of the leading comments")
         result = PassManager(passes, check=_CHECKS[verify], **around).run(graph, context)
     if timing:
         rows = [(record.time_ms, record.text, "changed" if record.modified else "") for record in result.passes]

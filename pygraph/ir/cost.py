@@ -51,16 +51,8 @@ def evaluate(value: Dim | None, values: Mapping[str, int]) -> float | None:
 def total(costs: Iterable[Cost]) -> Cost:
     """Sum field by field. One unknown summand makes that field unknown."""
     summands = list(costs)
-    return Cost(*(_sum([getattr(cost, one.name) for cost in summands]) for one in fields(Cost)))
-
-
-def _sum(values: list[Dim | None]) -> Dim | None:
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    symbolic = [value for value in known if isinstance(value, sympy.Expr)]
-    number = sum(value for value in known if isinstance(value, int))
-    return as_dim(sympy.Add(number, *symbolic)) if symbolic else number
+    columns = ([getattr(cost, one.name) for cost in summands] for one in fields(Cost))
+    return Cost(*(None if any(part is None for part in column) else as_dim(sympy.Add(*column)) for column in columns))
 
 
 @dataclass(frozen=True, slots=True)

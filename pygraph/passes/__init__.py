@@ -6,26 +6,9 @@ A pass is a frozen dataclass whose fields are its options (``base``), or a plain
 prints pipelines and knows passes by name; ``manager`` checks contracts, times, dumps, bisects, writes reproducers.
 """
 
-from pygraph.passes.base import Pass, PassContext, PassResult, as_pass
-from pygraph.passes.manager import DEFAULT_PIPELINE, PassManager, PassRecord, PipelineResult, Step, bisect, read_header
-from pygraph.passes.pipeline import Registry, default_registry, parse, print_pass, print_pipeline, register
+from pygraph.passes import base, manager, pipeline
+from pygraph.passes.base import *  # noqa: F403 - each of these files says itself which of its names are public
+from pygraph.passes.manager import *  # noqa: F403
+from pygraph.passes.pipeline import *  # noqa: F403
 
-__all__ = [
-    "DEFAULT_PIPELINE",
-    "Pass",
-    "PassContext",
-    "PassManager",
-    "PassRecord",
-    "PassResult",
-    "PipelineResult",
-    "Registry",
-    "Step",
-    "as_pass",
-    "bisect",
-    "default_registry",
-    "parse",
-    "print_pass",
-    "print_pipeline",
-    "read_header",
-    "register",
-]
+__all__ = [*base.__all__, *manager.__all__, *pipeline.__all__]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from pygraph.errors import OptionError, PassError, PygraphError
 from pygraph.ir import CAPTURABLE, DETAIL, HOST, MODELS, REASON, REGION, SELECTED, DeviceModel, Graph, Stage, verify
@@ -31,11 +31,8 @@ __all__ = [
     "PassRecord",
     "Pipeline",
     "PipelineResult",
-    "Reproducer",
-    "Step",
     "bisect",
     "read_header",
-    "write_reproducer",
 ]
 
 Check: TypeAlias = Literal["off", "result", "full"]
@@ -167,7 +164,7 @@ class PassManager:
                 stage=graph.stage.value,
                 node=None if node is None else str(getattr(node, "name", node)),
                 passes_run=ran,
-                reproducer=write_reproducer(before, text, ctx, name, reason, self.dump_dir),
+                reproducer=_write_reproducer(before, text, ctx, name, reason, self.dump_dir),
             ) from error
         record = PassRecord(item.name, text, graph.stage, time_ms, result.modified, result.notes)
         _log.debug("%s: %s took %.2f ms; %s", graph.name, text, time_ms, "; ".join(record.notes) or "no notes")
@@ -199,22 +196,11 @@ def _resolve(pipeline: Pipeline) -> tuple[Pass, ...]:
     return tuple(passes)
 
 
-class Step(NamedTuple):
-    """One execution of a pass: its place in the pipeline, counted from 1, and the pass."""
-
-    number: int
-    item: Pass
-
-    @property
-    def name(self) -> str:
-        """The name of the pass."""
-        return self.item.name
-
-
 def bisect(
     pipeline: Pipeline, graph: Graph, good: Callable[[Graph], bool], ctx: PassContext | None = None
-) -> tuple[Step, Graph] | None:
-    """The first pass after which ``good`` no longer holds (or which raises), and the graph before it.
+) -> tuple[int, Pass, Graph] | None:
+    """The first pass after which ``good`` no longer holds (or which raises): its place in the pipeline, counted from 1,
+    the pass itself, and the graph before it.
 
     None when every pass leaves a good graph; ``graph`` itself is not changed. Raises ValueError when ``graph`` is not
     good to begin with.
@@ -227,9 +213,9 @@ def bisect(
         try:
             PassManager([item]).run(current, ctx)
         except PassError:
-            return Step(number, item), before
+            return number, item, before
         if not good(current):
-            return Step(number, item), before
+            return number, item, before
     return None
 
 
@@ -272,14 +258,7 @@ _MODELS = {model.name: model for model in MODELS.values()}
 _HEADER = re.compile(r"//\s*([a-z]+):\s*(.*)")
 
 
-class Reproducer(NamedTuple):
-    """The pipeline text and the context that a file's leading comments name; None where they do not."""
-
-    pipeline: str | None
-    ctx: PassContext | None
-
-
-def write_reproducer(
+def _write_reproducer(
     graph: Graph, pipeline: str, ctx: PassContext, name: str, error: str, folder: Path | None
 ) -> str | None:
     """Write ``graph`` with a header to ``folder``, or to the directory for temporary files, and return the path.
@@ -312,8 +291,11 @@ def _write(folder: Path | None, name: str, graph: Graph, header: Mapping[str, st
     return path
 
 
-def read_header(text: str) -> Reproducer:
-    """What the leading comment lines of a ``.pgir`` text say. Raises ValueError where a value is malformed."""
+def read_header(text: str) -> tuple[str | None, PassContext | None]:
+    """The pipeline text and the context that the leading comments of a ``.pgir`` text name; None where they do not.
+
+    Raises ValueError where a value is malformed.
+    """
     found: dict[str, str] = {}
     for line in text.splitlines():
         if not line.startswith("//"):
@@ -328,4 +310,4 @@ def read_header(text: str) -> Reproducer:
         model = found.get("model", "")
         exact = DeviceModel.from_json(json.loads(model)) if model.startswith("{") else _MODELS.get(model, HOST)
         ctx = PassContext(found["device"], exact, values)
-    return Reproducer(found.get("pipeline"), ctx)
+    return found.get("pipeline"), ctx

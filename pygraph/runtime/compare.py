@@ -38,11 +38,8 @@ _WRONG = ("comparison-failed", "replay-raised")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The uncaptured run's ``outputs``, which answer the call, and whether the replay may be used from now on.
-
-    ``spread`` is that of a region which does not repeat itself. ``runs`` counts the uncaptured runs besides the one
-    that answers the call.
-    """
+    """The uncaptured run's ``outputs``, which answer the call, and why the replay may not be used, if so. ``spread`` is
+    that of a region which does not repeat itself. ``runs`` counts uncaptured runs besides the one that answers."""
 
     outputs: Sequence[Any]
     refusal: Refusal | None
@@ -58,14 +55,12 @@ def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
     refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
-    that are known to be non-deterministic decide them. Then ``fn`` runs RUNS times more on copies, and a replay is held
-    to what uncaptured runs differ by. Another random state refuses the replay this time (``random-state``): another
-    thread may have drawn.
+    that are known to be non-deterministic decide them. Another random state refuses the replay this time
+    (``random-state``): another thread may have drawn.
 
-    All but the run that answers the call uses the driver's scratch memory, or, where that has no room beside what the
-    allocator keeps for later, ordinary memory. Raises what ``fn`` raises on ``args``, and ReplayError if the replay
-    damaged an argument that it should only read and that was too large to copy, or if the random state could not be
-    brought back.
+    All but the run that answers the call uses the driver's scratch memory, or, where that has no room, ordinary memory.
+    Raises what ``fn`` raises on ``args``, and ReplayError if the replay damaged an argument that it should only read
+    and that was too large to copy, or if the random state could not be brought back.
     """
     with driver.scratch_pool(args) as scratch:
         verdict = _compare(fn, driver, executable, args, program, scratch)
@@ -78,9 +73,7 @@ def _compare(
     fn: Function, driver: Driver, executable: Executable, args: list[Any], program: Program, scratch: ScratchPool
 ) -> Verdict | Refusal:
     """The same with one kind of memory; a Refusal if there was too little, and then ``fn`` has not run on ``args``.
-
-    Nothing refers to ``scratch`` memory any more when this returns.
-    """
+    Nothing refers to ``scratch`` memory any more when this returns."""
     trial: _Trial | None = None
     first: _Outcome | Refusal
     try:
@@ -124,23 +117,24 @@ def verify(
     program: Program,
     spread: Spread | None,
     name: str,
-    unverified: Callable[[str], None],
+    note: Callable[[Refusal], None],
 ) -> Sequence[Any] | None:
     """Answer a call by a replay that was compared with a run of ``fn`` on copies made before.
 
     None, with nothing changed, when there is no room for copies, when ``fn`` raises, or when the executable declines.
-    ``unverified`` is told why a call is answered without having been compared, or is not answered for that reason.
+    ``note`` is told (``unverified``) why a call is answered without having been compared, or is not answered so.
     Raises ReplayError, naming the region ``name``, the output, and the first launch that differs, when they differ.
     """
-    trial = _Trial(fn, driver, executable, args, program, spread)
+    trial = _Trial(fn, driver, executable, args, program)
+    trial.spread = spread
     if trial.over_budget is not None:
-        unverified(trial.over_budget)
+        note(Refusal("unverified", trial.over_budget))
         return None
     with driver.scratch_pool(args) as scratch:
-        return _verify(trial, name, scratch, unverified)
+        return _verify(trial, name, scratch, note)
 
 
-def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable[[str], None]) -> Sequence[Any] | None:
+def _verify(trial: _Trial, name: str, scratch: ScratchPool, note: Callable[[Refusal], None]) -> Sequence[Any] | None:
     """The same, of which nothing refers to ``scratch`` memory any more when this returns."""
     try:
         with scratch():
@@ -148,10 +142,10 @@ def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - what the uncaptured run raises, it raises to the caller next
-        unverified(f"an uncaptured run on copies raised {type(error).__name__}: {error}")
+        note(Refusal("unverified", f"an uncaptured run on copies raised {type(error).__name__}: {error}"))
         return None
     if expected is None:
-        unverified("another thread drew from the generator of the uncaptured run")
+        note(Refusal("unverified", "another thread drew from the generator of the uncaptured run"))
         return None
     outputs = trial.executable.replay(list(trial.args))
     if outputs is None:
@@ -160,7 +154,7 @@ def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable
         with scratch():
             differs = trial.unlike(expected, outputs)
     except Exception as error:  # noqa: BLE001 - the replay has answered the call
-        unverified(f"the comparison raised {type(error).__name__}: {error}")
+        note(Refusal("unverified", f"the comparison raised {type(error).__name__}: {error}"))
         return outputs
     if differs is not None:
         found = trial.diagnosed()
@@ -177,22 +171,12 @@ def _verify(trial: _Trial, name: str, scratch: ScratchPool, unverified: Callable
 
 
 class _Trial:
-    """One comparison: the memory involved, and the runs made on it.
+    """One comparison: the memory involved, and the runs made on it. ``over_budget`` says that copies have no room.
+    ``replaying``: a replay has begun and not ended, or raised. ``spread`` is that of a program in use."""
 
-    ``over_budget`` says that copies have no room. ``replaying``: a replay has begun and not ended, or raised.
-    """
-
-    def __init__(
-        self,
-        fn: Function,
-        driver: Driver,
-        executable: Executable,
-        args: list[Any],
-        program: Program,
-        spread: Spread | None = None,
-    ) -> None:
-        self.fn, self.driver, self.executable, self.args = fn, driver, executable, args
-        self.program, self.spread = program, spread
+    def __init__(self, fn: Function, driver: Driver, executable: Executable, args: list[Any], program: Program) -> None:
+        self.fn, self.driver, self.executable, self.args, self.program = fn, driver, executable, args, program
+        self.spread: Spread | None = None
         self.random = _Draws(driver, program)
         self.replaying = False
         self.runs = 0
@@ -212,7 +196,7 @@ class _Trial:
     # -- before the first replay ----------------------------------------------------------------------------------
 
     def replay_on_copies(self) -> _Outcome | Refusal:
-        """The outcome of the replay that is judged. Its draws are undone; the caller's tensors are not written."""
+        """The outcome of the replay that is judged. Its draws are undone."""
         if self.over_budget is not None:
             return Refusal("comparison-budget", self.over_budget)
         before = self._fingerprints()
@@ -279,8 +263,7 @@ class _Trial:
         return [*map(decided, recording.outputs), *dense]
 
     def _inexcusable(self, reference: _Outcome, other: _Outcome) -> str | None:
-        """A structure that differs, or else the first result that does and that no launch decides which is known to be
-        non-deterministic."""
+        """A structure that differs, or else the first result that does and that has to be equal bit for bit."""
         differs = reference.other_structure(other)
         if differs is not None:
             return differs
@@ -339,7 +322,6 @@ class _Trial:
         return None
 
     def _uncaptured_again(self) -> _Outcome:
-        """Another uncaptured run, on copies."""
         copies = self._retaken()
         self.runs += 1
         return self._left(self.fn(list(copies)), copies)
@@ -418,7 +400,7 @@ class _Trial:
         return take(self.pristine, wanted).args
 
     def _unread_unchanged(self) -> bool:
-        """Whether the copies of arguments that no launch writes still hold what the caller's tensors hold."""
+        """Whether copies of arguments that no launch writes still hold what the caller's tensors hold."""
         pairs = ((a, b) for a, b in zip(self.args, self.first_copies, strict=True) if a is not b)
         skip = {id(self.args[p]) for p in self.watched}
         return all(same_bytes(a, b) for a, b in pairs if id(a) not in skip)
@@ -448,10 +430,8 @@ def _unsteady(detail: str) -> Refusal:
 
 
 class _Draws:
-    """The generator that ``program`` draws from; false if there is none.
-
-    All methods raise ReplayError if a state cannot be brought back: the numbers drawn later would be others.
-    """
+    """The generator that ``program`` draws from; false if there is none. All methods raise ReplayError if a state
+    cannot be brought back: the numbers drawn later would be others."""
 
     def __init__(self, driver: Driver, program: Program) -> None:
         self._driver, self._generator = driver, driver.generator(program)
@@ -465,10 +445,8 @@ class _Draws:
         return None if self._generator is None else self._generator.get_state()
 
     def undo(self) -> bool:
-        """Bring back the state that the generator had when this object was made; ``end`` is the one that it had.
-
-        False, with nothing changed, if somebody drew in the meantime.
-        """
+        """Bring back the state that the generator had when this object was made; ``end`` is the one that it had. False,
+        with nothing changed, if somebody drew in the meantime."""
         if self._start is None:
             return True
         with _told():
@@ -518,12 +496,9 @@ def _told() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a run did: the ``structure`` of each output, fingerprints (``contents``) of each result by its bits, and the
-    state of the generator that the region draws from, if it does. Results are the outputs and then some arguments.
-
-    The structure of an output tensor is its type, sizes, strides, dtype, device and whose memory it is: a byte of
-    which argument, or which fresh storage and offset. The ``results`` themselves are kept where bits may not tell.
-    """
+    """What a run did: the ``structure`` of each output (all but values, and whose memory it is), fingerprints
+    (``contents``) of each result's bits, and the state of the generator that it drew from. Results are the outputs and
+    then some arguments; the ``results`` themselves are kept where bits may not tell."""
 
     structure: tuple[Hashable, ...]
     contents: tuple[bytes, ...]

@@ -1,12 +1,11 @@
 """The contract between regions and whatever captures and replays them: programs, executables, drivers.
 
-Two drivers answer it with the same tests: ``host`` (kernels of an Inductor CPU region) and ``cuda``. Everything above
-a driver (keys, slots, layout, comparison, life of a region) is written against this file alone.
+Everything above a driver (slots, layout, comparison, life of a region) is written against this file alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
+from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 
 __all__ = [
     "Driver",
@@ -28,6 +27,7 @@ __all__ = [
     "add_arguments",
     "add_outputs",
     "check_program",
+    "describe_outputs",
     "make_driver",
     "start_build",
 ]
@@ -55,8 +55,7 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class NonPointerWord:
     """A word that reads as an address, but is no operand's: a number, or bytes that nobody set. It stays as captured;
-    with ``scratch``, it is an address of somebody's memory and is replaced by one of the recording's scratch memory.
-    ``call`` names the call that its launch came from."""
+    with ``scratch``, it an address of scratch memory replaces it. ``call`` names the call that its launch came from."""
 
     launch: int
     word: int
@@ -78,11 +77,10 @@ class Layout:
 class Program:
     """All that a driver needs to replay: the recording, which of its words are addresses, and where memory lies.
 
-    The address of a tensor argument stays congruent to the captured one by ``alignment`` bytes, since kernels load
-    vectors; one that is not is copied first when the argument is only read. ``non_pointers`` lists the words that read
-    as addresses and are not slots. Somebody else keeps the arguments ``held`` beyond the call in any case, so that to
-    let go of them early gains nothing, and those ``lent`` perhaps, so that it is not to be counted on. ``name`` is what
-    profilers call a replay.
+    Addresses of arguments stay congruent to the captured ones by ``alignment`` bytes, since kernels load vectors; an
+    argument that is only read is copied otherwise. ``non_pointers`` are words that read as addresses and are no slots.
+    Somebody else keeps the arguments ``held`` beyond the call, so that to let go of them early gains nothing, and those
+    ``lent`` perhaps. ``name`` is what profilers call a replay.
     """
 
     recording: Recording
@@ -106,11 +104,9 @@ class Executable:
     """A captured region, ready to be replayed any number of times. ``kept`` is what the native ``region`` points into.
 
     ``replay`` is the native region's own method: there is no Python on the way. It runs the region on ``args`` and
-    returns fresh outputs. The list is emptied, and each argument let go of as soon as it is dead: who needs the
-    arguments afterwards passes a copy of the list. It returns None, with nothing written and ``args`` as it was, when
-    these are not what was captured, or when another replay of it is under way (of another thread, or around it).
-    Scalars match by type and by bits (``-0.0`` is not ``0.0``, ``True`` is not ``1``); an argument that is neither a
-    plain tensor nor what was captured does not match. Raises ReplayError, or what a kernel raised.
+    returns fresh outputs. The list is emptied, and each argument let go of as soon as it is dead. It returns None, with
+    nothing written and ``args`` as it was, when these are not what was captured (scalars match by type and by bits), or
+    when another replay of it is under way, of another thread or around it. Raises ReplayError, or what a kernel raised.
     """
 
     __slots__ = ("__weakref__", "_kept", "_region", "replay")
@@ -133,7 +129,7 @@ class Driver(Protocol):
 
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
         """Record ``fn`` on stand-ins for ``args``, disjoint from those of every earlier capture that is alive. Nothing
-        executes. Raises CaptureError with a reason code when the region does what a captured program cannot."""
+        executes. Raises CaptureError."""
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. Raises CaptureError when it cannot be."""
@@ -175,7 +171,7 @@ def check_program(program: Program) -> None:
     for index, offset in layout.offsets.items():
         if index not in pool or offset < 0 or offset % alignment or offset + pool[index].nbytes > layout.nbytes:
             raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
-    outputs = {o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}
+    outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
     if not outputs <= set(layout.fresh) or not set(layout.fresh) <= set(pool):
         raise CaptureError("invalid-program", "the fresh allocations are not those of the outputs")
 
@@ -198,21 +194,24 @@ def add_arguments(region: Any, program: Program, arguments: Sequence[Any]) -> di
     return sources
 
 
-def add_outputs(region: Any, kinds: Any, program: Program, same: Mapping[int, int]) -> None:
-    """Tell ``region`` what it returns. ``kinds`` is its enumeration of kinds of outputs; ``same`` maps the position of
-    an output to that of an earlier one which is the same object."""
-    for position, output in enumerate(program.recording.outputs):
+def describe_outputs(returned: Sequence[Any], describe: Callable[[Any], Output]) -> tuple[Output, ...]:
+    """What a region ``returned``: each value by ``describe``, unless the same tensor came before."""
+    first: dict[int, int] = {}
+    outputs: list[Output] = []
+    for position, value in enumerate(returned):
+        before = first.setdefault(id(value), position)
+        again = before < position and isinstance(value, torch.Tensor)
+        outputs.append(Output(OutputKind.SAME, before) if again else describe(value))
+    return tuple(outputs)
+
+
+def add_outputs(region: Any, kinds: Any, program: Program) -> None:
+    """Tell ``region`` what it returns. ``kinds`` is its enumeration of kinds of outputs."""
+    for output in program.recording.outputs:
+        fresh = output.kind is OutputKind.FRESH
+        index = program.layout.fresh.index(output.index) if fresh else output.index
         place = output.offset, list(output.size), list(output.stride), output.dtype
-        if position in same:
-            region.add_output(kinds.SAME, same[position], 0, [], [], None, None)
-        elif output.kind is OutputKind.ARGUMENT:
-            region.add_output(kinds.ARGUMENT, output.argument, 0, [], [], None, None)
-        elif output.kind is OutputKind.VIEW:
-            region.add_output(kinds.VIEW, output.argument, *place, None)
-        elif output.kind is OutputKind.FRESH:
-            region.add_output(kinds.FRESH, program.layout.fresh.index(output.allocation), *place, None)
-        else:
-            region.add_output(kinds.OBJECT, 0, 0, [], [], None, output.value)
+        region.add_output(kinds.__members__[output.kind.name], index, *place, output.value)
 
 
 # -- which drivers there are -------------------------------------------------------------------------------------------

@@ -41,11 +41,8 @@ def capture(
     table: SlotTable | None = None,
     **facts: Any,
 ) -> Captured | Refusal:
-    """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture.
-
-    ``facts`` are fields of the program that no capture tells. Raises CaptureError, and anything that ``fn`` does on
-    stand-ins.
-    """
+    """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture. ``facts``
+    are fields of the program that no capture tells. Raises CaptureError, and anything that ``fn`` does on stand-ins."""
     first = driver.capture(fn, list(args))
     alone = next((launch for launch in first.launches if launch.collective), None)
     if alone is not None:  # it can be neither captured again nor compared: it would run more often here than elsewhere
@@ -75,10 +72,8 @@ def _captured_twice(
     first: Recording,
     real: Sequence[Allocation],
 ) -> tuple[Recording, SlotTable | Refusal]:
-    """The recording to replay, and its slots from a second capture: or a third, where the first two disagree.
-
-    The doubt that is reported is that of the first two captures.
-    """
+    """The recording to replay, and its slots from a second capture: or a third, where the first two disagree. The doubt
+    that is reported is that of the first two captures."""
     earlier = [first]
     doubt: Refusal | None = None
     for _ in range(_ATTEMPTS):

@@ -32,7 +32,7 @@ class Lifetime:
 def plan(recording: Recording, slots: Sequence[Slot]) -> Layout:
     """Place every intermediate. Those that are never alive together may share bytes, however the launches of one phase
     overlap."""
-    fresh = tuple(sorted({o.allocation for o in recording.outputs if o.kind is OutputKind.FRESH}))
+    fresh = tuple(sorted({o.index for o in recording.outputs if o.kind is OutputKind.FRESH}))
     return pack(lifetimes(recording, slots, fresh), recording.alignment, fresh)
 
 
@@ -40,33 +40,21 @@ def lifetimes(recording: Recording, slots: Sequence[Slot], fresh: Sequence[int])
     """How long each POOL allocation that a launch touches and that is not in ``fresh`` is needed: from its first launch
     to its last. Where these lie in phases of several launches, all along these phases, as no order holds in them."""
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
-    begins, ends = _extents(recording)
+    phases = recording.phases or range(len(recording.launches))
     spans: dict[int, tuple[int, int]] = {}
     for slot in slots:
         if slot.kind is not AllocationKind.POOL or slot.index in fresh:
             continue
-        begin, end = begins[slot.launch], ends[slot.launch]
+        phase = phases[slot.launch]
+        begin, end = bisect_left(phases, phase), bisect_right(phases, phase) - 1
         first, last = spans.get(slot.index, (begin, end))
         spans[slot.index] = (min(first, begin), max(last, end))
     return tuple(Lifetime(index, sizes[index], *spans[index]) for index in sorted(spans))
 
 
-def _extents(recording: Recording) -> tuple[Sequence[int], Sequence[int]]:
-    """The first launch of the phase that each launch lies in, and the last."""
-    phases, count = recording.phases, len(recording.launches)
-    if not phases:
-        return range(count), range(count)
-    begins = [bisect_left(phases, phase) for phase in phases]
-    ends = [bisect_right(phases, phase) - 1 for phase in phases]
-    return begins, ends
-
-
 def pack(lives: Sequence[Lifetime], alignment: int, fresh: tuple[int, ...] = ()) -> Layout:
     """A layout of ``lives`` at multiples of ``alignment`` bytes. The largest is placed first, each in the smallest gap
-    among its contemporaries.
-
-    Equal sizes are placed in order of birth, for which first-fit is optimal on intervals.
-    """
+    among its contemporaries; equal sizes in order of birth, for which first-fit is optimal on intervals."""
     sizes = {life.index: -(-life.nbytes // alignment) * alignment for life in lives}
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, Lifetime]] = []

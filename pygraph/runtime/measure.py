@@ -58,12 +58,9 @@ _PATIENCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided on one variant, in REPLAY or UNCAPTURED.
-
-    ``replay_us`` and ``uncaptured_us``: medians of the blocks, in µs per call of the caller's whole loop (None: no
-    block). ``calls`` were in blocks. ``disturbed``: too few blocks counted, so that it is replayed untested. ``path``:
-    the file that an earlier process's decision was read from.
-    """
+    """What was decided on one variant, in REPLAY or UNCAPTURED. Times are medians of the blocks, in µs per call of the
+    caller's whole loop (None: no block). ``calls`` were in blocks. ``disturbed``: too few blocks counted, so that it is
+    replayed untested. ``path``: the file that an earlier process's decision was read from."""
 
     choice: str
     replay_us: float | None
@@ -102,13 +99,9 @@ def invalidate_all() -> None:
 
 
 class Measurement:
-    """Times one variant, as the calls of a region come in.
-
-    ``args`` is the call that was captured (only facts of it are kept), ``sensitive`` its arguments whose storage offset
-    was captured. ``clock`` gives seconds. ``path`` is the file that the decision goes to, if it is kept.
-
-    Calls may come from several threads at once, without a lock: their blocks do not count.
-    """
+    """Times one variant, as the calls of a region come in: from several threads at once, without a lock, in blocks that
+    do not count. ``args`` is the call that was captured (only facts of it are kept), ``sensitive`` its arguments whose
+    storage offset was captured. ``path`` is the file that the decision goes to, if it is kept."""
 
     def __init__(
         self, driver: Driver, args: Sequence[Any], sensitive: frozenset[int], clock: Clock, path: Path | None
@@ -128,19 +121,15 @@ class Measurement:
         return signature(args, self._sensitive) == self._facts
 
     def enter(self) -> _Block | None:
-        """The block that the call which comes now belongs to; None: it is to be replayed, and is not timed.
-
-        Only ``leave`` counts a call, so that it may be asked twice for one.
-        """
+        """The block that the call which comes now belongs to; None: it is to be replayed, and is not timed. Only
+        ``leave`` counts a call, so that it may be asked twice for one."""
         if self._block is None or not self._block.counts:
             self._block = self._begin()
         return self._block
 
     def leave(self, block: _Block | None) -> Decision | None:
-        """A call of ``block`` ran as it says. Returns the decision, at the end of the call that brings it about.
-
-        Raises what waiting for the device raises.
-        """
+        """A call of ``block`` ran as it says. Returns the decision, at the end of the call that brings it about. Raises
+        what waiting for the device raises."""
         if block is None:
             return self._decide(REPLAY, disturbed=True) if self._over else None
         if not block.counts:
@@ -235,9 +224,8 @@ def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None) -> Path 
     """The file in ``cache_dir`` for decisions on calls of ``fn`` like this; None if nothing is kept, or if ``fn`` is in
     no file, or depends on a closure.
 
-    The key has the text of the module that ``fn`` is defined in: one of Inductor's holds the source of every kernel and
-    the calls of operators. The insides of custom operators are not covered; a decision that is wrong for that reason
-    costs time and makes no result wrong. Addresses, storage offsets and numbers of devices are others in each process.
+    The key has the text of ``fn``'s module, with the source of every kernel. The insides of custom operators are not
+    covered: a decision that is wrong for that reason costs time and makes no result wrong.
     """
     if cache_dir is None or not isinstance(fn, FunctionType) or fn.__closure__:
         return None

@@ -2,8 +2,7 @@
 
 A region says which operators each line of its function runs. While a driver captures, it asks ``here`` for the current
 line's operators, names a call that fails with ``blame``, and counts Python bodies with ``ran``. What comes of a failed
-capture is a Refusal: data with a reason code, never an exception. The codes are those of CaptureError, which drivers
-raise, and those that discovery and comparison add.
+capture is a Refusal: data with a reason code (of a CaptureError, or of discovery or comparison), never an exception.
 """
 
 from __future__ import annotations
@@ -40,10 +39,8 @@ _trace = _Trace()
 
 @contextlib.contextmanager
 def tracing(fn: Callable[..., Any], origins: Mapping[int, Origin]) -> Iterator[Counter[str]]:
-    """While open, ``here`` and ``blame`` on this thread speak of ``fn``, whose lines ``origins`` explains.
-
-    Yields how often the body of each operator that is written in Python ran for a capture so far, by name.
-    """
+    """While open, ``here`` and ``blame`` on this thread speak of ``fn``, whose lines ``origins`` explains. Yields how
+    often the body of each operator that is written in Python ran for a capture so far, by name."""
     outer = dict(vars(_trace))
     vars(_trace).update(code=getattr(fn, "__code__", None), origins=origins, failure=None, ran=Counter())
     try:
@@ -106,10 +103,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A ``reason`` code, what was met (``detail``), and where: the launch's name and the user's line, if known.
-
-    ``nodes`` are the operators of the compiled graph that it may have come from, by name.
-    """
+    """A ``reason`` code, what was met (``detail``), and where: the launch's name and the user's line, if known, and the
+    operators of the compiled graph that it may have come from (``nodes``)."""
 
     reason: str
     detail: str = ""

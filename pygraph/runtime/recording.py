@@ -48,10 +48,9 @@ class AllocationKind(Enum):
 class Allocation:
     """One range of addresses. ``(kind, index)`` names it across captures; addresses are never reused in a capture.
 
-    ``index`` is the argument's position (INPUT), the order of allocation (POOL) or the order of the constants
-    (CONSTANT). Allocations never touch: at least a byte lies between any two of them, so that an address one past
-    the end is nobody else's. ``address`` is where the tensor's data begins (for an INPUT, its first element,
-    whatever its storage offset); ``nbytes`` how far it reaches. ``born`` is the number of launches recorded before it.
+    ``index`` is the argument's position (INPUT), or the order among those of its kind. At least a byte lies between any
+    two allocations, so that an address one past the end is nobody else's. ``address`` is where the data begins (of an
+    INPUT, its first element); ``born`` is the number of launches recorded before it.
     """
 
     kind: AllocationKind
@@ -114,8 +113,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What one line runs: the operators of the compiled graph by name (several, where it cannot be told which of them
-    it is), and the user's line or lines, if known."""
+    """What one line runs: operators of the compiled graph by name (one of them, where several are named), and the
+    user's line or lines, if known."""
 
     nodes: tuple[str, ...] = ()
     locs: tuple[str, ...] = ()
@@ -134,9 +133,8 @@ UNKNOWN = Origin()
 class Launch:
     """One kernel, operator, copy or fill in the order of capture.
 
-    ``words`` are the parameter's raw 8-byte words; ``signature`` is everything else that decides what the launch does
-    (sizes, strides, dtypes, flags) and must be equal in two captures. ``uses`` is exact where the driver knows it, else
-    None: it may use all that it can reach. ``origin`` tells what it computes, or may compute.
+    ``words`` are the parameters' raw words; ``signature`` is all else that decides what the launch does, and must be
+    equal in two captures. ``uses`` is exact where the driver knows it, else None: it may use all that it can reach.
     """
 
     index: int
@@ -149,8 +147,7 @@ class Launch:
     random: bool = False
     """Draws from a generator: such launches keep their order among themselves."""
     read_only: frozenset[tuple[AllocationKind, int]] = frozenset()
-    """Allocations that the launch surely does not write, where its uses are unknown. (Not compared between
-    captures: it follows from the call that the launch came from.)"""
+    """Allocations that the launch surely does not write, where its uses are unknown."""
     call: str | None = None
     """The call that it came from, if known."""
     may_access: frozenset[tuple[AllocationKind, int]] | None = None
@@ -184,11 +181,11 @@ class Launch:
 class OutputKind(Enum):
     """Where a value that the region returns comes from."""
 
-    ARGUMENT = "argument"  # the very object passed at position ``argument``
-    VIEW = "view"  # a fresh view of the tensor argument ``argument``
-    FRESH = "fresh"  # memory of the POOL allocation ``allocation``; outputs that name the same one share a storage
-    CONSTANT_TENSOR = "constant-tensor"  # a tensor of the compiled module, returned as it is (``value``)
-    SCALAR = "scalar"  # a Python value fixed by the key (``value``)
+    ARGUMENT = "argument"  # the very object passed at position ``index``
+    VIEW = "view"  # a fresh view of the tensor argument ``index``
+    FRESH = "fresh"  # memory of the POOL allocation ``index``; outputs that name the same one share a storage
+    OBJECT = "object"  # ``value`` itself: a tensor of the compiled module, or a Python value fixed by the key
+    SAME = "same"  # the very tensor that is returned at the earlier position ``index``
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +193,7 @@ class Output:
     """One value returned by the region. ``offset``, sizes and strides are in elements; ``dtype`` is a torch.dtype."""
 
     kind: OutputKind
-    argument: int = -1
-    allocation: int = -1
+    index: int = -1
     offset: int = 0
     size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
@@ -207,11 +203,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
-    """A call of a custom operator written in Python, whose body ran while it was captured: its ``name``, the operators
-    of the compiled graph that it may compute (``nodes``), and the user's line, if known.
+    """A call of a custom operator written in Python, whose body ran while it was captured.
 
     ``calls`` are those of ATen that the body made, with all that they were given besides tensors. The launches that
-    they made, ranges of ``explained``, hold no other numbers.
+    they made, ranges of ``explained``, hold no other numbers. ``nodes`` are as a Refusal's.
     """
 
     name: str

@@ -36,9 +36,8 @@ from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, si
 __all__ = ["Region", "RegionOptions", "RegionRecord", "counts"]
 
 counts: defaultdict[str, int] = defaultdict(int)
-"""What happened so far in this process, by name: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled``
-(decisions that were found on disk), ``refused``, and ``refused.CODE``. Threads and finalisers add to it without a lock:
-in CPython, an addition of this kind is not interrupted."""
+"""What happened so far in this process: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled`` decisions,
+``refused``, and ``refused.CODE``. Threads add to it without a lock: CPython does not interrupt such an addition."""
 
 _MAX_REFUSALS = 2
 """Captures that fail before a region without any executable is left off (one, where no scalar tells calls apart)."""
@@ -63,10 +62,9 @@ _REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
 class RegionOptions:
     """How a region lives.
 
-    ``capture_after``: the occurrence of a key and variant at which it is captured (at least 2: once uncaptured).
-    ``max_captures``: executables that one region holds; the least recently used goes. ``verify_always``: compare every
-    replay with an uncaptured run. ``measure``: let real calls decide whether a replay pays, unless every replay is
-    compared. ``cache_dir``: the folder in which decisions are kept for other processes; None: nowhere.
+    ``capture_after``: the occurrence of a variant at which it is captured (at least 2). ``max_captures``: executables
+    that one region holds; the least recently used goes. ``verify_always``: compare every replay with an uncaptured run.
+    ``measure``: else, let real calls decide whether a replay pays. ``cache_dir``: where decisions are kept, if at all.
     """
 
     capture_after: int = 2
@@ -81,9 +79,9 @@ class RegionRecord:
     """What a report reads of one region.
 
     ``keys`` counts distinct keys (one that was forgotten counts again); ``slots``, ``launches`` and ``workspace_bytes``
-    are those of the last capture. ``python_runs``: how often the bodies of operators written in Python ran for captures
-    and comparisons, besides once for each uncaptured call. ``refusals`` holds the first of each reason. ``decisions``
-    has one for each measured variant; where all are left uncaptured, the state is ``uncaptured`` without a ``reason``.
+    are those of the last capture. ``python_runs``: how often bodies of operators written in Python ran for captures and
+    comparisons. ``refusals`` holds the first of each reason, ``decisions`` one for each measured variant; where all are
+    left uncaptured, the state is ``uncaptured`` without a ``reason``.
     """
 
     name: str
@@ -116,13 +114,11 @@ class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
     ``fn`` is the uncaptured function, ``label`` what profilers call a replay of it (``name``, unless it is given),
-    ``held`` positions of arguments that outlive the call in any case, such as parameters, ``lent`` those of arguments
-    that may.
-    ``on_capture`` is told each program that was captured, compared and will be replayed, ``on_refusal`` why a capture
-    failed that leaves the region without any, if that names operators which are at fault; neither may raise.
-    ``origins`` says what the lines of ``fn`` run. ``clock`` gives the seconds that measured selection goes by. Nothing
-    of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a replay
-    broke its contract; a capture that fails never shows but in ``record``.
+    ``held`` positions of arguments that outlive the call, such as parameters, ``lent`` of those that may.
+    ``on_capture`` is told each program that will be replayed, ``on_refusal`` why a capture failed that leaves none,
+    if that names operators; neither may raise. ``origins`` says what the lines of ``fn`` run.
+    Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a
+    replay broke its contract; a capture that fails never shows but in ``record``.
     """
 
     def __init__(
@@ -225,11 +221,8 @@ class Region:
 
     def _use(self, variant: Variant, args: list[Any], *, alone: bool = True) -> Sequence[Any] | None:
         """Replay ``variant``, or run it uncaptured where measured selection says so; None, with nothing done, if it is
-        not captured or does not fit.
-
-        To find out that it does not fit where it runs uncaptured takes time: if it is ``alone``, the only variant of
-        its key, only calls that are not timed are looked at.
-        """
+        not captured or does not fit. To find that out where it runs uncaptured takes time: if it is ``alone``, the only
+        variant of its key, only calls that are not timed are looked at."""
         executable, measurement = variant.executable, variant.measurement
         if executable is None:
             return None
@@ -254,7 +247,7 @@ class Region:
     def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
         if variant.program is not None:
             facts = (executable, args, variant.program, variant.spread, self.record.name)
-            outputs = verify(self._fn, self._driver, *facts, self._unverified)
+            outputs = verify(self._fn, self._driver, *facts, self._note)
         else:
             outputs = executable.replay(args)
         if outputs is None:
@@ -263,10 +256,6 @@ class Region:
         self._prefer(variant)
         self.record.count_replay()
         return outputs
-
-    def _unverified(self, why: str) -> None:
-        """Count a call that was to be compared, and was not."""
-        self._note(Refusal("unverified", why))
 
     def _prefer(self, variant: Variant) -> None:
         """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""

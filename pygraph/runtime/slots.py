@@ -77,8 +77,8 @@ class SlotTable:
 class Place(NamedTuple):
     """A word read as an address: ``offset`` bytes into the allocation ``key``.
 
-    ``rank`` says how sure that is: 0 inside, 1 one past the end, 2 the start of an empty allocation. The last two
-    are never dereferenced, so that they matter only when nothing of a lower rank explains the word.
+    ``rank``: 0 inside, 1 one past the end, 2 the start of an empty allocation. The last two are never dereferenced, and
+    matter only when nothing of a lower rank explains the word.
     """
 
     key: tuple[AllocationKind, int]
@@ -123,8 +123,7 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
 
     ``known`` is memory that no word may point into although no capture allocated it, such as the caller's real
     tensors. A word that differs is a slot if it lies, in both, at the same offset of corresponding allocations that
-    were live at its launch. One past the end counts as an offset, but only where no allocation begins there in both
-    captures (captures leave gaps, so that this does not happen; where it does, it is refused as ambiguous). In captures
+    were live at its launch. One past the end counts as an offset, unless another allocation begins there. In captures
     with ``out_of_range_pointers``, an address outside belongs to the one live allocation that moved by the same
     distance.
 
@@ -132,14 +131,6 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
     are numbers, or bytes that nobody set: inert. They keep the bytes that they were captured with, since what reads as
     an address may be a number in part, with one exception: a word that is, to the byte, where somebody's memory begins
     is no number, and is replaced by a scratch address, so that comparison shows whether it was used after all.
-
-    Reasons of refusal: ``unstable-launches``, ``unstable-allocations``, ``unstable-order`` (of the same launches),
-    ``unstable-outputs``, ``captures-overlap``, ``half-address`` (an address in one capture only),
-    ``unpaired-address`` (into different allocations), ``unstable-number`` (of a launch of an operator that is written
-    in Python, which may count, or draw from a generator of Python's),
-    ``ambiguous-address``, ``stray-address`` (moves with an allocation that it lies outside of, or that was not born
-    yet), ``unmoved-address`` (equal in both, and inside memory that a replay replaces), ``foreign-address`` (of memory
-    that is nobody's).
     """
     doubt = _unstable(first, second) or _overlapping(first, second) or _counting(first, second)
     if doubt is not None:
@@ -170,10 +161,9 @@ def discover(first: Recording, second: Recording, known: Sequence[Allocation] = 
 def resolve(recording: Recording, table: SlotTable, known: Sequence[Allocation] = ()) -> SlotTable | None:
     """The slots of ``recording``, the only capture at its sizes, found at the positions known from another size.
 
-    None when the launch sequence or its phases are others, when a slot's word is not an address into the same
-    allocation, or when any other word could be an address of this capture's, or of ``known`` memory, whatever it was
-    at the other size: then the region is captured twice. Words that lie elsewhere are inert as in ``discover``. One
-    capture cannot show what a second would, so that comparison with an uncaptured run remains necessary.
+    None, so that the region is captured twice, when the launch sequence or its phases are others, when a slot's word is
+    not an address into the same allocation, or when any other word could be an address of this capture's, or of
+    ``known`` memory. Words that lie elsewhere are inert as in ``discover``.
     """
     addresses, real = AddressMap(recording.allocations), AddressMap(known)
     same = _sequence(recording) == table.sequence and recording.phases == table.phases
@@ -247,10 +237,8 @@ class _Pair:
         return NonPointerWord(a.index, position, call=a.call or "")
 
     def _cannot_matter(self, a: Launch, b: Launch, position: int, doubt: Refusal) -> bool:
-        """Whether a doubtful word reads as an address of nothing that its launch can use.
-
-        What is equal in both captures points at no operand of at least one of them.
-        """
+        """Whether a doubtful word reads as an address of nothing that its launch can use. What is equal in both
+        captures points at no operand of at least one of them."""
         if a.may_access is None or b.may_access is None or doubt.reason == "ambiguous-address":
             return False
         x, y = a.words[position], b.words[position]
@@ -273,15 +261,14 @@ class _Pair:
         if self.out_of_range_pointers and len(movers) == 1 and movers[0].born <= launch.index:
             return Slot(launch.index, position, *movers[0].key, x - movers[0].address)
         if left and right:
-            said = f"points into {_name(left[0].key)}, then {_name(right[0].key)}"
-            return Refusal.at(launch, "unpaired-address", f"word {position} {said}")
-        if left or right:
-            said = f"points into {_name((left or right)[0].key)} in one capture only"
-            return Refusal.at(launch, "half-address", f"word {position} {said}")
-        if movers:
-            said = "moves with an allocation that it lies outside of"
-            return Refusal.at(launch, "stray-address", f"word {position} {said}")
-        return None
+            reason, said = "unpaired-address", f"points into {_name(left[0].key)}, then {_name(right[0].key)}"
+        elif left or right:
+            reason, said = "half-address", f"points into {_name((left or right)[0].key)} in one capture only"
+        elif movers:
+            reason, said = "stray-address", "moves with an allocation that it lies outside of"
+        else:
+            return None
+        return Refusal.at(launch, reason, f"word {position} {said}")
 
     def _unmoved(self, launch: Launch, position: int, word: int) -> Refusal | None:
         """A doubt about a word that is equal in both captures, or None: a number, or the address of a constant."""
@@ -293,10 +280,8 @@ class _Pair:
 
 
 def _near(allocation: Allocation, address: int) -> bool:
-    """Whether an address may have been made from where ``allocation`` begins.
-
-    Half a word of an earlier address, beside a number, moves like the address, but lies nowhere near it.
-    """
+    """Whether an address may have been made from where ``allocation`` begins. Half a word of an earlier address, beside
+    a number, moves like the address, but lies nowhere near it."""
     reach = _REACH + 4 * allocation.nbytes
     return allocation.address - reach <= address <= allocation.address + allocation.nbytes + reach
 

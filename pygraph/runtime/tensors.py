@@ -27,7 +27,6 @@ __all__ = [
     "extent",
     "module_constants",
     "rebound",
-    "repeated",
     "same_bytes",
     "span",
     "take",
@@ -110,10 +109,8 @@ _GUARD = 0xA5
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Arguments (by position) that reach into the same bytes ``low`` to ``high`` of one device's memory.
-
-    Those in ``whole`` are there with all of their storage: their storage offset was baked into the capture.
-    """
+    """Arguments (by position) that reach into the same bytes ``low`` to ``high`` of one device's memory. Those in
+    ``whole`` are there with all of their storage: their storage offset was baked into the capture."""
 
     device: torch.device
     low: int
@@ -163,8 +160,7 @@ def blocks(args: Sequence[Any], sensitive: Collection[int] = ()) -> tuple[Block,
 
 def take(args: Sequence[Any], chosen: Iterable[Block]) -> Snapshot:
     """Copy the ``chosen`` blocks of ``args``, to addresses that are congruent to theirs modulo a cache line. Raises
-    CaptureError ``argument-misaligned`` where an element's own size does not divide its address, and what an allocation
-    raises."""
+    CaptureError ``argument-misaligned``, and what an allocation raises."""
     copied: dict[int, Any] = {}
     guards: list[torch.Tensor] = []
     for block in chosen:
@@ -191,22 +187,15 @@ def _place(arg: torch.Tensor, buffer: torch.Tensor, distance: int, whole: bool) 
     return view.set_(buffer.untyped_storage(), offset, arg.size(), arg.stride())
 
 
-# -- what a region's function refers to and returns -------------------------------------------------------------------
-
-
-def repeated(returned: Sequence[Any]) -> dict[int, int]:
-    """Position of each tensor returned before ▸ where it was returned first."""
-    first = {id(value): i for i, value in reversed([*enumerate(returned)]) if isinstance(value, torch.Tensor)}
-    return {i: first[id(value)] for i, value in enumerate(returned) if first.get(id(value), i) != i}
+# -- what a region's function refers to -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def rebound(fn: types.FunctionType, substitute: Callable[[str, Any], Any]) -> Iterator[Callable[[list[Any]], Any]]:
     """``fn`` in which each global is what ``substitute`` returns for its name and value, until the block is left.
 
-    Functions that share its globals, as those of one compiled module do, are rebound like it. They and their globals
-    refer to each other. Leaving breaks that cycle: what ``substitute`` refers to, such as gigabytes of copies, would
-    otherwise stay until Python collects garbage.
+    Functions that share its globals are rebound like it. Leaving breaks the cycle between them and their globals: what
+    ``substitute`` refers to, such as gigabytes of copies, would otherwise stay until Python collects garbage.
     """
     copied: dict[str, Any] = {}
     try:

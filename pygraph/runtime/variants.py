@@ -69,8 +69,7 @@ class State(str, Enum):
     """What becomes of the calls of one variant. A region is in the state of its variants: REPLAY if any is captured.
 
     COLD ▸ WARM ▸ TIMED ▸ REPLAY, or SKIPPED, or UNCAPTURED. A capture that was evicted, or that failed for a reason
-    which may pass, goes back to WARM. While a variant is captured and compared it still is WARM, so that an exception
-    at any line leaves nothing to undo.
+    which may pass, goes back to WARM. While a variant is captured and compared it still is WARM: nothing is to undo.
     """
 
     COLD = "cold"  # never ran
@@ -85,11 +84,8 @@ class State(str, Enum):
 
 @dataclass(slots=True, eq=False)
 class Variant:
-    """One combination of key and signature: its ``state``, and what a call of it needs.
-
-    ``ran`` counts uncaptured runs, ``wanted`` how many of them make it due to be captured. ``decided``: it was measured
-    and will not be again. ``off``: it is not captured any more, SKIPPED or UNCAPTURED.
-    """
+    """One combination of key and signature. ``ran`` counts uncaptured runs, ``wanted`` how many of them make it due to
+    be captured. ``decided``: it was measured and will not be again. ``off``: SKIPPED or UNCAPTURED, for good."""
 
     key: Hashable
     signature: Hashable
@@ -115,8 +111,8 @@ class Variant:
         return self.ran >= self.wanted and self.state is State.WARM
 
     def postpone(self) -> None:
-        """Start anew, and run twice as often until the next capture: a capture failed for a reason that another call
-        may not have, or was evicted, as all are where more variants come in turn than there is room for."""
+        """Start anew, and run twice as often until the next capture: one failed for a reason that another call may not
+        have, or was evicted, as all are where more variants come in turn than there is room for."""
         self.ran, self.wanted = 0, self.wanted * 2
 
     def release(self) -> None:
@@ -127,15 +123,15 @@ class Variant:
 
 
 class VariantTable:
-    """Variants by key and signature, at most ``max_captures`` with an executable and ``max_tracked`` without; the one
-    that was not used for longest goes. ``keys`` counts the distinct keys met; one that was forgotten counts again.
+    """Variants by key and signature, at most ``max_captures`` with an executable and MAX_TRACKED without; the one that
+    was not used for longest goes. ``keys`` counts the distinct keys met; one that was forgotten counts again.
 
     There is no lock: whatever allocates may collect garbage, and a finaliser may call the region whose table this is.
     So every look at a dictionary may find it changed since the last one.
     """
 
-    def __init__(self, max_captures: int, wanted: int, max_tracked: int = MAX_TRACKED) -> None:
-        self._max_captures, self._max_tracked = max_captures, max_tracked
+    def __init__(self, max_captures: int, wanted: int) -> None:
+        self._max_captures, self._max_tracked = max_captures, MAX_TRACKED
         self._wanted = wanted
         self.keys = 0
         self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}

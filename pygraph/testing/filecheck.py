@@ -91,7 +91,9 @@ def _run_case(text: str, first: int, settings: dict[str, str]) -> None:
         raise CheckFailure(f"line {first}: a case needs '// RUN:' and something to check")
     expected = [check for check in checks if check.kind == "CHECK-ERROR"]
     try:
-        output = _output_of(text, first, settings)
+        graph, device = parse(text, f"line {first}"), settings.get("DEVICE", "cpu")
+        PassManager(settings["RUN"], check="full").run(graph, PassContext(device, MODELS[device]))
+        output = str(graph)
     except PygraphError as error:
         output = str(error)
         if not expected:
@@ -103,13 +105,6 @@ def _run_case(text: str, first: int, settings: dict[str, str]) -> None:
         if expected:
             raise expected[0].fail("there was no error", output)
     _check_lines([check for check in checks if check.kind != "CHECK-ERROR"], output)
-
-
-def _output_of(text: str, first: int, settings: dict[str, str]) -> str:
-    graph = parse(text, f"line {first}")
-    device = settings.get("DEVICE", "cpu")
-    PassManager(settings["RUN"], check="full").run(graph, PassContext(device, MODELS[device]))
-    return str(graph)
 
 
 def _check_lines(checks: list[_Check], output: str) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pygraph.ir import (
     CAPTURABLE,
+    FREE,
     PURE,
     REASON,
     Cost,
@@ -20,12 +21,10 @@ from pygraph.ir import (
     DType,
     Effects,
     Graph,
-    KernelNode,
     ScalarType,
     Stage,
     TensorType,
     Type,
-    Value,
     symbol,
 )
 
@@ -77,7 +76,10 @@ def operator_graphs(draw: st.DrawFn, max_nodes: int = 10, judged: bool = False, 
     graph.hints["s0"] = 8
     tensors = [graph.add_input(tensor, f"x{i}") for i in range(draw(st.integers(1, 3)))]
     for kind in draw(st.lists(st.sampled_from(kinds), max_size=max_nodes)):
-        node = _add_kind(draw, graph, kind, tensors, tensor)
+        operands = [draw(st.sampled_from(tensors)) for _ in range(kind.operands)]
+        result: Type = ScalarType("float") if kind.effects.sync else tensor
+        cost = FREE if kind.effects.reads == () else Cost(symbol("s0") * 4, tensor.nbytes, tensor.nbytes, 1, 0)
+        node = graph.add(kind.op, operands, [result] * kind.results, effects=kind.effects, cost=cost)
         if judged:
             capturable = draw(st.booleans())
             node.meta.set(CAPTURABLE, capturable)
@@ -89,11 +91,3 @@ def operator_graphs(draw: st.DrawFn, max_nodes: int = 10, judged: bool = False, 
             graph.add_order(graph.nodes[first], graph.nodes[then])
     graph.set_outputs(draw(st.lists(st.sampled_from(tensors), max_size=3)))
     return graph
-
-
-def _add_kind(draw: st.DrawFn, graph: Graph, kind: Kind, tensors: list[Value], tensor: TensorType) -> KernelNode:
-    operands = [draw(st.sampled_from(tensors)) for _ in range(kind.operands)]
-    result: Type = ScalarType("float") if kind.effects.sync else tensor
-    size = tensor.nbytes
-    cost = Cost(0, 0, 0, 0, 0) if kind.effects.reads == () else Cost(symbol("s0") * 4, size, size, 1, 0)
-    return graph.add(kind.op, operands, [result] * kind.results, effects=kind.effects, cost=cost)

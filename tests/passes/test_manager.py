@@ -314,8 +314,8 @@ def test_bisect_finds_the_pass(
     graph = sample()
     found = bisect(pipeline, graph, good)
     assert found is not None
-    step, before = found
-    assert (step.number, step.name) == culprit
+    number, item, before = found
+    assert (number, item.name) == culprit
     assert good(before)
     assert graph == sample()
 

@@ -22,10 +22,24 @@ def test_no_cut_is_one_region_in_unchanged_order() -> None:
     assert result.notes == ("regions: 1, with 4 of 4 capturable nodes",)
 
 
-def test_independent_work_on_both_sides_of_a_cut_needs_no_second_region() -> None:
-    graph = build("a: launch x", "u: host y", "b: launch a", returns="b u")
+@pytest.mark.parametrize(
+    ("rows", "found", "program"),
+    [
+        # independent work on both sides of a cut needs no second region
+        (("a: launch x", "u: host y", "b: launch a"), "a b", "a b u"),
+        # a mutation keeps its place between reads: u reads what m writes later
+        (("a: launch x", "u: host x", "m: write x", "b: launch x"), "a m b", "u a m b"),
+        # a view goes with its first user, and one for the host stays with its producer
+        (("a: launch x", "v: view a", "u: host a", "b: launch v u"), "a | v b", "a u v b"),
+        (("a: launch x", "v: view a", "u: host v"), "a v", "a v u"),
+        # unknown launches count as launches
+        (("a: unknown x",), "a", "a"),
+    ],
+)
+def test_regions_and_order(rows: tuple[str, ...], found: str, program: str) -> None:
+    graph = build(*rows)
     Partitioning().run(graph, CTX)
-    assert (regions(graph), order(graph)) == ("a b", "a b u")
+    assert (regions(graph), order(graph)) == (found, program)
 
 
 def test_pairwise_convex_regions_with_a_cyclic_quotient_are_not_made() -> None:
@@ -34,24 +48,6 @@ def test_pairwise_convex_regions_with_a_cyclic_quotient_are_not_made() -> None:
     Partitioning().run(graph, CTX)
     assert regions(graph) == "a c | b d"
     verify(graph, Stage.PARTITIONED)
-
-
-def test_a_mutation_keeps_its_place_between_reads() -> None:
-    graph = build("a: launch x", "u: host x", "m: write x", "b: launch x", returns="a b")
-    Partitioning().run(graph, CTX)
-    assert (regions(graph), order(graph)) == ("a m b", "u a m b")  # u reads what m writes later
-
-
-def test_a_view_goes_with_its_first_user() -> None:
-    graph = build("a: launch x", "v: view a", "u: host a", "b: launch v u")
-    Partitioning().run(graph, CTX)
-    assert (regions(graph), order(graph)) == ("a | v b", "a u v b")
-
-
-def test_a_view_for_the_host_stays_with_its_producer() -> None:
-    graph = build("a: launch x", "v: view a", "u: host v")
-    Partitioning().run(graph, CTX)
-    assert regions(graph) == "a v"
 
 
 @pytest.mark.parametrize("kind", ["view", "size"])
@@ -69,12 +65,6 @@ def test_a_graph_of_views_has_no_region() -> None:
     Partitioning().run(graph, CTX)
     assert not graph.regions
     assert [node.meta.get(REASON) for node in graph.nodes] == ["no-launch", "no-launch"]
-
-
-def test_unknown_launches_count_as_launches() -> None:
-    graph = build("a: unknown x", returns="a")
-    Partitioning().run(graph, CTX)
-    assert regions(graph) == "a"
 
 
 def test_the_limit_keeps_the_most_work() -> None:

@@ -33,40 +33,27 @@ TWICE = "%a = aten.mul.Tensor(%s, 0.1) : f32[]@cpu"
 RAND = f"aten.rand.default([4], device = @cpu) : {CPU}"
 
 
-@pytest.mark.parametrize(
-    ("first", "between", "second", "returns"),
-    [
-        (TWICE, "", "aten.mul.Tensor(%s, 0.2) : f32[]@cpu", ""),
-        (TWICE, "", "aten.mul.Tensor(%t, 0.1) : f32[]@cpu", ""),
-        (TWICE, "", "aten.div.Tensor(%s, 0.1) : f32[]@cpu", ""),
-        ("%a = aten.add.Tensor(%s, 0.0) : f32[]@cpu", "", "aten.add.Tensor(%s, -0.0) : f32[]@cpu", ""),
-        ("%a = aten.add.Tensor(%s, 1) : f32[]@cpu", "", "aten.add.Tensor(%s, 1.0) : f32[]@cpu", ""),
-        ("%a = aten.add.Tensor(%s, 1) : f32[]@cpu", "", "aten.add.Tensor(%s, true) : f32[]@cpu", ""),
-        (TWICE, "^n = mylib.log.default() !barrier", "aten.mul.Tensor(%s, 0.1) : f32[]@cpu", ""),
-        (
-            TWICE,
-            "%v = aten.copy_.default(%s, %t) : f32[]@cpu !reads[1] !writes[0] !aliases[0:0]",
-            "aten.mul.Tensor(%s, 0.1) : f32[]@cpu",
-            "",
-        ),
-        (TWICE, "", "aten.mul.Tensor(%s, 0.1) : f32[]@cpu", ", %a, %b"),
-        (f'%a = {RAND} !rng("cpu")', "", f'{RAND} !rng("cpu")', ""),
-        (f"%a = {RAND}", "", RAND, ""),
-    ],
-    ids=[
-        "number",
-        "operand",
-        "operator",
-        "zeros",
-        "an integer and a float",
-        "an integer and a truth",
-        "a barrier",
-        "an operand is written",
-        "returned",
-        "random",
-        "random, forgotten",
-    ],
-)
+APART = {
+    "number": (TWICE, "", "aten.mul.Tensor(%s, 0.2) : f32[]@cpu", ""),
+    "operand": (TWICE, "", "aten.mul.Tensor(%t, 0.1) : f32[]@cpu", ""),
+    "operator": (TWICE, "", "aten.div.Tensor(%s, 0.1) : f32[]@cpu", ""),
+    "zeros": ("%a = aten.add.Tensor(%s, 0.0) : f32[]@cpu", "", "aten.add.Tensor(%s, -0.0) : f32[]@cpu", ""),
+    "integer and float": ("%a = aten.add.Tensor(%s, 1) : f32[]@cpu", "", "aten.add.Tensor(%s, 1.0) : f32[]@cpu", ""),
+    "integer and truth": ("%a = aten.add.Tensor(%s, 1) : f32[]@cpu", "", "aten.add.Tensor(%s, true) : f32[]@cpu", ""),
+    "a barrier": (TWICE, "^n = mylib.log.default() !barrier", "aten.mul.Tensor(%s, 0.1) : f32[]@cpu", ""),
+    "an operand is written": (
+        TWICE,
+        "%v = aten.copy_.default(%s, %t) : f32[]@cpu !reads[1] !writes[0] !aliases[0:0]",
+        "aten.mul.Tensor(%s, 0.1) : f32[]@cpu",
+        "",
+    ),
+    "returned": (TWICE, "", "aten.mul.Tensor(%s, 0.1) : f32[]@cpu", ", %a, %b"),
+    "random": (f'%a = {RAND} !rng("cpu")', "", f'{RAND} !rng("cpu")', ""),
+    "random, forgotten": (f"%a = {RAND}", "", RAND, ""),
+}
+
+
+@pytest.mark.parametrize(("first", "between", "second", "returns"), APART.values(), ids=APART)
 def test_what_could_be_told_apart_stays(first: str, between: str, second: str, returns: str) -> None:
     graph, result = place(
         first,

@@ -71,7 +71,7 @@ class Capture:
 
     def fresh(self, allocation: int) -> None:
         """Return the POOL allocation ``allocation``."""
-        self.outputs.append(Output(OutputKind.FRESH, allocation=allocation))
+        self.outputs.append(Output(OutputKind.FRESH, allocation))
 
     def recording(self, **facts: Any) -> Recording:
         """All of it."""

@@ -21,7 +21,7 @@ from pygraph.runtime.tensors import extent
 from pygraph.runtime.variants import signature
 from tests.runtime.captures import Capture
 
-__all__ = ["FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "make", "noisy", "watched_region"]
+__all__ = ["FakeDriver", "FakeExecutable", "Function", "accumulate", "double", "make", "noisy"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -168,16 +168,3 @@ def make(fn: Function = double, driver: FakeDriver | None = None, **options: Any
     """A region around ``fn`` with some options, and its driver."""
     chosen = driver or FakeDriver()
     return Region(fn, chosen, name="toy", options=RegionOptions(**options)), chosen
-
-
-def watched_region(options: RegionOptions | None = None) -> tuple[Region, FakeDriver, list[bool]]:
-    """A region that writes its second argument, its driver, and whether each run was in transient memory."""
-    driver = FakeDriver(written=(1,))
-    within: list[bool] = []
-
-    def look(args: list[Any]) -> Sequence[Any]:
-        within.append(driver.within)
-        args[1].add_(1)
-        return [args[0].sum()]
-
-    return Region(look, driver, name="toy", options=options), driver, within

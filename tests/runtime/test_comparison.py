@@ -1,4 +1,5 @@
-"""Comparison before the first replay: every wrong replay is found out, and no caller's tensor notices."""
+"""Comparison before the first replay, and of every replay where that is asked for: every wrong replay is found out, and
+no caller's tensor notices."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pygraph.errors import ReplayError
 from pygraph.runtime.contract import ScratchPool
 from pygraph.runtime.nondeterminism import RUNS
 from pygraph.runtime.region import Region, RegionOptions
-from tests.runtime.fake import FakeDriver, watched_region
+from tests.runtime.fake import FakeDriver
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -57,13 +58,6 @@ class Case:
     @property
     def reason(self) -> str | None:
         return self.region.record.reason
-
-
-def test_a_right_replay_is_accepted() -> None:
-    case = Case(None)
-    for _ in range(4):
-        case.call()
-    assert (case.reason, case.region.record.replays) == (None, 3)
 
 
 def test_the_replay_ran_on_other_addresses_with_the_same_layout() -> None:
@@ -144,13 +138,14 @@ def _set(index: int, change: Callable[[Any], Any]) -> Function:
         (_set(4, lambda out: True), "output 4 is"),
         (_spoiled(lambda given, outputs: beside(given[1], 4).fill_(7)), "bytes beside an argument were written"),
         (_spoiled(lambda given, outputs: beside(given[1], -1).fill_(7)), "bytes beside an argument were written"),
+        (_raises, "RuntimeError: launch failed"),
     ],
 )
 def test_a_wrong_replay_is_refused_and_named(kernel: Function, words: str) -> None:
     case = Case(kernel)
     case.call()
     assert case.reason is not None
-    assert case.reason.startswith("comparison-failed: replayed: ")
+    assert case.reason.startswith("replay-raised: " if kernel is _raises else "comparison-failed: replayed: ")
     assert words in case.reason
     assert case.driver.executables[0].closed
     case.call()
@@ -165,12 +160,6 @@ def test_a_replay_that_draws_otherwise_is_refused_this_time() -> None:
     for _ in range(5):
         case.call()
     assert case.region.record.replays > 0
-
-
-def test_a_replay_that_raises_is_refused() -> None:
-    case = Case(_raises)
-    case.call()
-    assert str(case.reason).startswith("replay-raised: RuntimeError: launch failed; ")
 
 
 def test_a_write_that_the_replay_leaves_out_is_refused_although_no_launch_admits_it() -> None:
@@ -240,36 +229,24 @@ def test_damage_to_an_argument_read_in_place_is_said() -> None:
     assert region.record.state == "uncaptured"
 
 
-def test_only_the_run_that_answers_uses_memory_that_is_kept() -> None:
-    region, driver, within = watched_region()
-    for _ in range(2):
-        region([torch.ones(4), torch.zeros(4)])
-    assert within == [False, True, False], "uncaptured; replayed, uncaptured"
-    assert driver.given_back == 1
+@pytest.mark.parametrize("room", [True, False])
+def test_only_the_run_that_answers_uses_memory_that_is_kept(room: bool) -> None:
+    """Unless there is no room for transient memory: then ordinary memory is used."""
+    driver, within = FakeDriver(written=(1,)), list[bool]()
 
+    def look(args: list[Any]) -> Sequence[Any]:
+        within.append(driver.within)
+        if driver.within and not room:
+            raise torch.OutOfMemoryError("out of memory\nmore")
+        args[1].add_(1)
+        return [args[0].sum()]
 
-def _no_memory(args: list[Any]) -> Sequence[Any]:
-    raise torch.OutOfMemoryError("out of memory\nmore")
-
-
-def test_without_room_for_transient_memory_ordinary_memory_is_used() -> None:
-    driver = FakeDriver(written=(1,))
-    driver.kernel = lambda args: _no_memory(args) if driver.within else mixed(args)
-    region = Region(mixed, driver, name="toy")
+    region = Region(look, driver, name="toy")
     for _ in range(3):
-        region([torch.ones(4), torch.zeros(4), 3])
-    assert (region.record.captures, region.record.replays) == (1, 1)
-    assert driver.given_back == 1
-
-
-def test_without_room_for_either_the_region_is_captured_later() -> None:
-    case = Case(_no_memory)
-    case.call()
-    assert case.reason == "out-of-memory: OutOfMemoryError: out of memory"
-    case.driver.kernel = None
-    for _ in range(5):
-        case.call()
-    assert case.region.record.replays > 0
+        region([torch.ones(4), torch.zeros(4)])
+    again = [] if room else [False]
+    assert within == [False, True, *again, False, False], "uncaptured; replayed, uncaptured; replayed"
+    assert (region.record.captures, region.record.replays, driver.given_back) == (1, 1, 1)
 
 
 def test_nothing_of_a_comparison_outlives_its_memory() -> None:
@@ -315,3 +292,69 @@ def test_a_nan_equals_itself() -> None:
     for _ in range(3):
         region([torch.ones(2), torch.ones(2)])
     assert region.record.replays == 1
+
+
+# -- of every replay ---------------------------------------------------------------------------------------------------
+
+
+def test_verify_always_compares_each_call() -> None:
+    case = Case(None, verify_always=True)
+    for _ in range(4):
+        case.call()
+    assert case.region.record.replays == 3
+    case.driver.kernel = wrong_byte
+    with pytest.raises(
+        ReplayError, match=r"region toy: a replay differs from an uncaptured run: output 1 has other values"
+    ):
+        case.region([torch.ones(4), torch.ones(4), 3])
+    assert case.region.record.state == "uncaptured"
+
+
+def test_verify_always_lets_the_functions_own_error_through() -> None:
+    def fragile(args: list[Any]) -> Sequence[Any]:
+        x = args[0]
+        args.clear()
+        if float(x[0]) < 0:
+            raise ValueError("negative")
+        return [x + torch.rand(2)]
+
+    region = Region(fragile, FakeDriver(), name="toy", options=RegionOptions(verify_always=True))
+    for _ in range(3):
+        region([torch.ones(2)])
+    with pytest.raises(ValueError, match="negative"):
+        region([-torch.ones(2)])
+    assert region.record.replays == 1
+
+
+def test_verify_always_without_room_runs_uncaptured() -> None:
+    case = Case(None, verify_always=True)
+    case.call()
+    case.driver.spare = 0
+    case.call()
+    assert case.region.record.replays == 0
+    assert "exceed 0 bytes" in str(case.region.record.refusals["unverified"])
+
+
+@pytest.mark.parametrize("when", ["uncaptured", "compared"])
+def test_verify_always_tells_of_a_call_that_it_could_not_verify(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    failing: list[int] = []
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        if failing and failing.pop():
+            raise MemoryError("short")
+        return [args[0] + 1]
+
+    region = Region(fn, FakeDriver(), name="toy", options=RegionOptions(verify_always=True))
+    for _ in range(3):
+        region([torch.ones(2)])
+    assert "unverified" not in region.record.refusals
+    failing.extend([0, 1] if when == "uncaptured" else [])
+    if when == "compared":
+        monkeypatch.setattr("pygraph.runtime.compare._Outcome.drew_otherwise", fn_that_raises)
+    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    assert "MemoryError" in str(region.record.refusals["unverified"])
+    assert region.record.replays == (2 if when == "compared" else 1)
+
+
+def fn_that_raises(*_: Any, **__: Any) -> Any:
+    raise MemoryError("short")

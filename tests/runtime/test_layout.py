@@ -86,7 +86,7 @@ def test_outputs_and_untouched_allocations_take_no_workspace() -> None:
     capture, slots = recorded()
     for index in (1, 1, 4):
         capture.fresh(index)
-    capture.outputs.append(Output(OutputKind.VIEW, argument=0))
+    capture.outputs.append(Output(OutputKind.VIEW, 0))
     layout = plan(capture.recording(), slots)
     assert layout.fresh == (1, 4)
     assert sorted(layout.offsets) == [0, 2]

@@ -246,6 +246,71 @@ def test_verified_replays_that_are_near_are_right_if_their_addresses_are(
         called(region)
 
 
+def noisy_region() -> tuple[Region, FakeDriver]:
+    """A captured region that is off by up to a tenth of its argument, and writes another argument."""
+    draw = noise(0)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        x, state = args
+        state.add_(1)
+        return [x * (10 + draw(64)), x * 2]
+
+    region, driver = unsteady_region(fn, outputs=2, verify_always=True)
+    for _ in range(2):
+        region([torch.ones(64), torch.zeros(4)])
+    assert region.record.captures == 1, region.record
+    return region, driver
+
+
+def test_verify_always_allows_what_uncaptured_runs_differ_by_at_any_magnitude() -> None:
+    region, _ = noisy_region()
+    state = torch.zeros(4)
+    for power in range(-6, 7):
+        region([torch.ones(64) * 10.0**power, state])
+    assert region.record.replays == 13
+    assert state.tolist() == [13.0] * 4
+
+
+@pytest.mark.parametrize(("index", "off"), [(0, 20), (1, 1e-4)])
+def test_verify_always_allows_no_more_than_that(index: int, off: float) -> None:
+    region, driver = noisy_region()
+
+    def wrong(args: list[Any]) -> Sequence[Any]:
+        outputs = list(region._fn(args))
+        outputs[index][3] += off
+        return outputs
+
+    driver.kernel = wrong
+    with pytest.raises(ReplayError, match=f"region toy: .*output {index} is off by"):
+        region([torch.ones(64), torch.zeros(4)])
+
+
+def test_verify_always_sees_what_no_tolerance_is_for() -> None:
+    region, driver = noisy_region()
+    driver.kernel, driver.random = lambda args: [*region._fn(args), torch.rand(1)][:2], True
+    with pytest.raises(ReplayError, match="the random state afterwards is another one"):
+        region([torch.ones(64), torch.zeros(4)])
+
+
+def test_runs_are_not_alive_together() -> None:
+    draw = noise(7)
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        args[1].add_(1)
+        alive.append(len({id(tensor) for ref in made if (tensor := ref()) is not None}))
+        output = args[0] + draw(SIZE)
+        made.extend((weakref.ref(output), weakref.ref(args[1])))
+        return [output]
+
+    record, _ = run(fn, calls=2, outputs=1)
+    assert record.captures == 1, record
+    assert len(alive) == 1 + 2 + RUNS[0] + 1, "uncaptured; replayed, uncaptured; uncaptured on copies; replayed"
+    nothing, state, copied_state, answer = 0, 1, 1, 1
+    assert alive == [nothing, state, state + copied_state, *[state + answer] * (RUNS[0] + 1)]
+
+
 # -- operators that are written in Python ------------------------------------------------------------------------------
 
 COUNTER = PythonCall("lib.counter.default", ("counter",), "model.py:3")
@@ -305,22 +370,3 @@ def set_number(capture: Capture, number: int) -> None:
     """Give the launch a word more, which is no address."""
     launch = capture.launches[0]
     capture.launches[0] = replace(launch, words=(*launch.words, number), uses=None)
-
-
-def test_runs_are_not_alive_together() -> None:
-    draw = noise(7)
-    made: list[weakref.ref[torch.Tensor]] = []
-    alive: list[int] = []
-
-    def fn(args: list[Any]) -> Sequence[Any]:
-        args[1].add_(1)
-        alive.append(len({id(tensor) for ref in made if (tensor := ref()) is not None}))
-        output = args[0] + draw(SIZE)
-        made.extend((weakref.ref(output), weakref.ref(args[1])))
-        return [output]
-
-    record, _ = run(fn, calls=2, outputs=1)
-    assert record.captures == 1, record
-    assert len(alive) == 1 + 2 + RUNS[0] + 1, "uncaptured; replayed, uncaptured; uncaptured on copies; replayed"
-    nothing, state, copied_state, answer = 0, 1, 1, 1
-    assert alive == [nothing, state, state + copied_state, *[state + answer] * (RUNS[0] + 1)]

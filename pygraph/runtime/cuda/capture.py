@@ -18,6 +18,7 @@ import torch
 
 from pygraph.compat import clear_cublas_workspaces, storage_from_address
 from pygraph.errors import CaptureError
+from pygraph.runtime.contract import describe_outputs
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas, with_unowned
 from pygraph.runtime.cuda.bindings import call, read_edges
@@ -27,7 +28,7 @@ from pygraph.runtime.cuda.phases import phases_of
 from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Output, OutputKind, Recording
 from pygraph.runtime.slots import AddressMap
-from pygraph.runtime.tensors import extent, module_constants, repeated
+from pygraph.runtime.tensors import extent, module_constants
 
 __all__ = ["CudaCapture", "DeviceCapture", "check_arguments", "payload_of"]
 
@@ -40,13 +41,12 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 @dataclass
 class CudaCapture:
     """The payload of a CUDA Recording. ``nodes`` match its launches; ``arguments`` are the stand-ins, or the Python
-    values themselves. ``same`` maps the position of an output to that of an earlier one which is the same object.
-    ``kept`` is whatever the nodes' code and constants need. ``graph`` is None once an executable has it."""
+    values themselves. ``kept`` is whatever the nodes' code and constants need. ``graph`` is None once an
+    executable has it."""
 
     graph: torch.cuda.CUDAGraph | None
     nodes: tuple[Node, ...]
     arguments: tuple[Any, ...]
-    same: dict[int, int]
     device: int
     random: bool
     kept: tuple[object, ...]
@@ -245,7 +245,7 @@ class _Attempt:
         pool = [Allocation(AllocationKind.POOL, i, address, nbytes, born) for i, (address, nbytes, born, _) in pieces]
         own = [*self._inputs, *pool]
         described = _Outputs(self._arguments, self._constants, own)
-        outputs = tuple(described.output(value) for value in returned)
+        outputs = describe_outputs(returned, described.output)
         everything = (*own, *described.empty, *self._fixed())
         explained = with_calls(launches, self._observer.spans, everything, self._random)
         known = with_unowned(device.driver, explained, everything, self._lease.arena.covers, device.arenas.covers)
@@ -253,7 +253,6 @@ class _Attempt:
             graph,
             tuple(nodes),
             self._arguments,
-            repeated(returned),
             device.index,
             self._draws(graph, known),
             (self._fn, *self._constants.values()),
@@ -346,16 +345,16 @@ class _Outputs:
     def output(self, value: Any) -> Output:
         """One value that was returned. Raises CaptureError (``unsupported-output``)."""
         if value is None or type(value) in _SCALARS:
-            return Output(OutputKind.SCALAR, value=value)
+            return Output(OutputKind.OBJECT, value=value)
         if type(value) not in _TENSORS or value.device.type != "cuda" or value.layout is not torch.strided:
             raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
         if value.is_conj() or value.is_neg():
             raise CaptureError("unsupported-output", "a lazily conjugated or negated tensor")
         for index, argument in enumerate(self._arguments):
             if value is argument:
-                return Output(OutputKind.ARGUMENT, argument=index)
+                return Output(OutputKind.ARGUMENT, index)
         if any(value is constant for constant in self._constants):
-            return Output(OutputKind.CONSTANT_TENSOR, value=value)
+            return Output(OutputKind.OBJECT, value=value)
         return self._memory(value)
 
     def _memory(self, value: torch.Tensor) -> Output:
@@ -365,7 +364,7 @@ class _Outputs:
         if not base:
             made = Allocation(AllocationKind.POOL, self._pool + len(self.empty), 0, 0)
             self.empty.append(made)
-            return Output(OutputKind.FRESH, allocation=made.index, offset=int(value.storage_offset()), **place)
+            return Output(OutputKind.FRESH, made.index, offset=int(value.storage_offset()), **place)
         address = base + int(value.storage_offset()) * value.element_size()
         owner = self._addresses.inside(address) or self._addresses.inside(base) or self._empty_argument(base)
         if owner is None:
@@ -376,10 +375,10 @@ class _Outputs:
             raise CaptureError("unsupported-output", "a tensor that reaches beyond its allocation")
         offset = distance // value.element_size()
         if owner.kind is AllocationKind.POOL:
-            return Output(OutputKind.FRESH, allocation=owner.index, offset=offset, **place)
+            return Output(OutputKind.FRESH, owner.index, offset=offset, **place)
         if self._arguments[owner.index].element_size() != value.element_size():
             self.sensitive.add(owner.index)
-        return Output(OutputKind.VIEW, argument=owner.index, offset=offset, **place)
+        return Output(OutputKind.VIEW, owner.index, offset=offset, **place)
 
     def _empty_argument(self, base: int) -> Allocation | None:
         """The argument without elements whose storage begins at ``base``."""

@@ -46,7 +46,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
         region = device.native.CudaRegion(graph, capture.device, capture.random)
         region.set_name(program.name)
         _tell(region, program, capture.arguments, nodes, plan, parts)
-        add_outputs(region, device.native.OutputKind, program, capture.same)
+        add_outputs(region, device.native.OutputKind, program)
     return Executable(region, capture.kept)
 
 

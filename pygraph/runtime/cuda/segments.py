@@ -130,7 +130,7 @@ class _Facts:
         end = max(self.launches - 1, 0)
         self.fresh = {i: min(used.get((pool, i), [0])) for i in program.layout.fresh}
         self.outputs = [(first, end, sizes[pool, i]) for i, first in self.fresh.items()]
-        needed = {o.argument for o in recording.outputs if o.kind in (OutputKind.ARGUMENT, OutputKind.VIEW)}
+        needed = {o.index for o in recording.outputs if o.kind in (OutputKind.ARGUMENT, OutputKind.VIEW)}
         arguments = [index for kind, index in sizes if kind is given]
         self.dying = {i: max(used.get((given, i), [0])) for i in arguments if i not in needed | program.held}
         certain = {i: last for i, last in self.dying.items() if i not in program.lent}

@@ -16,18 +16,16 @@ import torch
 
 from pygraph.compat import dynamo_guards
 from pygraph.errors import CaptureError
+from pygraph.runtime.contract import describe_outputs
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.host.kernels import find_kernel, is_native_function
 from pygraph.runtime.host.operators import RecordOperators
 from pygraph.runtime.host.recorder import Arena, Recorder
 from pygraph.runtime.provenance import blame, is_out_of_memory, reset_blame
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
-from pygraph.runtime.tensors import extent, module_constants, rebound, repeated
+from pygraph.runtime.tensors import extent, module_constants, rebound
 
 __all__ = ["capture_region"]
-
-_guards: Any = dynamo_guards
-"""Inductor's own ways around the dispatcher."""
 
 _FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._inductor.runtime", "triton")
 """Modules whose callables run compiled code that is not bound as the known kernels are."""
@@ -48,8 +46,7 @@ def capture_region(native: ModuleType, fn: Callable[[list[Any]], Sequence[Any]],
             recorder = Recorder(native, arena, module_constants(fn))
             recorder.arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
             returned = _run(recorder, fn)
-            recorder.same = repeated(returned)
-            outputs = tuple(_output(recorder, value) for value in returned)
+            outputs = describe_outputs(returned, functools.partial(_output, recorder))
             allocations = (*arena.allocations, *recorder.constant_allocations)
             sensitive = frozenset(recorder.offset_sensitive)
             return Recording(tuple(recorder.launches), allocations, outputs, recorder, sensitive)
@@ -73,10 +70,7 @@ def _argument(recorder: Recorder, index: int, value: Any) -> Any:
 
 def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
     reset_blame()
-
-    def recorded(name: str, value: Any) -> Any:
-        return _recorded(recorder, name, value, fn.__code__.co_filename)
-
+    recorded = functools.partial(_recorded, recorder, fn.__code__.co_filename)
     try:
         with torch.inference_mode(False), torch.no_grad(), rebound(fn, recorded) as run, RecordOperators(recorder):
             returned = run(list(recorder.arguments))
@@ -94,10 +88,10 @@ def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
     return returned
 
 
-def _recorded(recorder: Recorder, name: str, value: Any, source: str) -> Any:
+def _recorded(recorder: Recorder, source: str, name: str, value: Any) -> Any:
     """What stands for a global of the region: ``value``, unless calling it could touch memory without any mode seeing
     it. Whatever what stands for it raises is blamed on ``name``."""
-    function = _recording(recorder, name, value, source)
+    function = _recording(recorder, source, name, value)
     if function is None:
         return value
 
@@ -111,13 +105,11 @@ def _recorded(recorder: Recorder, name: str, value: Any, source: str) -> Any:
     return run
 
 
-def _recording(recorder: Recorder, name: str, value: Any, source: str) -> Callable[..., Any] | None:
+def _recording(recorder: Recorder, source: str, name: str, value: Any) -> Callable[..., Any] | None:
     if is_native_function(value):
         return lambda *args: recorder.kernel(find_kernel(name, value, source), args)
-    if value is _guards._empty_strided_cpu:
+    if value is dynamo_guards._empty_strided_cpu:
         return recorder.allocate
-    if value is _guards._reinterpret_tensor:
-        return functools.partial(_reinterpret, recorder, value)
     if isinstance(value, types.BuiltinFunctionType) and value.__name__.startswith("_empty_strided_"):
         reason = "pinned-memory" if value.__name__.endswith("_pinned") else "foreign-device"
         return functools.partial(_refuse, reason, value.__name__)
@@ -126,33 +118,27 @@ def _recording(recorder: Recorder, name: str, value: Any, source: str) -> Callab
     return None
 
 
-def _reinterpret(recorder: Recorder, function: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-    view = function(*args, **kwargs)
-    recorder.owner(view)
-    return view
-
-
 def _refuse(reason: str, detail: str, *_args: Any, **_kwargs: Any) -> None:
     raise CaptureError(reason, detail)
 
 
 def _output(recorder: Recorder, value: Any) -> Output:
     if type(value) in _SCALARS:
-        return Output(OutputKind.SCALAR, value=value)
+        return Output(OutputKind.OBJECT, value=value)
     if not isinstance(value, torch.Tensor):
         raise CaptureError("unsupported-output", f"the region returned {type(value).__name__}")
     for index, argument in enumerate(recorder.arguments):
         if value is argument:
-            return Output(OutputKind.ARGUMENT, argument=index)
+            return Output(OutputKind.ARGUMENT, index)
     if any(value is constant for constant in recorder.constants.values()):
-        return Output(OutputKind.CONSTANT_TENSOR, value=value)
+        return Output(OutputKind.OBJECT, value=value)
     owner = recorder.owner(value)
     distance = recorder.native.element_address(value) - owner.address
     if owner.kind is AllocationKind.CONSTANT or distance % value.dtype.itemsize:
         raise CaptureError("unsupported-output", "a view of a constant, or one that begins inside an element")
     place = (distance // value.dtype.itemsize, tuple(value.size()), tuple(value.stride()), value.dtype)
     if owner.kind is AllocationKind.POOL:
-        return Output(OutputKind.FRESH, -1, owner.index, *place)
+        return Output(OutputKind.FRESH, owner.index, *place)
     if recorder.arguments[owner.index].dtype.itemsize != value.dtype.itemsize:
         recorder.offset_sensitive.add(owner.index)
-    return Output(OutputKind.VIEW, owner.index, -1, *place)
+    return Output(OutputKind.VIEW, owner.index, *place)

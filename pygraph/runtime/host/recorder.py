@@ -96,17 +96,9 @@ class Arena:
         return start
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorLaunch:
-    """An operator: ``call`` is the native object with its arguments.
-
-    ``moves`` tells for each tensor argument whether its memory is patched. ``results`` holds, for each tensor that
-    the operator returns, the memory it is copied to (None for one that is an argument); empty when there is none.
-    """
-
-    call: Any
-    moves: tuple[bool, ...]
-    results: tuple[torch.Tensor | None, ...]
+OperatorLaunch = tuple[Any, list[bool], list[torch.Tensor | None]]
+"""An operator: the native object with its arguments; for each tensor argument, whether its memory is patched; and for
+each tensor that it returns, the memory it is copied to (None for one that is an argument), or nothing for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +116,7 @@ class Recorder:
 
     ``payloads`` match ``launches``. ``arguments`` are stand-ins or Python values; ``exclusive`` the pairs of a written
     argument and another that one operator is given, which must not overlap at replay, as they did not when recorded.
-    ``same`` maps the position of an output to that of an earlier one which is the same object. ``constants`` are the
-    tensors of the compiled module, by name.
+    ``constants`` are the tensors of the compiled module, by name.
     """
 
     def __init__(self, native: ModuleType, arena: Arena, constants: Mapping[str, torch.Tensor]) -> None:
@@ -136,7 +127,6 @@ class Recorder:
         self.payloads: list[Kernel | OperatorLaunch] = []
         self.exclusive: set[tuple[int, int]] = set()
         self.offset_sensitive: set[int] = set()
-        self.same: dict[int, int] = {}
         self.constants = dict(sorted(constants.items()))
         self.constant_allocations: list[Allocation] = []
         self._names = {id(tensor): name for name, tensor in self.constants.items()}

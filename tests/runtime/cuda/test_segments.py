@@ -109,7 +109,7 @@ def test_cuts_are_made_where_they_matter(activation: int, weight: int, most: int
 
 def test_dead_arguments_are_let_go_of_and_returned_ones_are_not() -> None:
     region = program(backward, 256, 32 * MB)
-    view = Output(OutputKind.VIEW, argument=255, size=(1,), stride=(1,))
+    view = Output(OutputKind.VIEW, 255, size=(1,), stride=(1,))
     returning = replace(region.recording, outputs=(*region.recording.outputs, view))
     segments = cut(replace(region, recording=returning))
     assert 255 not in segments.dead
