@@ -27,9 +27,6 @@ from pygraph.runtime.tensors import extent, module_constants, rebound
 
 __all__ = ["capture_region"]
 
-_guards: Any = dynamo_guards
-"""Inductor's own ways around the dispatcher."""
-
 _FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._inductor.runtime", "triton")
 """Modules whose callables run compiled code that is not bound as the known kernels are."""
 
@@ -73,10 +70,7 @@ def _argument(recorder: Recorder, index: int, value: Any) -> Any:
 
 def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
     reset_blame()
-
-    def recorded(name: str, value: Any) -> Any:
-        return _recorded(recorder, name, value, fn.__code__.co_filename)
-
+    recorded = functools.partial(_recorded, recorder, fn.__code__.co_filename)
     try:
         with torch.inference_mode(False), torch.no_grad(), rebound(fn, recorded) as run, RecordOperators(recorder):
             returned = run(list(recorder.arguments))
@@ -94,10 +88,10 @@ def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
     return returned
 
 
-def _recorded(recorder: Recorder, name: str, value: Any, source: str) -> Any:
+def _recorded(recorder: Recorder, source: str, name: str, value: Any) -> Any:
     """What stands for a global of the region: ``value``, unless calling it could touch memory without any mode seeing
     it. Whatever what stands for it raises is blamed on ``name``."""
-    function = _recording(recorder, name, value, source)
+    function = _recording(recorder, source, name, value)
     if function is None:
         return value
 
@@ -111,25 +105,17 @@ def _recorded(recorder: Recorder, name: str, value: Any, source: str) -> Any:
     return run
 
 
-def _recording(recorder: Recorder, name: str, value: Any, source: str) -> Callable[..., Any] | None:
+def _recording(recorder: Recorder, source: str, name: str, value: Any) -> Callable[..., Any] | None:
     if is_native_function(value):
         return lambda *args: recorder.kernel(find_kernel(name, value, source), args)
-    if value is _guards._empty_strided_cpu:
+    if value is dynamo_guards._empty_strided_cpu:
         return recorder.allocate
-    if value is _guards._reinterpret_tensor:
-        return functools.partial(_reinterpret, recorder, value)
     if isinstance(value, types.BuiltinFunctionType) and value.__name__.startswith("_empty_strided_"):
         reason = "pinned-memory" if value.__name__.endswith("_pinned") else "foreign-device"
         return functools.partial(_refuse, reason, value.__name__)
     if callable(value) and type(value).__module__.startswith(_FOREIGN_CODE):
         return functools.partial(_refuse, "unknown-kernel", name)
     return None
-
-
-def _reinterpret(recorder: Recorder, function: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-    view = function(*args, **kwargs)
-    recorder.owner(view)
-    return view
 
 
 def _refuse(reason: str, detail: str, *_args: Any, **_kwargs: Any) -> None:

@@ -19,9 +19,6 @@ from pygraph.runtime.recording import AllocationKind, Recording
 
 __all__ = ["HostDriver"]
 
-_WORKSPACE = 0
-"""The native number of the workspace; arguments and fresh allocations come after it."""
-
 
 def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
     """The native graph of ``program``. Raises CaptureError when an address would not be replaced, or lie outside."""
@@ -33,14 +30,14 @@ def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
     arguments = add_arguments(graph, program, capture.arguments)
     places = {(AllocationKind.INPUT, index): (source, 0) for index, source in arguments.items()}
     for index, offset in program.layout.offsets.items():
-        places[AllocationKind.POOL, index] = _WORKSPACE, offset
+        places[AllocationKind.POOL, index] = 0, offset  # the first source is the workspace
     for index in program.layout.fresh:
         places[AllocationKind.POOL, index] = graph.add_fresh(sizes[index]), 0
     for launch, payload in zip(program.recording.launches, capture.payloads, strict=True):
         if isinstance(payload, Kernel):
             graph.add_kernel(payload.entry, launch.words, [p is Parameter.FLOAT for p in payload.parameters])
         else:
-            graph.add_operator(payload.call, payload.moves, payload.results)
+            graph.add_operator(*payload)
     for slot in program.slots:
         if slot.key not in places:
             raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")

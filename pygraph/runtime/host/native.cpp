@@ -72,7 +72,10 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
 
   void launch(Call& call) {
     auto* allocator = c10::GetCPUAllocator();
-    for (auto i : call.misaligned) copy_aligned(call, i, *allocator);
+    for (auto i : call.misaligned) {
+      const auto* from = arguments_.relocate(call, i, *allocator);
+      std::memcpy(reinterpret_cast<void*>(call.addresses[i]), from, arguments_[i].nbytes);
+    }
     size_t source = 0;
     call.workspace = allocator->allocate(workspace_);
     move(sources_[source++], reinterpret_cast<uintptr_t>(call.workspace.get()));
@@ -86,11 +89,6 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
 
   static void move(Source<Patch>& source, uintptr_t to) {
     source.move_to(to, [to](const Patch& patch) { patch.apply(to); });
-  }
-
-  void copy_aligned(Call& call, size_t i, c10::Allocator& allocator) const {
-    const auto* from = arguments_.relocate(call, i, allocator);
-    std::memcpy(reinterpret_cast<void*>(call.addresses[i]), from, arguments_[i].nbytes);
   }
 
   void release() override {

@@ -23,7 +23,7 @@ from pygraph.compat import (
     TorchDispatchMode,
 )
 from pygraph.errors import CaptureError
-from pygraph.runtime.host.recorder import Operand, OperatorLaunch, Recorder
+from pygraph.runtime.host.recorder import Operand, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
 from pygraph.runtime.provenance import blame
 from pygraph.runtime.recording import COLLECTIVES, AllocationKind
@@ -255,7 +255,7 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     operands = list(_operands(recorder, call))
     if len(native_call.tensors()) != len(operands):
         raise CaptureError("unsupported-operator", f"{call.name} takes tensors in a way that is not known")
-    moves = tuple(_moves(recorder, operand.tensor) for operand in operands)
+    moves = [_moves(recorder, operand.tensor) for operand in operands]
     stored: list[torch.Tensor | None] = []
 
     def place(result: torch.Tensor | None) -> torch.Tensor | None:
@@ -269,7 +269,7 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     fresh = [tensor for tensor in stored if tensor is not None]
     operands += [Operand(recorder.word(tensor), tensor, writes=True) for tensor in fresh]
     recorder.launch(
-        OperatorLaunch(native_call, moves, tuple(stored) if fresh else ()),
+        (native_call, moves, stored if fresh else []),
         str(call.op),
         (str(call.op), _describe(recorder, [value for _, value in call.operands()], {})),
         operands,

@@ -96,17 +96,9 @@ class Arena:
         return start
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorLaunch:
-    """An operator: ``call`` is the native object with its arguments.
-
-    ``moves`` tells for each tensor argument whether its memory is patched. ``results`` holds, for each tensor that
-    the operator returns, the memory it is copied to (None for one that is an argument); empty when there is none.
-    """
-
-    call: Any
-    moves: tuple[bool, ...]
-    results: tuple[torch.Tensor | None, ...]
+OperatorLaunch = tuple[Any, list[bool], list[torch.Tensor | None]]
+"""An operator: the native object with its arguments; for each tensor argument, whether its memory is patched; and for
+each tensor that it returns, the memory it is copied to (None for one that is an argument), or nothing for all."""
 
 
 @dataclass(frozen=True, slots=True)

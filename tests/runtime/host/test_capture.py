@@ -87,17 +87,6 @@ def test_allocations_are_disjoint_and_aligned(driver: HostDriver, call: RegionCa
     assert all(start % 64 == 0 for start, _ in ranges)
 
 
-def test_two_captures_differ_in_addresses_alone(driver: HostDriver, call: RegionCall) -> None:
-    first, second = driver.capture(call.fn, call.args), driver.capture(call.fn, call.fresh(seed=3))
-    assert [launch.signature for launch in first.launches] == [launch.signature for launch in second.launches]
-    assert [launch.uses for launch in first.launches] == [launch.uses for launch in second.launches]
-    assert first.outputs == second.outputs
-    assert [a.key for a in first.allocations] == [a.key for a in second.allocations]
-    assert {w for launch in first.launches for w in launch.words}.isdisjoint(
-        w for launch in second.launches for w in launch.words
-    )
-
-
 def test_born_counts_the_launches_before(driver: HostDriver) -> None:
     def region(args: list[Any]) -> tuple[Any, ...]:
         a = torch.empty(3)
@@ -122,7 +111,6 @@ def test_an_executable_outlives_its_recording_and_lets_go_when_closed(driver: Ho
     args = call.fresh()
     watched = [weakref.ref(a) for a in args]
     outputs = executable.replay(list(args))
-    assert outputs is not None
     watched += [weakref.ref(o) for o in outputs]
     del args, outputs
     gc.collect()
@@ -196,7 +184,6 @@ def test_absolute_offsets_make_an_argument_sensitive(driver: HostDriver) -> None
     assert recording.launches[0].words[0] == recording.allocations[0].address + 2 * 4
     executable, _ = make_executable(driver, RegionCall(region, [argument(4)]))
     outputs = executable.replay([argument(4)])
-    assert outputs is not None
     assert outputs[0].tolist() == [12.0, 14.0]
     assert executable.replay([argument(3)]) is None
 

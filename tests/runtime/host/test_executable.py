@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.contract import Executable
@@ -85,16 +85,10 @@ def test_values_are_compared_exactly(driver: HostDriver) -> None:
         return executable.replay([torch.ones(2), given]) is not None
 
     nan = float("nan")
-    equal = [
-        (7, int("7")),
-        (10**30, int("1" + "0" * 30)),
-        (nan, float("nan")),
-        (True, True),
-        (None, None),
-        (-0.0, -0.0),
-    ]
+    big = 10**30
+    equal = [(7, int("7")), (big, int(str(big))), (nan, float("nan")), (True, True), (None, None), (-0.0, -0.0)]
     assert all(replays(a, b) for a, b in equal)
-    different = [(7, 8), (1, True), (True, 1), (0, False), (1, 1.0), (0.0, -0.0), (nan, 1.0), (None, 0), (10**30, 1)]
+    different = [(7, 8), (1, True), (True, 1), (0, False), (1, 1.0), (0.0, -0.0), (nan, 1.0), (None, 0), (big, 1)]
     assert not any(replays(a, b) for a, b in different)
 
 
@@ -102,7 +96,6 @@ def test_parameters_and_tensors_that_require_gradients(driver: HostDriver, execu
     call = scaled_call()
     args = [torch.nn.Parameter(call.args[0].clone()), call.args[1].clone().requires_grad_(), 2.5]
     outputs = executable.replay(list(args))
-    assert outputs is not None
     assert not outputs[0].requires_grad
     assert torch.equal(outputs[0], (call.args[0] + call.args[1]) * 2.5)
 
@@ -112,11 +105,9 @@ def test_a_misaligned_argument_is_copied_if_it_is_only_read(driver: HostDriver, 
     expected = (x + y) * factor
     assert executable.replay([misaligned(x), y, factor]) is None
     outputs = executable.replay([x, misaligned(y), factor])
-    assert outputs is not None
     assert torch.equal(outputs[0], expected)
     anywhere, _ = make_executable(driver, scaled_call(), alignment=1)
     outputs = anywhere.replay([misaligned(x), misaligned(y), factor])
-    assert outputs is not None
     assert torch.equal(outputs[0], (x + y) * factor)
 
 
@@ -148,7 +139,6 @@ def test_kernels_run_on_overlapping_arguments_as_they_do_uncaptured(driver: Host
     theirs, ours = overlapping(), overlapping()
     expected = call.run(theirs)
     outputs = executable.replay(list(ours))
-    assert outputs is not None
     assert same_bits(outputs, expected)
     assert same_bits(ours, theirs)
 
@@ -164,12 +154,8 @@ def test_operators_that_would_see_an_overlap_are_not_replayed(executable: Execut
 
 
 def test_nothing_is_replayed_under_a_mode(executable: Executable) -> None:
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
     args = scaled_call().args
-    with Watch():
+    with BaseTorchDispatchMode():
         assert executable.replay(list(args)) is None
     assert executable.replay(list(args)) is not None
 

@@ -38,19 +38,7 @@ def load_kernel(source: Path) -> int:
 _loaded: list[ctypes.CDLL] = []
 
 
-KINDS = [
-    "",
-    "i",
-    "f",
-    "fi",
-    "if",
-    "if" * 7,
-    "f" * 8,
-    "i" * 20 + "f" * 8,
-    "f" * 8 + "i" * 20,
-    "fri" * 8,
-    "ri" * 100 + "f",
-]
+KINDS = ["", "i", "f", "fi", "if" * 7, "f" * 8, "i" * 20 + "f" * 8, "f" * 8 + "i" * 20, "fri" * 8, "ri" * 100 + "f"]
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=lambda kinds: f"{kinds[:14]}{len(kinds)}")

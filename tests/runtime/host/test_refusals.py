@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.host import HostDriver
@@ -112,14 +112,10 @@ def test_only_plain_functions(driver: HostDriver) -> None:
 
 
 def test_not_under_a_mode(driver: HostDriver) -> None:
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
-
     def region(args: list[Any]) -> tuple[Any, ...]:
         return (args[0] + 1,)
 
-    with Watch():
+    with BaseTorchDispatchMode():
         assert reason(driver, region, [torch.randn(3)]) == "dispatch-mode"
     assert driver.capture(region, [torch.randn(3)]).launches
 
