@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 import pygraph
-from benchmarks import capture_cost, warm_start
+from benchmarks import capture_cost, versions, warm_start
+from pygraph.version import PACKAGE
 
 pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("fresh")]
 
@@ -32,3 +39,15 @@ def test_a_later_process_restores_everything_and_replays() -> None:
 @pytest.mark.parametrize("name", warm_start.PROGRAMS)
 def test_programs_run(name: str) -> None:
     warm_start.program(name, "cpu")(lambda fn: fn)()
+
+
+def test_each_version_runs_its_own_package(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "pygraph", ignore=shutil.ignore_patterns("__pycache__"))
+    out = tmp_path / "versions.json"
+    folders = (str(tmp_path), str(PACKAGE.parent))
+    rest = ("mlp-host", "--device", "cpu", "--rounds", "2", "--out", str(out))
+    subprocess.run([sys.executable, versions.__file__, *folders, *rest], check=True, timeout=400)
+    (run,) = json.loads(out.read_text())["mlp-host"]
+    assert [run[side]["package"] for side in ("old", "new")] == [f"{folder}/pygraph" for folder in folders]
+    assert run["old"]["result"] == run["new"]["result"]
+    assert len(run["ratios"]) == 2
