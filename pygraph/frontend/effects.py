@@ -17,7 +17,7 @@ from pygraph import compat
 from pygraph.frontend.names import is_symbolic, words
 from pygraph.ir import PURE, Arg, Device, DType, Effects, Graph, TensorType, Type, Value, base_name, values_in
 
-__all__ = ["VIEWS", "Call", "Path", "effects_of", "schema_facts", "tags_of", "tags_text"]
+__all__ = ["DRAWS", "VIEWS", "Call", "Path", "effects_of", "schema_facts", "tags_of", "tags_text"]
 
 VIEWS = words(
     """
@@ -50,7 +50,7 @@ _PURE_RANDOM = frozenset(
 )
 """Functions of a seed that they are given: nothing is drawn from a generator."""
 
-_DRAWS = frozenset({"prims.inductor_seed", "prims.inductor_seeds"})
+DRAWS = frozenset({"prims.inductor_seed", "prims.inductor_seeds"})
 """Operators that draw from the generator of the device that they are given, whatever their tags say."""
 
 _MASKABLE = frozenset({"aten.index", "aten._unsafe_index", "aten.index_put", "aten.index_put_"})
@@ -226,7 +226,12 @@ def effects_of(call: Call) -> Effects:
     )
     if call.op.startswith(_COLLECTIVES):
         effects = _collective(call, effects)
-    return replace(effects, barrier=effects.barrier or _is_barrier(call, effects))
+    if call.base in _CHECKS:
+        return effects
+    hidden = call.base in _STORAGE or "maybe_aliasing_or_mutating" in tags_of(call.target)
+    # What returns nothing and writes nothing exists for a side effect that the schema does not tell.
+    hidden |= not call.results and not effects.writes and not effects.sync
+    return replace(effects, barrier=effects.barrier or hidden)
 
 
 # -- memory --------------------------------------------------------------------------------------------------------
@@ -265,7 +270,7 @@ def _reads(call: Call) -> tuple[int, ...] | None:
 
 
 def _rng(call: Call) -> str | None:
-    drawing = call.base in _DRAWS or "nondeterministic_seeded" in tags_of(call.target)
+    drawing = call.base in DRAWS or "nondeterministic_seeded" in tags_of(call.target)
     if not drawing or call.base in _PURE_RANDOM or call.argument("dropout_p") in (0, 0.0):
         return None
     return "cpu" if call.device is None else str(call.device)
@@ -330,12 +335,3 @@ def _group(call: Call) -> str | None:
         if value.producer is not None and value.producer.effects.collective is not None:
             return value.producer.effects.collective
     return None
-
-
-def _is_barrier(call: Call, effects: Effects) -> bool:
-    """An operator that returns nothing and writes nothing exists for a side effect that the schema does not tell."""
-    if call.base in _CHECKS:
-        return False
-    if call.base in _STORAGE or "maybe_aliasing_or_mutating" in tags_of(call.target):
-        return True
-    return not call.results and not effects.writes and not effects.sync

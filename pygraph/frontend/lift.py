@@ -14,7 +14,7 @@ from torch import fx
 
 from pygraph import compat
 from pygraph.frontend.costs import cost_of
-from pygraph.frontend.effects import Call, Path, effects_of, schema_facts, tags_text
+from pygraph.frontend.effects import Call, Path, effects_of, tags_text
 from pygraph.frontend.hops import higher_order_effects, wrapped_operator
 from pygraph.frontend.location import location_of
 from pygraph.frontend.names import FrontendError, op_name
@@ -59,6 +59,10 @@ def lift(gm: fx.GraphModule, *, kind: str, static_inputs: Sequence[int] = ()) ->
     types = TypeReader()
     graph = _Lifter(gm, Graph("main", kind, Stage.LIFTED), types, frozenset(static_inputs)).run()
     graph.hints = types.hints
+    written = {node.inputs[place] for node in graph.nodes for place in node.effects.writes}
+    for value in graph.inputs:
+        if value.role == "parameter" and value in written:
+            value.role = "buffer"
     return graph
 
 
@@ -101,7 +105,7 @@ class _Lifter:
 
     def _placeholder(self, node: fx.Node) -> Value:
         type = self.types.type_of(node.meta.get("val"))
-        role, static = _role_of(node, type, self.graph.kind, static=len(self.graph.inputs) in self.static)
+        role, static = _role_of(node.name, type, self.graph.kind, static=len(self.graph.inputs) in self.static)
         return self.graph.add_input(type, node.name, role=role, static=static)
 
     def _get_attr(self, node: fx.Node) -> Value | GraphRef:
@@ -207,33 +211,21 @@ def _rebuild(value: Any, outputs: Iterator[Value]) -> Any:
 # -- what an input is --------------------------------------------------------------------------------------------------
 
 
-def _role_of(node: fx.Node, type: Type, kind: str, *, static: bool) -> tuple[str, bool]:
+def _role_of(name: str, type: Type, kind: str, *, static: bool) -> tuple[str, bool]:
     """The role of a placeholder, and whether its address stays.
 
     Saved activations and tangents are new in each call, whatever the caller's list says.
     """
     if isinstance(type, ScalarType):
         return "scalar", False
-    if node.name.startswith("tangents_"):
+    if name.startswith("tangents_"):
         return "tangent", False
     if kind == "backward":
-        static = static and node.name.startswith("primals_")
+        static = static and name.startswith("primals_")
         return ("parameter" if static else "saved"), static
     if not static:
         return "input", False
-    trained = isinstance(type, TensorType) and type.dtype.is_floating and not _written(node)
-    return ("parameter" if trained else "buffer"), True
-
-
-def _written(node: fx.Node) -> bool:
-    """Whether some operator of the graph writes the placeholder itself."""
-    for user in node.users:
-        facts = schema_facts(user.target)
-        if facts is not None:
-            named = dict(zip(facts.names, user.args, strict=False)) | user.kwargs
-            if any(named.get(name) is node for name in facts.written):
-                return True
-    return False
+    return ("parameter" if isinstance(type, TensorType) and type.dtype.is_floating else "buffer"), True
 
 
 def backward_static_inputs(gm: fx.GraphModule, forward: Graph) -> tuple[int, ...]:

@@ -145,10 +145,6 @@ def literal(arg: Any, types: TypeReader, env: Mapping[fx.Node, Any]) -> Arg:
         return (_DICT, *((str(key), literal(item, types, env)) for key, item in arg.items()))
     if isinstance(arg, slice):
         return (_SLICE, *(literal(item, types, env) for item in (arg.start, arg.stop, arg.step)))
-    return _constant(arg, types)
-
-
-def _constant(arg: Any, types: TypeReader) -> Arg:
     if isinstance(arg, torch.dtype):
         return _DTYPES.get(arg) or Token(_short(arg))
     if isinstance(arg, torch.device):
@@ -183,14 +179,10 @@ def to_fx_arg(arg: Arg, of_value: Callable[[Value], Any]) -> Any:
     if isinstance(arg, Device):
         return torch.device(str(arg))
     if isinstance(arg, Token):
-        return _named(arg)
+        if arg.name.startswith(_OPAQUE):
+            raise FrontendError(f"an object of type {arg.name.removeprefix(_OPAQUE)} has no literal form in FX")
+        found = getattr(torch, arg.name, None)
+        return found if isinstance(found, (*_ENUMERATED, torch.dtype)) else resolve_op(arg.name)
     if isinstance(arg, (sympy.Expr, GraphRef)):
         raise FrontendError(f"'{arg}' has no literal form in FX")
     return arg
-
-
-def _named(token: Token) -> Any:
-    if token.name.startswith(_OPAQUE):
-        raise FrontendError(f"an object of type {token.name.removeprefix(_OPAQUE)} has no literal form in FX")
-    found = getattr(torch, token.name, None)
-    return found if isinstance(found, (*_ENUMERATED, torch.dtype)) else resolve_op(token.name)

@@ -76,13 +76,16 @@ class CaptureFailures:
         return [f"left outside, since an earlier capture failed{where}: {node.op}" for node in marked]
 
     def add(self, kind: str, refusal: Refusal, decision: Decision, record: ProgramRecord) -> list[str]:
-        """Remember the operators that ``refusal`` names, and all calls of one that fails wherever it is called.
+        """Remember the operators that ``refusal`` names, and all calls of one that fails wherever it is called: a model
+        may have one in each layer.
 
         Of an operator that Inductor's passes made, it is those that it was made from. Returns what is new, by name.
         """
+        from pygraph.passes.legality.operators import is_custom
+
         made = {one.name: one for run in record.runs for step in run for one in step.made}
         names = list(refusal.nodes)
-        if _fails_everywhere(refusal):
+        if refusal.launch is not None and (refusal.reason in _OF_THE_CODE or is_custom(refusal.launch)):
             names += [name for name, placed in decision.nodes.items() if placed.op == refusal.launch]
             names += [one.name for one in made.values() if one.op == refusal.launch]
         sources = [source for name in names for source in (made[name].sources if name in made else (name,))]
@@ -109,13 +112,6 @@ class CaptureFailures:
             cache.write_atomically(self._path, json.dumps(self._known, indent=1) + "\n")
         except (OSError, ValueError) as error:  # a ValueError where text cannot be encoded
             _log.warning("a failed capture is not remembered in %s: %s", self._path, error)
-
-
-def _fails_everywhere(refusal: Refusal) -> bool:
-    """Whether the operator that is to blame would fail in its other calls, too: a model may have one in each layer."""
-    from pygraph.passes.legality.operators import is_custom
-
-    return refusal.launch is not None and (refusal.reason in _OF_THE_CODE or is_custom(refusal.launch))
 
 
 def program_rows(gm: torch.fx.GraphModule) -> list[str]:

@@ -123,13 +123,13 @@ def _is_after(statement: ast.stmt) -> bool:
     text = ast.unparse(statement)
     if isinstance(statement, ast.Return):
         items = statement.value.elts if isinstance(statement.value, ast.Tuple) else [ast.Slice()]
-        return all(isinstance(item, (ast.Name, ast.Constant)) or _is_view(item) for item in items)
+        return all(
+            isinstance(item, (ast.Name, ast.Constant))
+            or (isinstance(item, ast.Call) and ast.unparse(item.func) == "reinterpret_tensor")
+            for item in items
+        )
     known = (_ALIAS, _BUFFER, _COPY, _CHECK)
     return text.startswith("del ") or any(pattern.fullmatch(text) for pattern in known)
-
-
-def _is_view(item: ast.expr) -> bool:
-    return isinstance(item, ast.Call) and ast.unparse(item.func) == "reinterpret_tensor"
 
 
 def _written_operands(tree: ast.Module) -> Mapping[str, Sequence[bool]]:

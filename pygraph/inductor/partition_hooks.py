@@ -20,12 +20,13 @@ from typing import Any
 import torch
 
 from pygraph import compat
+from pygraph.frontend.effects import DRAWS, tags_of
 from pygraph.frontend.lift import lift
 from pygraph.frontend.names import op_name
 from pygraph.inductor.decision import BARRIER, RNG, Decision
 from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.inductor.lineage import Lineage, following
-from pygraph.ir import CAPTURABLE, CONSTANT, REASON
+from pygraph.ir import CAPTURABLE, CONSTANT, REASON, base_name
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.partitioning import NO_LAUNCH
@@ -134,8 +135,8 @@ class PartitionHooks:
         sources = self._sources(origin)
         reasons = [self.decision.nodes[name].reason for name in sources] or [UNKNOWN]
         inherited = next((reason for reason in reasons if reason not in (None, NO_LAUNCH)), None)
-        if inherited is not None or _is_lowering(origin):
-            return inherited
+        if inherited is not None or getattr(origin.target, "_inductor_lowering_function", False) is True:
+            return inherited  # the latter calls no operator: it lowers what a pattern matched
         if origin.graph not in self._judged:
             self._judged[origin.graph] = self._judge(origin.graph)
         return self._judged[origin.graph].get(origin.name, UNKNOWN)
@@ -314,15 +315,7 @@ def _uncapturable_structure(part: Any, device: str) -> str | None:
 
 def _draws(node: Any) -> bool:
     """Whether an FX node, made by Inductor's own passes, draws random numbers from a generator."""
-    op = node.target
-    if not isinstance(op, compat.OpOverload):
-        return False
-    return op.name().startswith("prims::inductor_seed") or torch.Tag.nondeterministic_seeded in op.tags
-
-
-def _is_lowering(node: Any) -> bool:
-    """Whether an FX node calls no operator, but what Inductor has written to lower what a pattern matched."""
-    return getattr(node.target, "_inductor_lowering_function", False) is True
+    return base_name(op_name(node.target)) in DRAWS or "nondeterministic_seeded" in tags_of(node.target)
 
 
 def _indexed(node: Any) -> Any:

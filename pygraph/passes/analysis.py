@@ -24,11 +24,7 @@ class Dependences(NamedTuple):
 
 
 def dependence_lists(graph: Graph) -> Dependences:
-    """The dependences of ``graph`` by position in ``graph.nodes``; computed once per version of the graph."""
-    return graph.cached(_dependence_lists)
-
-
-def _dependence_lists(graph: Graph) -> Dependences:
+    """The dependences of ``graph`` by position in ``graph.nodes``; ``graph.cached`` keeps them per version."""
     place = {node: i for i, node in enumerate(graph.nodes)}
     before: list[list[int]] = [[] for _ in place]
     after: list[list[int]] = [[] for _ in place]

@@ -54,7 +54,7 @@ class Partitioning(Pass):
         """Set REGION on nodes, fill ``graph.regions``, reorder the nodes."""
         before = _state(graph)
         kinds = [_kind(node) for node in graph.nodes]
-        lists = dependence_lists(graph)
+        lists = graph.cached(dependence_lists)
         early = earliest(kinds, lists.before)
         levels = sorted({time for time, kind in zip(early, kinds, strict=True) if kind is Kind.LAUNCHES})
         kept = self._kept(graph, ctx, kinds, early, levels)

@@ -55,14 +55,12 @@ def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
     refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
-    that are known to be non-deterministic decide them. Then ``fn`` runs RUNS times more on copies, and a replay is held
-    to what uncaptured runs differ by. Another random state refuses the replay this time (``random-state``): another
-    thread may have drawn.
+    that are known to be non-deterministic decide them. Another random state refuses the replay this time
+    (``random-state``): another thread may have drawn.
 
-    All but the run that answers the call uses the driver's scratch memory, or, where that has no room beside what the
-    allocator keeps for later, ordinary memory. Raises what ``fn`` raises on ``args``, and ReplayError if the replay
-    damaged an argument that it should only read and that was too large to copy, or if the random state could not be
-    brought back.
+    All but the run that answers the call uses the driver's scratch memory, or, where that has no room, ordinary memory.
+    Raises what ``fn`` raises on ``args``, and ReplayError if the replay damaged an argument that it should only read
+    and that was too large to copy, or if the random state could not be brought back.
     """
     with driver.scratch_pool(args) as scratch:
         verdict = _compare(fn, driver, executable, args, program, scratch)
@@ -198,7 +196,7 @@ class _Trial:
     # -- before the first replay ----------------------------------------------------------------------------------
 
     def replay_on_copies(self) -> _Outcome | Refusal:
-        """The outcome of the replay that is judged. Its draws are undone; the caller's tensors are not written."""
+        """The outcome of the replay that is judged. Its draws are undone."""
         if self.over_budget is not None:
             return Refusal("comparison-budget", self.over_budget)
         before = self._fingerprints()
@@ -324,7 +322,6 @@ class _Trial:
         return None
 
     def _uncaptured_again(self) -> _Outcome:
-        """Another uncaptured run, on copies."""
         copies = self._retaken()
         self.runs += 1
         return self._left(self.fn(list(copies)), copies)
@@ -403,7 +400,7 @@ class _Trial:
         return take(self.pristine, wanted).args
 
     def _unread_unchanged(self) -> bool:
-        """Whether the copies of arguments that no launch writes still hold what the caller's tensors hold."""
+        """Whether copies of arguments that no launch writes still hold what the caller's tensors hold."""
         pairs = ((a, b) for a, b in zip(self.args, self.first_copies, strict=True) if a is not b)
         skip = {id(self.args[p]) for p in self.watched}
         return all(same_bytes(a, b) for a, b in pairs if id(a) not in skip)

@@ -129,7 +129,7 @@ class Driver(Protocol):
 
     def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
         """Record ``fn`` on stand-ins for ``args``, disjoint from those of every earlier capture that is alive. Nothing
-        executes. Raises CaptureError with a reason code when the region does what a captured program cannot."""
+        executes. Raises CaptureError."""
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. Raises CaptureError when it cannot be."""

@@ -224,9 +224,8 @@ def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None) -> Path 
     """The file in ``cache_dir`` for decisions on calls of ``fn`` like this; None if nothing is kept, or if ``fn`` is in
     no file, or depends on a closure.
 
-    The key has the text of the module that ``fn`` is defined in: one of Inductor's holds the source of every kernel and
-    the calls of operators. The insides of custom operators are not covered; a decision that is wrong for that reason
-    costs time and makes no result wrong. Addresses, storage offsets and numbers of devices are others in each process.
+    The key has the text of ``fn``'s module, with the source of every kernel. The insides of custom operators are not
+    covered: a decision that is wrong for that reason costs time and makes no result wrong.
     """
     if cache_dir is None or not isinstance(fn, FunctionType) or fn.__closure__:
         return None

@@ -99,11 +99,7 @@ def nondeterministic_kernels(source: str) -> frozenset[str]:
 
 def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Output | int], bool]:
     """Whether an output, or the argument at a position, may come out otherwise each time: a launch that is known to be
-    non-deterministic writes it, or one that reads what such a launch wrote, and so on.
-
-    A launch of unknown uses reads all that it is given, and writes what it is not known to read only. What was
-    once decided by such a launch counts as such for good, also where it is overwritten.
-    """
+    non-deterministic writes it, or one that reads what such a launch wrote, and so on, also where it is overwritten."""
     used: dict[int, list[Slot]] = {}
     for slot in slots:
         used.setdefault(slot.launch, []).append(slot)
@@ -117,7 +113,7 @@ def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Outpu
         if isinstance(result, int):
             return (AllocationKind.INPUT, result) in decided
         if result.kind is OutputKind.SAME:
-            return is_decided(recording.outputs[result.index])
+            result = recording.outputs[result.index]  # (to call itself, it would keep the recording in a cycle)
         owner = AllocationKind.POOL if result.kind is OutputKind.FRESH else AllocationKind.INPUT
         return (owner, result.index) in decided
 
@@ -150,17 +146,14 @@ FACTOR = 4
 
 A right replay and the others are drawn alike. For one element with normal errors, with nothing allowed in any case, 4
 refuses a right replay with a chance of 0.8 % after 3 runs, and of 5 in a million after 12, while what is wrong stays
-outside, however often the region runs. Neighbours make that rarer still. In simulations of sums in random order
-(float32, float16, bfloat16; 3 to 50 terms of like and of unlike magnitude; 10⁶ elements in all) no right replay of a
-tensor was refused after 3 runs. Of 2000 sums of 200 bfloat16 numbers, each a tensor by itself, 8 were; none after 12.
+outside, however often the region runs. Neighbours make that rarer still: of 2000 simulated sums of 200 bfloat16 numbers
+in random order, each a tensor by itself, 8 were refused after 3 runs, and none after 12.
 """
 
 LOOSE = 0.01
 """The part of a result's norm that a replay which was accepted may be off by, where another capture confirms all of its
-addresses.
-
-Small differences grow along a program: where a rounding error changes the sign that a ReLU sees, a whole gradient
-changes, in one run of twenty or of a thousand, and no number of runs tells how far off the next one may be."""
+addresses: where a rounding error changes the sign that a ReLU sees, a whole gradient changes, in one run of a thousand,
+and no number of runs tells how far off the next one may be."""
 
 AGREED = "has other values, though uncaptured runs agree on it bit for bit"
 """What is said of a result that any difference is too much for."""

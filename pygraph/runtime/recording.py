@@ -113,8 +113,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What one line runs: the operators of the compiled graph by name (several, where it cannot be told which of them
-    it is), and the user's line or lines, if known."""
+    """What one line runs: operators of the compiled graph by name (one of them, where several are named), and the
+    user's line or lines, if known."""
 
     nodes: tuple[str, ...] = ()
     locs: tuple[str, ...] = ()

@@ -261,15 +261,14 @@ class _Pair:
         if self.out_of_range_pointers and len(movers) == 1 and movers[0].born <= launch.index:
             return Slot(launch.index, position, *movers[0].key, x - movers[0].address)
         if left and right:
-            said = f"points into {_name(left[0].key)}, then {_name(right[0].key)}"
-            return Refusal.at(launch, "unpaired-address", f"word {position} {said}")
-        if left or right:
-            said = f"points into {_name((left or right)[0].key)} in one capture only"
-            return Refusal.at(launch, "half-address", f"word {position} {said}")
-        if movers:
-            said = "moves with an allocation that it lies outside of"
-            return Refusal.at(launch, "stray-address", f"word {position} {said}")
-        return None
+            reason, said = "unpaired-address", f"points into {_name(left[0].key)}, then {_name(right[0].key)}"
+        elif left or right:
+            reason, said = "half-address", f"points into {_name((left or right)[0].key)} in one capture only"
+        elif movers:
+            reason, said = "stray-address", "moves with an allocation that it lies outside of"
+        else:
+            return None
+        return Refusal.at(launch, reason, f"word {position} {said}")
 
     def _unmoved(self, launch: Launch, position: int, word: int) -> Refusal | None:
         """A doubt about a word that is equal in both captures, or None: a number, or the address of a constant."""

@@ -160,8 +160,7 @@ def blocks(args: Sequence[Any], sensitive: Collection[int] = ()) -> tuple[Block,
 
 def take(args: Sequence[Any], chosen: Iterable[Block]) -> Snapshot:
     """Copy the ``chosen`` blocks of ``args``, to addresses that are congruent to theirs modulo a cache line. Raises
-    CaptureError ``argument-misaligned`` where an element's own size does not divide its address, and what an allocation
-    raises."""
+    CaptureError ``argument-misaligned``, and what an allocation raises."""
     copied: dict[int, Any] = {}
     guards: list[torch.Tensor] = []
     for block in chosen:

@@ -123,15 +123,15 @@ class Variant:
 
 
 class VariantTable:
-    """Variants by key and signature, at most ``max_captures`` with an executable and ``max_tracked`` without; the one
-    that was not used for longest goes. ``keys`` counts the distinct keys met; one that was forgotten counts again.
+    """Variants by key and signature, at most ``max_captures`` with an executable and MAX_TRACKED without; the one that
+    was not used for longest goes. ``keys`` counts the distinct keys met; one that was forgotten counts again.
 
     There is no lock: whatever allocates may collect garbage, and a finaliser may call the region whose table this is.
     So every look at a dictionary may find it changed since the last one.
     """
 
-    def __init__(self, max_captures: int, wanted: int, max_tracked: int = MAX_TRACKED) -> None:
-        self._max_captures, self._max_tracked = max_captures, max_tracked
+    def __init__(self, max_captures: int, wanted: int) -> None:
+        self._max_captures, self._max_tracked = max_captures, MAX_TRACKED
         self._wanted = wanted
         self.keys = 0
         self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}

@@ -68,10 +68,11 @@ def capture(
     torch._dynamo.reset()
     with torch._functorch.config.patch(enable_autograd_cache=False):
         results = torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
+        result = next(leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor))
         if isinstance(backward, torch.Tensor):
-            first_tensor(results).backward(backward)
+            result.backward(backward)
         elif backward:
-            first_tensor(results).float().sum().backward()
+            result.float().sum().backward()
     return found
 
 
@@ -102,14 +103,6 @@ def capture_inference(fn: Callable[..., Any], *args: Any, dynamic: bool | None =
 def lift_inference(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Graph:
     """The IR of the only graph of ``fn`` without gradients."""
     return capture_inference(fn, *args, dynamic=dynamic).lift()
-
-
-def first_tensor(results: Any) -> torch.Tensor:
-    """The first tensor in a structure of results."""
-    if isinstance(results, torch.Tensor):
-        return results
-    items = results.values() if isinstance(results, dict) else results
-    return next(first_tensor(item) for item in items if item is not None)
 
 
 class Builder:

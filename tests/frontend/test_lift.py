@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pygraph.frontend.lift import backward_static_inputs, held_inputs, lent_inputs, lift, result_paths
 from pygraph.frontend.names import FrontendError, resolve_op
 from pygraph.ir import CONSTANT, PURE, Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Type, symbol
-from tests.frontend.capture import Builder, Captured, capture, capture_inference, fake, lift_inference, node_of, run
+from tests.frontend.capture import Builder, Captured, capture, capture_inference, lift_inference, run
 
 
 class Block(nn.Module):
@@ -225,11 +225,3 @@ def test_what_aotautograd_never_leaves_is_refused() -> None:
     del gm.weight
     with pytest.raises(FrontendError, match="weight, which the module lacks"):
         lift(gm, kind="inference")
-
-
-def test_a_function_without_a_name_is_lifted_but_does_not_resolve() -> None:
-    node = node_of(lambda value: value, fake(4))
-    assert node.op.startswith("py.tests.frontend")
-    assert node.op.endswith("<lambda>")
-    with pytest.raises(FrontendError):
-        resolve_op(node.op)

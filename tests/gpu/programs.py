@@ -13,6 +13,7 @@ import torch
 import pygraph
 from pygraph.backend import pygraph as backend
 from pygraph.report.model import RegionReport
+from pygraph.report.text import render_text
 
 DEVICE = "cuda"
 
@@ -41,20 +42,8 @@ def replaying_regions() -> list[RegionReport]:
 
 
 def figures() -> str:
-    """Every region's state and counts, for messages."""
-    rows = []
-    for report in pygraph.reports():
-        rows.append(
-            f"{report.name}: error {report.error}, left outside {[(u.op, u.reason) for u in report.uncaptured()]}"
-        )
-        for region in report.regions:
-            record = region.record
-            counts = "no record"
-            if record is not None:
-                counts = f"captures {record.captures}, replays {record.replays}, uncaptured {record.uncaptured}"
-                counts += f", keys {record.keys}, refusals {sorted(map(str, record.refusals.values()))}"
-            rows.append(f"  region {region.index}: {region.state} {region.why}: {counts}; kernels {region.kernels}")
-    return "\n".join(rows)
+    """The reports of all graphs, for messages."""
+    return render_text(pygraph.reports())
 
 
 def assert_replayed(at_least: int = 1) -> None:

@@ -53,14 +53,6 @@ def written_in_place(x: torch.Tensor, w: torch.Tensor, turn: int) -> torch.Tenso
     return torch.empty_like(x).copy_(made) + x
 
 
-STEPS: dict[str, Step] = {
-    "pointwise": pointwise,
-    "products": products,
-    "draws": draws,
-    "written in place": written_in_place,
-}
-
-
 @functools.cache
 def sides() -> list[torch.cuda.Stream]:
     """Streams that nobody else has: torch hands out the same few again and again, and one of those might be that of a
@@ -147,10 +139,10 @@ def assert_branches_are_torchs(driver: Driver, fn: Function, args: list[Any]) ->
 # -- branches on streams of the region's own ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_branches_that_overtake_each_other_compute_what_they_do_uncaptured(driver: Driver, name: str) -> None:
+@pytest.mark.parametrize("step", [pointwise, products, draws, written_in_place])
+def test_branches_that_overtake_each_other_compute_what_they_do_uncaptured(driver: Driver, step: Step) -> None:
     """A byte that two branches shared would be written by the one while the other needs it."""
-    fn, args = forked(STEPS[name]), arguments()
+    fn, args = forked(step), arguments()
     made, held = captured(driver, fn, args), list[Any]()
     for seed in range(REPLAYS):
         again = fresh_arguments(args, seed)

@@ -33,44 +33,37 @@ def copies_of(nbytes: int) -> Function:
     return region
 
 
-class Rows:
-    """Random rows of bytes for ``copies_of``, in the middle of a larger piece of memory."""
-
-    def __init__(self, nbytes: int) -> None:
-        width = -(-(nbytes + max(SHIFTS) + 1) // 512) * 512
-        count = len(PAIRS) * width
-        self.buffer = torch.randint(0, 256, (2 * GUARD + count,), dtype=torch.uint8, device="cuda")
-        self.rows = self.buffer[GUARD : GUARD + count].view(len(PAIRS), width)
+def rows(nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random bytes, and the rows for ``copies_of`` in their middle."""
+    width = -(-(nbytes + max(SHIFTS) + 1) // 512) * 512
+    count = len(PAIRS) * width
+    buffer = torch.randint(0, 256, (2 * GUARD + count,), dtype=torch.uint8, device="cuda")
+    return buffer, buffer[GUARD:-GUARD].view(len(PAIRS), width)
 
 
 def recorded_copies(made: Captured) -> int:
     return sum(launch.kind is LaunchKind.MEMCPY for launch in made.program.recording.launches)
 
 
-def assert_copied(made: Captured, nbytes: int) -> None:
-    """Replay on memory elsewhere: all bytes are as uncaptured, and none beside them are written."""
-    held = []
-    for turn in range(3):
-        out, x = Rows(nbytes), Rows(nbytes)
-        before, source = out.buffer.clone(), x.buffer.clone()
-        replayed = made.executable.replay([out.rows, x.rows])
-        assert replayed is not None, "the replay turned its arguments away"
-        expected = before[GUARD:-GUARD].view(out.rows.shape)
-        copies_of(nbytes)([expected, x.rows])  # these are views of ``before``: what surrounds them stays as it was
-        torch.cuda.synchronize()
-        places = (out.buffer != before).nonzero().flatten().tolist()
-        where = [divmod(place - GUARD, out.rows.shape[1]) for place in places[:8]]
-        said = f"replay {turn}, {nbytes} bytes: {len(places)} bytes differ, the first at (row, byte) {where} of {PAIRS}"
-        assert not places, said
-        assert torch.equal(x.buffer, source), "the source was written"
-        held.append((out, x, torch.empty(512 * (turn + 1), dtype=torch.uint8, device="cuda")))
-
-
 @pytest.mark.parametrize("nbytes", [1, 17, 65536])
 def test_copies_are_right_wherever_they_begin(driver: Driver, nbytes: int) -> None:
-    made = captured(driver, copies_of(nbytes), [Rows(nbytes).rows, Rows(nbytes).rows])
+    """Replayed on memory elsewhere: all bytes are as uncaptured, and none beside them are written."""
+    made = captured(driver, copies_of(nbytes), [rows(nbytes)[1], rows(nbytes)[1]])
     assert recorded_copies(made) == len(PAIRS), "torch did not copy by copy nodes"
-    assert_copied(made, nbytes)
+    held = []
+    for turn in range(3):
+        (buffer, out), (all_bytes, x) = rows(nbytes), rows(nbytes)
+        before, source = buffer.clone(), all_bytes.clone()
+        replayed = made.executable.replay([out, x])
+        assert replayed is not None, "the replay turned its arguments away"
+        expected = before[GUARD:-GUARD].view(out.shape)
+        copies_of(nbytes)([expected, x])  # these are views of ``before``: what surrounds them stays as it was
+        torch.cuda.synchronize()
+        places = (buffer != before).nonzero().flatten().tolist()
+        where = [divmod(place - GUARD, out.shape[1]) for place in places[:8]]
+        assert not places, f"replay {turn}: {len(places)} bytes differ, the first at (row, byte) {where} of {PAIRS}"
+        assert torch.equal(all_bytes, source), "the source was written"
+        held.append((out, x, torch.empty(512 * (turn + 1), dtype=torch.uint8, device="cuda")))
     made.executable.close()
 
 

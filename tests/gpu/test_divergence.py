@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import pygraph
 from pygraph.backend import pygraph as backend
 from pygraph.debug.diagnose import Finding, diagnose
-from pygraph.runtime.contract import Driver, Program, Slot
+from pygraph.runtime.contract import Driver, Program
 from pygraph.runtime.cuda import CudaDriver
 from pygraph.runtime.recording import AllocationKind
 from tests.gpu.replays import Function, captured
@@ -30,22 +30,6 @@ def found(driver: Driver, fn: Function, args: Sequence[Any], program: Program) -
     return finding
 
 
-def shifted(program: Program, slot: Slot, distance: int) -> Program:
-    slots = (replace(each, offset=each.offset + distance) if each is slot else each for each in program.slots)
-    return replace(program, slots=tuple(slots))
-
-
-def exchanged(program: Program, launch: int) -> Program:
-    """``program`` in which a launch is given its first two arguments in each other's place."""
-    slots = [s for s in program.slots if s.launch == launch and s.kind is AllocationKind.INPUT]
-    one, two = slots[0], next(s for s in slots if s.index != slots[0].index)
-    changed = {
-        one: replace(one, index=two.index, offset=two.offset),
-        two: replace(two, index=one.index, offset=one.offset),
-    }
-    return replace(program, slots=tuple(changed.get(slot, slot) for slot in program.slots))
-
-
 # -- plain operators ----------------------------------------------------------------------------------------------
 
 
@@ -57,16 +41,8 @@ def steps(x: torch.Tensor, y: torch.Tensor, total: torch.Tensor) -> tuple[torch.
     return kept[1:], both.clone(), total, x, torch.empty(0, 3, device=x.device)
 
 
-def steps_arguments() -> tuple[torch.Tensor, ...]:
-    return rand(12, 16), rand(8, 16), rand(16)
-
-
-REGIONS = {
-    "steps": (region(steps), steps_arguments),
-    "pointwise": (region(CASES["pointwise"][0]), CASES["pointwise"][1]),
-    "views": (region(CASES["views"][0]), CASES["views"][1]),
-    "copies": (region(CASES["copies"][0]), CASES["copies"][1]),
-}
+SHIFTED = {name: CASES[name] for name in ("pointwise", "views", "copies")}
+SHIFTED["steps"] = (steps, lambda: (rand(12, 16), rand(8, 16), rand(16)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -77,13 +53,14 @@ def test_nothing_is_found_in_a_right_program(driver: Driver, name: str) -> None:
     assert finding.right, finding.text
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize("name", SHIFTED)
 def test_the_launch_with_a_wrong_slot_is_named(driver: Driver, name: str) -> None:
-    fn, make = REGIONS[name]
-    args = make()
+    function, make = SHIFTED[name]
+    fn, args = region(function), make()
     program = captured(driver, fn, args).program
     for slot in program.slots:
-        finding = found(driver, fn, args, shifted(program, slot, 64))
+        slots = (replace(each, offset=each.offset + 64) if each is slot else each for each in program.slots)
+        finding = found(driver, fn, args, replace(program, slots=tuple(slots)))
         where = f"slot {slot} of {program.recording.launches[slot.launch].name}: {finding.text}"
         assert finding.launch is not None, where
         assert finding.launch.index == slot.launch, where
@@ -103,7 +80,14 @@ def test_a_refused_capture_of_a_compiled_program_names_the_kernel(monkeypatch: p
     right = CudaDriver.instantiate
 
     def instantiate(driver: CudaDriver, program: Program) -> Any:
-        object.__setattr__(program, "slots", exchanged(program, 0).slots)
+        """The first launch is given its first two arguments in each other's place."""
+        slots = [s for s in program.slots if s.launch == 0 and s.kind is AllocationKind.INPUT]
+        one, two = slots[0], next(s for s in slots if s.index != slots[0].index)
+        swapped = {
+            one: replace(one, index=two.index, offset=two.offset),
+            two: replace(two, index=one.index, offset=one.offset),
+        }
+        object.__setattr__(program, "slots", tuple(swapped.get(slot, slot) for slot in program.slots))
         return right(driver, program)
 
     monkeypatch.setattr(CudaDriver, "instantiate", instantiate)

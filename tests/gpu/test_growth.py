@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +28,12 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
-@dataclass(frozen=True)
-class Held:
-    """Bytes held: allocated and reserved on the device, resident in the process."""
-
-    allocated: int
-    reserved: int
-    resident: int
-
-    @staticmethod
-    def now() -> Held:
-        gc.collect()
-        torch.cuda.synchronize()
-        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return Held(torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), resident)
+def held() -> tuple[int, int, int]:
+    """Bytes allocated and reserved on the device, and resident in the process."""
+    gc.collect()
+    torch.cuda.synchronize()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), resident
 
 
 def fresh_addresses(compile: Compile) -> Step:
@@ -90,11 +81,12 @@ def times(step: Step, count: int) -> None:
 def test_nothing_grows_over_a_thousand_calls(program: Callable[[Compile], Step]) -> None:
     step = program(lambda function: compiled(function, **EVERYTHING))
     times(step, FEW)
-    before = Held.now()
+    before = held()
     times(step, MANY - FEW)
-    after = Held.now()
-    said = f"after {FEW} calls {before}, after {MANY} calls {after}\n{figures()}"
+    after = held()
     assert_replayed()
-    assert after.allocated - before.allocated <= 4096, said
-    assert after.reserved - before.reserved <= SEGMENT, said
-    assert after.resident - before.resident <= HOST_GROWTH, said
+    allocated, reserved, resident = (now - then for now, then in zip(after, before, strict=True))
+    said = f"after {FEW} calls {before}, after {MANY} calls {after}\n{figures()}"
+    assert allocated <= 4096, said
+    assert reserved <= SEGMENT, said
+    assert resident <= HOST_GROWTH, said

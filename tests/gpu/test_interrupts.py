@@ -39,7 +39,7 @@ def due_region(driver: Driver) -> Region:
 def outcome(args: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
     """What one uncaptured run returns and leaves, and the generator's state after it; nothing else is changed."""
     copies, state = copy_arguments(args), torch.cuda.get_rng_state()
-    outputs, after = list(program(list(copies))), None
+    outputs = list(program(list(copies)))
     after = torch.cuda.get_rng_state()
     torch.cuda.set_rng_state(state)
     return outputs, copies, after
@@ -71,9 +71,8 @@ def problems(driver: Driver, lines: Lines) -> Iterator[str]:
         args = arguments(seed)
         outputs, left, after = outcome(args)
         ours = region(list(args))
-        if not (
-            same_bits(list(ours), outputs) and same_bits(args, left) and torch.equal(torch.cuda.get_rng_state(), after)
-        ):
+        state = torch.cuda.get_rng_state()
+        if not (same_bits(list(ours), outputs) and same_bits(args, left) and torch.equal(state, after)):
             yield "a later call is wrong"
     if not region.record.replays:
         yield f"not replayed later: {region.record.reason}"

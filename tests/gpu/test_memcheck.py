@@ -15,7 +15,6 @@ import pytest
 
 CHECKER = shutil.which("compute-sanitizer")
 COMMAND = ["--tool", "memcheck", "--report-api-errors", "no", "--show-backtrace", "no", "--error-exitcode", "9"]
-FOUND = 9
 ROOT = Path(__file__).parents[2]
 
 OVERRUN = """
@@ -61,4 +60,4 @@ def test_a_replay_that_writes_beside_its_memory_is_found() -> None:
     done = checked("-c", OVERRUN)
     assert "replaying" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
     assert "Invalid __global__ write" in done.stdout, done.stdout[-3000:]
-    assert done.returncode == FOUND
+    assert done.returncode == 9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,6 @@ WIDTH = 66
 """No size equals the width: Dynamo would take the two for one symbol."""
 
 pytestmark = pytest.mark.usefixtures("fresh")
-
-Call = Callable[..., Any]
 
 
 def doubles(*size: int) -> torch.Tensor:
@@ -47,18 +45,9 @@ def weights() -> tuple[torch.Tensor, torch.Tensor]:
     return doubles(WIDTH, WIDTH) / 8, doubles(WIDTH, WIDTH) / 8
 
 
-def rows(size: int, *, marked: bool) -> torch.Tensor:
-    x = doubles(size, WIDTH)
-    if marked:
-        torch._dynamo.mark_dynamic(x, 0)
-    return x
-
-
-def shuffled(passes: int, seed: int = 0) -> list[int]:
+def shuffled(passes: int) -> list[int]:
     """Every size ``passes`` times, in random order."""
-    order = [size for size in SIZES for _ in range(passes)]
-    random.Random(seed).shuffle(order)
-    return order
+    return random.Random(0).sample(SIZES * passes, passes * len(SIZES))
 
 
 def only_record() -> RegionRecord:
@@ -109,7 +98,9 @@ def test_one_graph_serves_every_size(marked: bool, counted: Counted) -> None:
     w, v = weights()
     for turn, size in enumerate(shuffled(4)):
         torch.manual_seed(turn)
-        x = rows(size, marked=marked)
+        x = doubles(size, WIDTH)
+        if marked:
+            torch._dynamo.mark_dynamic(x, 0)
         assert_same(ours(x, w, v), theirs(x, w, v), call=f"{turn} of size {size}")
     assert_replayed()
     record = only_record()
@@ -128,7 +119,8 @@ def test_another_size_of_the_same_launches_is_captured_once(sizes: tuple[int, ..
     for size in sizes:
         before = counted.captures
         for _ in range(4):
-            x = rows(size, marked=True)
+            x = doubles(size, WIDTH)
+            torch._dynamo.mark_dynamic(x, 0)
             assert_same(ours(x, w), pointwise(x, w), call=f"size {size}")
         made.append(counted.captures - before)
     assert_replayed()
@@ -137,24 +129,20 @@ def test_another_size_of_the_same_launches_is_captured_once(sizes: tuple[int, ..
     assert (record.captures, record.replays) == (len(sizes), 2 * len(sizes)), figures()
 
 
-def one_pass(call: Call, w: torch.Tensor, v: torch.Tensor) -> tuple[int, int]:
-    """Bytes allocated and reserved after each size came three times."""
-    for size in shuffled(3):
-        call(doubles(size, WIDTH), w, v)
-    gc.collect()
-    torch.cuda.synchronize()
-    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-
-
 def test_memory_stays_where_it_was_after_every_size_has_come(counted: Counted) -> None:
     cap = 8
     call = compiled(block, dynamic=True, max_captures=cap, **EVERYTHING)
     w, v = weights()
-    first = one_pass(call, w, v)
-    figures_of_passes = [first] + [one_pass(call, w, v) for _ in range(2)]
-    said = f"bytes allocated and reserved after each pass: {figures_of_passes}\n{figures()}"
+    passes = []
+    for _ in range(3):
+        for size in shuffled(3):
+            call(doubles(size, WIDTH), w, v)
+        gc.collect()
+        torch.cuda.synchronize()
+        passes.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    said = f"bytes allocated and reserved after each pass: {passes}\n{figures()}"
     assert_replayed()
     assert counted.alive() <= cap, f"{counted.alive()} captures are alive\n{said}"
-    for allocated, reserved in figures_of_passes[1:]:
-        assert allocated <= first[0] + MB // 16, said
-        assert reserved <= 1.02 * first[1] + 4 * MB, said  # two of the allocator's small segments
+    for allocated, reserved in passes[1:]:
+        assert allocated <= passes[0][0] + MB // 16, said
+        assert reserved <= 1.02 * passes[0][1] + 4 * MB, said  # two of the allocator's small segments

@@ -72,12 +72,12 @@ WITH_GENERATOR = torch.ops.higher_order.graphsafe_run_with_rng_state
 def checkpointed(operator: Any, *extra: object, **named: object) -> torch.fx.GraphModule:
     """``traced``, with attention wrapped as AOTAutograd wraps it in a forward graph: the wrapper has no ``meta``."""
     gm = traced(operator, *extra, used=(0, 1))
-    (plain,) = gm.graph.find_nodes(op="call_function", target=operator)
+    plain = next(node for node in gm.graph.nodes if node.op == "call_function")
     with gm.graph.inserting_after(gm.graph.find_nodes(op="placeholder")[-1]):
         generator = gm.graph.placeholder("fwd_rng_state_0")
     with gm.graph.inserting_before(plain):
         kwargs = {**plain.kwargs, **named, "rng_state": generator}
-        wrapper = gm.graph.call_function(WITH_GENERATOR, (operator, *plain.args), kwargs)
+        wrapper = gm.graph.call_function(WITH_GENERATOR, (plain.target, *plain.args), kwargs)
     plain.replace_all_uses_with(wrapper)
     gm.graph.erase_node(plain)
     gm.recompile()
@@ -116,25 +116,19 @@ def test_attention_without_dropout_needs_no_generator(
 
 
 @pytest.mark.parametrize(
-    ("extra", "named"), [((None, True, 0.1), {}), ((None, True), {"dropout_p": 0.1})], ids=["in-place", "by-name"]
+    ("operator", "extra", "named"),
+    [
+        (EFFICIENT, (None, True, 0.1), {}),
+        (EFFICIENT, (None, True), {"dropout_p": 0.1}),
+        (lambda q, k, v: torch.ops.aten.native_dropout.default(q, 0.5, True), (), {}),
+    ],
+    ids=["in-place", "by-name", "other"],
 )
-def test_attention_that_drops_keeps_its_generator(extra: tuple[object, ...], named: dict[str, object]) -> None:
-    gm = checkpointed(EFFICIENT, *extra, **named)
+def test_what_draws_keeps_its_generator(operator: Any, extra: tuple[object, ...], named: dict[str, object]) -> None:
+    gm = checkpointed(operator, *extra, **named)
     code = gm.code
     assert unwrap_idle(gm) == []
     assert gm.code == code
-
-
-def test_other_operators_keep_their_generator() -> None:
-    with FakeTensorMode():
-        gm = make_fx(lambda x: torch.ops.aten.native_dropout.default(x, 0.5, True))(torch.empty(4, device="meta"))
-    (drop,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.native_dropout.default)
-    with gm.graph.inserting_before(drop):
-        wrapper = gm.graph.call_function(WITH_GENERATOR, (drop.target, *drop.args), {"rng_state": None})
-    drop.replace_all_uses_with(wrapper)
-    gm.graph.erase_node(drop)
-    assert unwrap_idle(gm) == []
-    assert gm.graph.find_nodes(op="call_function", target=WITH_GENERATOR) == [wrapper]
 
 
 # -- what torch has ----------------------------------------------------------------------------------------------------

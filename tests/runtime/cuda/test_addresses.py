@@ -26,7 +26,6 @@ class Memory:
         self.exhausted = False
         self.pages_left = -1
         self.hints: list[int] = []
-        self.refuses_hints = False
         self.filled: list[tuple[int, int, int, int]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -40,7 +39,7 @@ class Memory:
         return (0, "page")
 
     def cuMemAddressReserve(self, nbytes: int, alignment: int, address: int, flags: int) -> tuple[int, int]:
-        if self.exhausted or (address and self.refuses_hints):
+        if self.exhausted:
             return (2, 0)
         self.hints.append(address)
         base = 1 << 45 if not self.reserved else sum(self.reserved[-1])

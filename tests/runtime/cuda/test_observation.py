@@ -3,7 +3,7 @@ operators. Without a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,16 +46,12 @@ START = region.__code__.co_firstlineno
 ORIGINS = {START + i: Origin((f"node{i}",), (f"m.py:{i}",)) for i in range(4)}
 
 
-def failure(run: Callable[[Stream], Any], stream: Stream, origins: Mapping[int, Origin] = ORIGINS) -> Refusal:
-    with tracing(run, origins):
-        with pytest.raises(CaptureError) as raised:
-            run(stream)
-        return Refusal.of(raised.value)
-
-
 def test_a_call_that_breaks_the_capture_without_raising_is_blamed() -> None:
     stream = Stream()
-    refusal = failure(region, stream)
+    with tracing(region, ORIGINS):
+        with pytest.raises(CaptureError) as raised:
+            region(stream)
+        refusal = Refusal.of(raised.value)
     assert (refusal.launch, refusal.loc, refusal.nodes) == ("second", "m.py:2", ("node2",))
     assert [span.name for span in stream.observer.spans] == ["first"]
     assert stream.observer.failed == "second"
@@ -98,21 +94,18 @@ def item(args: list[Any]) -> Any:
     return x.sum().item()
 
 
-def test_operators_that_need_the_host_are_blamed_before_they_run() -> None:
-    stream, on_device, on_host = Stream(), torch.ones(2, device="meta"), torch.ones(2)
+@pytest.mark.parametrize(
+    ("device", "reason", "launch"),
+    [("meta", "host-read", "aten._local_scalar_dense.default"), ("cpu", "host-memory", "aten.sum.default")],
+)
+def test_operators_that_need_the_host_are_blamed_before_they_run(device: str, reason: str, launch: str) -> None:
+    stream, x = Stream(), torch.ones(2, device=device)
     origins = {item.__code__.co_firstlineno + 2: Origin(("item",), ("m.py:9",))}
     with tracing(item, origins), observing(stream.observer, item) as run:
         with pytest.raises(CaptureError) as raised:
-            run([on_device])
+            run([x])
         found = Refusal.of(raised.value)
-    assert raised.value.reason == "host-read"
-    assert (found.launch, found.nodes) == ("aten._local_scalar_dense.default", ("item",))
-    with tracing(item, origins), observing(stream.observer, item) as run:
-        with pytest.raises(CaptureError) as raised:
-            run([on_host])
-        found = Refusal.of(raised.value)
-    assert raised.value.reason == "host-memory"
-    assert found.launch == "aten.sum.default"
+    assert (raised.value.reason, found.launch, found.nodes) == (reason, launch, ("item",))
 
 
 # -- what custom operators do inside ---------------------------------------------------------------------------------

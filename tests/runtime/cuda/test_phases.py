@@ -66,14 +66,6 @@ def test_a_kernel_that_starts_early_is_not_relied_on(data: st.DataObject) -> Non
         assert found == by_definition(graph.count, before)
 
 
-def test_branches_are_one_phase_and_what_surrounds_them_is_not() -> None:
-    assert phases(5, DIAMOND) == (0, 1, 1, 2, 3)
-    assert phases(3, {(0, 1)}) == (0, 0, 0), "a node that nobody waits for may run at any time"
-    assert phases(4, {(0, 1), (2, 3)}) == (0, 0, 0, 0)
-    assert phases(4, {(0, 2), (0, 3), (1, 2), (1, 3)}) == (0, 0, 1, 1)
-    assert phases(4, {(0, 2), (0, 3), (1, 2)}) == (0, 0, 0, 0)
-
-
 def test_large_graphs_take_no_time_to_speak_of() -> None:
     """16 branches of three, 1,000 times over, and 2,000 launches in one chain: 50,000 launches."""
     edges = {(i, i + 1) for i in range(1999)}
