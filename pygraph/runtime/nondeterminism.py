@@ -112,8 +112,8 @@ def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Outpu
     def is_decided(result: Output | int) -> bool:
         if isinstance(result, int):
             return (AllocationKind.INPUT, result) in decided
-        if result.kind is OutputKind.SAME:  # no call of itself: that would be a cycle, which holds the recording
-            result = recording.outputs[result.index]
+        if result.kind is OutputKind.SAME:
+            result = recording.outputs[result.index]  # (to call itself, it would keep the recording in a cycle)
         owner = AllocationKind.POOL if result.kind is OutputKind.FRESH else AllocationKind.INPUT
         return (owner, result.index) in decided
 
