@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -41,12 +42,15 @@ def run(*args: str, stdin: str | bytes | None = None) -> Result:
     return result
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Callable[[str], str]:
-    """Writes a text to a ``.pgir`` file and gives its name."""
+Write = Callable[..., str]
 
-    def write(text: str) -> str:
-        path = tmp_path / "graph.pgir"
+
+@pytest.fixture
+def file(tmp_path: Path) -> Write:
+    """Writes a text to a file, a graph's or one of another ``name``, and gives its name."""
+
+    def write(text: str, name: str = "graph.pgir") -> str:
+        path = tmp_path / name
         path.write_text(text, encoding="utf-8")
         return str(path)
 
@@ -63,7 +67,7 @@ def test_version_and_help() -> None:
     assert "Exit status:\n    0  done" in shown.output
 
 
-def test_opt_prints_what_the_pipeline_makes(file: Callable[[str], str]) -> None:
+def test_opt_prints_what_the_pipeline_makes(file: Write) -> None:
     result = run("opt", file(GRAPH), "-p", PIPELINE)
     assert (result.exit_code, result.stderr) == (0, "")
     graph = parse(result.stdout)
@@ -81,7 +85,7 @@ def test_opt_reads_stdin_and_writes_to_a_file(tmp_path: Path) -> None:
     assert "out.pgir': No such file or directory" in failed.stderr
 
 
-def test_opt_prints_around_passes_on_stderr(file: Callable[[str], str]) -> None:
+def test_opt_prints_around_passes_on_stderr(file: Write) -> None:
     result = run("opt", file(GRAPH), "-p", PIPELINE, "--print-before=placement", "--print-after", "all")
     marks = [line for line in result.stderr.splitlines() if line.startswith("//")]
     assert marks == [
@@ -93,7 +97,7 @@ def test_opt_prints_around_passes_on_stderr(file: Callable[[str], str]) -> None:
     parse(result.stdout)
 
 
-def test_opt_times_and_bisects_and_dumps(file: Callable[[str], str], tmp_path: Path) -> None:
+def test_opt_times_and_bisects_and_dumps(file: Write, tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
     result = run("opt", file(GRAPH), "-p", PIPELINE, "--timing", "--bisect-limit", "2", "--dump-dir", str(folder))
     rows = re.findall(r"^ *\d+\.\d{3} ms  (.*)$", result.stderr, re.MULTILINE)
@@ -112,9 +116,7 @@ def mark_first(graph, ctx):
 """
 
 
-def test_opt_loads_a_module_with_passes(
-    file: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opt_loads_a_module_with_passes(file: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "passes_of_mine.py").write_text(MODULE, encoding="utf-8")
@@ -125,7 +127,7 @@ def test_opt_loads_a_module_with_passes(
     assert (failed.exit_code, "--load no_such_module: ModuleNotFoundError" in failed.stderr) == (1, True)
 
 
-def test_opt_takes_the_device_from_the_graph_the_header_or_the_option(file: Callable[[str], str]) -> None:
+def test_opt_takes_the_device_from_the_graph_the_header_or_the_option(file: Write) -> None:
     def reason_of_the_product(*args: str, text: str = GRAPH) -> object:
         graph = parse(run("opt", file(text), "-p", "legality", *args).stdout)
         return dict(graph.node("a").meta.items()).get("reason")
@@ -137,17 +139,24 @@ def test_opt_takes_the_device_from_the_graph_the_header_or_the_option(file: Call
     assert reason_of_the_product("--device", "cpu", text=on_cuda) is None
 
 
-def test_opt_runs_a_reproducer_as_it_stands(file: Callable[[str], str]) -> None:
+def test_opt_runs_a_reproducer_as_it_stands(file: Write) -> None:
     result = run("opt", file(f"// pipeline: legality,placement\n// error: something\n{GRAPH}"))
     assert parse(result.stdout).stage.value == "placed"
     result = run("opt", file(f"// pipeline: legality,placement\n{GRAPH}"), "-p", "legality")
     assert parse(result.stdout).stage.value == "judged", "-p wins"
 
 
-def test_a_failing_pass_is_named(file: Callable[[str], str]) -> None:
-    result = run("opt", file(GRAPH), "-p", "partitioning")
+@pytest.mark.parametrize(
+    ("pipeline", "told"),
+    [
+        ("partitioning", "graph.pgir: pass 'partitioning' failed (stage lifted, passes run before: none): "),
+        ("legalty", "<pipeline>:1:1: no pass is called 'legalty'; did you mean 'legality'?\nlegalty\n^^"),
+    ],
+)
+def test_a_pipeline_that_fails_is_told_by_place_and_reason(file: Write, pipeline: str, told: str) -> None:
+    result = run("opt", file(GRAPH), "-p", pipeline)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "graph.pgir: pass 'partitioning' failed (stage lifted, passes run before: none): " in result.stderr
+    assert told in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -168,22 +177,14 @@ def test_a_failing_pass_is_named(file: Callable[[str], str]) -> None:
         ),
     ],
 )
-def test_a_malformed_file_is_told_by_place_and_reason(file: Callable[[str], str], text: str, told: str) -> None:
+def test_a_malformed_file_is_told_by_place_and_reason(file: Write, text: str, told: str) -> None:
     result = run("opt", file(text))
     assert result.exit_code == 1
     assert result.stdout == ""
     assert re.search(told, result.stderr), result.stderr
 
 
-def test_a_malformed_pipeline_is_told_by_place_and_reason(file: Callable[[str], str]) -> None:
-    result = run("opt", file(GRAPH), "-p", "legalty")
-    assert result.exit_code == 1
-    assert result.stderr.startswith(
-        "<pipeline>:1:1: no pass is called 'legalty'; did you mean 'legality'?\nlegalty\n^^"
-    )
-
-
-def test_a_broken_graph_passes_only_without_verification(file: Callable[[str], str]) -> None:
+def test_a_broken_graph_passes_only_without_verification(file: Write) -> None:
     broken = file(GRAPH.replace("(%x :", "{stage = judged} (%x :"))
     assert run("opt", broken).exit_code == 1
     assert run("opt", broken, "--no-verify").exit_code == 0
@@ -255,15 +256,9 @@ model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4))).requires
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], str]:
+def script(file: Write) -> Write:
     """Writes a script and gives its name."""
-
-    def write(text: str) -> str:
-        path = tmp_path / "net.py"
-        path.write_text(text, encoding="utf-8")
-        return str(path)
-
-    return write
+    return functools.partial(file, name="net.py")
 
 
 @pytest.mark.usefixtures("fresh")
@@ -285,7 +280,7 @@ def test_explain_compiles_what_the_script_leaves_and_writes_every_format(tmp_pat
 
 
 @pytest.mark.usefixtures("fresh")
-def test_explain_reports_what_the_script_compiles_itself(script: Callable[[str], str]) -> None:
+def test_explain_reports_what_the_script_compiles_itself(script: Write) -> None:
     path = script(SMALL + 'f = torch.compile(model, backend="pygraph")\nfor _ in range(3): f(torch.ones(2, 4))\n')
     result = run("explain", path, "--strict", "--", "--html", "x")
     assert result.exit_code == 0, "nothing was left uncaptured"
@@ -294,7 +289,7 @@ def test_explain_reports_what_the_script_compiles_itself(script: Callable[[str],
 
 
 @pytest.mark.usefixtures("fresh")
-def test_explain_keeps_stdout_for_the_document(script: Callable[[str], str]) -> None:
+def test_explain_keeps_stdout_for_the_document(script: Write) -> None:
     result = run("explain", script(SMALL + "inputs = {'input': torch.ones(2, 4)}\n"), "--json", "-", "--", "--lr", "3")
     assert [graph["error"] for graph in json.loads(result.stdout)["graphs"]] == [None]
     assert "arguments ['--lr', '3'] __main__" in result.stderr
@@ -317,7 +312,7 @@ def test_explain_keeps_stdout_for_the_document(script: Callable[[str], str]) -> 
     ],
 )
 @pytest.mark.usefixtures("fresh")
-def test_a_script_that_fails_is_told_as_python_would(script: Callable[[str], str], text: str, told: str) -> None:
+def test_a_script_that_fails_is_told_as_python_would(script: Write, text: str, told: str) -> None:
     result = CliRunner().invoke(main, ["explain", script(text)])
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)
@@ -325,15 +320,13 @@ def test_a_script_that_fails_is_told_as_python_would(script: Callable[[str], str
     assert "pygraph/cli" not in result.stderr
 
 
-def test_a_script_leaves_the_process_as_it_was(script: Callable[[str], str]) -> None:
+def test_a_script_leaves_the_process_as_it_was(script: Write) -> None:
     before = sys.argv, list(sys.path), sys.modules["__main__"]
     run("explain", script("import sys\nsys.argv = []\nsys.path.append('x')\n"), "a")
     assert (sys.argv, sys.path, sys.modules["__main__"]) == before
 
 
-def test_a_report_that_cannot_be_written_is_told_before_the_script_runs(
-    script: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_what_makes_no_sense_is_told_before_the_script_runs(script: Write, tmp_path: Path) -> None:
     path = script("print('ran')\n")
     result = run("explain", path, "--html", str(tmp_path / "no" / "report.html"))
     assert (result.exit_code, result.stdout) == (1, "")
@@ -342,6 +335,9 @@ def test_a_report_that_cannot_be_written_is_told_before_the_script_runs(
     assert (folder.exit_code, folder.stderr) == (1, f"{tmp_path}: cannot be written: Is a directory\n")
     assert run("explain", path, "--json", "-", "--html", "-").exit_code == 2
     assert run("explain", str(tmp_path / "none.py")).exit_code == 2
+    unknown = run("explain", path, "--htm", "x")
+    assert (unknown.exit_code, unknown.stdout) == (2, "")
+    assert "Options of the script go after '--'" in unknown.stderr
 
 
 @pytest.mark.usefixtures("fresh")
@@ -383,20 +379,13 @@ for _ in range(3):
 
 
 @pytest.mark.usefixtures("fresh")
-def test_explain_lists_graph_breaks_and_where_each_graph_begins(script: Callable[[str], str]) -> None:
+def test_explain_lists_graph_breaks_and_where_each_graph_begins(script: Write) -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=False):
         shown = " ".join(run("explain", script(BROKEN)).stdout.split())
     assert re.search(r"graph\d+_inference scaled at \S+net\.py:5, inference, cpu", shown)
     assert re.search(r"graph\d+_inference scaled at \S+net\.py:7, inference, cpu", shown), "the rest behind the break"
     assert re.search(r"graph break \S+net\.py:6: \S*.*Tensor\.item\(\).*: if y\.sum\(\)\.item\(\) > 0:", shown)
     assert shown.endswith("0 operators not captured, 1 graph break")
-
-
-def test_an_option_that_nobody_knows_is_refused_before_the_script_runs(script: Callable[[str], str]) -> None:
-    result = run("explain", script("print('ran')\n"), "--htm", "x")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert re.search("No such option:? '?--htm", result.stderr)
-    assert "Options of the script go after '--'" in result.stderr
 
 
 def test_the_package_lists_its_public_names_only() -> None:

@@ -1,6 +1,6 @@
 """A device model measured on this machine: four kinds of figures, kept on disk, read by every compilation.
 
-The passes weigh what they decide with a ``DeviceModel``. Two are built in. ``measure.calibrate`` times small programs
+The passes weigh what they decide with a ``DeviceModel``. Two are built in. ``calibrate`` times small programs
 and fills one in; ``store`` keeps it for this device, driver and versions; ``store.stored_model`` is all that
 compilations use::
 

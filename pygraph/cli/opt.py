@@ -17,7 +17,7 @@ from pygraph.errors import OptionError
 from pygraph.ir import MODELS
 from pygraph.ir import parse as parse_graph
 from pygraph.ir.verify import verify as verify_graph
-from pygraph.passes import PassContext, PassManager, PipelineResult
+from pygraph.passes import PassContext, PassManager
 from pygraph.passes import parse as parse_pipeline
 from pygraph.passes.legality.rules import captured_device
 from pygraph.passes.manager import Check, read_header
@@ -82,7 +82,9 @@ def opt(
             passes = parse_pipeline(described or "", f"{source}, pipeline of the leading comments")
         result = PassManager(passes, check=_CHECKS[verify], **around).run(graph, context)
     if timing:
-        _print_times(result)
+        rows = [(record.time_ms, record.text, "changed" if record.modified else "") for record in result.passes]
+        for ms, name, changed in [*rows, (result.time_ms, "all passes", "")]:
+            click.echo(f"{ms:10.3f} ms  {name}  {changed}".rstrip(), err=True)
     output.write(str(graph))
 
 
@@ -94,9 +96,3 @@ def _import(module: str) -> None:
         importlib.import_module(module)
     except Exception as error:
         raise OptionError(f"--load {module}: {type(error).__name__}: {error}") from error
-
-
-def _print_times(result: PipelineResult) -> None:
-    rows = [(record.time_ms, record.text, "changed" if record.modified else "") for record in result.passes]
-    for ms, name, changed in [*rows, (result.time_ms, "all passes", "")]:
-        click.echo(f"{ms:10.3f} ms  {name}  {changed}".rstrip(), err=True)

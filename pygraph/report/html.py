@@ -39,7 +39,7 @@ def _page(report: GraphReport) -> dict[str, Any]:
         "head": [(name, clean(text)) for name, text in head(report)],
         "sections": list(sections(report)),
         "picture": picture,
-        "links": {name: f"{report.name}-{i}" for i, box in enumerate(picture.boxes) for name in box.names},
+        "links": {box.node: f"{report.name}-{i}" for i, box in enumerate(picture.boxes) if box.node},
         "texts": [(title, text) for title, text in texts if text],
     }
 

@@ -7,37 +7,28 @@ neighbours in a few sweeps. Edges that pass rows bend to the side.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import networkx as nx
-
-from pygraph.ir import Graph, KernelNode, dependences
+from pygraph.ir import KernelNode, dependences
 from pygraph.ir.text.print import type_text
-from pygraph.report.facts import clean, membership, plural
+from pygraph.report.facts import clean, membership
 from pygraph.report.model import GraphReport, Uncaptured
 
-__all__ = ["MAX_BOXES", "Box", "Picture", "draw"]
-
-MAX_BOXES = 2500
-"""Above this many operators each region is one box."""
+__all__ = ["Box", "Picture", "draw"]
 
 _WEIGHTS = ("parameter", "buffer", "constant")
 _WORDS = 26
 _GAP, _ROW_GAP, _MARGIN = 14.0, 26.0, 12.0
 _SWEEPS = 24
 
-Key = str | int
-"""What a box stands for: an operator by name, a whole region by index, an input as ``%name``."""
-
 
 @dataclass(slots=True)
 class Box:
     """One box: ``kind`` is region, outside, host or input; ``title`` is shown on hover, ``note`` is a second line.
 
-    ``names`` are the operators that it stands for, ``region`` the region that colours it, ``free`` whether it is known
-    to launch nothing (a view, say). ``x`` and ``y`` are its left upper corner.
+    ``node`` is the operator that it stands for, ``region`` the region that colours it, ``free`` whether it is known to
+    launch nothing (a view, say). ``x`` and ``y`` are its left upper corner.
     """
 
     kind: str
@@ -45,7 +36,7 @@ class Box:
     title: str
     note: str = ""
     region: int | None = None
-    names: tuple[str, ...] = ()
+    node: str | None = None
     free: bool = False
     x: float = 0.0
     y: float = 0.0
@@ -75,57 +66,28 @@ class Picture:
     order: str = ""
     width: int = 0
     height: int = 0
-    note: str = ""
 
 
-def draw(report: GraphReport, limit: int = MAX_BOXES) -> Picture:
-    """The picture of ``report``'s graph, of at most ``limit`` operators or regions; without any box, if it has none."""
-    if report.graph is None or not len(report.graph):
+def draw(report: GraphReport) -> Picture:
+    """The picture of ``report``'s graph; without any box, if it has none."""
+    graph = report.graph
+    if graph is None or not len(graph):
         return Picture()
-    quotient, boxes = _scene(report, report.graph, limit)
-    # program order where regions depend on each other
-    order = list(nx.topological_sort(quotient) if nx.is_directed_acyclic_graph(quotient) else boxes)
-    note = "Parameters, buffers and constants are not drawn."
-    if len(report.graph) > limit:
-        left = f" {len(order) - limit} boxes are left out." if len(order) > limit else ""
-        note = f"The graph has {len(report.graph)} operators: each region is one box.{left}"
-        order = order[:limit]
-    place = {key: i for i, key in enumerate(order)}
-    edges = [(place[a], place[b], quotient.edges[a, b]["kind"]) for a, b in quotient.edges if a in place and b in place]
-    return _lay_out([boxes[key] for key in order], [edge for edge in edges if edge[0] < edge[1]], note)
+    inside, outside = membership(report), {row.node: row for row in report.uncaptured()}
+    inputs = [value for value in graph.inputs if value.users and value.role not in _WEIGHTS]
+    boxes = [
+        Box("input", _short(value.name), f"%{value.name} : {type_text(value.type)}\n{value.role}") for value in inputs
+    ]
+    boxes += [_operator(node, inside.get(node.name), outside.get(node.name)) for node in graph.nodes]
+    place = {node: i for i, node in enumerate(graph.nodes, len(inputs))}
+    edges = [(i, place[node], "flow") for i, value in enumerate(inputs) for node in value.users]
+    for a, b in dependences(graph):
+        data = any(value.producer is a for value in b.inputs)
+        edges.append((place[a], place[b], "flow" if data else "order"))
+    return _lay_out(boxes, edges)
 
 
 # -- what is drawn -----------------------------------------------------------------------------------------------------
-
-
-def _scene(report: GraphReport, graph: Graph, limit: int) -> tuple[nx.DiGraph[Key], dict[Key, Box]]:
-    """The boxes by what they stand for, and the edges between them, of a ``kind``: flow or order."""
-    inside, outside = membership(report), {row.node: row for row in report.uncaptured()}
-    whole = len(graph) > limit
-    quotient: nx.DiGraph[Key] = nx.DiGraph()
-    boxes: dict[Key, Box] = {}
-    for value in () if whole else graph.inputs:
-        if value.users and value.role not in _WEIGHTS:
-            title = f"%{value.name} : {type_text(value.type)}\n{value.role}"
-            boxes[f"%{value.name}"] = Box("input", _short(value.name), title)
-            quotient.add_edges_from((f"%{value.name}", node.name, {"kind": "flow"}) for node in value.users)
-    groups: dict[Key, list[KernelNode]] = defaultdict(list)
-    for node in graph.nodes:
-        groups[inside.get(node.name, node.name) if whole else node.name].append(node)
-    for key, nodes in groups.items():
-        if isinstance(key, int):
-            size, names = plural(len(nodes), "operator"), tuple(node.name for node in nodes)
-            boxes[key] = Box("region", f"region {key}", f"region {key}: {size}", size, key, names)
-        else:
-            boxes[key] = _operator(nodes[0], inside.get(key), outside.get(key))
-    quotient.add_nodes_from(boxes)
-    key_of = {node: key for key, nodes in groups.items() for node in nodes}
-    for a, b in dependences(graph):
-        before, after = key_of[a], key_of[b]
-        data = any(value.producer is a for value in b.inputs)
-        if before != after and (data or not quotient.has_edge(before, after)):
-            quotient.add_edge(before, after, kind="flow" if data else "order")
-    return quotient, boxes
 
 
 def _operator(node: KernelNode, region: int | None, outside: Uncaptured | None) -> Box:
@@ -133,7 +95,7 @@ def _operator(node: KernelNode, region: int | None, outside: Uncaptured | None) 
     label = node.op.removeprefix("aten.").removesuffix(".default").removesuffix(".Tensor")
     title = "\n".join(_title(node, region, outside))
     note = _short(outside.reason) if outside else ""
-    return Box(kind, _short(label), title, note, region, (node.name,), node.cost.launches == 0)
+    return Box(kind, _short(label), title, note, region, node.name, node.cost.launches == 0)
 
 
 def _title(node: KernelNode, region: int | None, outside: Uncaptured | None) -> Iterator[str]:
@@ -155,14 +117,16 @@ def _short(text: str) -> str:
 # -- where it goes -----------------------------------------------------------------------------------------------------
 
 
-def _lay_out(boxes: list[Box], edges: Sequence[tuple[int, int, str]], note: str) -> Picture:
+def _lay_out(boxes: list[Box], edges: Sequence[tuple[int, int, str]]) -> Picture:
     before: list[list[int]] = [[] for _ in boxes]
     after: list[list[int]] = [[] for _ in boxes]
     for a, b, _ in edges:
         before[b].append(a)
         after[a].append(b)
     row_of = _rows(before, after)
-    rows = [[i for i in range(len(boxes)) if row_of[i] == number] for number in range(max(row_of) + 1)]
+    rows: list[list[int]] = [[] for _ in range(max(row_of) + 1)]
+    for i, row in enumerate(row_of):
+        rows[row].append(i)
     x = _arrange([box.width for box in boxes], rows, before, after)
     left = min(middle - box.width / 2 for middle, box in zip(x, boxes, strict=True)) - _MARGIN
     top = _MARGIN
@@ -177,7 +141,7 @@ def _lay_out(boxes: list[Box], edges: Sequence[tuple[int, int, str]], note: str)
         for drawn in ("flow", "order")
     )
     width = max(box.x + box.width for box in boxes) + _MARGIN
-    return Picture(tuple(boxes), flow, order, round(width), round(top - _ROW_GAP + _MARGIN), note)
+    return Picture(tuple(boxes), flow, order, round(width), round(top - _ROW_GAP + _MARGIN))
 
 
 def _rows(before: list[list[int]], after: list[list[int]]) -> list[int]:

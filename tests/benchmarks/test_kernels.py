@@ -1,84 +1,39 @@
-"""A kernel is timed once for all sides of a program, and configured alike wherever it is compiled again."""
+"""What Inductor times is decided once for all sides of a program, and its own choices are not kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from benchmarks.kernels import sharing
 from pygraph.compat import inductor_timing
 
-SOURCE = "def {name}(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):\n    tl.store(out_ptr0, xnumel)\n"
-BLOCKS = (8, 16, 32)
+
+def kernel(name: str, hint: int) -> Any:
+    """What is read of a kernel with three configurations before its first launch."""
+    configs = [Mock(kwargs={"XBLOCK": block}, num_warps=4, num_stages=1) for block in (8, 16, 32)]
+    facts = {"size_hints": {"x": hint}, "triton_meta": {}, "inductor_meta": {}}
+    return Mock(fn=Mock(src=f"def {name}(x):\n    pass"), launchers=[Mock(config=each) for each in configs], **facts)
 
 
-class Timed:
-    """A kernel as Inductor has it before its first launch; timing it gives ``times``, and is counted."""
+def test_a_kernel_is_timed_once_and_runs_alike_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever name: that differs from side to side."""
+    autotuner, timed = inductor_timing().autotuner, []
 
-    def __init__(self, *times: float, name: str = "triton_poi_fused_add_0", hint: int = 64):
-        made = inductor_timing().autotuner
-        self.autotuner: Any = object.__new__(made)
-        facts = {
-            "fn": SimpleNamespace(src=SOURCE.replace("{name}", name), __name__=name),
-            "launchers": [launcher(block) for block in BLOCKS],
-            "compile_results": [],
-            "size_hints": {"x": hint},
-            "triton_meta": {"signature": {"in_ptr0": "*fp32"}, "constants": {}, "configs": [{}]},
-            "inductor_meta": {"kernel_name": name, "grid_type": "Grid1D"},
-            "benchmark_failure_reasons": {},
-            "precompile_time_taken_ns": 0,
-            "save_cache_hook": None,
-        }
-        self.autotuner.__dict__.update(facts)
-        self.times, self.count = times, 0
+    def measured(kernel: Any) -> dict[Any, float]:
+        timed.append(kernel)
+        return dict(zip(kernel.launchers, (3.0, 1.0, 2.0), strict=True))
 
-    def all(self) -> dict[Any, float]:
-        self.count += 1
-        return dict(zip(self.autotuner.launchers, self.times, strict=True))
-
-    def chosen(self) -> int:
-        """The block that is launched from now on, by Inductor's own way of choosing."""
-        self.autotuner.autotune_to_one_config()
-        (left,) = self.autotuner.launchers
-        return int(left.config.kwargs["XBLOCK"])
-
-
-def launcher(block: int) -> Any:
-    config = SimpleNamespace(kwargs={"XBLOCK": block}, num_warps=4, num_stages=1)
-
-    def launch() -> None:
-        """A function, so that it can be a key."""
-
-    facts = {"config": config, "n_regs": 1, "n_spills": 0, "shared": 0, "cache_hash": str(block)}
-    for name, value in facts.items():
-        setattr(launch, name, value)
-    return launch
-
-
-@pytest.fixture
-def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """What kernels are launched as in a process of their own with the choices of ``tmp_path``."""
-
-    def run(*kernels: Timed) -> list[int]:
-        by_autotuner = {id(kernel.autotuner): kernel for kernel in kernels}
-        made = inductor_timing().autotuner
-        monkeypatch.setattr(made, "benchmark_all_configs", lambda self, *_, **__: by_autotuner[id(self)].all())
+    monkeypatch.setattr(autotuner, "benchmark_all_configs", measured)
+    first, same, larger = kernel("add_0", 64), kernel("add_7", 64), kernel("add_0", 128)
+    for each in (first, same, larger):
         with sharing(tmp_path / "choices.json"):
-            return [kernel.chosen() for kernel in kernels]
-
-    return run
-
-
-def test_a_kernel_is_timed_once_and_runs_alike_everywhere(process: Any) -> None:
-    first, other = Timed(3.0, 1.0, 2.0), Timed(1.0, 3.0, 2.0, name="triton_poi_fused_add_7")
-    assert process(first) == [16]
-    assert process(other, Timed(2.0, 3.0, 1.0, hint=128)) == [16, 32]
-    assert process(Timed(1.0, 2.0, 3.0, hint=128)) == [32]
-    assert (first.count, other.count) == (1, 0)
+            times = autotuner.benchmark_all_configs(each)
+        assert min(times, key=times.get) is each.launchers[1]
+    assert timed == [first, larger]
 
 
 def test_padding_of_products_is_decided_once(tmp_path: Path) -> None:

@@ -14,18 +14,18 @@ import pygraph
 from benchmarks import suite
 from benchmarks.running import program_of
 from benchmarks.suite import WORKLOADS
-from benchmarks.workload import Compile, Workload
+from benchmarks.workload import Compile
 from pygraph.backend import pygraph as backend
 from pygraph.bench.timing import CALLS_COMPARED
 
-DAILY = ("mlp-training",)
-"""Compiled whenever tests run. The rest takes many minutes."""
 QUICK = [
     name
     for name, workload in WORKLOADS.items()
     if not workload.packages and workload.domain not in ("diffusion", "language")
 ]
 """Those whose tiny build runs in well under a second."""
+LONG = [name for name in WORKLOADS if name != "mlp-training"]
+"""To compile all takes many minutes."""
 NOT_WORTH_A_GRAPH = ("matmul-8192",)
 CALLS = 12
 """Enough for each of four sizes in turn to be run uncaptured, captured and replayed."""
@@ -55,53 +55,28 @@ def test_every_workload_is_known_by_its_name_and_complete() -> None:
         assert 0 < each.tolerance < 1 <= each.calls
 
 
-def daily(names: Any, quick: Any) -> list[Any]:
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.sweep) for name in names]
-
-
-@pytest.mark.parametrize("name", daily(WORKLOADS, QUICK))
-def test_every_build_computes_the_same(name: str) -> None:
-    first, second = (results(name, 3) for _ in range(2))
-    for call, (ours, theirs) in enumerate(zip(first, second, strict=True)):
-        assert ours, "a step has to return tensors"
-        for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            assert torch.isfinite(a).all(), f"tensor {place} of call {call}"
-            assert torch.equal(a, b), f"tensor {place} of call {call}"
-
-
-def sizes_in(workload: Workload, steps: int) -> set[Any]:
-    """The sizes of all tensors that what is compiled is called with, by call."""
+@pytest.mark.parametrize("name", QUICK)
+def test_results_are_compared_until_each_size_was_replayed(name: str) -> None:
+    """A size is run, captured when it comes again, and replayed from then on: there must be replays to compare."""
     seen = set()
-
-    def sizes(given: Any) -> Any:
-        return [tuple(leaf.shape) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
 
     def compile(target: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            seen.add(str(sizes((args, kwargs))))
+            seen.add(str([leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]))
             return target(*args, **kwargs)
 
         return call
 
-    step = workload.tiny(compile, "cpu")
-    for _ in range(steps):
-        step()
-    return seen
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_results_are_compared_until_each_size_was_replayed(name: str) -> None:
-    """A size is run, captured when it comes again, and replayed from then on: there must be replays to compare."""
+    results(name, 5, compile)
     workload = WORKLOADS[name]
-    count = len(sizes_in(workload, 5))
-    assert workload.turns >= count
+    assert workload.turns >= len(seen)
     program = program_of(workload, ["eager", "whole-step"], tiny=True, calls=None, suite="benchmarks.suite")
-    assert program.compared >= max(CALLS_COMPARED, 3 * count)
+    assert program.compared >= max(CALLS_COMPARED, 3 * len(seen))
     assert ("whole-step" in program.sides) == workload.whole_step
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("name", daily(WORKLOADS, DAILY))
+@pytest.mark.parametrize("name", ["mlp-training", *(pytest.param(name, marks=pytest.mark.sweep) for name in LONG)])
 def test_compiled_programs_equal_eager(name: str) -> None:
     workload = WORKLOADS[name]
     expected = results(name, CALLS)

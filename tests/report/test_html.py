@@ -7,7 +7,6 @@ import re
 from html.parser import HTMLParser
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pygraph.inductor.decision import decide
 from pygraph.ir import Graph
@@ -121,27 +120,15 @@ def test_every_operator_is_a_box_in_its_colour() -> None:
     assert [attrs["id"] for tag, attrs in page.tags if attrs.get("class") == "outside" and tag == "g"] == [
         "graph0_inference-3"
     ]
-    assert "#graph0_inference-3" in page.having("href")
+    assert page.having("href") == ["#graph0_inference-3"]
 
 
-def test_many_operators_are_drawn_region_by_region_and_the_rest_is_said_to_be_left_out() -> None:
+def test_edges_are_data_or_order_that_effects_demand() -> None:
     report = full_report()
     assert report.graph is not None
     report.graph.add_order(report.graph.node("mm"), report.graph.node("view"))
     picture = draw(report)
-    assert (picture.flow.count("M"), picture.order.count("M")) == (7, 1), "edges are data, or order that effects demand"
-    picture = draw(report, limit=5)
-    assert [(box.kind, box.label) for box in picture.boxes] == [
-        ("region", "region 0"),
-        ("outside", "item"),
-        ("host", "neg"),
-        ("region", "region 1"),
-    ]
-    assert "6 operators: each region is one box." in picture.note
-    assert picture.flow.count("M") == 4
-    few = draw(full_report(), limit=2)
-    assert len(few.boxes) == 2
-    assert "2 boxes are left out" in few.note
+    assert (picture.flow.count("M"), picture.order.count("M")) == (7, 1)
     assert draw(failed_report()).boxes == ()
 
 
@@ -151,15 +138,12 @@ def overlap(one: Box, other: Box) -> bool:
     return not apart_x and one.y < other.y + other.height and other.y < one.y + one.height
 
 
-@given(operator_graphs(max_nodes=25), st.integers(1, 40))
+@given(operator_graphs(max_nodes=25))
 @settings(deadline=None, max_examples=60)
-def test_any_graph_can_be_drawn(graph: Graph, limit: int) -> None:
+def test_any_graph_can_be_drawn(graph: Graph) -> None:
     PassManager("legality,placement,partitioning").run(graph)
-    picture = draw(GraphReport(0, "inference", "cpu", graph, decision=decide(graph, "cpu", "")), limit)
-    held = [name for box in picture.boxes for name in box.names]
-    assert len(held) == len(set(held))
-    if "left out" not in picture.note:
-        assert set(held) == {node.name for node in graph.nodes}
+    picture = draw(GraphReport(0, "inference", "cpu", graph, decision=decide(graph, "cpu", "")))
+    assert [box.node for box in picture.boxes if box.node is not None] == [node.name for node in graph.nodes]
     assert not any(overlap(*pair) for pair in itertools.combinations(picture.boxes, 2))
     for box in picture.boxes:
         assert 0 <= box.x <= box.x + box.width <= picture.width + 1
