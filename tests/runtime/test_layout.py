@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -117,14 +116,3 @@ def test_intermediates_share_bytes_only_if_one_is_done_with_before_the_other(
         if layout.offsets[a] < ends[b] and layout.offsets[b] < ends[a]:
             pairs = [(x.launch, y.launch) for x in slots for y in slots if (x.index, y.index) == (a, b)]
             assert before.issuperset(pairs) or before.issuperset((y, x) for x, y in pairs)
-
-
-def test_branches_share_nothing_and_what_follows_them_does() -> None:
-    capture = Capture()
-    for _ in range(5):
-        capture.pool(64)
-        capture.launch()
-    slots = [Slot(node, 0, POOL, node, 0) for node in range(5)]
-    forked = replace(capture.recording(), phases=(0, 1, 1, 1, 2))
-    assert plan(forked, slots).nbytes == 3 * 64
-    assert plan(replace(forked, phases=(0, 0, 0, 0, 0)), slots).nbytes == 5 * 64

@@ -392,29 +392,21 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.json"))
 
 
-def test_a_decision_to_replay_is_not_measured_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fast", ["replay", "uncaptured"])
+def test_what_was_decided_is_not_measured_again(tmp_path: Path, fast: str) -> None:
+    """And what was decided uncaptured is not even captured."""
+    world.host = {"replay": SLOW, "uncaptured": SLOW, fast: FAST}
     timed(make(cache_dir=str(tmp_path))[0])
     (path,) = files(tmp_path)
     region, driver = make(cache_dir=str(tmp_path))
-    assert timed(region) == ["replay"] * ALL
-    assert region._replay_last == driver.executables[0].replay
+    assert timed(region, 20) == [fast] * 20
     (decision,) = region.record.decisions
-    assert decision == Decision("replay", pytest.approx(FAST), pytest.approx(SLOW), LOST, path=str(path))
+    calls = LOST if fast == "replay" else ALL
+    times = pytest.approx(world.host["replay"]), pytest.approx(world.host["uncaptured"])
+    assert decision == Decision(fast, *times, calls, path=str(path))
     assert counts["recalled"] == 1
-
-
-def test_what_was_decided_uncaptured_is_not_captured(tmp_path: Path) -> None:
-    world.host = {"replay": SLOW, "uncaptured": FAST}
-    timed(make(cache_dir=str(tmp_path))[0])
-    region, driver = make(cache_dir=str(tmp_path))
-    call(region, 1)
-    world.ran.clear()
-    call(region, 20)
-    assert world.ran == ["uncaptured"] * 20
-    assert (driver.captures, region.record.captures) == (0, 0)
-    assert (region.record.state, region.record.reason) == ("uncaptured", None)
-    (decision,) = region.record.decisions
-    assert decision.path == str(files(tmp_path)[0])
+    assert (driver.captures, region.record.captures) == ((2, 1) if fast == "replay" else (0, 0))
+    assert (region.record.state, region.record.reason) == (fast, None)
 
 
 SOURCE = """# kernel 7 in /tmp/x

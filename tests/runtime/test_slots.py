@@ -60,19 +60,6 @@ def refused(result: SlotTable | Refusal | None) -> str:
     return result.reason
 
 
-def test_addresses_numbers_and_constants_are_told_apart() -> None:
-    def build(capture: Capture, _: int) -> None:
-        x = capture.input(256)
-        weight = capture.constant(WEIGHTS, 64)
-        capture.launch(x + 16, weight + 8, 42, 0)
-        y = capture.pool(512)
-        capture.launch(x + 256, y + 504)
-
-    table = found(twice(build))
-    assert table.slots == (Slot(0, 0, INPUT, 0, 16), Slot(1, 0, INPUT, 0, 256), Slot(1, 1, POOL, 0, 504))
-    assert (table.padding, table.notes) == ((), ())
-
-
 @pytest.mark.parametrize("may_access", [None, frozenset()])
 @pytest.mark.parametrize("apart_later", [False, True])
 def test_the_end_of_one_at_the_start_of_another_is_ambiguous_if_it_is_in_both_captures(
@@ -189,19 +176,15 @@ def test_scalar_outputs_are_compared_by_type_and_bits(first: object, second: obj
     assert isinstance(table, SlotTable) is same
 
 
-def test_captures_that_share_memory_are_refused() -> None:
-    capture = Capture()
-    capture.launch(capture.input(64))
-    assert refused(discover(capture.recording(), capture.recording())) == "captures-overlap"
-
-
-def test_allocations_that_overlap_in_one_capture_are_refused() -> None:
+def test_memory_that_is_shared_within_a_capture_or_with_the_other_is_refused() -> None:
     def build(capture: Capture, _: int) -> None:
         x = capture.input(64)
         capture.pool(64, x + 32)
         capture.launch(x)
 
     assert refused(twice(build)) == "ambiguous-address"
+    capture = _sized(HERE, 8).recording()
+    assert refused(discover(capture, capture)) == "captures-overlap"
 
 
 def test_the_same_launches_in_other_phases_are_another_region() -> None:
@@ -294,6 +277,7 @@ def test_discovery_finds_exactly_the_truth(program: tuple[list[int], list[list[W
     truth = [_write(capture, *program) for capture in captures]
     table = found(discover(captures[0].recording(), captures[1].recording()))
     assert list(table.slots) == truth[0] == truth[1]
+    assert (table.padding, table.notes) == ((), ())
     again = Capture(0x7A00_0000_0000, gap=64)
     expected = _write(again, *program)
     assert list(found(resolve(again.recording(), table)).slots) == expected
