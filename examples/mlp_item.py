@@ -25,5 +25,6 @@ class Router(torch.nn.Module):
 
 
 torch.manual_seed(0)
-model = Router().eval().requires_grad_(False)
-inputs = (torch.randn(8, 64),)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = Router().eval().requires_grad_(False).to(device)
+inputs = (torch.randn(8, 64, device=device),)

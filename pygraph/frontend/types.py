@@ -67,7 +67,6 @@ class TypeReader:
 
     def __init__(self) -> None:
         self.hints: dict[str, int] = {}
-        self._expressions: dict[sympy.Basic, sympy.Expr] = {}
         self._tensors: dict[object, TensorType] = {}
 
     def expr(self, value: torch.SymInt | torch.SymFloat) -> sympy.Expr:
@@ -75,12 +74,10 @@ class TypeReader:
         # SymInt.node and its expr, with what the ShapeEnv learnt since put in, and ShapeEnv.backed_var_to_val: checked
         # on 2.11, 2.13.
         found, env = value.node.expr, value.node.shape_env
-        if found not in self._expressions:
-            hints: Mapping[sympy.Basic, Any] = {} if env is None else env.backed_var_to_val
-            known = {str(symbol): hints.get(symbol) for symbol in found.free_symbols}
-            self.hints.update({name: int(hint) for name, hint in known.items() if hint is not None and hint.is_Integer})
-            self._expressions[found] = _canonical(found)
-        return self._expressions[found]
+        hints: Mapping[sympy.Basic, Any] = {} if env is None else env.backed_var_to_val
+        known = {str(symbol): hints.get(symbol) for symbol in found.free_symbols}
+        self.hints.update({name: int(hint) for name, hint in known.items() if hint is not None and hint.is_Integer})
+        return _canonical(found)
 
     def type_of(self, value: object) -> Type:
         """The type of a tensor, Python or symbolic number, or any other object (opaque, by its class)."""

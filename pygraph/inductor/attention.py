@@ -6,7 +6,6 @@ and without dropout nobody sets or reads them: an output without a value or a de
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
-from pygraph.compat import detect_fake_mode
 from pygraph.frontend.names import op_name
 from pygraph.inductor.write_back import refresh_values
 
@@ -22,20 +20,20 @@ __all__ = ["define_seeds", "inputs_in_use", "unwrap_idle"]
 
 _WRAPPER = "hop.graphsafe_run_with_rng_state"
 
-_OPERATORS = {
-    "_scaled_dot_product_flash_attention": (3, (6, 7)),
-    "_scaled_dot_product_efficient_attention": (5, (2, 3)),
-    "_scaled_dot_product_cudnn_attention": (5, (6, 7)),
+_STATES = {
+    "_scaled_dot_product_flash_attention": (6, 7),
+    "_scaled_dot_product_efficient_attention": (2, 3),
+    "_scaled_dot_product_cudnn_attention": (6, 7),
 }
-"""Attention operators ▸ where they take their dropout probability, and which of their results are random state."""
+"""Attention operators ▸ which of their results are random state."""
 
 
 def _idle_states(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """Which results of a call are random state that nobody sets or reads: attention that drops nothing has some."""
-    schema = getattr(target, "_schema", None)
-    place, states = _OPERATORS.get("" if schema is None else str(schema.name).removeprefix("aten::"), (0, ()))
-    dropout = args[place] if len(args) > place else kwargs.get("dropout_p", 0.0)
-    return states if states and dropout == 0.0 else ()
+    schema: Any = getattr(target, "_schema", None)
+    states = _STATES.get("" if schema is None else str(schema.name).removeprefix("aten::"), ())
+    given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs} if states else {}
+    return states if given.get("dropout_p", 0.0) == 0.0 else ()
 
 
 def unwrap_idle(gm: torch.fx.GraphModule) -> list[str]:
@@ -60,12 +58,8 @@ def unwrap_idle(gm: torch.fx.GraphModule) -> list[str]:
             made[-1].meta = dict(node.meta or next((user.meta for user in node.users), {}))
             node.replace_all_uses_with(made[-1])
             gm.graph.erase_node(node)
-    if not made:
-        return []
-    refresh_values(gm.graph, made)
-    gm.graph.lint()
-    gm.recompile()
-    return [f"attention without dropout that was given a generator: {len(made)} called without"]
+    _finish(gm, made)
+    return [f"attention without dropout that was given a generator: {len(made)} called without"] if made else []
 
 
 def inputs_in_use(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
@@ -83,6 +77,7 @@ def define_seeds(gm: torch.fx.GraphModule) -> list[str]:
     Returns notes on what was replaced.
     """
     notes: list[str] = []
+    made: list[FxNode] = []
     for node in list(gm.graph.nodes):
         states = _idle_states(node.target, node.args, node.kwargs)
         for item in [user for user in node.users if user.target is operator.getitem and user.args[1] in states]:
@@ -90,17 +85,19 @@ def define_seeds(gm: torch.fx.GraphModule) -> list[str]:
             if not item.users or not isinstance(value, torch.Tensor):
                 continue
             facts = {"dtype": value.dtype, "device": node.args[0].meta["val"].device}
+            facts |= {"layout": torch.strided, "pin_memory": False}
             with gm.graph.inserting_after(item):
-                zero = gm.graph.call_function(
-                    torch.ops.aten.full.default,
-                    (list(value.size()), 0),
-                    {**facts, "layout": torch.strided, "pin_memory": False},
-                )
-            with detect_fake_mode(value) or contextlib.nullcontext():
-                zero.meta = {**item.meta, "val": torch.full(value.size(), 0, **facts)}
-            item.replace_all_uses_with(zero)
+                made.append(gm.graph.call_function(torch.ops.aten.full.default, (list(value.size()), 0), facts))
+            made[-1].meta = dict(item.meta)
+            item.replace_all_uses_with(made[-1])
             notes.append(f"{item.name}: random state of attention without dropout is zero")
-    if notes:
+    _finish(gm, made)
+    return notes
+
+
+def _finish(gm: torch.fx.GraphModule, made: list[FxNode]) -> None:
+    """Recompute the values of what was ``made``, and of what follows from it; then the code."""
+    if made:
+        refresh_values(gm.graph, made)
         gm.graph.lint()
         gm.recompile()
-    return notes

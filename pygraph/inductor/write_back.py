@@ -20,18 +20,16 @@ from pygraph.frontend.types import to_fx_arg
 from pygraph.inductor.upload import make_compilable
 from pygraph.ir import Graph, KernelNode, Value
 
-__all__ = ["Fingerprint", "fingerprint", "moved_constant", "refresh_values", "write_back"]
+__all__ = ["fingerprint", "refresh_values", "write_back"]
 
 _MOVE = torch.ops.prims.device_put.default
 _LIFT = torch.ops.aten.lift_fresh_copy.default
 """The only operator that Inductor accepts a constant of the module for."""
 
-Fingerprint = Mapping[str, str]
-"""What each node computes from what, by name, as text: taken before passes run, compared afterwards."""
 
-
-def fingerprint(graph: Graph) -> Fingerprint:
-    """The fingerprint of ``graph``; ``"return"`` stands for what it returns."""
+def fingerprint(graph: Graph) -> dict[str, str]:
+    """What each node computes from what, by name, as text, and ``"return"`` for what the graph returns: taken before
+    passes run, compared afterwards."""
     rows = {node.name: _operands(node) for node in graph.nodes}
     return {**rows, "return": repr(graph.outputs)}
 
@@ -40,7 +38,7 @@ def _operands(node: KernelNode) -> str:
     return f"{node.op} {node.args!r} {list(node.attrs.items())!r}"
 
 
-def write_back(gm: torch.fx.GraphModule, graph: Graph, lifted: Fingerprint) -> list[str]:
+def write_back(gm: torch.fx.GraphModule, graph: Graph, lifted: Mapping[str, str]) -> list[str]:
     """Make the FX graph of ``gm`` say what ``graph`` says; ``lifted`` is its fingerprint from before the passes.
 
     Returns notes on what was changed. Raises FrontendError for an operator or literal that torch has nothing for.
@@ -55,7 +53,7 @@ def write_back(gm: torch.fx.GraphModule, graph: Graph, lifted: Fingerprint) -> l
 
 
 class _Writer:
-    def __init__(self, gm: torch.fx.GraphModule, graph: Graph, lifted: Fingerprint) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, graph: Graph, lifted: Mapping[str, str]) -> None:
         self.gm = gm
         self.fx = gm.graph
         self.graph = graph
@@ -111,7 +109,7 @@ class _Writer:
         target = resolve_op(node.op)
         args, kwargs = self._args(node)
         if target is _MOVE and isinstance(args[0], FxNode) and args[0].op == "get_attr":
-            target, args = _LIFT, (moved_constant(self.gm, args[0], args[1]),)
+            target, args = _LIFT, (_moved_constant(self.gm, args[0], args[1]),)
         with self.fx.inserting_before(anchor):
             made = self.fx.create_node("call_function", target, args, kwargs, name=node.name)
         if made.name != node.name:
@@ -161,7 +159,7 @@ class _Writer:
 # -- constants and fake results ----------------------------------------------------------------------------------------
 
 
-def moved_constant(gm: torch.fx.GraphModule, constant: FxNode, device: torch.device) -> FxNode:
+def _moved_constant(gm: torch.fx.GraphModule, constant: FxNode, device: torch.device) -> FxNode:
     """A node for what ``constant`` (a ``get_attr``) holds, as a constant of ``gm`` on ``device``.
 
     It stands behind ``constant``, and is made once for each device.

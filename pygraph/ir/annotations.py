@@ -6,7 +6,6 @@ Custom passes make further ``MetaKey``s of their own; every annotation is printe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from pygraph.ir.node import KernelNode, Meta, MetaKey, Value
 
@@ -21,7 +20,6 @@ __all__ = [
     "TAGS",
     "Parameter",
     "Region",
-    "Unit",
     "sources",
     "unit_of",
 ]
@@ -51,12 +49,8 @@ def sources(node: KernelNode) -> tuple[tuple[str, str], ...]:
     return ((node.op, node.loc.function if node.loc else ""), *((op, function) for op, _, function in made))
 
 
-Unit: TypeAlias = "int | KernelNode"
-"""A node of the quotient graph: the index of a region, or a kernel node that is in none."""
-
-
-def unit_of(node: KernelNode) -> Unit:
-    """What ``node`` becomes when each region is contracted to one node."""
+def unit_of(node: KernelNode) -> int | KernelNode:
+    """What ``node`` becomes when each region is contracted to one node: the index of its region, or itself."""
     region = node.meta.get(REGION)
     return node if region is None else region
 

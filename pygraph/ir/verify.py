@@ -14,7 +14,7 @@ from typing import TypeAlias
 import sympy
 
 from pygraph.errors import VerifyError
-from pygraph.ir.annotations import CAPTURABLE, REASON, REGION, SELECTED, Unit, unit_of
+from pygraph.ir.annotations import CAPTURABLE, REASON, REGION, SELECTED, unit_of
 from pygraph.ir.dims import canonical
 from pygraph.ir.graph import Graph, Stage
 from pygraph.ir.node import KernelNode, Value, graph_refs_in, values_in
@@ -182,14 +182,14 @@ def table(graph: Graph) -> Iterator[Violation]:
 
 def quotient(graph: Graph) -> Iterator[Violation]:
     """With each region contracted to one node, the dependences have no cycle. So each region is convex, too."""
-    needed: dict[Unit, dict[Unit, None]] = {unit_of(node): {} for node in graph.nodes}
+    needed: dict[int | KernelNode, dict[int | KernelNode, None]] = {unit_of(node): {} for node in graph.nodes}
     for before, node in dependences(graph):
         if unit_of(before) != unit_of(node):
             needed[unit_of(node)][unit_of(before)] = None
     try:
         TopologicalSorter(needed).prepare()
     except CycleError as error:
-        cycle: list[Unit] = error.args[1]
+        cycle: list[int | KernelNode] = error.args[1]
         names = (f"region {unit}" if isinstance(unit, int) else unit.name for unit in cycle)
         first = next(node for node in graph.nodes if unit_of(node) in cycle)
         yield first, "regions and nodes need each other: " + " → ".join(names)

@@ -254,7 +254,6 @@ def _set_back(graph: Graph, stage: Stage) -> None:
 
 # -- reproducers -------------------------------------------------------------------------------------------------------
 
-_MODELS = {model.name: model for model in MODELS.values()}
 _HEADER = re.compile(r"//\s*([a-z]+):\s*(.*)")
 
 
@@ -265,11 +264,10 @@ def _write_reproducer(
 
     Returns None, after a warning, where nothing can be written.
     """
-    known = ctx.model in _MODELS.values()
     header = {
         "pipeline": pipeline,
         "device": ctx.device,
-        "model": ctx.model.name if known else json.dumps(asdict(ctx.model)),  # nobody else may have its figures
+        "model": json.dumps(asdict(ctx.model)),
         "values": ", ".join(f"{symbol}={value}" for symbol, value in sorted(ctx.values.items())),
         "error": " ".join(error.split()),
     }
@@ -307,7 +305,7 @@ def read_header(text: str) -> tuple[str | None, PassContext | None]:
     if "device" in found:
         pairs = (item.split("=") for item in found.get("values", "").split(",") if item.strip())
         values = {name.strip(): int(value) for name, value in pairs}
-        model = found.get("model", "")
-        exact = DeviceModel.from_json(json.loads(model)) if model.startswith("{") else _MODELS.get(model, HOST)
-        ctx = PassContext(found["device"], exact, values)
+        known = MODELS.get(found["device"], HOST)
+        model = DeviceModel.from_json(json.loads(found["model"])) if "model" in found else known
+        ctx = PassContext(found["device"], model, values)
     return found.get("pipeline"), ctx

@@ -113,7 +113,7 @@ def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Outpu
         if isinstance(result, int):
             return (AllocationKind.INPUT, result) in decided
         if result.kind is OutputKind.SAME:
-            return is_decided(recording.outputs[result.index])
+            result = recording.outputs[result.index]  # (to call itself, it would keep the recording in a cycle)
         owner = AllocationKind.POOL if result.kind is OutputKind.FRESH else AllocationKind.INPUT
         return (owner, result.index) in decided
 

@@ -260,13 +260,7 @@ def test_a_reproducer_holds_the_graph_before_the_pass_and_how_to_run_it(tmp_path
     assert error.reproducer == str(tmp_path / "new" / "reproducer-02-raising.pgir")
     assert f"reproducer: {error.reproducer}" in str(error)
     text = Path(error.reproducer).read_text()
-    assert text.splitlines()[:5] == [
-        "// pipeline: raising",
-        "// device: cuda",
-        "// model: h200",
-        "// values: s0=2, s1=4",
-        "// error: KeyError: 'gone'",
-    ]
+    assert "// error: KeyError: 'gone'\n" in text
     assert read_header(text) == ("raising", ctx)
     expected = sample()
     run("partitioning", expected)
@@ -284,6 +278,7 @@ def test_without_a_dump_directory_the_reproducer_is_a_temporary_file() -> None:
 def test_a_header_may_be_absent_or_partial() -> None:
     assert read_header("graph …") == (None, None)
     assert read_header("// a comment\n// pipeline: idle\n\n// device: cuda\n") == ("idle", None)
+    assert read_header("// device: cuda\n") == (None, PassContext("cuda", H200))
     with pytest.raises(ValueError, match="many"):
         read_header("// device: cuda\n// values: s0=many\n")
 

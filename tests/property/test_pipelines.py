@@ -32,7 +32,7 @@ def pipelines(draw: st.DrawFn) -> list[Pass | str]:
 def run(graph: Graph, pipeline: list[Pass | str] | str, ctx: PassContext) -> Graph:
     """A copy after ``pipeline``; the input is printed when a property fails, as ``pygraph opt`` takes it."""
     manager = PassManager(pipeline, check="full")
-    note(f"// pipeline: {manager.text}\n// device: {ctx.device}\n// model: {ctx.model.name}\n{graph}")
+    note(f"// pipeline: {manager.text}\n// device: {ctx.device}\n{graph}")
     copy = graph.clone()
     manager.run(copy, ctx)
     return copy
