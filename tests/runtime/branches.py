@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import networkx as nx
 from hypothesis import strategies as st
 
 __all__ = ["Branched", "branched", "closure"]
@@ -24,19 +25,7 @@ class Branched:
 
 def closure(edges: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     """Pairs (a, b) with a path from a to b."""
-    after: dict[int, set[int]] = {}
-    found: set[tuple[int, int]] = set()
-    for a, b in edges:
-        after.setdefault(a, set()).add(b)
-    for start in after:
-        reached, waiting = set[int](), list(after[start])
-        while waiting:
-            node = waiting.pop()
-            if node not in reached:
-                reached.add(node)
-                waiting += after.get(node, ())
-        found |= {(start, node) for node in reached}
-    return found
+    return set(nx.transitive_closure(nx.DiGraph(edges)).edges)
 
 
 @st.composite

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 COMPILER = os.environ.get("CXX", "c++")
 
 needs_compiler = pytest.mark.skipif(shutil.which(COMPILER.split()[0]) is None, reason="needs a C++ compiler")
@@ -24,29 +25,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = Path(torch.__file__).resolve().parent
     abi = int(torch.compiled_with_cxx11_abi())
     flags = ["-std=c++20", "-O1", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-isystem{root / 'include'}"]
-    command = [
-        *COMPILER.split(),
-        *flags,
-        str(HERE / "guard_allocator.cpp"),
-        "-o",
-        str(path),
-        f"-L{root / 'lib'}",
-        "-lc10",
-    ]
-    subprocess.run(command, check=True)
+    files = [str(HERE / "guard_allocator.cpp"), "-o", str(path)]
+    subprocess.run([*COMPILER.split(), *flags, *files, f"-L{root / 'lib'}", "-lc10"], check=True)
     return path
 
 
 def guarded(library: Path, code: str) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a process of its own; ``guard`` is the allocator, to be installed when wanted."""
-    prelude = f"import ctypes, torch\nguard = ctypes.CDLL({str(library)!r})\n"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]),
-    }
-    return subprocess.run(
-        [sys.executable, "-c", prelude + code], env=environment, capture_output=True, text=True, check=False
-    )
+    prelude = f"import ctypes, sys, torch\nguard = ctypes.CDLL({str(library)!r})\nsys.path.append({str(ROOT)!r})\n"
+    return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, check=False)
 
 
 PROGRAM_RUNS = """

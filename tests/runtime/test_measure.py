@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import runpy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Thread
-from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -417,44 +417,35 @@ def test_what_was_decided_uncaptured_is_not_captured(tmp_path: Path) -> None:
     assert decision.path == str(files(tmp_path)[0])
 
 
-def _module(folder: Path, name: str, text: str) -> Any:
-    """The function ``run`` of a module with this source."""
-    path = folder / f"{name}.py"
-    path.write_text(text, encoding="utf-8")
-    module = ModuleType(name)
-    exec(compile(text, str(path), "exec"), module.__dict__)
-    run = module.__dict__["run"]
-    assert isinstance(run, FunctionType)
-    return run
-
-
-SOURCE = """# {comment}
+SOURCE = """# kernel 7 in /tmp/x
 from tests.runtime import test_measure
 def run(args):
-    {body}
+    pass
     return test_measure.world.run("uncaptured", args)
+def other(args):
+    return run(args)
 """
+OTHER_TEXT = {"comment": ("kernel 7 in /tmp/x", "kernel 8 in /tmp/y"), "source": ("pass", "'another kernel'")}
 
 
 @pytest.mark.parametrize("what", ["nothing", "comment", "source", "machine", "size", "scalar", "name"])
 def test_a_decision_is_used_for_the_same_program_calls_and_machine_alone(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = str(tmp_path / "cache")
-    text = SOURCE.format(comment="kernel 7 in /tmp/x", body="pass")
-    timed(make(_module(tmp_path, "one", text), cache_dir=folder)[0])
-    if what == "comment":
-        text = SOURCE.format(comment="kernel 8 in /tmp/y", body="pass")
-    if what == "source":
-        text = SOURCE.format(comment="kernel 7 in /tmp/x", body="'another kernel'")
-    if what == "name":
-        text += "first = run\ndef other(args):\n    return first(args)\nrun = other\n"
+    def measured(file: str, text: str, name: str, size: int, *rest: int) -> Decision:
+        (tmp_path / file).write_text(text)
+        fn = runpy.run_path(str(tmp_path / file))[name]
+        region, _ = make(fn, cache_dir=str(tmp_path / "cache"))
+        call(region, 2 + LOST, size, *rest)
+        (decision,) = region.record.decisions
+        return decision
+
+    measured("one.py", SOURCE, "run", 2)
     if what == "machine":
         monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    region, _ = make(_module(tmp_path, "two", text), cache_dir=folder)
-    rest = (1,) if what == "scalar" else ()
-    call(region, 2 + LOST, 3 if what == "size" else 2, *rest)
-    (decision,) = region.record.decisions
+    text = SOURCE.replace(*OTHER_TEXT.get(what, ("", "")))
+    name, rest = "other" if what == "name" else "run", (1,) if what == "scalar" else ()
+    decision = measured("two.py", text, name, 3 if what == "size" else 2, *rest)
     assert (decision.path is not None) == (what in ("nothing", "comment"))
     assert len(files(tmp_path)) == (1 if decision.path else 2)
 

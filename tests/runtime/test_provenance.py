@@ -34,14 +34,10 @@ def blamed(error: Exception) -> tuple[str | None, str | None, tuple[str, ...]]:
 NOBODY = (None, None, ())
 
 
-def test_the_line_of_the_traced_function_is_found_from_below() -> None:
-    with tracing(region, ORIGINS):
-        assert region(lambda: here()) == [FIRST, SECOND]
-
-
-def test_other_threads_are_not_traced() -> None:
+def test_the_line_of_the_traced_function_is_found_from_below_but_on_no_other_thread() -> None:
     found: list[Any] = []
     with tracing(region, ORIGINS):
+        assert region(lambda: here()) == [FIRST, SECOND]
         thread = threading.Thread(target=lambda: found.extend(region(here)))
         thread.start()
         thread.join()

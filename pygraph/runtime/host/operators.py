@@ -252,7 +252,7 @@ def _allocate(recorder: Recorder, call: _Call, fake: torch.Tensor) -> torch.Tens
 
 def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     native_call = recorder.native.OperatorCall(call.name, call.op._schema.overload_name, call.args, dict(call.kwargs))
-    operands = list(_operands(recorder, call))
+    operands = list(_operands(call))
     if len(native_call.tensors()) != len(operands):
         raise CaptureError("unsupported-operator", f"{call.name} takes tensors in a way that is not known")
     moves = [_moves(recorder, operand.tensor) for operand in operands]
@@ -267,7 +267,7 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
 
     returned = [[place(t) for t in r] if isinstance(r, (list, tuple)) else place(r) for r in results]
     fresh = [tensor for tensor in stored if tensor is not None]
-    operands += [Operand(recorder.word(tensor), tensor, writes=True) for tensor in fresh]
+    operands += [Operand(tensor, writes=True) for tensor in fresh]
     recorder.launch(
         (native_call, moves, stored if fresh else []),
         str(call.op),
@@ -279,14 +279,14 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
     return returned[0] if len(returned) == 1 else tuple(returned) or None
 
 
-def _operands(recorder: Recorder, call: _Call) -> Iterator[Operand]:
+def _operands(call: _Call) -> Iterator[Operand]:
     """Each tensor argument in the order of the schema, and whether it is read or written."""
     for argument, value in call.operands():
         writes = argument.alias_info is not None and argument.alias_info.is_write
         reads = not (argument.is_out and call.op.namespace == "aten")
         for item in _leaves(value):
             if isinstance(item, torch.Tensor):
-                yield Operand(recorder.word(item), item, reads, writes)
+                yield Operand(item, reads, writes)
             elif "Tensor" in str(argument.type):
                 yield Operand()
 

@@ -103,12 +103,12 @@ each tensor that it returns, the memory it is copied to (None for one that is an
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One word of a launch: a number, or the address of a tensor, and what happens to its memory."""
+    """One word of a launch: the address of a tensor, and what happens to its memory; or a number."""
 
-    word: int = 0
     tensor: torch.Tensor | None = None
     reads: bool = False
     writes: bool = False
+    number: int = 0
 
 
 class Recorder:
@@ -187,9 +187,9 @@ class Recorder:
         operands = []
         for parameter, argument in zip(parameters, args, strict=True):
             if not parameter.is_pointer:
-                operands.append(Operand(_value(parameter, argument)))
+                operands.append(Operand(number=_value(parameter, argument)))
             elif isinstance(argument, torch.Tensor):
-                operands.append(Operand(self.word(argument), argument, True, parameter is Parameter.WRITE))
+                operands.append(Operand(argument, True, parameter is Parameter.WRITE))
             else:
                 raise CaptureError("unknown-kernel", f"{kernel.name} is given {type(argument).__name__} for an address")
         tensors = (operand.tensor for operand in operands)
@@ -216,23 +216,24 @@ class Recorder:
     ) -> None:
         """Record a launch, which does nothing besides what ``operands`` says."""
         kind = LaunchKind.KERNEL if isinstance(payload, Kernel) else LaunchKind.OPERATOR
+        words = tuple(each.number if each.tensor is None else self.word(each.tensor) for each in operands)
         uses: list[Use] = []
-        arguments: dict[int, bool] = {}  # whether it is written
-        for position, operand in enumerate(operands):
-            if operand.tensor is None or operand.word == 0:
+        given, written = set(), set()  # arguments
+        for position, (word, operand) in enumerate(zip(words, operands, strict=True)):
+            if operand.tensor is None or word == 0:
                 continue
             owner = self.owner(operand.tensor)
             start, nbytes = 0, extent(operand.tensor)
             if owner.kind is AllocationKind.INPUT:
-                start, nbytes = owner.address - operand.word, owner.nbytes  # all: a caller may hold more than it passes
-                arguments[owner.index] = operand.writes or arguments.get(owner.index, False)
+                start, nbytes = owner.address - word, owner.nbytes  # all: a caller may hold more than it passes
+                given.add(owner.index)
+                if operand.writes:
+                    written.add(owner.index)
             uses.append(Use(position, start, nbytes, operand.reads, operand.writes))
-        written = {index for index, writes in arguments.items() if writes}
         if kind is LaunchKind.OPERATOR:
             # Operators look at whether what they write overlaps what else they are given, and then do another thing.
-            self.exclusive.update((w, other) for w in written for other in arguments if other != w)
-        index, words = len(self.launches), tuple(operand.word for operand in operands)
-        origin = here()
+            self.exclusive.update((w, other) for w in written for other in given if other != w)
+        index, origin = len(self.launches), here()
         self.launches.append(
             Launch(index, kind, name, words, signature, tuple(uses), origin, random, nondeterministic=nondeterministic)
         )

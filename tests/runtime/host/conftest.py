@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from pygraph.runtime.host import HostDriver
+from pygraph.runtime.host import HostDriver, build
 
 
 @pytest.fixture(scope="session")
 def driver() -> HostDriver:
     """The host driver."""
     return HostDriver()
+
+
+@pytest.fixture
+def native() -> Any:
+    """Its native module."""
+    return build.load()
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.host.recorder import Recorder
-from pygraph.runtime.recording import AllocationKind, LaunchKind, Recording
+from pygraph.runtime.recording import AllocationKind, LaunchKind
 from tests.runtime.host.replays import make_executable
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
 
@@ -31,11 +30,6 @@ def call() -> RegionCall:
         compiled = compile_regions(perceptron)
         compiled.call(torch.randn(8, 16), torch.randn(16, 4), torch.randn(4), torch.zeros(1))
     return compiled.regions[0]
-
-
-def payload(recording: Recording) -> Recorder:
-    assert isinstance(recording.payload, Recorder)
-    return recording.payload
 
 
 def mapped(address: int) -> bool:
@@ -102,8 +96,8 @@ def test_born_counts_the_launches_before(driver: HostDriver) -> None:
 
 def test_an_executable_outlives_its_recording_and_lets_go_when_closed(driver: HostDriver, call: RegionCall) -> None:
     executable, recording = make_executable(driver, call)
-    address = payload(recording).arena.chunks[0][0]
-    holder = weakref.ref(payload(recording))
+    address = recording.payload.arena.chunks[0][0]
+    holder = weakref.ref(recording.payload)
     del recording
     gc.collect()
     assert holder() is None

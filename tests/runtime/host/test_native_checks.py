@@ -12,16 +12,10 @@ import pytest
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.host import HostDriver, build
+from pygraph.runtime.host import HostDriver
 from tests.runtime.host.replays import make_executable
 from tests.runtime.host.test_native import load_kernel
 from tests.runtime.regions import RegionCall
-
-
-@pytest.fixture
-def native() -> Any:
-    return build.load()
-
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
