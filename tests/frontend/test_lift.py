@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pygraph.frontend.lift import backward_static_inputs, held_inputs, lent_inputs, lift, result_paths
 from pygraph.frontend.names import FrontendError, resolve_op
-from pygraph.ir import CONSTANT, PURE, Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Type, symbol
+from pygraph.ir import PURE, Device, DType, GraphRef, OpaqueType, ScalarType, TensorType, Type, symbol
 from tests.frontend.capture import Builder, Captured, capture, capture_inference, lift_inference, run
 
 
@@ -181,14 +181,6 @@ def test_autograd_holds_tangents_until_a_backward_returns_but_not_what_was_saved
 
 
 # -- attributes and subgraphs ------------------------------------------------------------------------------------------
-
-
-def test_tensor_constants_become_nodes() -> None:
-    graph = lift_inference(lambda x: x + torch.tensor([1.0, 2.0, 3.0]), torch.randn(2, 3))
-    constant = next(node for node in graph.nodes if node.op == CONSTANT)
-    assert constant.attrs == {"target": constant.name}
-    assert constant.output.type == TensorType(DType.F32, (3,), Device("cpu"))
-    assert constant.cost.launches == 0
 
 
 def test_subgraphs_are_lifted_once_and_one_name_never_means_two() -> None:
