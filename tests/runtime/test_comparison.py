@@ -208,13 +208,17 @@ def test_over_budget_only_written_arguments_are_copied() -> None:
     assert region.record.captures == 1
 
 
-def test_over_budget_even_so_is_refused() -> None:
-    case = Case(None)
+@pytest.mark.parametrize("always", [False, True])
+def test_over_budget_even_so_is_refused_or_runs_uncaptured(always: bool) -> None:
+    case = Case(None, verify_always=always)
+    if always:
+        case.call()
     case.driver.spare = 31
     case.call()
-    assert case.reason is not None
-    assert case.reason.startswith("comparison-budget")
-    assert case.driver.executables[0].replays == 0
+    refusal = case.region.record.refusals["unverified" if always else "comparison-budget"]
+    assert "exceed 31 bytes" in str(refusal)
+    assert case.region.record.replays == 0
+    assert case.driver.executables[0].replays == always, "the one that was compared before"
 
 
 def test_damage_to_an_argument_read_in_place_is_said() -> None:
@@ -300,15 +304,6 @@ def test_verify_always_compares_each_call() -> None:
     ):
         case.region([torch.ones(4), torch.ones(4), 3])
     assert case.region.record.state == "uncaptured"
-
-
-def test_verify_always_without_room_runs_uncaptured() -> None:
-    case = Case(None, verify_always=True)
-    case.call()
-    case.driver.spare = 0
-    case.call()
-    assert case.region.record.replays == 0
-    assert "exceed 0 bytes" in str(case.region.record.refusals["unverified"])
 
 
 @pytest.mark.parametrize("fails", ["run on copies", "both runs", "comparison"])

@@ -177,18 +177,6 @@ def test_under_a_function_transform_nothing_is_captured_or_replayed() -> None:
     assert torch.equal(torch.vmap(lambda x: region([x])[0])(xs), xs * 2)
 
 
-def test_close_frees_everything_and_leaves_the_region_usable() -> None:
-    region, driver = make()
-    for n in (2, 3):
-        for _ in range(3):
-            region([torch.ones(n)])
-    region.close()
-    assert all(executable.closed for executable in driver.executables)
-    assert len(region._variants) == 0
-    assert region([torch.ones(2)])[0].tolist() == [2, 2]
-    assert (region.record.state, region.record.reason) == ("uncaptured", "closed")
-
-
 @pytest.mark.parametrize("error", [CaptureError("host-read", "item"), RuntimeError("boom"), ZeroDivisionError()])
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_capture_that_raises_half_way_leaves_the_call_answered(error: Exception, at: int) -> None:
@@ -352,15 +340,25 @@ def test_nothing_of_a_refused_call_is_kept() -> None:
         assert known() is None
 
 
-def test_a_region_closed_while_it_captures_keeps_nothing() -> None:
+@pytest.mark.parametrize("capturing", [False, True])
+def test_close_frees_everything_and_leaves_the_region_usable(capturing: bool) -> None:
+    """Also while it captures."""
     region, driver = make()
-    region([torch.ones(2)])
+    for n in (2, 3):
+        for _ in range(3):
+            region([torch.ones(n)])
+    region([torch.ones(4)])
     driver.edits = [lambda capture: region.close()]
-    assert region([torch.ones(2)])[0].tolist() == [2, 2]
+    if capturing:
+        assert region([torch.ones(4)])[0].tolist() == [2] * 4
+    else:
+        region.close()
     assert all(executable.closed for executable in driver.executables)
     assert len(region._variants) == 0
+    replays = region.record.replays
     assert region([torch.ones(2)])[0].tolist() == [2, 2]
-    assert region.record.replays == 0
+    assert (region.record.state, region.record.reason) == ("uncaptured", "closed")
+    assert region.record.replays == replays
 
 
 def test_many_threads_get_their_own_results() -> None:
