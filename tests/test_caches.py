@@ -19,7 +19,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import pygraph
-from pygraph import compat, version
+from pygraph import compat, version, warm
 from pygraph.cache import cache_dir
 from pygraph.inductor.compile import _source, program_key
 from pygraph.inductor.decision import Decision, Placed
@@ -154,6 +154,12 @@ def test_another_calibration_is_a_miss(keeping: Path) -> None:
     assert folder is not None
     (folder / "calibration").mkdir()
     (folder / "calibration" / "some.json").write_text("{}")
+    assert restored(product)[0] is False
+
+
+def test_another_source_of_the_package_is_a_miss(keeping: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    restored(product)
+    monkeypatch.setattr(warm, "package_digest", lambda package: "another")
     assert restored(product)[0] is False
 
 

@@ -94,7 +94,6 @@ CPU = Device("cpu")
         (0.5, ScalarType("float")),
         (True, ScalarType("bool")),
     ],
-    ids=str,
 )
 def test_types_of_inputs(value: Any, type: Type) -> None:
     builder = Builder()

@@ -34,21 +34,6 @@ def test_scalars_parameters_and_indices_go_in_one_upload() -> None:
     assert "CPU tensors uploaded for each call: 3, in batches: 1" in result.notes
 
 
-def test_cpu_work_comes_first_so_that_one_upload_is_enough() -> None:
-    graph, _ = place(
-        f"%a = aten.mul.Tensor(%x, %s) : {GPU}",
-        "%e = aten.exp.default(%t) : f32[]@cpu",
-        f"%r = aten.mul.Tensor(%a, %e) : {GPU}",
-        returns="%r",
-    )
-    assert shown(graph) == [
-        "e = exp(t) @cpu✗",
-        "upload0 = upload(s, e) @cuda:0✗",
-        "a = mul(x, upload0.0) @cuda:0",
-        "r = mul(a, upload0.1) @cuda:0",
-    ]
-
-
 def test_a_value_that_is_written_is_uploaded_as_it_was_when_used() -> None:
     graph, _ = place(
         f"%a = aten.mul.Tensor(%x, %s) : {GPU}",

@@ -60,6 +60,15 @@ def backward(capture: Capture, layers: int, size: int) -> None:
         gradient = following
 
 
+def assert_alive(region: Program, segments: Segments) -> None:
+    """Each intermediate has its memory from the first segment that uses it to the last one."""
+    where = [number for number, bound in enumerate(segments.bounds) for _ in range(*bound)]
+    blocks = {index: block for block in segments.blocks for index in block.offsets}
+    used = [slot for slot in region.slots if slot.kind is AllocationKind.POOL and slot.index in blocks]
+    assert all(blocks[slot.index].born <= where[slot.launch] <= blocks[slot.index].died for slot in used)
+    assert any(block.born < block.died for block in segments.blocks)
+
+
 def test_a_region_that_holds_little_stays_whole() -> None:
     region = program(backward, 32, MB)
     segments = cut(region)
@@ -75,6 +84,7 @@ def test_a_large_backward_is_cut_until_it_holds_what_the_uncaptured_program_does
     region = program(backward, 256, 32 * MB)
     segments, single = cut(region), whole(region)
     assert len(segments.bounds) > 1
+    assert_alive(region, segments)
     assert segments.held <= 1.05 * segments.ideal
     assert single.held > 1.9 * single.ideal
     assert segments.ideal == single.ideal

@@ -64,9 +64,10 @@ def other_arguments() -> Iterator[list[Any]]:
     yield [x, torch.randn(4, 3).to_sparse(), 2.5]
     yield [x, torch._neg_view(y), 2.5]
     yield [x, torch._efficientzerotensor((4, 3)), 2.5]
-    gone = torch.randn(4, 3)
-    gone.untyped_storage().resize_(0)
-    yield [x, gone, 2.5]
+    for nbytes in (0, 44):
+        short = torch.randn(4, 3)
+        short.untyped_storage().resize_(nbytes)
+        yield [x, short, 2.5]
 
 
 def test_other_arguments_are_turned_away_untouched(executable: Executable) -> None:
