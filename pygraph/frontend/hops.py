@@ -18,7 +18,6 @@ from pygraph.frontend.effects import Call, effects_of
 from pygraph.frontend.names import HOP, FrontendError, op_name, resolve_op
 from pygraph.ir import (
     PURE,
-    Arg,
     Effects,
     Graph,
     GraphRef,
@@ -27,6 +26,7 @@ from pygraph.ir import (
     Token,
     Value,
     graph_refs_in,
+    leaves,
     values_in,
 )
 from pygraph.ir.effects import FLAGS, NAMED
@@ -149,13 +149,6 @@ def _of_subgraphs(call: Call, graphs: list[Graph]) -> Effects:
 def _given(call: Call) -> list[list[int]]:
     """What the subgraphs get, in order: the position of each value after the last subgraph; none of a literal."""
     last = max((i for i, arg in enumerate(call.args) if isinstance(arg, GraphRef)), default=-1)
+    given = leaves(call.args[last + 1 :], Value, int, float, sympy.Expr)
     position = itertools.count(sum(1 for _ in values_in(call.args[: last + 1])))
-    return [[next(position)] if isinstance(leaf, Value) else [] for leaf in _flat(call.args[last + 1 :])]
-
-
-def _flat(arg: Arg) -> Iterator[Arg]:
-    if isinstance(arg, tuple):
-        for item in arg:
-            yield from _flat(item)
-    elif isinstance(arg, (Value, int, float, sympy.Expr)):
-        yield arg
+    return [[next(position)] if isinstance(leaf, Value) else [] for leaf in given]

@@ -31,6 +31,7 @@ __all__ = [
     "Value",
     "base_name",
     "graph_refs_in",
+    "leaves",
     "map_arg",
     "values_in",
 ]
@@ -156,20 +157,21 @@ Arg: TypeAlias = "Value | Literal | tuple[Arg, ...]"
 
 def values_in(arg: Arg) -> Iterator[Value]:
     """Every value in ``arg``, in order, with repetitions."""
-    return _leaves(arg, Value)
+    return leaves(arg, Value)
 
 
 def graph_refs_in(arg: Arg) -> Iterator[GraphRef]:
     """Every reference to a subgraph in ``arg``, in order, with repetitions."""
-    return _leaves(arg, GraphRef)
+    return leaves(arg, GraphRef)
 
 
-def _leaves(arg: Arg, kind: type[T]) -> Iterator[T]:
-    if isinstance(arg, kind):
+def leaves(arg: object, *kinds: type[T]) -> Iterator[T]:
+    """What ``arg`` holds of ``kinds``, in order, however deep in tuples."""
+    if isinstance(arg, kinds):
         yield arg
     elif isinstance(arg, tuple):
         for item in arg:
-            yield from _leaves(item, kind)
+            yield from leaves(item, *kinds)
 
 
 def map_arg(arg: Arg, change: Callable[[Value], Arg]) -> Arg:

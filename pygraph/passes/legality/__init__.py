@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import sympy
 
-from pygraph.ir import CAPTURABLE, REASON, Graph, KernelNode, ScalarType, Stage, TensorType, Value
+from pygraph.ir import CAPTURABLE, REASON, Graph, KernelNode, ScalarType, Stage, TensorType, Value, leaves
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.legality.rules import Target, annotate, target_of
 
@@ -75,14 +75,9 @@ def _keyed_by_data(graph: Graph) -> Iterator[KernelNode]:
     read: set[Value] = set()
     for node in graph.nodes:
         shapes = [value.type.shape for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)]
-        keyed = not read.isdisjoint(node.inputs) or _mentions_unbacked((*node.args, *node.attrs.values(), *shapes))
+        symbols = (s for e in leaves((*node.args, *node.attrs.values(), *shapes), sympy.Expr) for s in e.free_symbols)
+        keyed = not read.isdisjoint(node.inputs) or any(_UNBACKED.fullmatch(str(symbol)) for symbol in symbols)
         if keyed or node.effects.sync:
             read.update(value for value in node.outputs if isinstance(value.type, ScalarType))
         if keyed:
             yield node
-
-
-def _mentions_unbacked(arg: object) -> bool:
-    if isinstance(arg, tuple):
-        return any(map(_mentions_unbacked, arg))
-    return isinstance(arg, sympy.Expr) and any(_UNBACKED.fullmatch(str(symbol)) for symbol in arg.free_symbols)
