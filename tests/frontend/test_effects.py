@@ -175,10 +175,6 @@ def test_a_lowering_of_inductor_only_computes() -> None:
     assert effects(handler, fake(4)) == PURE
 
 
-def test_a_python_function_may_do_anything() -> None:
-    assert effects(torch.nn.functional.relu, fake(4)) == Effects(barrier=True)
-
-
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 
