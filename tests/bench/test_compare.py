@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pygraph.bench.compare import difference, load
+from pygraph.bench.compare import difference
 from pygraph.bench.process import Spec
 from pygraph.bench.worker import Serving
 
@@ -74,5 +74,5 @@ def test_results_are_copies_and_come_back_from_a_file(tmp_path: Path) -> None:
         tensor += 1
     serving.save()
     serving.save()
-    assert [each.tolist() for each in load(path)[0]] == [[1.0, 1.0, 1.0], 2, 3]
+    assert [each.tolist() for each in torch.load(path)[0]] == [[1.0, 1.0, 1.0], 2, 3]
     assert [file.name for file in path.parent.iterdir()] == ["result.pt"]
