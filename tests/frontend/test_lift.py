@@ -179,9 +179,6 @@ def test_autograd_holds_tangents_until_a_backward_returns_but_not_what_was_saved
     assert "tanh" not in held_inputs(graph) | set(left)
 
 
-# -- attributes and subgraphs ------------------------------------------------------------------------------------------
-
-
 def test_subgraphs_are_lifted_once_and_one_name_never_means_two() -> None:
     def body(op: Any) -> Any:
         builder = Builder()
@@ -203,9 +200,6 @@ def test_subgraphs_are_lifted_once_and_one_name_never_means_two() -> None:
     first, second = (GraphRef(name) for name in graph.subgraphs)
     assert [node.args[0] for node in graph.nodes] == [first, second, first]
     assert [node.inputs for node in graph.nodes[1:]] == [node.outputs for node in graph.nodes[:-1]]
-
-
-# -- the whole, and what is refused ------------------------------------------------------------------------------------
 
 
 def test_what_aotautograd_never_leaves_is_refused() -> None:

@@ -202,7 +202,7 @@ def test_a_pass_sees_what_it_requires_even_if_it_ensures_less() -> None:
     assert (graph.stage, dict(graph.regions)) == (Stage.PLACED, {})
 
 
-# -- what cannot be written, reproducers ---------------------------------------------------------------------------------
+# -- what cannot be written, reproducers -------------------------------------------------------------------------------
 
 
 def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -212,9 +212,6 @@ def test_a_copy_that_something_waits_for_stays(last: str) -> None:
     assert [node.name for node in graph.nodes] == ["a", "h", "b"]
 
 
-# -- the pass ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("line", "exact"),
     [

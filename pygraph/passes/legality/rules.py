@@ -94,8 +94,7 @@ def annotate(node: KernelNode, target: Target) -> bool:
     before = node.meta.copy()
     objection = judge(node, target)
     node.meta.set(CAPTURABLE, objection is None)
-    node.meta.drop(REASON)
-    node.meta.drop(DETAIL)
+    node.meta.drop(REASON, DETAIL)
     if objection is not None:
         node.meta.set(REASON, objection.code)
         node.meta.set(DETAIL, objection.detail)

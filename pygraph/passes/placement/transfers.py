@@ -19,13 +19,11 @@ from pygraph.passes.legality.rules import Target, devices_of, is_on_host
 from pygraph.passes.placement.facts import (
     Facts,
     computes_only,
-    first_free,
     has_own_memory,
     host_operands,
     is_copy_in,
     is_copy_out,
     put_after,
-    use_twins,
 )
 from pygraph.passes.region_order import Kind, earliest
 
@@ -92,7 +90,7 @@ def _upload_singly(
             graph.replace_uses(user.output, uploaded)
             idle.append(user)
         else:
-            use_twins(graph, user, {request.value: uploaded})
+            graph.replace_operands(user, {request.value: uploaded})
     graph.erase(*idle)
     put_after(graph, {single: request.since for request, single in made.items()})
     return list(made.values()), len(idle)
@@ -139,7 +137,7 @@ def _merge_group(graph: Graph, group: list[KernelNode]) -> KernelNode:
         UPLOAD,
         (tuple(single.inputs[0] for single in group), device),
         types,
-        name=first_free(graph, (f"upload{i}" for i in count())),
+        name=next(name for i in count() if graph.owner(name := f"upload{i}") is None),
         cost=replace(moved, launches=1),
         loc=group[0].loc,
     )
