@@ -27,11 +27,12 @@ from pygraph.ir import (
     Cost,
     Dim,
     Graph,
+    GraphRef,
     KernelNode,
     TensorType,
     Value,
     base_name,
-    graph_refs_in,
+    leaves,
 )
 from pygraph.ir.cost import total
 from pygraph.ir.types import as_dim
@@ -47,7 +48,7 @@ def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
     if is_symbolic(node.op) or base in VIEWS or kind == "free" or base == CONSTANT:
         return FREE
     if base in _RUNS_SUBGRAPH and graph is not None:
-        return total(inner.cost for ref in graph_refs_in(node.args) for inner in graph.subgraphs[ref.name].nodes)
+        return total(inner.cost for ref in leaves(node.args, GraphRef) for inner in graph.subgraphs[ref.name].nodes)
     if kind == "gather":
         return _gather(node)
     if kind == "scatter":

@@ -25,7 +25,6 @@ from pygraph.ir import (
     TensorType,
     Token,
     Value,
-    graph_refs_in,
     leaves,
     values_in,
 )
@@ -58,7 +57,7 @@ def higher_order_effects(call: Call) -> Effects:
         return replace(_wrapped_effects(call), rng="cpu" if call.device is None else str(call.device))
     if name == "with_effects":
         return replace(_wrapped_effects(call), barrier=True)
-    graphs = [call.subgraphs[ref.name] for ref in graph_refs_in((*call.args, *call.attrs.values()))]
+    graphs = [call.subgraphs[ref.name] for ref in leaves((*call.args, *call.attrs.values()), GraphRef)]
     if not graphs:
         return replace(PURE, barrier=True)
     effects = _of_subgraphs(call, graphs)

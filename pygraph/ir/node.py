@@ -30,7 +30,6 @@ __all__ = [
     "Token",
     "Value",
     "base_name",
-    "graph_refs_in",
     "leaves",
     "map_arg",
     "values_in",
@@ -159,11 +158,6 @@ Arg: TypeAlias = "Value | Literal | tuple[Arg, ...]"
 def values_in(arg: Arg) -> Iterator[Value]:
     """Every value in ``arg``, in order, with repetitions."""
     return leaves(arg, Value)
-
-
-def graph_refs_in(arg: Arg) -> Iterator[GraphRef]:
-    """Every reference to a subgraph in ``arg``, in order, with repetitions."""
-    return leaves(arg, GraphRef)
 
 
 def leaves(arg: object, *kinds: type[T]) -> Iterator[T]:

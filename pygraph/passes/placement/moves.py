@@ -9,14 +9,7 @@ from dataclasses import replace
 from pygraph.ir import CONSTANT, PLACEMENT, PURE, REASON, Device, Graph, KernelNode, TensorType, Value
 from pygraph.passes.legality.rules import Target, copy_source, is_on_host
 from pygraph.passes.placement.exact import is_exact, is_factory
-from pygraph.passes.placement.facts import (
-    Facts,
-    computes_only,
-    has_own_memory,
-    host_operands,
-    is_copy_in,
-    put_after,
-)
+from pygraph.passes.placement.facts import Facts, computes_only, has_own_memory, host_operands, is_copy_in, put_after
 
 __all__ = ["merge_equal", "move_factories"]
 

@@ -83,7 +83,10 @@ def _upload_singly(
     idle: list[KernelNode] = []
     for user, request in requests:
         if request not in made:
-            type = _uploaded_type(request.value, target)
+            type = request.value.type
+            assert isinstance(type, TensorType), request.value.name
+            # strides as torch.empty_like gives them: those of a dense tensor, else row-major
+            type = replace(type, device=target.device, stride=type.stride if _is_dense(type) else None)
             made[request] = graph.add(UPLOAD, ((request.value,), target.device), (type,), loc=user.loc)
         uploaded = made[request].output
         if is_copy_in(user, target) and user.output.type == uploaded.type and user not in pinned:
@@ -94,13 +97,6 @@ def _upload_singly(
     graph.erase(*idle)
     put_after(graph, {single: request.since for request, single in made.items()})
     return list(made.values()), len(idle)
-
-
-def _uploaded_type(value: Value, target: Target) -> TensorType:
-    """Strides as ``torch.empty_like`` gives them: those of a dense tensor, else row-major."""
-    type = value.type
-    assert isinstance(type, TensorType), value.name
-    return replace(type, device=target.device, stride=type.stride if _is_dense(type) else None)
 
 
 def _is_dense(type: TensorType) -> bool:
