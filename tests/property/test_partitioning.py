@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from random import Random
 
 import networkx as nx
 from hypothesis import given, note, settings
@@ -20,7 +19,6 @@ from pygraph.passes.partitioning import Partitioning
 from pygraph.passes.region_order import Kind
 from pygraph.testing.strategies import operator_graphs
 from tests.passes.brute_force import fewer_regions
-from tests.passes.build import build
 
 CTX = PassContext()
 LIMITS = st.none() | st.integers(0, 3)
@@ -99,22 +97,12 @@ def test_the_rest_of_the_pipeline_changes_no_membership(graph: Graph, limit: int
 _PRINT_MANY = """
 import random
 from pygraph.passes import PassManager
-from tests.property.test_partitioning import layered
+from tests.passes.build import layered
 for seed in range(20):
     graph = layered(random.Random(seed), 60)
     PassManager(f"partitioning{{max-regions={seed}}},indirection,selection").run(graph)
     print(graph)
 """
-
-
-def layered(random: Random, nodes: int) -> Graph:
-    """A graph of ``nodes`` rows: mostly launches, some views, some host nodes, on recent values."""
-    rows = []
-    for i in range(nodes):
-        kind = random.choices(["launch", "heavy", "view", "write", "host"], [8, 2, 3, 1, 1])[0]
-        operands = [f"n{random.randrange(max(0, i - 12), i)}" if i and random.random() < 0.9 else "x" for _ in range(2)]
-        rows.append(f"n{i}: {kind} {' '.join(operands[: 2 if kind == 'launch' else 1])}")
-    return build(*rows, returns=f"n{nodes - 1}")
 
 
 def test_hash_seeds_do_not_matter() -> None:
