@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Results", "difference", "load", "save", "tensors_of"]
+__all__ = ["Results", "difference", "save", "tensors_of"]
 
 Results = Mapping[int, list[torch.Tensor]]
 """Tensors by the number of the call that returned them, from 1."""
@@ -24,12 +24,6 @@ def save(path: Path, results: Results) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(results, path.with_suffix(".part"))
     os.replace(path.with_suffix(".part"), path)
-
-
-def load(path: Path) -> Results:
-    """What ``save`` wrote. Raises OSError where there is nothing."""
-    found: Results = torch.load(path, weights_only=True)
-    return found
 
 
 def tensors_of(result: Any) -> Iterator[torch.Tensor]:

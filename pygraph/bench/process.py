@@ -16,7 +16,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -44,10 +44,6 @@ class Spec:
     device: str
     result: str
     check: bool = False
-
-    def text(self) -> str:
-        """As JSON, for a command line."""
-        return json.dumps(asdict(self))
 
 
 @dataclass

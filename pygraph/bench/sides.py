@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pygraph.passes.pipeline import nearest
 
 __all__ = ["BASELINES", "OURS", "REFERENCE", "SIDES", "Side", "compile_as", "sides_for"]
 
@@ -52,9 +53,7 @@ def sides_for(names: Sequence[str], device: str, known: Mapping[str, Side] = SID
     """
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"no side is called '{name}'; {hint}")
+            raise ValueError(f"no side is called '{name}'{nearest(name, known)}")
         if known[name].cuda and device != "cuda":
             raise ValueError(f"the side '{name}' needs a GPU")
     wanted = {*(names or known), REFERENCE}

@@ -9,13 +9,14 @@ blocks   rounds of one block of each side, in an order drawn anew
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class Group:
             "TORCHINDUCTOR_COMPILE_THREADS": str(max((os.cpu_count() or 1) // len(program.sides), 1)),
             **({"PYGRAPH_MEASURE": "0"} if self._check else {}),
         }
-        return Process([*bench.command, spec.text()], environ, result.with_suffix(".log"))
+        return Process([*bench.command, json.dumps(asdict(spec))], environ, result.with_suffix(".log"))
 
     def result(self, side: str) -> Path:
         """The file of results to be compared."""
@@ -121,12 +122,14 @@ class Group:
 
     def compare(self, side: str) -> Outcome:
         """How far the results of ``side`` are from eager's, and a failure if that is too far."""
-        from pygraph.bench.compare import difference, load
+        import torch
+
+        from pygraph.bench.compare import difference
 
         reference, path = self.result(REFERENCE), self.result(side)
         if not reference.exists():
             return Outcome()
-        apart = difference(load(reference), load(path)) if path.exists() else math.inf
+        apart = difference(torch.load(reference), torch.load(path)) if path.exists() else math.inf
         if apart is None or apart <= self._program.tolerance:
             return Outcome(difference=apart)
         shown = f"{apart:.3g}" if math.isfinite(apart) else "an infinite part"

@@ -12,7 +12,7 @@ from pygraph.logs import working
 
 __all__ = ["calibrate"]
 
-_FIGURES = {
+_FIGURES = {  # what is printed of a model, by field
     "launch_us": "uncaptured launch, µs",
     "replay_us": "replay, µs",
     "node_us": "captured launch, µs",
@@ -21,7 +21,6 @@ _FIGURES = {
     "bandwidth_gbs": "memory, GB/s",
     "peak_gflops": "matrix products, GFLOP/s",
 }
-"""What is printed of a model, by field."""
 
 
 @click.command()
@@ -62,5 +61,4 @@ def calibrate(device: str | None, no_save: bool) -> None:
 
 
 def _number(value: float) -> str:
-    """Three digits; thousands in full."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

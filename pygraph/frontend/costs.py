@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from pygraph import compat
 from pygraph.frontend.effects import VIEWS, tags_of
-from pygraph.frontend.names import FrontendError, is_symbolic, resolve_op, words
+from pygraph.frontend.names import FrontendError, is_symbolic, resolve_op
 from pygraph.ir import (
     CONSTANT,
     FREE,
@@ -27,11 +27,12 @@ from pygraph.ir import (
     Cost,
     Dim,
     Graph,
+    GraphRef,
     KernelNode,
     TensorType,
     Value,
     base_name,
-    graph_refs_in,
+    leaves,
 )
 from pygraph.ir.cost import total
 from pygraph.ir.types import as_dim
@@ -43,23 +44,24 @@ def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
     """The cost of ``node``; that of a call of a subgraph is the sum of the subgraph's nodes, looked up in ``graph``."""
     base = base_name(node.op)
     name = base.rstrip("_")  # an operator in place costs what the other one does
-    if is_symbolic(node.op) or base in VIEWS or base in _FREE or base == CONSTANT:
+    kind = _KINDS.get(name)
+    if is_symbolic(node.op) or base in VIEWS or kind == "free" or base == CONSTANT:
         return FREE
     if base in _RUNS_SUBGRAPH and graph is not None:
-        return total(inner.cost for ref in graph_refs_in(node.args) for inner in graph.subgraphs[ref.name].nodes)
-    if name in _GATHERS:
+        return total(inner.cost for ref in leaves(node.args, GraphRef) for inner in graph.subgraphs[ref.name].nodes)
+    if kind == "gather":
         return _gather(node)
-    if name in _SCATTERS:
+    if kind == "scatter":
         return _scatter(node)
     if name == "aten.convolution_backward":
         return _convolution_backward(node)
-    if name in _MOVES:
+    if kind == "move":
         return _plain(node, 0)
-    if name in _FILLS:
+    if kind == "fill":
         return Cost(_elements(node.outputs or node.inputs), 0, _written_bytes(node), 1, 0)
-    if name in _REDUCTIONS:
+    if kind == "reduction":
         return _plain(node, _elements(node.inputs[:1]))
-    if name in _ELEMENTWISE or name.startswith("aten._foreach_") or _is_pointwise(node.op):
+    if kind == "elementwise" or name.startswith("aten._foreach_") or _is_pointwise(node.op):
         return _plain(node, _elements(node.outputs or _operands_written(node)))
     if _formula(base) is None:
         return UNKNOWN
@@ -69,73 +71,60 @@ def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
 
 def _plain(node: KernelNode, flops: Dim | None) -> Cost:
     """One launch that reads each operand and writes each result once. How long the host waits for it, nobody knows."""
-    return Cost(flops, _read_bytes(node), _written_bytes(node), 1, None if node.effects.sync else 0)
+    positions = node.effects.reads
+    read = node.inputs if positions is None else [node.inputs[position] for position in positions]
+    return Cost(flops, _bytes_of(read), _written_bytes(node), 1, None if node.effects.sync else 0)
 
 
-# -- operators by the shape of their cost. Those that Inductor always decomposes are left out. ----------------------
+# -- operators by what they cost. Those that Inductor always decomposes are left out. ---------------------------------
 
-_FREE = words(
-    """
-    aten.empty aten.empty_strided aten.new_empty_strided prims.empty prims.empty_permuted prims.empty_strided
-    aten._assert_tensor_metadata aten._assert_scalar aten.sym_constrain_range aten.sym_constrain_range_for_size
-    """
-)
-"""Allocates, or checks on the host: nothing runs on the device."""
-
-_MOVES = words(
-    """
-    aten._local_scalar_dense aten._to_copy aten.as_strided_scatter aten.cat aten.clone aten.constant_pad_nd aten.copy
-    aten.diagonal_scatter aten.lift_fresh_copy aten.repeat aten.select_scatter aten.slice_scatter
-    prims.as_strided_scatter prims.cat prims.clone prims.copy_to prims.device_put prims.inductor_lookup_seed prims.rev
-    """
-)
-"""Elements are put elsewhere, unchanged or converted."""
-
-_FILLS = words(
-    """
-    aten.arange aten.bernoulli aten.exponential aten.fill aten.full aten.full_like aten.normal aten.normal_functional
-    aten.rand aten.rand_like aten.randint aten.randint_like aten.randn aten.randn_like aten.randperm
-    aten.scalar_tensor aten.uniform aten.zero aten.zeros_like prims.full prims.full_like prims.inductor_seed
-    prims.inductor_seeds prims.iota prims.normal prims.scalar_tensor
-    """
-)
-"""Constants and random numbers are written, whatever tensor lends its shape."""
-
-_REDUCTIONS = words(
-    """
-    aten._adaptive_avg_pool2d aten._adaptive_avg_pool3d aten._cdist_forward aten.adaptive_max_pool2d
-    aten.adaptive_max_pool3d aten.all aten.amax aten.amin aten.any aten.argmax aten.argmin aten.avg_pool2d
-    aten.avg_pool3d aten.cummax aten.cummin aten.cumprod aten.cumsum aten.embedding_dense_backward aten.kthvalue
-    aten.logcumsumexp
-    aten.masked_select aten.max aten.max_pool2d_with_indices aten.max_pool3d_with_indices aten.mean aten.median
-    aten.min aten.mode aten.native_layer_norm aten.nonzero aten.prod aten.sort aten.sum aten.topk aten.var
-    aten.var_mean prims._low_memory_max_pool_with_offsets prims.amax prims.amin prims.prod prims.sum prims.var
-    """
-)
-"""One operation for each element of the first operand: reductions, scans, sorts, normalisations, pooling."""
-
-_ELEMENTWISE = words(
-    """
-    aten._adaptive_avg_pool2d_backward aten._adaptive_avg_pool3d_backward aten._assert_async
-    aten.adaptive_max_pool2d_backward aten.adaptive_max_pool3d_backward aten.avg_pool2d_backward
-    aten.avg_pool3d_backward aten.max_pool2d_with_indices_backward aten.max_pool3d_with_indices_backward
-    aten.native_dropout aten.upsample_bilinear2d aten.upsample_nearest2d aten.where prims.inductor_randint
-    prims.inductor_random prims.where prims._low_memory_max_pool_offsets_to_indices
-    """
-)
-"""One operation for each element of the results, beside the operators that are tagged pointwise."""
-
-_GATHERS = words(
-    """
-    aten._unsafe_index aten._unsafe_masked_index aten.embedding aten.gather aten.index aten.index_select aten.take
-    """
-)
-_SCATTERS = words(
-    """
-    aten._unsafe_index_put aten._unsafe_masked_index_put_accumulate aten.index_add aten.index_copy aten.index_fill
-    aten.index_put aten.scatter aten.scatter_add aten.scatter_reduce
-    """
-)
+_NAMES = {
+    # allocates, or checks on the host: nothing runs on the device
+    "free": """
+        aten.empty aten.empty_strided aten.new_empty_strided prims.empty prims.empty_permuted prims.empty_strided
+        aten._assert_tensor_metadata aten._assert_scalar aten.sym_constrain_range aten.sym_constrain_range_for_size
+    """,
+    # elements are put elsewhere, unchanged or converted
+    "move": """
+        aten._local_scalar_dense aten._to_copy aten.as_strided_scatter aten.cat aten.clone aten.constant_pad_nd
+        aten.copy aten.diagonal_scatter aten.lift_fresh_copy aten.repeat aten.select_scatter aten.slice_scatter
+        prims.as_strided_scatter prims.cat prims.clone prims.copy_to prims.device_put prims.inductor_lookup_seed
+        prims.rev
+    """,
+    # constants and random numbers are written, whatever tensor lends its shape
+    "fill": """
+        aten.arange aten.bernoulli aten.exponential aten.fill aten.full aten.full_like aten.normal
+        aten.normal_functional aten.rand aten.rand_like aten.randint aten.randint_like aten.randn aten.randn_like
+        aten.randperm aten.scalar_tensor aten.uniform aten.zero aten.zeros_like prims.full prims.full_like
+        prims.inductor_seed prims.inductor_seeds prims.iota prims.normal prims.scalar_tensor
+    """,
+    # one operation for each element of the first operand: reductions, scans, sorts, normalisations, pooling
+    "reduction": """
+        aten._adaptive_avg_pool2d aten._adaptive_avg_pool3d aten._cdist_forward aten.adaptive_max_pool2d
+        aten.adaptive_max_pool3d aten.all aten.amax aten.amin aten.any aten.argmax aten.argmin aten.avg_pool2d
+        aten.avg_pool3d aten.cummax aten.cummin aten.cumprod aten.cumsum aten.embedding_dense_backward aten.kthvalue
+        aten.logcumsumexp aten.masked_select aten.max aten.max_pool2d_with_indices aten.max_pool3d_with_indices
+        aten.mean aten.median aten.min aten.mode aten.native_layer_norm aten.nonzero aten.prod aten.sort aten.sum
+        aten.topk aten.var aten.var_mean prims._low_memory_max_pool_with_offsets prims.amax prims.amin prims.prod
+        prims.sum prims.var
+    """,
+    # one operation for each element of the results, beside the operators that are tagged pointwise
+    "elementwise": """
+        aten._adaptive_avg_pool2d_backward aten._adaptive_avg_pool3d_backward aten._assert_async
+        aten.adaptive_max_pool2d_backward aten.adaptive_max_pool3d_backward aten.avg_pool2d_backward
+        aten.avg_pool3d_backward aten.max_pool2d_with_indices_backward aten.max_pool3d_with_indices_backward
+        aten.native_dropout aten.upsample_bilinear2d aten.upsample_nearest2d aten.where prims.inductor_randint
+        prims.inductor_random prims.where prims._low_memory_max_pool_offsets_to_indices
+    """,
+    "gather": """
+        aten._unsafe_index aten._unsafe_masked_index aten.embedding aten.gather aten.index aten.index_select aten.take
+    """,
+    "scatter": """
+        aten._unsafe_index_put aten._unsafe_masked_index_put_accumulate aten.index_add aten.index_copy aten.index_fill
+        aten.index_put aten.scatter aten.scatter_add aten.scatter_reduce
+    """,
+}
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _RUNS_SUBGRAPH = ("hop.invoke_subgraph", "hop.tag_activation_checkpoint")
 
 
@@ -247,6 +236,7 @@ def _elements(values: Iterable[Value]) -> Dim:
 
 
 def _bytes_of(values: Iterable[Value]) -> Dim:
+    """Bytes of the distinct tensors among ``values``."""
     return as_dim(sum((_held_bytes(type) for type in _tensors(values)), 0))
 
 
@@ -257,12 +247,6 @@ def _held_bytes(type: TensorType) -> Dim:
         return type.nbytes
     sizes = (size for size, step in zip(type.shape, type.stride, strict=True) if step != 0)
     return replace(type, shape=tuple(sizes), stride=None).nbytes
-
-
-def _read_bytes(node: KernelNode) -> Dim:
-    """Bytes of the distinct tensors that the node reads."""
-    positions = node.effects.reads
-    return _bytes_of(node.inputs if positions is None else (node.inputs[p] for p in positions))
 
 
 def _written_bytes(node: KernelNode) -> Dim:

@@ -19,31 +19,25 @@ from pygraph.ir import PURE, Arg, Device, DType, Effects, Graph, TensorType, Typ
 
 __all__ = ["DRAWS", "VIEWS", "Call", "Path", "effects_of", "schema_facts", "tags_of", "tags_text"]
 
-VIEWS = words(
-    """
+VIEWS = words("""
     aten._conj aten._neg_view aten._reshape_alias aten._unsafe_view aten.alias aten.as_strided aten.detach
     aten.diagonal aten.expand aten.lift_fresh aten.permute aten.select aten.slice aten.split aten.split_with_sizes
     aten.squeeze aten.t aten.transpose aten.unbind aten.unfold aten.unsafe_split aten.unsafe_split_with_sizes
     aten.unsqueeze aten.view aten.view_as_complex aten.view_as_real prims.broadcast_in_dim prims.collapse_view
     prims.split_dim prims.squeeze prims.transpose prims.view_of prims.view_of_dtype
-    """
-)
+""")
 """Operators that always return a view and never read memory, besides those that AOTAutograd takes apart."""
 
-HIDDEN_VIEWS = words(
-    """
+HIDDEN_VIEWS = words("""
     aten._unsafe_view aten.dequantize aten.lift aten.set aten.unsafe_split aten.unsafe_split_with_sizes
     inductor._reinterpret_tensor prims.inductor_force_stride_order
-    """
-)
+""")
 """Operators that share memory with an operand, or may, although their schema says that they do not."""
 
-_REPORTED_TAGS = words(
-    """
+_REPORTED_TAGS = words("""
     cudagraph_unsafe data_dependent_output dynamic_output_shape maybe_aliasing_or_mutating nondeterministic_bitwise
     nondeterministic_seeded
-    """
-)
+""")
 
 _PURE_RANDOM = frozenset(
     {"prims.inductor_lookup_seed", "prims.inductor_random", "prims.inductor_randint", "rngprims.philox_rand"}
@@ -62,14 +56,12 @@ _READS_BACK = frozenset({"aten._linalg_check_errors", "aten._cudnn_ctc_loss", "a
 _COPIES = frozenset({"aten._to_copy", "aten.to", "aten.copy_", "aten.copy", "prims.device_put", "prims.copy_to"})
 """Copies that may go from an accelerator to the host."""
 
-_CHECKS = words(
-    """
+_CHECKS = words("""
     aten._assert_async aten._assert_scalar aten._assert_tensor_metadata aten._functional_assert_async
     aten._functional_assert_scalar aten._linalg_check_errors aten.sym_constrain_range
     aten.sym_constrain_range_for_size aten._functional_sym_constrain_range
     aten._functional_sym_constrain_range_for_size
-    """
-)
+""")
 """Checks: they may raise, so they are never removed, but they order nothing."""
 
 _STORAGE = frozenset({"aten.resize_", "aten.resize_as_", "aten.set_", "inductor.resize_storage_bytes_", "prims.resize"})

@@ -18,7 +18,6 @@ from pygraph.frontend.effects import Call, effects_of
 from pygraph.frontend.names import HOP, FrontendError, op_name, resolve_op
 from pygraph.ir import (
     PURE,
-    Arg,
     Effects,
     Graph,
     GraphRef,
@@ -26,7 +25,7 @@ from pygraph.ir import (
     TensorType,
     Token,
     Value,
-    graph_refs_in,
+    leaves,
     values_in,
 )
 from pygraph.ir.effects import FLAGS, NAMED
@@ -58,7 +57,7 @@ def higher_order_effects(call: Call) -> Effects:
         return replace(_wrapped_effects(call), rng="cpu" if call.device is None else str(call.device))
     if name == "with_effects":
         return replace(_wrapped_effects(call), barrier=True)
-    graphs = [call.subgraphs[ref.name] for ref in graph_refs_in((*call.args, *call.attrs.values()))]
+    graphs = [call.subgraphs[ref.name] for ref in leaves((*call.args, *call.attrs.values()), GraphRef)]
     if not graphs:
         return replace(PURE, barrier=True)
     effects = _of_subgraphs(call, graphs)
@@ -149,13 +148,6 @@ def _of_subgraphs(call: Call, graphs: list[Graph]) -> Effects:
 def _given(call: Call) -> list[list[int]]:
     """What the subgraphs get, in order: the position of each value after the last subgraph; none of a literal."""
     last = max((i for i, arg in enumerate(call.args) if isinstance(arg, GraphRef)), default=-1)
+    given = leaves(call.args[last + 1 :], Value, int, float, sympy.Expr)
     position = itertools.count(sum(1 for _ in values_in(call.args[: last + 1])))
-    return [[next(position)] if isinstance(leaf, Value) else [] for leaf in _flat(call.args[last + 1 :])]
-
-
-def _flat(arg: Arg) -> Iterator[Arg]:
-    if isinstance(arg, tuple):
-        for item in arg:
-            yield from _flat(item)
-    elif isinstance(arg, (Value, int, float, sympy.Expr)):
-        yield arg
+    return [[next(position)] if isinstance(leaf, Value) else [] for leaf in given]

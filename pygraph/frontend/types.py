@@ -29,7 +29,7 @@ from pygraph.ir import (
     Value,
     canonical,
 )
-from pygraph.ir.types import as_dim, contiguous_stride
+from pygraph.ir.types import as_dim
 
 __all__ = ["TypeReader", "literal", "to_fx_arg"]
 
@@ -103,8 +103,7 @@ class TypeReader:
         key = (dtype, shape, stride, value.device)
         found = self._tensors.get(key)
         if found is None:
-            spelled = None if stride == contiguous_stride(shape) else stride
-            found = self._tensors[key] = TensorType(dtype, shape, _device(value.device), spelled)
+            found = self._tensors[key] = TensorType(dtype, shape, _device(value.device), stride)
         return found
 
 

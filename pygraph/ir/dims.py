@@ -114,16 +114,9 @@ class _Writer(StrPrinter):  # type: ignore[misc]  # sympy has no types
                 below.append(1 / factor)
             else:
                 above.append(factor)
-        first, *others = [self.parenthesize(sympy.sympify(part), PRECEDENCE["Mul"]) for part in above or [1]]
-        divisors = [self.parenthesize(sympy.sympify(part), PRECEDENCE["Mul"]) for part in below]
-        return "".join(
-            [
-                "-" if coefficient < 0 else "",
-                first,
-                *(f"*{text}" for text in others),
-                *(f"/{text}" for text in divisors),
-            ]
-        )
+        factors = [self.parenthesize(sympy.sympify(part), PRECEDENCE["Mul"]) for part in above or [1]]
+        divisors = ["/" + self.parenthesize(sympy.sympify(part), PRECEDENCE["Mul"]) for part in below]
+        return ("-" if coefficient < 0 else "") + "*".join(factors) + "".join(divisors)
 
     def _print_Pow(self, value: sympy.Pow) -> str:
         base = self.parenthesize(value.base, PRECEDENCE["Pow"])

@@ -1,7 +1,4 @@
-"""The graph: an ordered DAG of kernel nodes. It owns every mutation and every name.
-
-Questions about a graph live in ``pygraph.passes.analysis``; text in ``pygraph.ir.text``; rules in ``verify``.
-"""
+"""The graph: an ordered DAG of kernel nodes. It owns every mutation and every name."""
 
 from __future__ import annotations
 
@@ -212,16 +209,16 @@ class Graph:
         then.after[first] = None
         self.version += 1
 
+    def replace_operands(self, node: KernelNode, twins: Mapping[Value, Arg]) -> None:
+        """Have ``node`` take the twins of its operands, where they have any."""
+        attrs = {key: map_arg(arg, twins) for key, arg in node.attrs.items()}
+        self.set_args(node, [map_arg(arg, twins) for arg in node.args], attrs)
+
     def replace_uses(self, old: Value, new: Arg) -> None:
         """Use ``new`` wherever ``old`` is used, in nodes and in the outputs."""
-
-        def change(value: Value) -> Arg:
-            return new if value is old else value
-
         for node in list(old.users):
-            attrs = {key: map_arg(arg, change) for key, arg in node.attrs.items()}
-            self.set_args(node, tuple(map_arg(arg, change) for arg in node.args), attrs)
-        self.set_outputs(tuple(map_arg(arg, change) for arg in self._outputs))
+            self.replace_operands(node, {old: new})
+        self.set_outputs(map_arg(arg, {old: new}) for arg in self._outputs)
 
     def erase(self, *nodes: KernelNode) -> None:
         """Remove nodes. Raises GraphError when a result is still used by a node that stays, or returned."""
@@ -275,10 +272,10 @@ class Graph:
             twin.meta = node.meta.copy()
             values.update(zip(node.outputs, twin.outputs, strict=True))
         for node, twin in zip(self._nodes, copy._nodes, strict=True):
-            attrs = {key: map_arg(arg, values.__getitem__) for key, arg in node.attrs.items()}
-            copy.set_args(twin, (map_arg(arg, values.__getitem__) for arg in node.args), attrs)
+            attrs = {key: map_arg(arg, values) for key, arg in node.attrs.items()}
+            copy.set_args(twin, (map_arg(arg, values) for arg in node.args), attrs)
             twin.after = {copy.node(before.name): None for before in node.after}
-        copy.set_outputs(map_arg(arg, values.__getitem__) for arg in self._outputs)
+        copy.set_outputs(map_arg(arg, values) for arg in self._outputs)
         for index, region in self.regions.items():
             parameters = {values[value]: parameter for value, parameter in region.parameters.items()}
             copy.regions[index] = Region(parameters, region.meta.copy())

@@ -5,10 +5,10 @@ They are changed through ``pygraph.ir.graph.Graph`` only, which keeps names, use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import sympy
 
@@ -30,7 +30,7 @@ __all__ = [
     "Token",
     "Value",
     "base_name",
-    "graph_refs_in",
+    "leaves",
     "map_arg",
     "values_in",
 ]
@@ -100,9 +100,10 @@ class Meta:
         _check_printable(key.name, value)
         self._entries[key.name] = value
 
-    def drop(self, key: MetaKey[T]) -> None:
-        """Remove the annotation, if it is there."""
-        self._entries.pop(key.name, None)
+    def drop(self, *keys: MetaKey[Any]) -> None:
+        """Remove annotations, those that are there."""
+        for key in keys:
+            self._entries.pop(key.name, None)
 
     def items(self) -> list[tuple[str, object]]:
         """Entries sorted by name."""
@@ -156,28 +157,24 @@ Arg: TypeAlias = "Value | Literal | tuple[Arg, ...]"
 
 def values_in(arg: Arg) -> Iterator[Value]:
     """Every value in ``arg``, in order, with repetitions."""
-    return _leaves(arg, Value)
+    return leaves(arg, Value)
 
 
-def graph_refs_in(arg: Arg) -> Iterator[GraphRef]:
-    """Every reference to a subgraph in ``arg``, in order, with repetitions."""
-    return _leaves(arg, GraphRef)
-
-
-def _leaves(arg: Arg, kind: type[T]) -> Iterator[T]:
-    if isinstance(arg, kind):
+def leaves(arg: object, *kinds: type[T]) -> Iterator[T]:
+    """What ``arg`` holds of ``kinds``, in order, however deep in tuples."""
+    if isinstance(arg, kinds):
         yield arg
     elif isinstance(arg, tuple):
         for item in arg:
-            yield from _leaves(item, kind)
+            yield from leaves(item, *kinds)
 
 
-def map_arg(arg: Arg, change: Callable[[Value], Arg]) -> Arg:
-    """``arg`` with each value replaced by ``change(value)``."""
+def map_arg(arg: Arg, twins: Mapping[Value, Arg]) -> Arg:
+    """``arg`` with each value replaced by its twin, where it has one."""
     if isinstance(arg, Value):
-        return change(arg)
+        return twins.get(arg, arg)
     if isinstance(arg, tuple):
-        return tuple(map_arg(item, change) for item in arg)
+        return tuple(map_arg(item, twins) for item in arg)
     return arg
 
 

@@ -17,7 +17,7 @@ from pygraph.errors import VerifyError
 from pygraph.ir.annotations import CAPTURABLE, REASON, REGION, SELECTED, unit_of
 from pygraph.ir.dims import canonical
 from pygraph.ir.graph import Graph, Stage
-from pygraph.ir.node import KernelNode, Value, graph_refs_in, values_in
+from pygraph.ir.node import GraphRef, KernelNode, Value, leaves, values_in
 from pygraph.ir.order import dependences
 from pygraph.ir.text.words import COST_FIELDS
 from pygraph.ir.types import Dim, OpaqueType, ScalarType, TensorType, Type
@@ -135,7 +135,7 @@ def _is_canonical(value: Dim) -> bool:
 def subgraphs(graph: Graph) -> Iterator[Violation]:
     """Operands and attributes refer to subgraphs that exist."""
     for node in graph.nodes:
-        for reference in graph_refs_in((*node.args, *node.attrs.values())):
+        for reference in leaves((*node.args, *node.attrs.values()), GraphRef):
             if reference.name not in graph.subgraphs:
                 yield node, f"there is no subgraph @{reference.name}"
 

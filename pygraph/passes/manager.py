@@ -157,14 +157,15 @@ class PassManager:
         except Exception as error:  # a pass is anybody's code; raised again with the place where it failed
             reason = str(error) if isinstance(error, PygraphError) else f"{type(error).__name__}: {error}"
             node = getattr(error, "node", None)
-            name = f"reproducer-{number:02}-{item.name}"
             raise PassError(
                 reason,
                 pass_name=item.name,
                 stage=graph.stage.value,
                 node=None if node is None else str(getattr(node, "name", node)),
                 passes_run=ran,
-                reproducer=_write_reproducer(before, text, ctx, name, reason, self.dump_dir),
+                reproducer=_write(
+                    self.dump_dir, f"reproducer-{number:02}-{item.name}", before, _header(text, ctx, reason)
+                ),
             ) from error
         record = PassRecord(item.name, text, graph.stage, time_ms, result.modified, result.notes)
         _log.debug("%s: %s took %.2f ms; %s", graph.name, text, time_ms, "; ".join(record.notes) or "no notes")
@@ -237,15 +238,12 @@ def _set_back(graph: Graph, stage: Stage) -> None:
         graph.regions.clear()
     for region in graph.regions.values():
         if not stage.reached(Stage.SELECTED):
-            region.meta.drop(SELECTED)
-            region.meta.drop(REASON)
-            region.meta.drop(DETAIL)
+            region.meta.drop(SELECTED, REASON, DETAIL)
         if not stage.reached(Stage.INDIRECTED):
             region.parameters.clear()
     for node in graph.nodes:
         if not judged or (not partitioned and node.meta.get(CAPTURABLE)):
-            node.meta.drop(REASON)
-            node.meta.drop(DETAIL)
+            node.meta.drop(REASON, DETAIL)
         if not partitioned:
             node.meta.drop(REGION)
         if not judged:
@@ -257,25 +255,18 @@ def _set_back(graph: Graph, stage: Stage) -> None:
 _HEADER = re.compile(r"//\s*([a-z]+):\s*(.*)")
 
 
-def _write_reproducer(
-    graph: Graph, pipeline: str, ctx: PassContext, name: str, error: str, folder: Path | None
-) -> str | None:
-    """Write ``graph`` with a header to ``folder``, or to the directory for temporary files, and return the path.
-
-    Returns None, after a warning, where nothing can be written.
-    """
-    header = {
+def _header(pipeline: str, ctx: PassContext, error: str) -> dict[str, str]:
+    """What ``read_header`` reads, and the error."""
+    return {
         "pipeline": pipeline,
         "device": ctx.device,
         "model": json.dumps(asdict(ctx.model)),
         "values": ", ".join(f"{symbol}={value}" for symbol, value in sorted(ctx.values.items())),
         "error": " ".join(error.split()),
     }
-    path = _write(folder, name, graph, header)
-    return None if path is None else str(path)
 
 
-def _write(folder: Path | None, name: str, graph: Graph, header: Mapping[str, str] | None = None) -> Path | None:
+def _write(folder: Path | None, name: str, graph: Graph, header: Mapping[str, str] | None = None) -> str | None:
     """The path of a file with the text of ``graph``, under a new directory without ``folder``; None after a warning."""
     try:
         comments = "".join(f"// {key}: {value}\n" for key, value in (header or {}).items() if value)
@@ -286,7 +277,7 @@ def _write(folder: Path | None, name: str, graph: Graph, header: Mapping[str, st
     except Exception as problem:  # noqa: BLE001 - the graph may be too broken to print; the failure itself must be told
         _log.warning("cannot write %s: %s", f"{folder}/{name}.pgir" if folder else name, problem)
         return None
-    return path
+    return str(path)
 
 
 def read_header(text: str) -> tuple[str | None, PassContext | None]:

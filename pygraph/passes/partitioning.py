@@ -102,8 +102,7 @@ def _apply(
         meta.drop(REGION)
         if kinds[v] is Kind.OUTSIDE:
             continue  # its reason is legality's
-        meta.drop(REASON)
-        meta.drop(DETAIL)
+        meta.drop(REASON, DETAIL)
         if units[v] in leaders:
             region = index.setdefault(units[v], len(index))
             graph.regions.setdefault(region, Region())

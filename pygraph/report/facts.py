@@ -33,7 +33,7 @@ import dataclasses
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -336,12 +336,10 @@ def _region(report: GraphReport, region: RegionReport) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """``value`` as JSON has it: dataclasses become objects of their fields, in order."""
+    return json.loads(json.dumps(value, default=_fields))
+
+
+def _fields(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value.value if isinstance(value, Enum) else str(value)

@@ -7,7 +7,7 @@ neighbours in a few sweeps. Edges that pass rows bend to the side.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pygraph.ir import KernelNode, dependences
@@ -93,21 +93,16 @@ def draw(report: GraphReport) -> Picture:
 def _operator(node: KernelNode, region: int | None, outside: Uncaptured | None) -> Box:
     kind = "region" if region is not None else "outside" if outside else "host"
     label = node.op.removeprefix("aten.").removesuffix(".default").removesuffix(".Tensor")
-    title = "\n".join(_title(node, region, outside))
-    note = _short(outside.reason) if outside else ""
-    return Box(kind, _short(label), title, note, region, node.name, node.cost.launches == 0)
-
-
-def _title(node: KernelNode, region: int | None, outside: Uncaptured | None) -> Iterator[str]:
-    yield node.op
     types = ", ".join(type_text(out.type) for out in node.outputs)
-    yield f"%{node.name}" + (f" : {types}" if types else "")
+    title = [node.op, f"%{node.name}" + (f" : {types}" if types else "")]
     if region is not None:
-        yield f"region {region}"
+        title.append(f"region {region}")
     if outside is not None:
-        yield "not captured: " + ": ".join(filter(None, (outside.reason, outside.detail)))
+        title.append("not captured: " + ": ".join(filter(None, (outside.reason, outside.detail))))
     if node.loc is not None:
-        yield f"{node.loc}  {clean(node.loc.code)}".rstrip()
+        title.append(f"{node.loc}  {clean(node.loc.code)}".rstrip())
+    note = _short(outside.reason) if outside else ""
+    return Box(kind, _short(label), "\n".join(title), note, region, node.name, node.cost.launches == 0)
 
 
 def _short(text: str) -> str:

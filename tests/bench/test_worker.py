@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,7 @@ def test_it_ends_with_its_coordinator_and_takes_its_helpers_along(tmp_path: Path
     spec = Spec("pygraph.bench.script:run_script", str(script), (), "eager", "cpu", result="")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     coordinator = subprocess.Popen(
-        [sys.executable, "-c", COORDINATOR, spec.text()], stdout=subprocess.PIPE, cwd=tmp_path, env=environ
+        [sys.executable, "-c", COORDINATOR, json.dumps(asdict(spec))], stdout=subprocess.PIPE, cwd=tmp_path, env=environ
     )
     try:
         pids = [int(pid) for pid in _text(tmp_path / "pids", 120.0).split()]

@@ -10,19 +10,6 @@ from benchmarks.workload import Compile, Step, Workload
 __all__ = ["WORKLOADS"]
 
 
-def small(compile: Compile, device: str) -> Step:
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).to(device), torch.randn(4, 8, device=device)
-    step = compile(model)
-
-    def run() -> torch.Tensor:
-        with torch.no_grad():
-            result: torch.Tensor = step(x)
-        return result
-
-    return run
-
-
 def wrong(compile: Compile, device: str) -> Step:
     """Off by a half on every side that compiles."""
 
@@ -50,8 +37,7 @@ def training(compile: Compile, device: str) -> Step:
 
 
 WORKLOADS = (
-    Workload("small", "inference", "tests", "a layer", small, small),
     Workload("wrong", "inference", "tests", "another function once compiled", wrong, wrong),
     Workload("dropout", "training", "tests", "draws random numbers", training, training, random=True),
-    Workload("absent", "inference", "tests", "", small, small, packages=("no_such_package",)),
+    Workload("absent", "training", "tests", "", training, training, packages=("no_such_package",)),
 )

@@ -52,8 +52,8 @@ def test_names_domains_and_kinds_choose() -> None:
 
 def test_a_suite_is_listed_with_what_is_missing() -> None:
     listed = benchmarks("--list", *OWN).stdout
-    assert "small  (tests, inference)\n    a layer\n" in listed
-    assert "absent  (tests, inference)  needs no_such_package" in listed
+    assert "wrong  (tests, inference)\n    another function once compiled\n" in listed
+    assert "absent  (tests, training)  needs no_such_package" in listed
 
 
 def test_kept_results_are_put_together_and_drawn_again(tmp_path: Path) -> None:

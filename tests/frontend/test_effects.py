@@ -30,6 +30,7 @@ def gpu(*size: int, **options: Any) -> Tensor:
 
 IN_PLACE = {"writes": (0,), "aliases": ((0, 0),)}
 COUNTS, PLACES, MASK = (gpu(4, dtype=dtype) for dtype in (torch.int64, torch.int64, torch.bool))
+HALVES, PARTS = [fake(2, 4), fake(2, 4)], Effects(aliases=((0, 0), (1, 0)), reads=())
 ATTENTION, Q = aten._scaled_dot_product_flash_attention_for_cpu.default, fake(1, 2, 4, 8)
 
 
@@ -60,6 +61,10 @@ ATTENTION, Q = aten._scaled_dot_product_flash_attention_for_cpu.default, fake(1,
         (effects(aten.repeat_interleave.Tensor, COUNTS, value=gpu(9), output_size=9), PURE),
         (effects(torch.ops._c10d_functional.wait_tensor.default, fake(4)).collective, "unknown"),
         (effects(torch.ops._c10d_functional.wait_tensor.default, fake(4)).barrier, True),
+        # each part of a tensor is a view of it
+        (effects(aten.split.Tensor, fake(4, 4), 2, value=HALVES), PARTS),
+        (effects(aten.unsafe_split.Tensor, fake(4, 4), 2, value=HALVES), PARTS),
+        (effects(aten.unbind.int, fake(4, 4), value=HALVES), PARTS),
         # arguments that are written: by name, in a list, several
         (effects(aten.mm.out, fake(2, 2), fake(2, 2), out=fake(2, 2)), Effects(writes=(2,), aliases=((0, 2),))),
         (
@@ -84,19 +89,6 @@ ATTENTION, Q = aten._scaled_dot_product_flash_attention_for_cpu.default, fake(1,
 )
 def test_effects_of_single_calls(found: object, expected: object) -> None:
     assert found == expected
-
-
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("op", [aten.split.Tensor, aten.unsafe_split.Tensor, aten.unbind.int])
-def test_each_part_of_a_tensor_is_a_view_of_it(op: Any) -> None:
-    count = 2 if op is not aten.unbind.int else 0
-    found = effects(op, fake(4, 4), count, value=[fake(2, 4), fake(2, 4)])
-    assert found == Effects(aliases=((0, 0), (1, 0)), reads=())
-
-
-# -- generators --------------------------------------------------------------------------------------------------------
 
 
 def test_dropout_draws_a_seed_and_computes_from_it() -> None:
@@ -173,13 +165,6 @@ def test_a_lowering_of_inductor_only_computes() -> None:
     mm_plus_mm.__module__, mm_plus_mm.__qualname__ = "torch._inductor.fx_passes.post_grad", "mm_plus_mm"
     handler = functools.wraps(mm_plus_mm)(functools.partial(mm_plus_mm, "match"))
     assert effects(handler, fake(4)) == PURE
-
-
-def test_a_python_function_may_do_anything() -> None:
-    assert effects(torch.nn.functional.relu, fake(4)) == Effects(barrier=True)
-
-
-# -- collectives -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

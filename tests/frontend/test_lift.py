@@ -41,15 +41,7 @@ def test_each_operator_becomes_a_node_of_its_name_and_the_module_stays_as_it_is(
     assert [value.name for value in graph.inputs] == [n.name for n in captured.gm.graph.find_nodes(op="placeholder")]
 
 
-def test_results_of_several_are_numbered_and_getitems_vanish() -> None:
-    graph = lift_inference(lambda x: torch.var_mean(x, 1), torch.randn(4, 5))
-    node = graph.node("var_mean")
-    assert [value.name for value in node.outputs] == ["var_mean.0", "var_mean.1"]
-    assert graph.output_values == node.outputs
-    assert not any(n.op.endswith("getitem") for n in graph.nodes)
-
-
-def test_absent_results_are_none() -> None:
+def test_getitems_vanish_results_are_numbered_and_absent_ones_are_none() -> None:
     builder = Builder()
     x, w = builder.input("x", builder.fake(1, 2, 5)), builder.input("w", builder.fake(3, 2, 2))
     grad = builder.input("grad", builder.fake(1, 3, 4))
@@ -60,7 +52,9 @@ def test_absent_results_are_none() -> None:
     )
     parts = [builder.call(operator.getitem, (backward, i), None) for i in range(3)]
     graph = builder.lift(*parts)
-    first, bias = graph.nodes[0].outputs
+    (node,) = graph.nodes
+    first, bias = node.outputs
+    assert [value.name for value in node.outputs] == [f"{node.name}.0", f"{node.name}.1"]
     assert graph.outputs == (first, None, bias)
     assert result_paths(backward) == [(0,), (2,)]
 
@@ -179,9 +173,6 @@ def test_autograd_holds_tangents_until_a_backward_returns_but_not_what_was_saved
     assert "tanh" not in held_inputs(graph) | set(left)
 
 
-# -- attributes and subgraphs ------------------------------------------------------------------------------------------
-
-
 def test_subgraphs_are_lifted_once_and_one_name_never_means_two() -> None:
     def body(op: Any) -> Any:
         builder = Builder()
@@ -203,9 +194,6 @@ def test_subgraphs_are_lifted_once_and_one_name_never_means_two() -> None:
     first, second = (GraphRef(name) for name in graph.subgraphs)
     assert [node.args[0] for node in graph.nodes] == [first, second, first]
     assert [node.inputs for node in graph.nodes[1:]] == [node.outputs for node in graph.nodes[:-1]]
-
-
-# -- the whole, and what is refused ------------------------------------------------------------------------------------
 
 
 def test_what_aotautograd_never_leaves_is_refused() -> None:

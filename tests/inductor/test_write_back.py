@@ -13,9 +13,11 @@ from pygraph.inductor.write_back import fingerprint, write_back
 from pygraph.ir import Device, Graph, TensorType
 
 
-def lifted(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[torch.fx.GraphModule, Graph]:
+def lifted(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[torch.fx.GraphModule, Graph, dict[str, str]]:
+    """The module of ``function``, its graph, and its fingerprint before any pass."""
     gm = make_fx(function, tracing_mode="fake")(*inputs)
-    return gm, lift(gm, kind="inference")
+    graph = lift(gm, kind="inference")
+    return gm, graph, fingerprint(graph)
 
 
 def operators(gm: torch.fx.GraphModule) -> list[str]:
@@ -23,15 +25,14 @@ def operators(gm: torch.fx.GraphModule) -> list[str]:
 
 
 def test_an_unchanged_graph_is_left_alone() -> None:
-    gm, graph = lifted(lambda x: torch.relu(x) + 1, torch.randn(4))
+    gm, graph, before = lifted(lambda x: torch.relu(x) + 1, torch.randn(4))
     code = gm.code
-    assert write_back(gm, graph, fingerprint(graph)) == []
+    assert write_back(gm, graph, before) == []
     assert gm.code == code
 
 
 def test_a_new_operator_takes_the_place_of_an_old_one() -> None:
-    gm, graph = lifted(lambda x: torch.relu(x) + 1, torch.randn(4))
-    before = fingerprint(graph)
+    gm, graph, before = lifted(lambda x: torch.relu(x) + 1, torch.randn(4))
     relu = graph.nodes[0]
     tanh = graph.add("aten.tanh.default", relu.args, (relu.output.type,), name="bent", before=relu)
     graph.replace_uses(relu.output, tanh.output)
@@ -48,8 +49,7 @@ def test_a_new_operator_takes_the_place_of_an_old_one() -> None:
 
 
 def test_results_of_a_new_operator_with_several_are_taken_apart() -> None:
-    gm, graph = lifted(lambda x: x.amax(1) + 1, torch.randn(4, 3))
-    before = fingerprint(graph)
+    gm, graph, before = lifted(lambda x: x.amax(1) + 1, torch.randn(4, 3))
     amax = graph.nodes[0]
     index = TensorType(amax.output.type.dtype, (4,), Device("cpu"))
     pair = graph.add("aten.max.dim", (graph.inputs[0], 1), (amax.output.type, index), name="pair", before=amax)
@@ -66,8 +66,7 @@ def test_order_is_imposed_and_results_stay_with_their_operator() -> None:
         values, indices = torch.max(x, 1)
         return torch.sin(x), values, indices
 
-    gm, graph = lifted(function, torch.randn(4, 3))
-    before = fingerprint(graph)
+    gm, graph, before = lifted(function, torch.randn(4, 3))
     assert [n.op for n in graph.nodes] == ["aten.max.dim", "aten.sin.default"]
     graph.reorder(list(reversed(graph.nodes)))
     assert write_back(gm, graph, before) == ["operators were put in the order of the regions"]
@@ -77,8 +76,7 @@ def test_order_is_imposed_and_results_stay_with_their_operator() -> None:
 
 
 def test_a_changed_device_reaches_the_fake_results_of_all_that_follows() -> None:
-    gm, graph = lifted(lambda x: torch.arange(4, device="cpu") * 2, torch.randn(4))
-    before = fingerprint(graph)
+    gm, graph, before = lifted(lambda x: torch.arange(4, device="cpu") * 2, torch.randn(4))
     arange = next(n for n in graph.nodes if "arange" in n.op)
     graph.set_args(arange, arange.args, {**arange.attrs, "device": Device("meta")})
     write_back(gm, graph, before)
@@ -87,8 +85,7 @@ def test_a_changed_device_reaches_the_fake_results_of_all_that_follows() -> None
 
 
 def test_a_changed_return_is_written() -> None:
-    gm, graph = lifted(lambda x: (torch.sin(x), torch.cos(x)), torch.randn(4))
-    before = fingerprint(graph)
+    gm, graph, before = lifted(lambda x: (torch.sin(x), torch.cos(x)), torch.randn(4))
     graph.set_outputs(tuple(reversed(graph.outputs)))
     assert write_back(gm, graph, before) == ["what the graph returns was rewritten"]
     x = torch.randn(4)
@@ -98,8 +95,9 @@ def test_a_changed_return_is_written() -> None:
 
 
 def test_a_constant_is_moved_once_and_not_by_each_call() -> None:
-    gm, graph = lifted(lambda x: x * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor([1.0, 2.0, 3.0]), torch.randn(3))
-    before = fingerprint(graph)
+    gm, graph, before = lifted(
+        lambda x: x * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor([1.0, 2.0, 3.0]), torch.randn(3)
+    )
     constants = [node for node in graph.nodes if node.op == "pygraph.constant"]
     for constant in constants:
         (lift_node,) = [user for user in constant.output.users if user.op.startswith("aten.lift_fresh")]

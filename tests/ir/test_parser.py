@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pygraph.errors import ParseError
-from pygraph.ir import Cost, Effects, Location, ScalarType, Stage, parse, symbol
+from pygraph.ir import ScalarType, Stage, parse, symbol
 
 S0 = symbol("s0")
 
@@ -29,22 +29,6 @@ def test_everything_optional_may_be_left_out() -> None:
     assert (value.role, value.static, value.type) == ("input", False, ScalarType("int"))
 
 
-def test_clauses_come_in_any_order_and_comments_anywhere() -> None:
-    graph = parse(body("%a = f(%x, // why\n ) !sync : f32[4]@cpu !writes[0,] // end"))
-    assert graph.nodes[0].effects == Effects(writes=(0,), sync=True)
-
-
-def test_words_of_the_grammar_are_names_too() -> None:
-    text = body(
-        '%return = graph(%x, after = 1, regions = 2, flops = 3, "in" = true) : f32[4]@cpu {graph = 1, static = 2}'
-    )
-    node = parse(text).nodes[0]
-    assert (node.name, node.op) == ("return", "graph")
-    assert list(node.attrs) == ["after", "regions", "flops", "in"]
-    assert node.meta.items() == [("graph", 1), ("static", 2)]
-    assert node.cost == Cost()
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -61,18 +45,6 @@ def test_words_of_the_grammar_are_names_too() -> None:
 )
 def test_expressions(text: str, value: object) -> None:
     assert parse(body(f"^a = f($({text}))")).nodes[0].args == (value,)
-
-
-def test_source_lines_and_costs() -> None:
-    node = parse(body('^a = f(%x) {loc = "dir/a:b.py:7", code = "x", flops = s0}')).nodes[0]
-    assert node.loc == Location("dir/a:b.py", 7, "", "x")
-    assert node.cost == Cost(flops=S0)
-
-
-def test_operands_may_be_defined_later() -> None:
-    graph = parse(body("^a = f(%b)\n  %b = g(%x) : f32[4]@cpu"))
-    assert graph.nodes[0].inputs == (graph.nodes[1].output,)
-    assert list(graph.nodes[1].output.users) == [graph.nodes[0]]
 
 
 @pytest.mark.parametrize(

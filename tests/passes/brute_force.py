@@ -8,18 +8,10 @@ import networkx as nx
 
 from pygraph.passes.region_order import Kind
 
-__all__ = ["Lists", "acyclic", "fewer_regions", "inverse", "partitions"]
+__all__ = ["fewer_regions"]
 
 Lists = Sequence[Sequence[int]]
-"""For each position, the positions that it depends on (or that depend on it)."""
-
-
-def inverse(before: Lists) -> list[list[int]]:
-    after: list[list[int]] = [[] for _ in before]
-    for v, sources in enumerate(before):
-        for p in sources:
-            after[p].append(v)
-    return after
+"""For each position, the positions that it depends on."""
 
 
 def acyclic(units: Sequence[int], before: Lists) -> bool:

@@ -28,10 +28,7 @@ def test_what_keeps_its_address_is_static() -> None:
     _, _, x, y, _ = graph.inputs
     x.role = "constant"
     graph.set_type(y, OpaqueType("generator"))
-    parameters = decide(graph)
-    assert [parameter.decision for parameter in parameters.values()] == ["static"] * 4 + ["patched"]
-    assert parameters["w"] == Parameter("static", "its address stays: guarded", 0.0)
-    assert parameters["s0"] == Parameter("static", "scalar: part of the region's key", 0.0)
+    assert [parameter.decision for parameter in decide(graph).values()] == ["static"] * 4 + ["patched"]
 
 
 def test_launches_that_take_an_address_are_counted_also_behind_views() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from pygraph.errors import OptionError, ParseError, PassError, VerifyError
-from pygraph.ir import CAPTURABLE, H200, REASON, REGION, SELECTED, Graph, Stage
+from pygraph.ir import CAPTURABLE, H200, REASON, REGION, Graph, Stage
 from pygraph.ir import parse as parse_graph
 from pygraph.passes import Pass, PassContext, PassManager, PassResult, Registry, as_pass, bisect, parse, read_header
 from tests.passes.build import TENSOR, build
@@ -179,17 +178,6 @@ def test_parameters_go_with_their_stage_even_if_the_pass_keeps_the_regions() -> 
     assert graph == expected
 
 
-def test_selection_run_again_keeps_what_came_before_it() -> None:
-    graph = sample()
-    run(PIPELINE, graph)
-    before = str(graph)
-    run("selection", graph, check="full")
-    assert str(graph) == before
-    run("indirection", graph)
-    assert graph.stage is Stage.INDIRECTED
-    assert all(region.parameters and SELECTED not in region.meta for region in graph.regions.values())
-
-
 def test_going_back_drops_regions_and_at_the_start_every_judgement() -> None:
     graph = build("a: launch x", "u: host a", "v: view u", "w1: host v", "b: launch w1")
     untouched = str(graph)
@@ -214,17 +202,7 @@ def test_a_pass_sees_what_it_requires_even_if_it_ensures_less() -> None:
     assert (graph.stage, dict(graph.regions)) == (Stage.PLACED, {})
 
 
-# -- dumps, prints, reproducers ----------------------------------------------------------------------------------------
-
-
-def test_dumps_are_numbered_and_parse(tmp_path: Path) -> None:
-    graph = sample()
-    folder = tmp_path / "deep" / "er"
-    run([PIPELINE, Idle()], graph, dump_dir=folder)
-    names = ["00-placed", "01-partitioning", "02-indirection", "03-selection", "04-idle"]
-    assert sorted(path.stem for path in folder.iterdir()) == names
-    assert parse_graph((folder / "00-placed.pgir").read_text()) == sample()
-    assert parse_graph((folder / "04-idle.pgir").read_text()) == graph
+# -- what cannot be written, reproducers -------------------------------------------------------------------------------
 
 
 def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -236,19 +214,6 @@ def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog:
     error = failure([raising], sample(), dump_dir=tmp_path / "file")
     assert (error.pass_name, error.reproducer) == ("raising", None)
     assert f"cannot write {tmp_path / 'file'}/reproducer-01-raising.pgir" in caplog.text
-
-
-def test_printing_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
-    graph = sample()
-    run([PIPELINE], graph, print_before=["partitioning"], print_after=["all"])
-    shown = capsys.readouterr().err
-    assert re.findall(r"^// .*$", shown, re.MULTILINE) == [
-        "// before 1: partitioning",
-        "// after 1: partitioning",
-        "// after 2: indirection",
-        "// after 3: selection",
-    ]
-    assert parse_graph(shown[shown.index("// after 3") :]) == graph
 
 
 def test_a_reproducer_holds_the_graph_before_the_pass_and_how_to_run_it(tmp_path: Path) -> None:

@@ -14,17 +14,10 @@ from tests.passes.build import build, order, regions
 CTX = PassContext()
 
 
-def test_no_cut_is_one_region_in_unchanged_order() -> None:
-    graph = build("b: launch x", "a: launch x", "c: view a", "d: launch b c")
-    result = Partitioning().run(graph, CTX)
-    assert (regions(graph), order(graph)) == ("b a c d", "b a c d")
-    assert result.modified
-    assert result.notes == ("regions: 1, with 4 of 4 capturable nodes",)
-
-
 @pytest.mark.parametrize(
     ("rows", "found", "program"),
     [
+        (("b: launch x", "a: launch x", "c: view a", "d: launch b c"), "b a c d", "b a c d"),
         # independent work on both sides of a cut needs no second region
         (("a: launch x", "u: host y", "b: launch a"), "a b", "a b u"),
         # a mutation keeps its place between reads: u reads what m writes later
@@ -32,6 +25,12 @@ def test_no_cut_is_one_region_in_unchanged_order() -> None:
         # a view goes with its first user, and one for the host stays with its producer
         (("a: launch x", "v: view a", "u: host a", "b: launch v u"), "a | v b", "a u v b"),
         (("a: launch x", "v: view a", "u: host v"), "a v", "a v u"),
+        # {a, d} and {b, c} would each be convex, yet each would wait for the other
+        (
+            ("a: launch x", "u: host a", "b: launch u", "c: launch y", "v: host c", "d: launch v"),
+            "a c | b d",
+            "a c u v b d",
+        ),
         # unknown launches count as launches
         (("a: unknown x",), "a", "a"),
     ],
@@ -42,14 +41,6 @@ def test_regions_and_order(rows: tuple[str, ...], found: str, program: str) -> N
     assert (regions(graph), order(graph)) == (found, program)
 
 
-def test_pairwise_convex_regions_with_a_cyclic_quotient_are_not_made() -> None:
-    # {a, d} and {b, c} would each be convex, yet each would wait for the other
-    graph = build("a: launch x", "u: host a", "b: launch u", "c: launch y", "v: host c", "d: launch v")
-    Partitioning().run(graph, CTX)
-    assert regions(graph) == "a c | b d"
-    verify(graph, Stage.PARTITIONED)
-
-
 @pytest.mark.parametrize("kind", ["view", "size"])
 def test_what_launches_nothing_makes_no_region(kind: str) -> None:
     graph = build("a: launch x", "u: host a", f"v: {kind} u", "w1: host v", "b: launch w1", returns="b")
@@ -58,13 +49,6 @@ def test_what_launches_nothing_makes_no_region(kind: str) -> None:
     left = graph.node("v").meta
     assert (left.get(REGION), left.get(REASON)) == (None, "no-launch")
     assert "launches nothing" in (left.get(DETAIL) or "")
-
-
-def test_a_graph_of_views_has_no_region() -> None:
-    graph = build("v: view x", "n: size s0", returns="v n")
-    Partitioning().run(graph, CTX)
-    assert not graph.regions
-    assert [node.meta.get(REASON) for node in graph.nodes] == ["no-launch", "no-launch"]
 
 
 def test_the_limit_keeps_the_most_work() -> None:
@@ -87,26 +71,12 @@ def test_nodes_of_a_region_given_up_join_a_kept_one_where_they_can() -> None:
     assert regions(graph) == "e b"
 
 
-def test_a_limit_of_zero_leaves_everything_outside() -> None:
-    graph = build("a: launch x", "v: view a")
-    Partitioning(max_regions=0).run(graph, CTX)
-    assert not graph.regions
-    assert [node.meta.get(REASON) for node in graph.nodes] == ["max-regions", "no-launch"]
-
-
 def test_work_of_unknown_time_counts_its_launches() -> None:
     graph = build("a: unknown x", "u: host a", "b: unknown u")
     graph.set_cost(graph.node("b"), Cost(None, None, None, symbol("s0"), 0))
     graph.hints["s0"] = 3
     Partitioning(max_regions=1).run(graph, CTX)
     assert regions(graph) == "b"
-
-
-def test_running_again_says_so_only_when_something_changes() -> None:
-    graph = build("a: launch x", "u: host a", "v: view u", "b: launch v")
-    assert Partitioning().run(graph, CTX).modified
-    assert not Partitioning().run(graph, CTX).modified
-    assert Partitioning(max_regions=1).run(graph, CTX).modified
 
 
 def test_a_negative_limit_is_refused() -> None:

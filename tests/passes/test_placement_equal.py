@@ -31,8 +31,6 @@ def test_a_chain_that_a_loop_repeats_is_computed_and_uploaded_once() -> None:
 
 TWICE = "%a = aten.mul.Tensor(%s, 0.1) : f32[]@cpu"
 RAND = f"aten.rand.default([4], device = @cpu) : {CPU}"
-
-
 APART = {
     "number": (TWICE, "", "aten.mul.Tensor(%s, 0.2) : f32[]@cpu", ""),
     "operand": (TWICE, "", "aten.mul.Tensor(%t, 0.1) : f32[]@cpu", ""),
@@ -45,6 +43,13 @@ APART = {
         TWICE,
         "%v = aten.copy_.default(%s, %t) : f32[]@cpu !reads[1] !writes[0] !aliases[0:0]",
         "aten.mul.Tensor(%s, 0.1) : f32[]@cpu",
+        "",
+    ),
+    "written later": (
+        TWICE,
+        "",
+        "aten.mul.Tensor(%s, 0.1) : f32[]@cpu\n"
+        "%v = aten.copy_.default(%b, %t) : f32[]@cpu !reads[1] !writes[0] !aliases[0:0]",
         "",
     ),
     "returned": (TWICE, "", "aten.mul.Tensor(%s, 0.1) : f32[]@cpu", ", %a, %b"),
@@ -64,16 +69,4 @@ def test_what_could_be_told_apart_stays(first: str, between: str, second: str, r
         returns=f"%p, %q{returns}",
     )
     assert not any("computed what" in note for note in result.notes)
-    assert {"a", "b"} <= {node.name for node in graph.nodes}
-
-
-def test_what_is_written_later_stays_memory_of_its_own() -> None:
-    graph, _ = place(
-        TWICE,
-        "%b = aten.mul.Tensor(%s, 0.1) : f32[]@cpu",
-        "%w1 = aten.copy_.default(%b, %t) : f32[]@cpu !reads[1] !writes[0] !aliases[0:0]",
-        f"%p = aten.mul.Tensor(%x, %a) : {GPU}",
-        f"%q = aten.mul.Tensor(%x, %w1) : {GPU}",
-        returns="%p, %q",
-    )
     assert {"a", "b"} <= {node.name for node in graph.nodes}

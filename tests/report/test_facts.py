@@ -124,9 +124,8 @@ def test_the_document_says_what_the_report_says() -> None:
     assert replayed["record"]["decisions"][0]["uncaptured_us"] == DECISION.uncaptured_us
     assert refused["record"]["refusals"]["host-read"]["loc"] == "model.py:14"
     assert refused["why"][0] == "address-escapes: a word is nobody's"
-    assert [(row["node"], row["reason"], row["loc"]) for row in graph["uncaptured"]] == [
-        ("item", "host-read", "model.py:12")
-    ]
+    (left,) = graph["uncaptured"]
+    assert (left["node"], left["reason"], left["loc"]) == ("item", "host-read", "model.py:12")
     assert graph["cost"][0]["flops"] == {"known": 1088.0, "unknown": 0}
     assert graph["graph_breaks"][0]["reason"] == "Unsupported Tensor.item() call"
     assert parse(graph["pgir"]) == cut_graph()

@@ -1,9 +1,8 @@
 """Legality: which nodes a captured region may hold.
 
 A captured region launches the same kernels again without running the host's code. A node that waits for the device,
-whose sizes depend on data, or that works on another device cannot be part of one. The pass here judges each node by a
-table of rules (``rules``), with the operators that are known by name (``operators``). What it finds is data on the
-node: a code (``reasons`` explains each) and a sentence for the report.
+whose sizes depend on data, or that works on another device cannot be part of one. What is found is data on the node: a
+code (``reasons`` explains each) and a sentence for the report.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import ClassVar
 
 import sympy
 
-from pygraph.ir import CAPTURABLE, REASON, Graph, KernelNode, ScalarType, Stage, TensorType, Value
+from pygraph.ir import CAPTURABLE, REASON, Graph, KernelNode, ScalarType, Stage, TensorType, Value, leaves
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.legality.rules import Target, annotate, target_of
 
@@ -75,14 +74,9 @@ def _keyed_by_data(graph: Graph) -> Iterator[KernelNode]:
     read: set[Value] = set()
     for node in graph.nodes:
         shapes = [value.type.shape for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)]
-        keyed = not read.isdisjoint(node.inputs) or _mentions_unbacked((*node.args, *node.attrs.values(), *shapes))
+        symbols = (s for e in leaves((*node.args, *node.attrs.values(), *shapes), sympy.Expr) for s in e.free_symbols)
+        keyed = not read.isdisjoint(node.inputs) or any(_UNBACKED.fullmatch(str(symbol)) for symbol in symbols)
         if keyed or node.effects.sync:
             read.update(value for value in node.outputs if isinstance(value.type, ScalarType))
         if keyed:
             yield node
-
-
-def _mentions_unbacked(arg: object) -> bool:
-    if isinstance(arg, tuple):
-        return any(map(_mentions_unbacked, arg))
-    return isinstance(arg, sympy.Expr) and any(_UNBACKED.fullmatch(str(symbol)) for symbol in arg.free_symbols)

@@ -106,8 +106,6 @@ _NAMES: dict[Entry | None, str] = {
 
 _KNOWN = {name: entry for entry, names in _NAMES.items() for name in names.split()}
 
-_UNKNOWN_HIGHER_ORDER = Entry("unknown-higher-order", "is a higher-order operator that is not known here")
-
 _DROPOUT_PLACES: dict[str, int] = {
     "aten._cudnn_attention_backward": 13,
     "aten._cudnn_attention_forward": 9,
@@ -139,7 +137,7 @@ def known_unsafe(op: str) -> Entry | None:
     """Why an operator is refused by its name, or None. Unknown higher-order operators are refused."""
     base = base_name(op)
     if base.startswith("hop.") and base not in _KNOWN:
-        return _UNKNOWN_HIGHER_ORDER
+        return Entry("unknown-higher-order", "is a higher-order operator that is not known here")
     beginnings = (entry for name, entry in _KNOWN.items() if name.endswith("*") and op.startswith(name[:-1]))
     return _KNOWN.get(op) or _KNOWN.get(base) or next(beginnings, None)
 

@@ -18,6 +18,7 @@ from pygraph.ir import (
     Arg,
     Device,
     Graph,
+    GraphRef,
     KernelNode,
     MetaKey,
     OpaqueType,
@@ -25,7 +26,7 @@ from pygraph.ir import (
     Token,
     Value,
     base_name,
-    graph_refs_in,
+    leaves,
     sources,
 )
 from pygraph.passes.legality.operators import dropout_place, is_custom, known_unsafe
@@ -94,8 +95,7 @@ def annotate(node: KernelNode, target: Target) -> bool:
     before = node.meta.copy()
     objection = judge(node, target)
     node.meta.set(CAPTURABLE, objection is None)
-    node.meta.drop(REASON)
-    node.meta.drop(DETAIL)
+    node.meta.drop(REASON, DETAIL)
     if objection is not None:
         node.meta.set(REASON, objection.code)
         node.meta.set(DETAIL, objection.detail)
@@ -158,7 +158,7 @@ def _inner(node: KernelNode, target: Target) -> Iterator[Objection]:
         op = node.args[0].name
         for found in chain(_forbidden(op, target), _known(node, op, target), _custom(op, target)):
             yield Objection(found.code, f"{node.op} runs an operator: {found.detail}")
-    for reference in graph_refs_in((*node.args, *node.attrs.values())):
+    for reference in leaves((*node.args, *node.attrs.values()), GraphRef):
         graph = target.subgraphs.get(reference.name)
         if graph is None:
             yield Objection("subgraph", f"{node.op} runs the subgraph @{reference.name}, which is not there")

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from pygraph.ir import PURE, REASON, UPLOAD, Graph, KernelNode, Value, base_name, map_arg, memory_roots
+from pygraph.ir import PURE, REASON, UPLOAD, Graph, KernelNode, Value, base_name, memory_roots
 from pygraph.passes.legality.rules import Target, copy_source, device_of, is_on_host
 
-__all__ = [
-    "Facts",
-    "computes_only",
-    "first_free",
-    "has_own_memory",
-    "host_operands",
-    "is_copy_in",
-    "is_copy_out",
-    "put_after",
-    "use_twins",
-]
+__all__ = ["Facts", "computes_only", "has_own_memory", "host_operands", "is_copy_in", "is_copy_out", "put_after"]
 
 _INDEXING = frozenset(
     {"aten._unsafe_index", "aten._unsafe_index_put", "aten.index", "aten.index_put", "aten.index_put_"}
@@ -114,24 +104,6 @@ def host_operands(node: KernelNode, target: Target) -> list[Value]:
 def _is_on(value: Value, target: Target) -> bool:
     device = device_of(value)
     return device is not None and target.includes(device)
-
-
-# -- changes -----------------------------------------------------------------------------------------------------------
-
-
-def first_free(graph: Graph, names: Iterable[str]) -> str:
-    """The first of ``names`` that is free in ``graph``."""
-    return next(name for name in names if graph.owner(name) is None)
-
-
-def use_twins(graph: Graph, node: KernelNode, twins: Mapping[Value, Value]) -> None:
-    """Have ``node`` take the twins of its operands, where they have any."""
-
-    def twin_of(value: Value) -> Value:
-        return twins.get(value, value)
-
-    attrs = {key: map_arg(arg, twin_of) for key, arg in node.attrs.items()}
-    graph.set_args(node, [map_arg(arg, twin_of) for arg in node.args], attrs)
 
 
 def put_after(graph: Graph, behind: Mapping[KernelNode, KernelNode | None]) -> None:

@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import replace
-from itertools import count
 
 from pygraph.ir import CONSTANT, PLACEMENT, PURE, REASON, Device, Graph, KernelNode, TensorType, Value
 from pygraph.passes.legality.rules import Target, copy_source, is_on_host
 from pygraph.passes.placement.exact import is_exact, is_factory
-from pygraph.passes.placement.facts import (
-    Facts,
-    computes_only,
-    first_free,
-    has_own_memory,
-    host_operands,
-    is_copy_in,
-    put_after,
-    use_twins,
-)
+from pygraph.passes.placement.facts import Facts, computes_only, has_own_memory, host_operands, is_copy_in, put_after
 
 __all__ = ["merge_equal", "move_factories"]
 
@@ -105,7 +95,7 @@ class _Mover:
                 node.meta.set(PLACEMENT, f"moved from cpu to {self.target.device}")
         for node in served:
             if any(value in self.twins for value in host_operands(node, self.target)):
-                use_twins(self.graph, node, self.twins)
+                self.graph.replace_operands(node, self.twins)
         idle = [node for node in copies if self._serve_copy(node)]
         self.graph.erase(*idle)
         if made:
@@ -163,7 +153,7 @@ class _Mover:
 
     def _move(self, node: KernelNode) -> None:
         """Have ``node`` run on the device. A factory that names no device gets one; pinned memory is the CPU's."""
-        use_twins(self.graph, node, self.twins)
+        self.graph.replace_operands(node, self.twins)
         attrs = {key: arg for key, arg in node.attrs.items() if key != "pin_memory"}
         if is_factory(node) or isinstance(attrs.get("device"), Device):
             attrs["device"] = self.target.device
@@ -175,13 +165,15 @@ class _Mover:
     def _make_twin(self, node: KernelNode) -> KernelNode:
         """The same node on the device, beside the one that stays."""
         held, device = node.op == CONSTANT, self.target.device
-        base = f"{node.name}_{device.kind}"
+        name = f"{node.name}_{device.kind}"
+        while self.graph.owner(name) is not None:
+            name += "_"
         twin = self.graph.add(
             "prims.device_put.default" if held else node.op,
             (node.output, device) if held else node.args,
             [value.type for value in node.outputs],
             attrs={} if held else node.attrs,
-            name=first_free(self.graph, (base + "_" * i for i in count())),
+            name=name,
             effects=node.effects,
             cost=node.cost,
             loc=node.loc,
@@ -197,6 +189,6 @@ class _Mover:
         if node.output.type == moved.type and node not in self.facts.pinned and not self.facts.is_observed(node.output):
             self.graph.replace_uses(node.output, moved)
             return True
-        use_twins(self.graph, node, self.twins)
+        self.graph.replace_operands(node, self.twins)
         node.meta.set(PLACEMENT, f"copies within {self.target.device}")
         return False

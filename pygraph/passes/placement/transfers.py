@@ -19,13 +19,11 @@ from pygraph.passes.legality.rules import Target, devices_of, is_on_host
 from pygraph.passes.placement.facts import (
     Facts,
     computes_only,
-    first_free,
     has_own_memory,
     host_operands,
     is_copy_in,
     is_copy_out,
     put_after,
-    use_twins,
 )
 from pygraph.passes.region_order import Kind, earliest
 
@@ -85,24 +83,20 @@ def _upload_singly(
     idle: list[KernelNode] = []
     for user, request in requests:
         if request not in made:
-            type = _uploaded_type(request.value, target)
+            type = request.value.type
+            assert isinstance(type, TensorType), request.value.name
+            # strides as torch.empty_like gives them: those of a dense tensor, else row-major
+            type = replace(type, device=target.device, stride=type.stride if _is_dense(type) else None)
             made[request] = graph.add(UPLOAD, ((request.value,), target.device), (type,), loc=user.loc)
         uploaded = made[request].output
         if is_copy_in(user, target) and user.output.type == uploaded.type and user not in pinned:
             graph.replace_uses(user.output, uploaded)
             idle.append(user)
         else:
-            use_twins(graph, user, {request.value: uploaded})
+            graph.replace_operands(user, {request.value: uploaded})
     graph.erase(*idle)
     put_after(graph, {single: request.since for request, single in made.items()})
     return list(made.values()), len(idle)
-
-
-def _uploaded_type(value: Value, target: Target) -> TensorType:
-    """Strides as ``torch.empty_like`` gives them: those of a dense tensor, else row-major."""
-    type = value.type
-    assert isinstance(type, TensorType), value.name
-    return replace(type, device=target.device, stride=type.stride if _is_dense(type) else None)
 
 
 def _is_dense(type: TensorType) -> bool:
@@ -139,7 +133,7 @@ def _merge_group(graph: Graph, group: list[KernelNode]) -> KernelNode:
         UPLOAD,
         (tuple(single.inputs[0] for single in group), device),
         types,
-        name=first_free(graph, (f"upload{i}" for i in count())),
+        name=next(name for i in count() if graph.owner(name := f"upload{i}") is None),
         cost=replace(moved, launches=1),
         loc=group[0].loc,
     )
