@@ -71,7 +71,9 @@ def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
 
 def _plain(node: KernelNode, flops: Dim | None) -> Cost:
     """One launch that reads each operand and writes each result once. How long the host waits for it, nobody knows."""
-    return Cost(flops, _read_bytes(node), _written_bytes(node), 1, None if node.effects.sync else 0)
+    positions = node.effects.reads
+    read = node.inputs if positions is None else [node.inputs[position] for position in positions]
+    return Cost(flops, _bytes_of(read), _written_bytes(node), 1, None if node.effects.sync else 0)
 
 
 # -- operators by what they cost. Those that Inductor always decomposes are left out. ---------------------------------
@@ -234,6 +236,7 @@ def _elements(values: Iterable[Value]) -> Dim:
 
 
 def _bytes_of(values: Iterable[Value]) -> Dim:
+    """Bytes of the distinct tensors among ``values``."""
     return as_dim(sum((_held_bytes(type) for type in _tensors(values)), 0))
 
 
@@ -244,12 +247,6 @@ def _held_bytes(type: TensorType) -> Dim:
         return type.nbytes
     sizes = (size for size, step in zip(type.shape, type.stride, strict=True) if step != 0)
     return replace(type, shape=tuple(sizes), stride=None).nbytes
-
-
-def _read_bytes(node: KernelNode) -> Dim:
-    """Bytes of the distinct tensors that the node reads."""
-    positions = node.effects.reads
-    return _bytes_of(node.inputs if positions is None else (node.inputs[p] for p in positions))
 
 
 def _written_bytes(node: KernelNode) -> Dim:

@@ -1,7 +1,4 @@
-"""Symbolic cost of a node, and device models that turn it into time. Unknown is None and never 0.
-
-Formulas per operator live in ``pygraph.frontend``; this file only adds, substitutes and evaluates.
-"""
+"""Symbolic cost of a node, and device models that turn it into time. Unknown is None and never 0."""
 
 from __future__ import annotations
 

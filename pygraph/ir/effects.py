@@ -1,7 +1,4 @@
-"""What a node does besides computing its outputs from its inputs. Positions count the node's flattened operands.
-
-The dependence analysis derives order from this; ``pygraph.frontend`` fills it in; passes only read it.
-"""
+"""What a node does besides computing its outputs from its inputs. Positions count the node's flattened operands."""
 
 from __future__ import annotations
 

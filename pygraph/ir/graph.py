@@ -1,7 +1,4 @@
-"""The graph: an ordered DAG of kernel nodes. It owns every mutation and every name.
-
-Questions about a graph live in ``pygraph.passes.analysis``; text in ``pygraph.ir.text``; rules in ``verify``.
-"""
+"""The graph: an ordered DAG of kernel nodes. It owns every mutation and every name."""
 
 from __future__ import annotations
 

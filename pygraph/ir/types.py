@@ -5,6 +5,7 @@ Nothing here knows torch; the frontend translates. Sizes are ints where known an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -134,10 +135,7 @@ class TensorType:
     @property
     def numel(self) -> Dim:
         """Number of elements."""
-        total: Dim = 1
-        for size in self.shape:
-            total = total * size
-        return as_dim(total)
+        return as_dim(math.prod(self.shape))
 
     @property
     def nbytes(self) -> Dim:

@@ -81,7 +81,6 @@ FORMS = [
     ([1, [2.5, None]], (1, (2.5, None))),
     ({"a": [1], "b": torch.float32}, (Token("dict"), ("a", (1,)), ("b", DType.F32))),
     (slice(1, None, 2), (Token("slice"), 1, None, 2)),
-    ("text", "text"),
     (1j, 1j),
 ]
 

@@ -119,11 +119,6 @@ def test_buffers_tell_steps_apart() -> None:
     }
 
 
-def test_of_an_operators_step_only_the_operator_is_named() -> None:
-    body = "buf2 = torch.ops.lib.late.default(x)"
-    assert nodes(body, step("buf2", "relu", "late")) == [("late",)]
-
-
 PUTS = (
     step("buf2 buf3", "put_default", made=(PatternNode("put_default", "lib.put.default", ("put",)),)),
     step("buf4", "put_default_1", made=(PatternNode("put_default_1", "lib.put.default", ("put_1",)),)),
@@ -161,8 +156,9 @@ MANY = "cpp_fused_relu_0(a, buf1)\n{}(buf1, a)\nextern_kernels.mm(buf1, b, out=b
             (RELU, MM, SUM),
             [("mm",), ("sum_1",)],
         ),
+        ("buf2 = torch.ops.lib.late.default(x)", (step("buf2", "relu", "late"),), [("late",)]),
     ],
-    ids=["count-is-off", "any-neighbour", "several-steps", "consumer-of-an-earlier-buffer"],
+    ids=["count-is-off", "any-neighbour", "several-steps", "consumer-of-an-earlier-buffer", "operator-alone"],
 )
 def test_all_that_a_statement_may_run_are_named(
     body: str, steps: tuple[Step, ...], expected: list[tuple[str, ...]]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pygraph.errors import ParseError
-from pygraph.ir import Effects, ScalarType, Stage, parse, symbol
+from pygraph.ir import ScalarType, Stage, parse, symbol
 
 S0 = symbol("s0")
 
@@ -27,11 +27,6 @@ def test_everything_optional_may_be_left_out() -> None:
     assert (graph.name, graph.kind, graph.stage, graph.outputs) == ("g", "inference", Stage.LIFTED, ())
     value = parse("graph @g (%x : int) { return (%x) }").inputs[0]
     assert (value.role, value.static, value.type) == ("input", False, ScalarType("int"))
-
-
-def test_clauses_come_in_any_order_and_comments_anywhere() -> None:
-    graph = parse(body("%a = f(%x, // why\n ) !sync : f32[4]@cpu !writes[0,] // end"))
-    assert graph.nodes[0].effects == Effects(writes=(0,), sync=True)
 
 
 @pytest.mark.parametrize(

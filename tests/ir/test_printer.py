@@ -50,12 +50,6 @@ def test_a_text_says_what_the_graph_holds() -> None:
     assert {key: found.name for key, found in graph.subgraphs.items()} == {"sub": "sub", "other": "tw\no"}
 
 
-def test_contiguous_strides_are_not_shown() -> None:
-    assert "f32[s0, 4]@cpu" in str(parse("graph @g (%x : f32[s0, 4]{4, 1}@cpu) { return () }"))
-    assert TensorType(DType.F32, (2, 3), CPU, (3, 1)) == TensorType(DType.F32, (2, 3), CPU)
-    assert TensorType(DType.F32, (2, 3), CPU, (1, 2)).strides == (1, 2)
-
-
 def test_what_has_no_text_is_refused() -> None:
     graph = Graph()
     graph.add("op", [["a", "list"]])

@@ -50,7 +50,6 @@ host-read: %r = aten.index_put.default(%x, [%m], %x) : $T !sync
 failed-capture: %r = aten.mm.default(%x, %x) : $T {failed = "host-read: it reads"}
 attention-dropout: %r = aten._scaled_dot_product_flash_attention.default(%x, %x, %x, 0.1) : $T
 attention-dropout: %r = aten._scaled_dot_product_flash_attention.default(%x, %x, %x, dropout_p = 0.1) : $T
-attention-dropout: %r = aten._scaled_dot_product_efficient_attention.default(%x, %x, %x, None, true, 0.5) : $T
 attention-dropout: %r = aten._scaled_dot_product_cudnn_attention.default(%x, %x, %x, None, true, %f) : $T
 attention-dropout: %r = aten._flash_attention_backward.default(%x, %x, %x, %x, %x, %x, %i, %i, 4, 4, 0.1, true) : $T
 rng-state: %r = aten._cudnn_rnn.default(%x, [%x], 1, None, %x, None, 2, 4, 0, 1, true, 0.5, true, false, [], %x) : $T
@@ -99,7 +98,6 @@ cpu-operator: %r = aten.relu.default(%c) : f32[4, 4]@cpu
 cpu-operator: %r = aten.rand.default([4], device = @cpu) : f32[4]@cpu !rng("cpu")
 captured: %r = aten._scaled_dot_product_flash_attention.default(%x, %x, %x) : $T
 captured: %r = aten._scaled_dot_product_flash_attention.default(%x, %x, %x, 0.0, true) : $T
-captured: %r = aten._scaled_dot_product_efficient_attention.default(%x, %x, %x, None, true) : $T
 captured: %r:2 = aten._scaled_dot_product_efficient_attention.default(%x, %x, %x) : (f32[4, 4]@cuda:0, i64[]@meta)
 captured: %r = aten._scaled_dot_product_cudnn_attention.default(%x, %x, %x, None, true, 0.0, true) : $T
 captured: %r = aten.mm.default(%x, %x) : $T

@@ -14,17 +14,10 @@ from tests.passes.build import build, order, regions
 CTX = PassContext()
 
 
-def test_no_cut_is_one_region_in_unchanged_order() -> None:
-    graph = build("b: launch x", "a: launch x", "c: view a", "d: launch b c")
-    result = Partitioning().run(graph, CTX)
-    assert (regions(graph), order(graph)) == ("b a c d", "b a c d")
-    assert result.modified
-    assert result.notes == ("regions: 1, with 4 of 4 capturable nodes",)
-
-
 @pytest.mark.parametrize(
     ("rows", "found", "program"),
     [
+        (("b: launch x", "a: launch x", "c: view a", "d: launch b c"), "b a c d", "b a c d"),
         # independent work on both sides of a cut needs no second region
         (("a: launch x", "u: host y", "b: launch a"), "a b", "a b u"),
         # a mutation keeps its place between reads: u reads what m writes later

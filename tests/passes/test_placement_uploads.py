@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.ir import CAPTURABLE, PLACEMENT, Device, DType, TensorType, parse
-from pygraph.passes.legality import Legality
-from pygraph.passes.placement import Placement
-from tests.passes.placed import CONTEXT, COPY, CPU, GPU, place, shown
+from pygraph.ir import CAPTURABLE, PLACEMENT, Device, DType, TensorType
+from tests.passes.placed import COPY, CPU, GPU, place, shown
 
 
 def test_scalars_parameters_and_indices_go_in_one_upload() -> None:
@@ -88,15 +86,13 @@ def test_what_is_filled_and_returned_has_an_upload_of_its_own() -> None:
 
 
 def test_strides_of_a_dense_tensor_are_kept() -> None:
-    text = f"""graph @main (%w : f32[4, 2]{{1, 4}}@cpu, %x : f32[4, 2]@cuda:0) {{
-      %d = {COPY}(%w, @cuda:0) : f32[4, 2]{{1, 4}}@cuda:0
-      %r = aten.add.Tensor(%x, %d) : f32[4, 2]@cuda:0
-      return (%r)
-    }}"""
-    graph = parse(text)
-    Legality().run(graph, CONTEXT)
-    Placement().run(graph, CONTEXT)
-    assert graph.node("upload0").output.type == TensorType(DType.F32, (4, 2), Device("cuda", 0), (1, 4))
+    graph, _ = place(
+        "%v = mylib.columns.default(%w) : f32[2, 2]{1, 2}@cpu",
+        f"%d = {COPY}(%v, @cuda:0) : f32[2, 2]{{1, 2}}@cuda:0",
+        "%r = aten.relu.default(%d) : f32[2, 2]@cuda:0",
+        returns="%r",
+    )
+    assert graph.node("upload0").output.type == TensorType(DType.F32, (2, 2), Device("cuda", 0), (1, 2))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """Legality: which nodes a captured region may hold.
 
 A captured region launches the same kernels again without running the host's code. A node that waits for the device,
-whose sizes depend on data, or that works on another device cannot be part of one. The pass here judges each node by a
-table of rules (``rules``), with the operators that are known by name (``operators``). What it finds is data on the
-node: a code (``reasons`` explains each) and a sentence for the report.
+whose sizes depend on data, or that works on another device cannot be part of one. What is found is data on the node: a
+code (``reasons`` explains each) and a sentence for the report.
 """
 
 from __future__ import annotations
