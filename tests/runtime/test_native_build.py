@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -305,8 +305,16 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_has_not(library: NativeLibrar
     assert load() is load()
 
 
+@pytest.fixture
+def driverless(fresh: None) -> Iterator[None]:
+    """The host driver is made anew, and is gone afterwards."""
+    backend.driver_for.cache_clear()
+    yield
+    backend.driver_for.cache_clear()
+
+
 def test_without_a_native_half_regions_stay_uncaptured_and_the_compiler_runs_once(
-    fresh: None,
+    driverless: None,
     library: NativeLibrary,
     tmp_path: Path,
     compiler: Callable[[str], None],
@@ -316,17 +324,13 @@ def test_without_a_native_half_regions_stay_uncaptured_and_the_compiler_runs_onc
     calls = tmp_path / "calls"
     compiler(f"echo call >> {calls}; exit 1")
     monkeypatch.setattr(host_build, "load", Loader(lambda: library))
-    backend.driver_for.cache_clear()
     backend._warn_once.cache_clear()
     monkeypatch.setattr(native_build, "_compiler", lambda: [str(tmp_path / "cxx")])
     monkeypatch.delenv("CXX")  # Inductor's own
-    try:
-        for size in (3, 4, 5):
-            function = torch.compile(lambda x: torch.relu(x @ x) + 1, backend="pygraph", dynamic=False)
-            x = torch.randn(size, size)
-            assert torch.equal(function(x), torch.relu(x @ x) + 1)
-    finally:
-        backend.driver_for.cache_clear()
+    for size in (3, 4, 5):
+        function = torch.compile(lambda x: torch.relu(x @ x) + 1, backend="pygraph", dynamic=False)
+        x = torch.randn(size, size)
+        assert torch.equal(function(x), torch.relu(x @ x) + 1)
     assert calls.read_text().split() == ["call"]
     for report in pygraph.reports():
         assert not report.error
@@ -339,7 +343,7 @@ def test_without_a_native_half_regions_stay_uncaptured_and_the_compiler_runs_onc
 
 
 def test_the_variable_and_the_option_move_the_library(
-    fresh: None, library: NativeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    driverless: None, library: NativeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "variable"))
     assert library.build().is_relative_to(tmp_path / "variable")
