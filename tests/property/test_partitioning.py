@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import networkx as nx
@@ -18,7 +19,6 @@ from pygraph.passes.analysis import dependence_lists
 from pygraph.passes.partitioning import Partitioning
 from pygraph.passes.region_order import Kind
 from pygraph.testing.strategies import operator_graphs
-from tests.passes.brute_force import fewer_regions
 
 CTX = PassContext()
 LIMITS = st.none() | st.integers(0, 3)
@@ -72,6 +72,38 @@ def test_regions_hold_all_that_launches_are_adjacent_and_have_an_acyclic_quotien
 
 def ordered_pairs(graph: Graph) -> set[tuple[str, str]]:
     return {(a.name, b.name) for a, b in nx.transitive_closure_dag(nx.DiGraph(dependences(graph))).edges}
+
+
+Lists = Sequence[Sequence[int]]
+"""For each position, the positions that it depends on."""
+
+
+def acyclic(units: Sequence[int], before: Lists) -> bool:
+    edges = ((units[p], units[v]) for v, sources in enumerate(before) for p in sources if units[p] != units[v])
+    return nx.is_directed_acyclic_graph(nx.DiGraph(edges))
+
+
+def partitions(kinds: Sequence[Kind], most: int) -> Iterator[list[int]]:
+    """Every choice of at most ``most`` regions (0, 1, …) for LAUNCHES and FREE nodes; others get negative numbers."""
+
+    def extend(chosen: list[int], used: int) -> Iterator[list[int]]:
+        v = len(chosen)
+        if v == len(kinds):
+            yield chosen
+            return
+        choices = [] if kinds[v] is Kind.OUTSIDE else list(range(min(used + 1, most)))
+        choices += [] if kinds[v] is Kind.LAUNCHES else [-1 - v]
+        for choice in choices:
+            yield from extend([*chosen, choice], max(used, choice + 1))
+
+    return extend([], 0)
+
+
+def fewer_regions(kinds: Sequence[Kind], before: Lists, than: int) -> list[int] | None:
+    """A valid partition of fewer regions ``than`` so many that covers all LAUNCHES nodes, or None."""
+    if than == 0:
+        return None
+    return next((p for p in partitions(kinds, than - 1) if acyclic(p, before)), None)
 
 
 @settings(deadline=None, max_examples=250)
