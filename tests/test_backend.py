@@ -156,6 +156,9 @@ def test_every_graph_break_is_reported_once_also_without_a_graph_between() -> No
     assert [line.code for line in first.origin.breaks] == ['print("first")', 'print("second")']
     assert [line.code for line in second.origin.breaks] == ['print("third")', 'print("fourth")', 'print("fifth")']
     assert sum(key == "graph break" for key, _ in head(second)) == 3
+    assert first.origin.start is not None
+    assert second.origin.start is not None
+    assert second.origin.start.line == first.origin.start.line + 3, "the rest behind the breaks"
 
 
 def test_threads_share_a_compiled_model() -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -271,14 +270,8 @@ def test_explain_keeps_stdout_for_the_document(script: Write) -> None:
         ("import sys; sys.exit(0)\n", r"net\.py: PyGraph compiled nothing\. Compile with .*'model' and its 'inputs'"),
         ("def f(:\n", r'File ".*net\.py", line 1\n.*\n +\^\nSyntaxError: '),
         ("import sys; sys.exit(4)\n", r"net\.py: the script exited with status 4"),
-        (
-            "\n1 / 0\n",
-            r'^Traceback .*\n  File ".*net\.py", line 2, in <module>\n(?s:.*)ZeroDivisionError: .*\n$',
-        ),
-        (
-            "model, inputs = (lambda x: 2), (1,)\n",
-            r"net\.py: the model was called, but Dynamo found nothing",
-        ),
+        ("\n1 / 0\n", r'^Traceback .*\n  File ".*net\.py", line 2, in <module>\n(?s:.*)ZeroDivisionError: .*\n$'),
+        ("model, inputs = (lambda x: 2), (1,)\n", r"net\.py: the model was called, but Dynamo found nothing"),
     ],
 )
 @pytest.mark.usefixtures("fresh")
@@ -315,9 +308,6 @@ def test_explain_shows_forward_and_backward_of_a_training_loop() -> None:
     result = run("explain", str(ROOT / "examples" / "mlp_training.py"), "--strict")
     assert result.exit_code == 0
     shown = " ".join(result.stdout.split())
-    losses = [float(text) for text in re.findall(r"step \d: loss ([0-9.]+)", shown)]
-    assert len(losses) == 6
-    assert losses[-1] < losses[0]
     assert re.search(r"graph\d+_forward Sequential, forward, cpu", shown)
     assert re.search(r"graph\d+_backward Sequential, backward, cpu", shown)
     assert re.search(r"2 graphs 100 % of \d+ launches selected, in 2 regions", shown)
@@ -331,31 +321,6 @@ def test_explain_replays_a_small_bert() -> None:
     (graph,) = json.loads(result.stdout)["graphs"]
     assert graph["error"] is None
     assert graph["coverage"]["replayed_launches"] == graph["coverage"]["launches"] > 5
-
-
-BROKEN = """\
-import torch
-
-@torch.compile(backend="pygraph")
-def scaled(x, w):
-    y = torch.relu(x @ w)
-    if y.sum().item() > 0:
-        y = torch.tanh(y @ w)
-    return y @ w
-
-for _ in range(3):
-    scaled(torch.ones(4, 4), torch.ones(4, 4))
-"""
-
-
-@pytest.mark.usefixtures("fresh")
-def test_explain_lists_graph_breaks_and_where_each_graph_begins(script: Write) -> None:
-    with torch._dynamo.config.patch(capture_scalar_outputs=False):
-        shown = " ".join(run("explain", script(BROKEN)).stdout.split())
-    assert re.search(r"graph\d+_inference scaled at \S+net\.py:5, inference, cpu", shown)
-    assert re.search(r"graph\d+_inference scaled at \S+net\.py:7, inference, cpu", shown), "the rest behind the break"
-    assert re.search(r"graph break \S+net\.py:6: \S*.*Tensor\.item\(\).*: if y\.sum\(\)\.item\(\) > 0:", shown)
-    assert shown.endswith("0 operators not captured, 1 graph break")
 
 
 def test_the_package_lists_its_public_names_only() -> None:

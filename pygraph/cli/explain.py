@@ -50,22 +50,21 @@ def explain(script: str, args: tuple[str, ...], html: str | None, json: str | No
     from pygraph.report.html import render_html
     from pygraph.report.text import render_text
 
-    outputs = {render: path for render, path in ((render_html, html), (json_text, json)) if path is not None}
-    if list(outputs.values()).count("-") > 1:
+    if html == json == "-":
         raise click.UsageError("only one of --html and --json can go to stdout")
+    kept = "-" in (html, json)
+    outputs = [(render, path) for render, path in ((render_html, html), (json_text, json)) if path is not None]
     with contextlib.ExitStack() as stack:
         try:  # now: a long run must not end in a file that cannot be written
-            files = {
-                render: stack.enter_context(click.open_file(path, "w", encoding="utf-8"))
-                for render, path in outputs.items()
-            }
+            opened = (click.open_file(path, "w", encoding="utf-8") for _, path in outputs)
+            files = [stack.enter_context(file) for file in opened]
         except OSError as error:
             raise Failure(f"{error.filename}: cannot be written: {error.strerror}") from error
-        with contextlib.redirect_stdout(sys.stderr) if "-" in outputs.values() else contextlib.nullcontext():
+        with contextlib.redirect_stdout(sys.stderr) if kept else contextlib.nullcontext():
             reports = _run(script, args)
-        for render, file in files.items():
+        for (render, _), file in zip(outputs, files, strict=True):
             file.write(render(reports))
-    if "-" not in outputs.values():
+    if not kept:
         shown = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if shown else 100
         click.echo(render_text(reports, width, color=shown and not os.environ.get("NO_COLOR")), nl=False)

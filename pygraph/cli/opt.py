@@ -1,7 +1,4 @@
-"""``pygraph opt``: run a pipeline on a graph in a ``.pgir`` file and print what comes out.
-
-Everything about passes is ``pygraph.passes``'s; this module reads options and files.
-"""
+"""``pygraph opt``: run a pipeline on a graph in a ``.pgir`` file and print what comes out."""
 
 from __future__ import annotations
 

@@ -16,15 +16,11 @@ import pytest
 from pygraph.bench.process import Spec
 
 COORDINATOR = """
-import json, subprocess, sys, time
-worker = subprocess.Popen(
-    [sys.executable, "-m", "pygraph.bench.worker", sys.argv[1]],
-    stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-)
-worker.stdout.readline()
-worker.stdin.write(b'{"do": "compile"}\\n')
-worker.stdin.flush()
-print(worker.pid, flush=True)
+import os, pathlib, sys, time
+from pygraph.bench.process import Process
+worker = Process([sys.executable, "-m", "pygraph.bench.worker", sys.argv[1]], os.environ, pathlib.Path("log"))
+worker.answer(time.monotonic() + 600)
+worker.tell("compile")
 time.sleep(600)
 """
 
@@ -44,9 +40,8 @@ def test_it_ends_with_its_coordinator_and_takes_its_helpers_along(tmp_path: Path
     script.write_text(SCRIPT)
     spec = Spec("pygraph.bench.script:run_script", str(script), (), "eager", "cpu", result="")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
-    coordinator = subprocess.Popen(
-        [sys.executable, "-c", COORDINATOR, json.dumps(asdict(spec))], stdout=subprocess.PIPE, cwd=tmp_path, env=environ
-    )
+    command = [sys.executable, "-c", COORDINATOR, json.dumps(asdict(spec))]
+    coordinator = subprocess.Popen(command, cwd=tmp_path, env=environ)
     try:
         pids = [int(pid) for pid in _text(tmp_path / "pids", 120.0).split()]
         assert len(pids) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from pygraph.ir import (
     CAPTURABLE,
     FREE,
@@ -20,7 +22,7 @@ from pygraph.ir import (
     Value,
 )
 
-__all__ = ["TENSOR", "build", "order", "regions"]
+__all__ = ["TENSOR", "build", "layered", "order", "regions"]
 
 TENSOR = TensorType(DType.F32, (256,), Device("cpu"))
 """The type of every tensor: 1024 bytes."""
@@ -69,6 +71,16 @@ def _add(graph: Graph, name: str, kind: str, operands: list[Value]) -> KernelNod
     if kind == "host":
         node.meta.set(REASON, "host-read")
     return node
+
+
+def layered(random: Random, nodes: int) -> Graph:
+    """A graph of ``nodes`` rows: mostly launches, some views, writes and host nodes, on recent values."""
+    rows = []
+    for i in range(nodes):
+        kind = random.choices(["launch", "heavy", "view", "write", "host"], [8, 2, 3, 1, 1])[0]
+        operands = [f"n{random.randrange(max(0, i - 64), i)}" if i and random.random() < 0.9 else "x" for _ in range(2)]
+        rows.append(f"n{i}: {kind} {' '.join(operands[: 2 if kind == 'launch' else 1])}")
+    return build(*rows, returns=f"n{nodes - 1}")
 
 
 def order(graph: Graph) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from pygraph.ir import CAPTURABLE, Device, Graph, KernelNode, Stage, TensorType, parse
+from pygraph.ir import CAPTURABLE, Graph, Stage, TensorType, parse
 from pygraph.ir.interp import interpret
 from pygraph.ir.verify import verify
 from pygraph.passes.base import PassContext, PassResult
@@ -38,17 +36,11 @@ def place(*lines: str, returns: str, pipeline: Placement | None = None, forbid: 
 
 def shown(graph: Graph) -> list[str]:
     """Each node as ``name = op(operands) @device``, with ✗ where it is not capturable."""
-    return [_shown(node) for node in graph.nodes]
-
-
-def _shown(node: KernelNode) -> str:
-    operands = ", ".join(value.name for value in node.inputs)
-    device = "".join(dict.fromkeys(f" @{d}" for d in _devices(node)))
-    mark = "" if node.meta.get(CAPTURABLE) else "✗"
-    return f"{node.name} = {node.op.split('.')[1]}({operands}){device}{mark}"
-
-
-def _devices(node: KernelNode) -> Iterator[Device]:
-    for value in node.outputs:
-        if isinstance(value.type, TensorType):
-            yield value.type.device
+    lines = []
+    for node in graph.nodes:
+        operands = ", ".join(value.name for value in node.inputs)
+        types = [value.type for value in node.outputs if isinstance(value.type, TensorType)]
+        device = "".join(dict.fromkeys(f" @{type.device}" for type in types))
+        mark = "" if node.meta.get(CAPTURABLE) else "✗"
+        lines.append(f"{node.name} = {node.op.split('.')[1]}({operands}){device}{mark}")
+    return lines

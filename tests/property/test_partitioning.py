@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from random import Random
 
 import networkx as nx
 from hypothesis import given, note, settings
@@ -19,8 +19,6 @@ from pygraph.passes.analysis import dependence_lists
 from pygraph.passes.partitioning import Partitioning
 from pygraph.passes.region_order import Kind
 from pygraph.testing.strategies import operator_graphs
-from tests.passes.brute_force import fewer_regions
-from tests.passes.build import build
 
 CTX = PassContext()
 LIMITS = st.none() | st.integers(0, 3)
@@ -76,6 +74,38 @@ def ordered_pairs(graph: Graph) -> set[tuple[str, str]]:
     return {(a.name, b.name) for a, b in nx.transitive_closure_dag(nx.DiGraph(dependences(graph))).edges}
 
 
+Lists = Sequence[Sequence[int]]
+"""For each position, the positions that it depends on."""
+
+
+def acyclic(units: Sequence[int], before: Lists) -> bool:
+    edges = ((units[p], units[v]) for v, sources in enumerate(before) for p in sources if units[p] != units[v])
+    return nx.is_directed_acyclic_graph(nx.DiGraph(edges))
+
+
+def partitions(kinds: Sequence[Kind], most: int) -> Iterator[list[int]]:
+    """Every choice of at most ``most`` regions (0, 1, …) for LAUNCHES and FREE nodes; others get negative numbers."""
+
+    def extend(chosen: list[int], used: int) -> Iterator[list[int]]:
+        v = len(chosen)
+        if v == len(kinds):
+            yield chosen
+            return
+        choices = [] if kinds[v] is Kind.OUTSIDE else list(range(min(used + 1, most)))
+        choices += [] if kinds[v] is Kind.LAUNCHES else [-1 - v]
+        for choice in choices:
+            yield from extend([*chosen, choice], max(used, choice + 1))
+
+    return extend([], 0)
+
+
+def fewer_regions(kinds: Sequence[Kind], before: Lists, than: int) -> list[int] | None:
+    """A valid partition of fewer regions ``than`` so many that covers all LAUNCHES nodes, or None."""
+    if than == 0:
+        return None
+    return next((p for p in partitions(kinds, than - 1) if acyclic(p, before)), None)
+
+
 @settings(deadline=None, max_examples=250)
 @given(placed(7))
 def test_no_partition_has_fewer_regions(graph: Graph) -> None:
@@ -99,22 +129,12 @@ def test_the_rest_of_the_pipeline_changes_no_membership(graph: Graph, limit: int
 _PRINT_MANY = """
 import random
 from pygraph.passes import PassManager
-from tests.property.test_partitioning import layered
+from tests.passes.build import layered
 for seed in range(20):
     graph = layered(random.Random(seed), 60)
     PassManager(f"partitioning{{max-regions={seed}}},indirection,selection").run(graph)
     print(graph)
 """
-
-
-def layered(random: Random, nodes: int) -> Graph:
-    """A graph of ``nodes`` rows: mostly launches, some views, some host nodes, on recent values."""
-    rows = []
-    for i in range(nodes):
-        kind = random.choices(["launch", "heavy", "view", "write", "host"], [8, 2, 3, 1, 1])[0]
-        operands = [f"n{random.randrange(max(0, i - 12), i)}" if i and random.random() < 0.9 else "x" for _ in range(2)]
-        rows.append(f"n{i}: {kind} {' '.join(operands[: 2 if kind == 'launch' else 1])}")
-    return build(*rows, returns=f"n{nodes - 1}")
 
 
 def test_hash_seeds_do_not_matter() -> None:
