@@ -11,8 +11,4 @@ are alive at the same time, and only one runs:
 
 A ratio is the median of the ratios within rounds, so that what drifts changes both times. A side whose results are not
 those of eager is not timed.
-
-``timing`` runs the sides, ``process`` and ``worker`` are the two ends of a pipe, ``script`` holds a user's script at
-its compiled calls, ``results`` and ``render`` make the document and the page. The benchmark suite (``benchmarks/``) is
-measured by the same code.
 """

@@ -98,8 +98,7 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
 
 def measured_text(decisions: Sequence[Decision]) -> str:
     """What measured selection decided on a region, in one line; of several variants, how many and the latest."""
-    last = decisions[-1]
-    counts = Counter(each.choice for each in decisions)
+    last, counts = decisions[-1], Counter(each.choice for each in decisions)
     several = ", ".join(f"{counts[choice]} {choice}" for choice in (REPLAY, UNCAPTURED) if counts[choice])
     choice = last.choice if len(decisions) == 1 else f"{several}; last {last.choice}"
     why = ", its calls were never undisturbed for long enough" if last.disturbed else ""

@@ -26,10 +26,7 @@ __all__ = ["GraphReport", "RegionReport", "Uncaptured", "clear", "open_report", 
 
 _log = logging.getLogger("pygraph")
 
-_LIMIT = 256
-"""Reports kept; the oldest goes first, so that recompiling for ever does not grow them."""
-
-_reports: deque[GraphReport] = deque(maxlen=_LIMIT)
+_reports: deque[GraphReport] = deque(maxlen=256)  # the oldest goes first: recompiling for ever does not grow them
 _numbers = itertools.count()
 
 
@@ -154,9 +151,6 @@ class GraphReport:
     def coverage(self) -> float:
         """Share of launches in selected regions; 1.0 for a program that launches nothing, 0.0 for plain Inductor's."""
         return 0.0 if self.error is not None else self.selected_launches / self.launches if self.launches else 1.0
-
-
-# -- the reports of this process ---------------------------------------------------------------------------------------
 
 
 def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:

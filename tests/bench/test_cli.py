@@ -30,7 +30,6 @@ def bench(*args: object) -> Result:
         (["no-such-script.py"], "no script no-such-script.py"),
         ([__file__, "--device", "cpu", "--out", f"{__file__}/folder"], "Not a directory"),
     ],
-    ids=lambda value: " ".join(map(os.path.basename, value)) if isinstance(value, list) else "",
 )
 def test_what_makes_no_sense_is_refused(args: list[str], why: str) -> None:
     """Before anything runs."""

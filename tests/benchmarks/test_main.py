@@ -35,7 +35,6 @@ def benchmarks(*args: object) -> Result:
         (["--compile-only"], "needs --caches"),
         (["--from", "results.json"], "needs --out"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_makes_no_sense_is_refused(args: list[str], why: str) -> None:
     result = benchmarks(*args)
