@@ -93,7 +93,6 @@ def test_sizes_that_are_read_from_data_do_not_hinder_a_factory() -> None:
     "lines",
     [
         [f'%p = aten.rand.default([4], device = @cpu) : {CPU} !rng("cpu")'],
-        [f'%p = aten.randn.default([4], device = @cpu) : {CPU} !rng("cpu")'],
         # The table alone keeps it: its author forgot the effect.
         [f"%p = aten.rand.default([4], device = @cpu) : {CPU}"],
         [f"%a = aten.arange.default(0.0, 1.0, 0.25, device = @cpu) : {CPU}", f"%p = aten.clone.default(%a) : {CPU}"],

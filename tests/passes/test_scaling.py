@@ -42,7 +42,6 @@ def test_time_per_node_at_most_doubles_from_2000_to_20000_nodes() -> None:
 
 
 def test_a_long_chain_of_cuts_is_no_deeper_than_a_loop() -> None:
-    rows = [f"n{i + 1}: {'host' if i % 2 else 'launch'} n{i}" for i in range(10_000)]
-    graph = build(*rows)
+    graph = build(*(f"n{i + 1}: {'host' if i % 2 else 'launch'} n{i}" for i in range(10_000)))
     Partitioning().run(graph, PassContext())
     assert len(graph.regions) == 5_000
