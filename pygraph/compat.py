@@ -11,7 +11,8 @@ import functools
 import importlib
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -248,25 +249,17 @@ _CALIBRATE = "`pygraph calibrate` does not work"
 AsyncCompile = _find("torch._inductor.async_compile.AsyncCompile", cost=_CALIBRATE)
 
 
-class InductorTiming(NamedTuple):
-    """Where Inductor times kernels: ``autotuner.benchmark_all_configs`` times all configurations of one, and
-    ``padding`` decides which matrix products to pad.
+def inductor_timing() -> SimpleNamespace:
+    """Where Inductor times kernels: ``autotuner.benchmark_all_configs`` times all configurations of one, ``padding``
+    decides which matrix products to pad, and ``kernel.inductor_meta_common`` goes into the source of a kernel.
 
-    What ``kernel.inductor_meta_common`` returns goes into the source of a kernel, and says which caches it uses.
+    Imported when asked for, since they take a while and only a benchmark wants them.
     """
-
-    kernel: Any
-    autotuner: Any
-    padding: Any
-
-
-def inductor_timing() -> InductorTiming:
-    """The places above; imported when asked for, since they take a while and only a benchmark wants them."""
     from torch._inductor.codegen.triton import TritonKernel
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    return InductorTiming(TritonKernel, CachingAutotuner, pad_mm)
+    return SimpleNamespace(kernel=TritonKernel, autotuner=CachingAutotuner, padding=pad_mm)
 
 
 # -- traces: structured artifacts for tlparse ----------------------------------------------------------------------

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pygraph.ir import CAPTURABLE, Graph, Stage, TensorType, parse
+from pygraph.ir import CAPTURABLE, Graph, TensorType, parse
 from pygraph.ir.interp import interpret
-from pygraph.ir.verify import verify
-from pygraph.passes.base import PassContext, PassResult
+from pygraph.passes import PassContext, PassManager
 from pygraph.passes.legality import Legality
+from pygraph.passes.manager import PassRecord
 from pygraph.passes.placement import Placement
 
-__all__ = ["CONTEXT", "COPY", "CPU", "GPU", "INPUTS", "place", "shown"]
+__all__ = ["COPY", "CPU", "GPU", "INPUTS", "place", "shown"]
 
-CONTEXT = PassContext("cuda")
 GPU, CPU = "f32[4]@cuda:0", "f32[4]@cpu"
 INPUTS = f"""
   %x : {GPU}, %y : {GPU}, %s : f32[]@cpu, %t : f32[]@cpu, %w : {CPU} {{role = parameter, static}}, %i : i64[4]@cpu,
@@ -20,15 +19,12 @@ INPUTS = f"""
 COPY = "prims.device_put.default"
 
 
-def place(*lines: str, returns: str, pipeline: Placement | None = None, forbid: str = "") -> tuple[Graph, PassResult]:
+def place(*lines: str, returns: str, pipeline: Placement | None = None, forbid: str = "") -> tuple[Graph, PassRecord]:
     """The placed graph of ``lines`` over INPUTS; its meaning and the types that it returns are checked."""
     graph = parse(f"graph @main ({INPUTS}) {{\n" + "\n".join(lines) + f"\nreturn ({returns})\n}}")
-    Legality((forbid,) if forbid else ()).run(graph, CONTEXT)
-    graph.stage = Stage.JUDGED
     before = graph.clone()
-    result = (pipeline or Placement()).run(graph, CONTEXT)
-    graph.stage = Stage.PLACED
-    verify(graph)
+    passes = [Legality((forbid,) if forbid else ()), pipeline or Placement()]
+    _, result = PassManager(passes, check="full").run(graph, PassContext("cuda")).passes
     assert interpret(graph) == interpret(before)
     assert [value.type for value in graph.output_values] == [value.type for value in before.output_values]
     return graph, result

@@ -11,28 +11,19 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraph.frontend.lift import lift
-from pygraph.ir import CAPTURABLE, REASON, Graph, Stage, parse
+from pygraph.ir import CAPTURABLE, REASON, Graph, parse
 from pygraph.ir.interp import interpret
-from pygraph.ir.verify import verify
-from pygraph.passes.base import PassContext
-from pygraph.passes.legality import Legality
-from pygraph.passes.placement import Placement
+from pygraph.passes import PassContext, PassManager
 
 GPU = "meta"
-CONTEXT = PassContext("cuda")
 
 
 def placed(fn: Callable[..., Any], *args: torch.Tensor) -> Graph:
     """The placed graph of ``fn``, traced with Inductor's decompositions."""
     module = make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(*args)
     graph = parse(str(lift(module, kind="inference")).replace(f"@{GPU}", "@cuda:0"))
-    Legality().run(graph, CONTEXT)
-    graph.stage = Stage.JUDGED
-    verify(graph)
     before = graph.clone()
-    Placement().run(graph, CONTEXT)
-    graph.stage = Stage.PLACED
-    verify(graph)
+    PassManager("legality,placement", check="full").run(graph, PassContext("cuda"))
     assert interpret(graph) == interpret(before)
     return graph
 
