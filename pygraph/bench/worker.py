@@ -151,9 +151,6 @@ class Serving:
             torch.cuda.reset_peak_memory_stats()
 
 
-# -- what PyGraph did --------------------------------------------------------------------------------------------------
-
-
 def _settling() -> bool:
     """Whether a captured region has not decided yet what becomes of its captures."""
     records = [region.record for report in pygraph.reports() for region in report.regions if region.record is not None]
@@ -172,9 +169,6 @@ def what_was_captured() -> dict[str, Any]:
         regions.append({"state": region.state, "why": region.why, "decisions": list(decisions)})
     coverage = {"share": summary.coverage, "captures": summary.captures, "replays": summary.replays}
     return {"coverage": coverage, "regions": regions}
-
-
-# -- the process -------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:

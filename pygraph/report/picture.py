@@ -87,9 +87,6 @@ def draw(report: GraphReport) -> Picture:
     return _lay_out(boxes, edges)
 
 
-# -- what is drawn -----------------------------------------------------------------------------------------------------
-
-
 def _operator(node: KernelNode, region: int | None, outside: Uncaptured | None) -> Box:
     kind = "region" if region is not None else "outside" if outside else "host"
     label = node.op.removeprefix("aten.").removesuffix(".default").removesuffix(".Tensor")
@@ -107,9 +104,6 @@ def _operator(node: KernelNode, region: int | None, outside: Uncaptured | None) 
 
 def _short(text: str) -> str:
     return text if len(text) <= _WORDS else f"{text[: _WORDS - 1]}…"
-
-
-# -- where it goes -----------------------------------------------------------------------------------------------------
 
 
 def _lay_out(boxes: list[Box], edges: Sequence[tuple[int, int, str]]) -> Picture:

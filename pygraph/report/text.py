@@ -79,9 +79,6 @@ class Section:
     notes: tuple[str, ...] = ()
 
 
-# -- what is shown of a graph ------------------------------------------------------------------------------------------
-
-
 def badges(report: GraphReport) -> list[str]:
     """The function and line of a graph as far as they are known, its kind and its device."""
     start = report.origin.start
@@ -183,9 +180,6 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         f"{plural(summary.captures, 'capture')}, {plural(summary.replays, 'replay')}, "
         f"{plural(summary.uncaptured, 'operator')} not captured, {plural(summary.breaks, 'graph break')}"
     )
-
-
-# -- as text -----------------------------------------------------------------------------------------------------------
 
 
 def render_text(reports: Sequence[GraphReport], width: int = 100, color: bool = False) -> str:

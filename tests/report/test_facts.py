@@ -105,9 +105,6 @@ def test_a_region_that_selection_left_off_says_what_selection_said() -> None:
     assert not unselected(report, report.regions[1])
 
 
-# -- JSON --------------------------------------------------------------------------------------------------------------
-
-
 def test_the_document_says_what_the_report_says() -> None:
     report = full_report()
     assert report.regions[0].record is not None

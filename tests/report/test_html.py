@@ -88,9 +88,6 @@ def test_it_says_what_the_report_says() -> None:
     assert "coverage unknown: no program was emitted" in Page(render_html([bare])).words()
 
 
-# -- the picture -------------------------------------------------------------------------------------------------------
-
-
 def test_every_operator_is_a_box_in_its_colour() -> None:
     report = full_report()
     boxes = draw(report).boxes
