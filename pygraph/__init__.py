@@ -30,15 +30,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Explanation": "pygraph.api",
-    "Pass": "pygraph.passes.base",
-    "PassContext": "pygraph.passes.base",
-    "PassResult": "pygraph.passes.base",
-    "counters": "pygraph.api",
-    "explain": "pygraph.api",
+    **dict.fromkeys(("Explanation", "counters", "explain", "reports", "reset"), "pygraph.api"),
+    **dict.fromkeys(("Pass", "PassContext", "PassResult"), "pygraph.passes.base"),
     "register": "pygraph.passes.pipeline",
-    "reports": "pygraph.api",
-    "reset": "pygraph.api",
 }
 
 
