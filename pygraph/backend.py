@@ -350,7 +350,13 @@ def attach(
             driver,
             name=name,
             label=f"{name} {told.module}".rstrip(),
-            options=_options(settings),
+            options=RegionOptions(
+                capture_after=settings.capture_after,
+                max_captures=settings.max_captures,
+                verify_always=settings.verify == "always",
+                measure=settings.measure,
+                cache_dir=settings.cache_dir,
+            ),
             held=known.held,
             lent=known.lent,
             on_capture=None if folder is None else functools.partial(dump_launches, folder, told.index),
@@ -389,16 +395,6 @@ def _call_strictly(region: Region, args: list[Any]) -> Sequence[Any]:
     if record.state == "uncaptured" and record.reason:
         raise CaptureError("strict", f"{record.name} cannot be captured: {record.reason}")
     return outputs
-
-
-def _options(settings: Settings) -> RegionOptions:
-    return RegionOptions(
-        capture_after=settings.capture_after,
-        max_captures=settings.max_captures,
-        verify_always=settings.verify == "always",
-        measure=settings.measure,
-        cache_dir=settings.cache_dir,
-    )
 
 
 # -- drivers -----------------------------------------------------------------------------------------------------------

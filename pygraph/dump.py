@@ -74,11 +74,10 @@ def dump_launches(folder: Path, region: int, program: Program) -> None:
     """Write the launches of a captured region, one per line: number, kind, name and the user's line."""
     with _warned(folder):
         lines = [
-            f"{launch.index:4}  {launch.kind.value:8}  {launch.name}"
-            + (f"  {launch.origin.loc}" if launch.origin.loc else "")
+            f"{launch.index:4}  {launch.kind.value:8}  {launch.name}  {launch.origin.loc or ''}".rstrip() + "\n"
             for launch in program.recording.launches
         ]
-        (folder / f"region{region}.launches.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (folder / f"region{region}.launches.txt").write_text("".join(lines), encoding="utf-8")
 
 
 def _graph_text(report: GraphReport) -> str:

@@ -5,11 +5,10 @@ An option given in code wins over its variable. Names and types are checked here
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +77,7 @@ class Settings:
         for name, value in (options or {}).items():
             key = name.replace("-", "_")
             if key not in _KINDS:
-                raise OptionError(f"unknown option '{name}'{_nearest(key)}")
+                raise OptionError(f"unknown option '{name}'{_nearest(key, _KINDS)}")
             chosen[key] = _checked(key, name, value)
         return Settings(**chosen)
 
@@ -99,19 +98,18 @@ _KINDS = {
 _VARIABLES = {_PREFIX + name.upper(): name for name in _KINDS if name != "inductor"}
 
 
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, list(_KINDS), n=1, cutoff=0.4)
-    return f"; did you mean '{near[0]}'?" if near else f"; known options are {', '.join(_KINDS)}"
-
-
 @functools.cache
 def _warn_of_unknown(names: frozenset[str]) -> None:
     """Warn, once, of variables that look like PyGraph's and are none."""
     known = [*_VARIABLES, VARIABLE]
     for name in sorted(names.difference(known)):
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        _log.warning("the environment variable %s is ignored: %s", name, hint)
+        _log.warning("the environment variable %s is ignored%s", name, _nearest(name, known))
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    from pygraph.passes.pipeline import nearest  # takes a while
+
+    return nearest(name, known)
 
 
 def _read(option: str, text: str) -> object:

@@ -50,7 +50,7 @@ def test_an_unknown_name_is_rejected_with_the_nearest_one() -> None:
 
 
 def test_a_name_like_nothing_lists_the_known_ones() -> None:
-    with pytest.raises(OptionError, match="known options are passes, dump_dir"):
+    with pytest.raises(OptionError, match="known: passes, dump_dir"):
         Settings.make({"zzz": 1}, {})
 
 
@@ -87,5 +87,5 @@ def test_a_variable_that_nobody_reads_is_a_warning_with_the_nearest_one(caplog: 
     for _ in range(2):
         Settings.make({}, environ)
     assert [record.getMessage() for record in caplog.records] == [
-        "the environment variable PYGRAPH_STRCT is ignored: did you mean PYGRAPH_STRICT?"
+        "the environment variable PYGRAPH_STRCT is ignored; did you mean 'PYGRAPH_STRICT'?"
     ]

@@ -26,7 +26,13 @@ def write_all(folder: Path, found: Document, more: Mapping[str, Iterable[str]] |
 def page(found: Document, more: Mapping[str, Iterable[str]] | None = None) -> str:
     """The page. ``more`` are lines of further sections by title."""
     rows = found["workloads"]
-    sections: dict[str, Iterable[str]] = {"WRONG RESULTS": _wrong(found), **(more or {})}
+    wrong = [
+        f"- **{name}, {side}**: {each['error']}. No speed-up is given."
+        for name, row in rows.items()
+        for side, each in row["sides"].items()
+        if each["status"] == "wrong"
+    ]
+    sections: dict[str, Iterable[str]] = {"WRONG RESULTS": wrong, **(more or {})}
     for domain in dict.fromkeys(row["domain"] for row in rows.values()):
         sections[domain.capitalize()] = _table({n: row for n, row in rows.items() if row["domain"] == domain})
     sections["Left out, failed, and to be noted"] = _rest(found)
@@ -46,15 +52,6 @@ def _head(found: Document) -> str:
         f"PyGraph takes less. ± is half of the 95 % interval of the median, or of one as sure as stands beside it "
         f"where rounds are too few.{small}"
     )
-
-
-def _wrong(found: Document) -> list[str]:
-    return [
-        f"- **{name}, {side}**: {each['error']}. No speed-up is given."
-        for name, row in found["workloads"].items()
-        for side, each in row["sides"].items()
-        if each["status"] == "wrong"
-    ]
 
 
 def _table(rows: Document) -> list[str]:

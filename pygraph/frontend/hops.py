@@ -76,9 +76,6 @@ def wrapped_operator(call: Call) -> Any | None:
         return None
 
 
-# -- wrapped operators -----------------------------------------------------------------------------------------------
-
-
 def _wrapped_effects(call: Call) -> Effects:
     """What the wrapped operator does, its operands standing in for those of the wrapper."""
     target = wrapped_operator(call)
@@ -111,9 +108,6 @@ def _analysed_writes(node: fx.Node) -> frozenset[str] | None:
         )
     except (AssertionError, KeyError, ImportError):
         return None
-
-
-# -- subgraphs -------------------------------------------------------------------------------------------------------
 
 
 def _of_subgraphs(call: Call, graphs: list[Graph]) -> Effects:

@@ -120,8 +120,6 @@ def _short(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
-# -- arguments -------------------------------------------------------------------------------------------------------
-
 _DICT = Token("dict")
 _SLICE = Token("slice")
 _OPAQUE = "object."

@@ -34,9 +34,6 @@ def dependence_lists(graph: Graph) -> Dependences:
     return Dependences(before, after)
 
 
-# -- regions -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class RegionView:
     """One region, and who uses which memory in it. Memory goes by the value that brings it in or makes it there.
@@ -93,8 +90,6 @@ def known_sum(counts: Iterable[float | None]) -> float | None:
     found = list(counts)
     return None if None in found else sum((count for count in found if count is not None), 0.0)
 
-
-# -- time --------------------------------------------------------------------------------------------------------------
 
 _PRODUCTS = frozenset(
     {"addbmm", "addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "bmm", "linear", "matmul", "mm"}

@@ -88,8 +88,6 @@ def _raised_at(error: BaseException) -> Origin:
     return UNKNOWN if step is None else _trace.origins.get(step.tb_lineno, UNKNOWN)
 
 
-# -- refusals -------------------------------------------------------------------------------------------------------
-
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 """What errors say that torch has no class of its own for: of the CUDA runtime, of the CPU's allocator, of libraries."""
 

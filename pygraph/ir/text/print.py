@@ -85,9 +85,6 @@ def _device_text(device: Device) -> str:
     return f"@{symbol_text(device.kind)}" + ("" if device.index is None else f":{device.index}")
 
 
-# -- lines -------------------------------------------------------------------------------------------------------------
-
-
 def _graph_lines(graph: Graph) -> Iterator[str]:
     hints = ", ".join(f"{word_text(name)} = {value}" for name, value in sorted(graph.hints.items()))
     settings = f"kind = {word_text(graph.kind)}, stage = {graph.stage.value}"

@@ -63,8 +63,6 @@ def _notes(graph: Graph) -> Iterator[str]:
         yield f"{first.name}{others} can be captured, but replay only while a number read from data repeats"
 
 
-# -- numbers read from data ------------------------------------------------------------------------------------------
-
 _UNBACKED = re.compile(r"(u|zuf)\d+")
 """Names that torch gives to symbols which only the data determines."""
 

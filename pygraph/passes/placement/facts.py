@@ -49,9 +49,6 @@ class Facts:
         return self.roots[value] in self._written
 
 
-# -- questions ---------------------------------------------------------------------------------------------------------
-
-
 def computes_only(node: KernelNode) -> bool:
     """Whether ``node`` has no effects, aliases apart."""
     return replace(node.effects, aliases=(), reads=None) == PURE

@@ -31,7 +31,9 @@ def merge_equal(graph: Graph) -> int:
             first.clear()
         if not _is_mergeable(node, facts):
             continue
-        kept = first.setdefault(_computation(node), node)
+        # As text, numbers differ that are equal but not the same: -0.0, and 1.0 beside 1.
+        attrs = sorted(node.attrs.items(), key=lambda item: item[0])
+        kept = first.setdefault(f"{node.op} {node.args!r} {attrs!r} {node.output.type!r}", node)
         if kept is not node:
             graph.replace_uses(node.output, kept.output)
             gone.append(node)
@@ -47,14 +49,6 @@ def _is_mergeable(node: KernelNode, facts: Facts) -> bool:
     if any(isinstance(value.type, TensorType) and facts.is_written(value) for value in node.inputs):
         return False
     return not facts.is_observed(node.output)
-
-
-def _computation(node: KernelNode) -> str:
-    """What ``node`` computes, as text: numbers that are equal but not the same (``-0.0``, ``1.0`` and ``1``) differ."""
-    return f"{node.op} {node.args!r} {sorted(node.attrs.items(), key=lambda item: item[0])!r} {node.output.type!r}"
-
-
-# -- moving ----------------------------------------------------------------------------------------------------------
 
 
 def move_factories(graph: Graph, target: Target, *, floating: bool = False) -> Counter[str]:
