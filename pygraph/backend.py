@@ -370,7 +370,7 @@ def attach(
     program.recursively_apply_fns([functools.partial(wrap, known) for known in facts.regions])
     if facts.entry is None or len(made) != 1:
         return _boxed(program)
-    ((region, function),) = made
+    region, function = made[0]
     return _boxed(bind(facts.entry, getattr(function, "__globals__", {}), region, program), fresh=True)
 
 
