@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,9 @@ class Settings:
         for name, value in (options or {}).items():
             key = name.replace("-", "_")
             if key not in _KINDS:
-                raise OptionError(f"unknown option '{name}'{_nearest(key, _KINDS)}")
+                from pygraph.passes.pipeline import nearest
+
+                raise OptionError(f"unknown option '{name}'{nearest(key, _KINDS)}")
             chosen[key] = _checked(key, name, value)
         return Settings(**chosen)
 
@@ -103,13 +105,9 @@ def _warn_of_unknown(names: frozenset[str]) -> None:
     """Warn, once, of variables that look like PyGraph's and are none."""
     known = [*_VARIABLES, VARIABLE]
     for name in sorted(names.difference(known)):
-        _log.warning("the environment variable %s is ignored%s", name, _nearest(name, known))
+        from pygraph.passes.pipeline import nearest  # takes a while
 
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    from pygraph.passes.pipeline import nearest  # takes a while
-
-    return nearest(name, known)
+        _log.warning("the environment variable %s is ignored%s", name, nearest(name, known))
 
 
 def _read(option: str, text: str) -> object:
