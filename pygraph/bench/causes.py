@@ -159,7 +159,7 @@ def read(trace: Mapping[str, Any], gpu: bool) -> Profile:
             device.append(span)
         elif kind in _HOST:
             threads[event["pid"], event["tid"]].append((span, name))
-            replays += start >= 0 and kind == "user_annotation" and re.match(_REPLAY, name) is not None
+            replays += start >= 0 and re.match(_REPLAY, name) is not None
     own = threads.pop((marks[0]["pid"], marks[0]["tid"]), [])
     engines = [ranges for ranges in threads.values() if any(name.startswith(_ENGINE) for _, name in ranges)]
     others = _disjoint(span for ranges in engines for span in _by_cause(ranges, end) if span.what != OTHER)
@@ -187,11 +187,11 @@ def _by_cause(ranges: Iterable[tuple[Span, str]], end: float) -> Iterator[Span]:
             if until > at:
                 yield Span(at, until, cause)
                 at = until
-        until, outer = nest[-1]
+        outer = nest[-1][1]
         if span.start > at:
             yield Span(at, span.start, outer)
             at = span.start
-        nest.append((min(span.end, until), _cause(name, outer)))
+        nest.append((span.end, _cause(name, outer)))
 
 
 @functools.cache

@@ -147,6 +147,8 @@ def test_the_page_draws_the_host_and_the_gpu_of_both_runs_to_one_scale() -> None
     assert [rect["class"] for rect in rects if rect["class"] not in ("input", "r4")] == []
     slow, fast = (sorted(int(str(r["width"])) for r in rects)[at] for at in (-1, -2))
     assert slow == pytest.approx(4 * fast, rel=0.02), "one lane of the GPU in each run, busy all the time"
+    width = float(shown.having("viewbox")[0].split()[2])
+    assert slow < max(int(str(rect["x"])) + int(str(rect["width"])) for rect in rects) <= width
 
 
 def run(*args: object) -> Result:
