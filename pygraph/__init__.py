@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pygraph.api import Explanation, counters, explain, reports, reset
     from pygraph.passes.base import Pass, PassContext, PassResult
     from pygraph.passes.pipeline import register
+    from pygraph.training.whole_step import capture
 
 __all__ = [
     "Explanation",
@@ -22,6 +23,7 @@ __all__ = [
     "PassContext",
     "PassResult",
     "__version__",
+    "capture",
     "counters",
     "explain",
     "register",
@@ -33,6 +35,7 @@ _HOMES = {
     **dict.fromkeys(("Explanation", "counters", "explain", "reports", "reset"), "pygraph.api"),
     **dict.fromkeys(("Pass", "PassContext", "PassResult"), "pygraph.passes.base"),
     "register": "pygraph.passes.pipeline",
+    "capture": "pygraph.training.whole_step",
 }
 
 
