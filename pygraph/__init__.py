@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pygraph.api import Explanation, counters, explain, reports, reset
     from pygraph.passes.base import Pass, PassContext, PassResult
     from pygraph.passes.pipeline import register
+    from pygraph.training.step import train_step
 
 __all__ = [
     "Explanation",
@@ -27,12 +28,14 @@ __all__ = [
     "register",
     "reports",
     "reset",
+    "train_step",
 ]
 
 _HOMES = {
     **dict.fromkeys(("Explanation", "counters", "explain", "reports", "reset"), "pygraph.api"),
     **dict.fromkeys(("Pass", "PassContext", "PassResult"), "pygraph.passes.base"),
     "register": "pygraph.passes.pipeline",
+    "train_step": "pygraph.training.step",
 }
 
 

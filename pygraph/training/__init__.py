@@ -1,0 +1,1 @@
+"""Whole training steps: forward, loss, gradients and optimizer in one graph."""
