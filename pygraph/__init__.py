@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pygraph.api import Explanation, counters, explain, reports, reset
     from pygraph.passes.base import Pass, PassContext, PassResult
     from pygraph.passes.pipeline import register
+    from pygraph.training.whole_step import capture
     from pygraph.training.step import train_step
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "PassContext",
     "PassResult",
     "__version__",
+    "capture",
     "counters",
     "explain",
     "register",
@@ -35,6 +37,7 @@ _HOMES = {
     **dict.fromkeys(("Explanation", "counters", "explain", "reports", "reset"), "pygraph.api"),
     **dict.fromkeys(("Pass", "PassContext", "PassResult"), "pygraph.passes.base"),
     "register": "pygraph.passes.pipeline",
+    "capture": "pygraph.training.whole_step",
     "train_step": "pygraph.training.step",
 }
 

@@ -235,6 +235,12 @@ get_mutated_tensors = _find(
 )
 higher_order_operators = _find("torch._ops._higher_order_ops")
 
+# -- steps captured as they run ---------------------------------------------------------------------------------------
+CAPTURE = "pygraph.capture runs every step uncaptured"
+"""The cost of a symbol that ``pygraph.capture`` cannot do without."""
+
+below_autocast = _find("torch._C._DisableAutocast", cost=CAPTURE)
+
 # -- calls: dispatch modes, function transforms, kernels of operators ----------------------------------------------
 dispatch_mode_depth = _find("torch._C._len_torch_dispatch_stack")
 dynamo_guards = _find("torch._C._dynamo.guards")

@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-__all__ = ["Outcome", "Process", "Spec", "gist"]
+__all__ = ["CALL", "Outcome", "Process", "Spec", "gist"]
 
+CALL = "pygraph call"
+"""What marks each profiled call in a trace, from its entry to the next one's."""
 _TOLD = 1500
 """Characters of what a process that died had printed."""
 _PATIENCE, _KILLED = 2.0, 30.0

@@ -45,17 +45,21 @@ def run_script(spec: Spec, serving: Serving) -> Callable[[], None]:
         serving.save()
         if status not in (None, 0):
             raise RuntimeError(f"the script exited with status {status}")
-        told = f"the script ended after {serving.made} calls of what it compiled"
-        serving.answer({"calls": serving.made}, "ended", told)
+        told = f"the script ended after {gate.made} calls of what it compiled"
+        serving.answer({"calls": gate.made}, "ended", told)
 
     return run
 
 
 class Gate:
-    """Stands in for torch.compile, and before every call of what that returned, however it was called."""
+    """Stands in for torch.compile, and before every call of what that returned, however it was called.
+
+    ``made`` counts these calls.
+    """
 
     def __init__(self, side: str, serving: Serving) -> None:
         self._side, self._serving = side, serving
+        self.made = 0
         self._inside = False
         self._calls = itertools.chain([True], serving.calls)  # it was told to go before the script began
         self._compile = torch.compile
@@ -87,6 +91,7 @@ class Gate:
         if keep is None:  # the coordinator has seen enough
             sys.stderr.flush()
             os._exit(0)
+        self.made += 1
         self._inside = True
         try:
             result = compiled(*args, **kwargs)

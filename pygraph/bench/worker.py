@@ -26,7 +26,7 @@ import torch
 import pygraph
 import pygraph.backend  # on every side alike
 from pygraph.bench.compare import save, tensors_of
-from pygraph.bench.process import Spec
+from pygraph.bench.process import CALL, Spec
 from pygraph.bench.sides import OURS
 from pygraph.report.facts import summarize
 from pygraph.settings import Settings
@@ -76,7 +76,8 @@ class Serving:
         self._answers.flush()
 
     def _serve(self) -> Iterator[bool]:
-        served: dict[str, Any] = {"compile": self._compile, "warm": self._warm, "block": self._block}
+        served: dict[str, Any] = {"compile": self._compile, "warm": self._warm}
+        served |= {"block": self._block, "profile": self._profile}
         while line := self._commands.readline():
             command = json.loads(line)
             does = command.pop("do")
@@ -137,6 +138,23 @@ class Serving:
         self.made += calls
         found = {"host_us": (issued - start) / calls * 1e6, "wall_us": (done - start) / calls * 1e6}
         return {name: float(f"{us:.6g}") for name, us in found.items()}
+
+    def _profile(self, calls: int, lead: int, path: str) -> Steps:
+        """Write a chrome trace of ``calls``, marked as CALL, after ``lead`` that are not; the last one is drained."""
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        if self._gpu:
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=kinds) as profile:
+            for _ in range(lead):
+                yield from self._call()
+            self._drain()
+            for left in reversed(range(calls)):
+                with torch.profiler.record_function(CALL):
+                    yield from self._call()
+                    if not left:
+                        self._drain()
+        profile.export_chrome_trace(path)
+        return {}
 
     def _drain(self) -> None:
         if self._gpu:

@@ -1,4 +1,4 @@
-"""The command line: ``pygraph bench``, ``calibrate``, ``explain``, ``opt``, ``passes``. One module per command.
+"""The command line: ``pygraph bench``, ``calibrate``, ``explain``, ``opt``, ``passes``, ``profile``. A module for each.
 
 A command is imported when it is named, and torch when a command needs it: ``opt`` and ``passes`` work on text and start
 fast. A command fails with a place and a reason on stderr and exit status 1, never with a traceback for bad input.
@@ -11,7 +11,7 @@ import io
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
 import click
@@ -21,9 +21,9 @@ from pygraph.errors import PygraphError, Span
 from pygraph.ir.text.words import name_text
 from pygraph.logs import configure
 
-__all__ = ["Failure", "ScriptCommand", "failing", "main"]
+__all__ = ["Failure", "ScriptCommand", "failing", "main", "writing"]
 
-_COMMANDS = ("bench", "calibrate", "explain", "opt", "passes")
+_COMMANDS = ("bench", "calibrate", "explain", "opt", "passes", "profile")
 _CODES = """
 \b
 Exit status:
@@ -59,6 +59,20 @@ def failing(source: str = "", text: str = "") -> Iterator[None]:
         before = text[: defined.start(1)]
         span = Span(before.count("\n") + 1, len(before) - before.rfind("\n"), len(defined[1]))
         raise Failure(f"{source}:{span.line}:{span.column}: {error}\n{span.underline(text)}") from error
+
+
+@contextmanager
+def writing(*paths: str | None) -> Iterator[list[IO[Any] | None]]:
+    """Files to write to, ``-`` for stdout, opened at once: a long run must not end in one that cannot be written."""
+    with ExitStack() as stack:
+        try:
+            files = [
+                None if path is None else stack.enter_context(click.open_file(path, "w", encoding="utf-8"))
+                for path in paths
+            ]
+        except OSError as error:
+            raise Failure(f"{error.filename}: cannot be written: {error.strerror}") from error
+        yield files
 
 
 class ScriptCommand(click.Command):

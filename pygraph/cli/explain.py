@@ -15,7 +15,7 @@ from unittest import mock
 
 import click
 
-from pygraph.cli import Failure, ScriptCommand
+from pygraph.cli import Failure, ScriptCommand, writing
 
 if TYPE_CHECKING:
     from pygraph.report.model import GraphReport
@@ -53,17 +53,12 @@ def explain(script: str, args: tuple[str, ...], html: str | None, json: str | No
     if html == json == "-":
         raise click.UsageError("only one of --html and --json can go to stdout")
     kept = "-" in (html, json)
-    outputs = [(render, path) for render, path in ((render_html, html), (json_text, json)) if path is not None]
-    with contextlib.ExitStack() as stack:
-        try:  # now: a long run must not end in a file that cannot be written
-            opened = (click.open_file(path, "w", encoding="utf-8") for _, path in outputs)
-            files = [stack.enter_context(file) for file in opened]
-        except OSError as error:
-            raise Failure(f"{error.filename}: cannot be written: {error.strerror}") from error
+    with writing(html, json) as files:
         with contextlib.redirect_stdout(sys.stderr) if kept else contextlib.nullcontext():
             reports = _run(script, args)
-        for (render, _), file in zip(outputs, files, strict=True):
-            file.write(render(reports))
+        for file, render in zip(files, (render_html, json_text), strict=True):
+            if file is not None:
+                file.write(render(reports))
     if not kept:
         shown = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if shown else 100

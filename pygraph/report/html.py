@@ -14,7 +14,7 @@ from pygraph.report.model import GraphReport
 from pygraph.report.picture import draw
 from pygraph.report.text import NOTHING, badges, head, sections, summary_lines
 
-__all__ = ["render_html"]
+__all__ = ["render_html", "template"]
 
 HUES = 12
 """Regions take their colours in turn from this many."""
@@ -24,7 +24,9 @@ def render_html(reports: Iterable[GraphReport]) -> str:
     """The page on all ``reports``. Raises TypeError where a graph has an operand without text."""
     chosen = list(reports)
     lines = [*summary_lines(summarize(chosen)), plural(len(chosen), "graph")]
-    return _template().render(lines=lines, pages=list(map(_page, chosen)), version=__version__, nothing=NOTHING)
+    return template("report.html.jinja").render(
+        lines=lines, pages=list(map(_page, chosen)), version=__version__, nothing=NOTHING
+    )
 
 
 def _page(report: GraphReport) -> dict[str, Any]:
@@ -45,7 +47,8 @@ def _page(report: GraphReport) -> dict[str, Any]:
 
 
 @cache
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """A template of this package's, in which everything is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pygraph.report"),
         autoescape=True,
@@ -54,4 +57,4 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.globals.update(HUES=HUES)
-    return environment.get_template("report.html.jinja")
+    return environment.get_template(name)

@@ -13,6 +13,7 @@ decides, the function runs some more times on copies, and a replay must be as cl
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -50,8 +51,16 @@ class Verdict:
 # -- the two comparisons ----------------------------------------------------------------------------------------------
 
 
-def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any], program: Program) -> Verdict:
-    """Replay on copies of ``args``, then run ``fn`` on ``args`` themselves, and hold one against the other.
+def compare(
+    fn: Function,
+    driver: Driver,
+    executable: Executable,
+    args: list[Any],
+    program: Program,
+    answer: Function | None = None,
+) -> Verdict:
+    """Replay on copies of ``args``, then run ``answer`` (``fn``, unless it is given) on ``args`` themselves, and hold
+    one against the other. ``fn`` is what further runs on copies do.
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
     refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
@@ -59,26 +68,26 @@ def compare(fn: Function, driver: Driver, executable: Executable, args: list[Any
     (``random-state``): another thread may have drawn.
 
     All but the run that answers the call uses the driver's scratch memory, or, where that has no room, ordinary memory.
-    Raises what ``fn`` raises on ``args``, and ReplayError if the replay damaged an argument that it should only read
-    and that was too large to copy, or if the random state could not be brought back.
+    Raises what ``answer`` raises, and ReplayError if the replay damaged an argument that it should only read and that
+    was too large to copy, or if the random state could not be brought back.
     """
+    answer = answer or fn
+    trial = functools.partial(_Trial, fn, driver, executable, args, program)
     with driver.scratch_pool(args) as scratch:
-        verdict = _compare(fn, driver, executable, args, program, scratch)
+        verdict = _compare(trial, answer, args, scratch)
     if isinstance(verdict, Refusal):
-        verdict = _compare(fn, driver, executable, args, program, contextlib.nullcontext)
-    return Verdict(fn(list(args)), verdict) if isinstance(verdict, Refusal) else verdict
+        verdict = _compare(trial, answer, args, contextlib.nullcontext)
+    return Verdict(answer(list(args)), verdict) if isinstance(verdict, Refusal) else verdict
 
 
-def _compare(
-    fn: Function, driver: Driver, executable: Executable, args: list[Any], program: Program, scratch: ScratchPool
-) -> Verdict | Refusal:
-    """The same with one kind of memory; a Refusal if there was too little, and then ``fn`` has not run on ``args``.
-    Nothing refers to ``scratch`` memory any more when this returns."""
+def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scratch: ScratchPool) -> Verdict | Refusal:
+    """The same with one kind of memory; a Refusal if there was too little, and then ``answer`` has not run. Nothing
+    refers to ``scratch`` memory any more when this returns."""
     trial: _Trial | None = None
     first: _Outcome | Refusal
     try:
         with scratch():
-            trial = _Trial(fn, driver, executable, args, program)
+            trial = begin()
             first = trial.replay_on_copies()
     except ReplayError:
         raise
@@ -88,9 +97,9 @@ def _compare(
         first = _raised(error, trial)
     if isinstance(first, Refusal):
         refusal = first if trial is None else trial.explained(first)
-        return Verdict(fn(list(args)), refusal)
+        return Verdict(answer(list(args)), refusal)
     assert trial is not None
-    outputs = fn(list(args))
+    outputs = answer(list(args))
     try:
         with scratch():
             verdict = trial.judge(first, outputs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 __all__ = [
     "COLLECTIVES",
@@ -24,6 +25,7 @@ __all__ = [
     "UnownedAddress",
     "UnownedMemory",
     "Use",
+    "is_written",
 ]
 
 WORD = 8
@@ -32,8 +34,21 @@ WORD = 8
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 """Namespaces of operators that talk to other processes. A driver refuses them before they run."""
 
+_RUNNING_STATISTICS = ("running_mean", "running_var")
+_UNDECLARED_WRITES = {
+    f"aten::{name}": _RUNNING_STATISTICS
+    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats")
+}
+"""Arguments that operators write though their schemas do not say so."""
+
 _COLLECTIVE_KERNELS = ("ncclDevKernel", "ncclKernel", "nvshmem")
 """Parts of the names of kernels that do, which libraries may launch without any operator."""
+
+
+def is_written(schema: Any, argument: Any) -> bool:
+    """Whether an operator may write an ``argument`` of its ``schema``."""
+    declared = argument.alias_info is not None and argument.alias_info.is_write
+    return declared or argument.name in _UNDECLARED_WRITES.get(schema.name, ())
 
 
 class AllocationKind(Enum):

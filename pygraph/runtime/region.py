@@ -113,8 +113,10 @@ class RegionRecord:
 class Region:
     """A callable with the convention of Inductor's partitions: ``region(args) -> outputs``, and ``args`` is emptied.
 
-    ``fn`` is the uncaptured function, ``label`` what profilers call a replay of it (``name``, unless it is given),
-    ``held`` positions of arguments that outlive the call, such as parameters, ``lent`` of those that may.
+    ``fn`` is what is captured; ``uncaptured`` (``fn``, unless it is given) does the same to the caller's own arguments
+    where nothing is replayed, and a new capture is compared with what it does. ``label`` is what profilers call a
+    replay (``name``, unless it is given), ``held`` positions of arguments that outlive the call, such as parameters,
+    ``lent`` of those that may.
     ``on_capture`` is told each program that will be replayed, ``on_refusal`` why a capture failed that leaves none,
     if that names operators; neither may raise. ``origins`` says what the lines of ``fn`` run.
     Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a
@@ -135,9 +137,11 @@ class Region:
         origins: Mapping[int, Origin] | None = None,
         on_refusal: Callable[[Refusal], None] | None = None,
         clock: Callable[[], float] = perf_counter,
+        uncaptured: Callable[[list[Any]], Sequence[Any]] | None = None,
     ) -> None:
         self.record = RegionRecord(name)
         self._fn = fn
+        self._run_fn = uncaptured or fn
         self._driver = driver
         self._options = options or RegionOptions()
         self._facts = {"held": frozenset(held), "lent": frozenset(lent), "name": label or name}
@@ -317,7 +321,7 @@ class Region:
         return self._run(args)
 
     def _run(self, args: list[Any]) -> Sequence[Any]:
-        outputs = self._fn(args)
+        outputs = self._run_fn(args)
         self.record.count_uncaptured()
         if self.record.state is State.COLD:
             self.record.state = State.WARM
@@ -336,7 +340,7 @@ class Region:
             self._sensitive |= sensitive
             if measures:
                 variant.measurement = Measurement(self._driver, args, sensitive, self._clock, path)
-            verdict = compare(self._fn, self._driver, made.executable, args, made.program)
+            verdict = compare(self._fn, self._driver, made.executable, args, made.program, self._run_fn)
         except BaseException as error:
             made.executable.close()
             variant.ran = 0

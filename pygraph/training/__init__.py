@@ -1,1 +1,1 @@
-"""Whole training steps: forward, loss, gradients and optimizer in one graph."""
+"""Whole training steps: forward, loss, gradients and optimizer in one program."""

@@ -34,6 +34,7 @@ from pygraph.runtime.recording import (
     LaunchKind,
     Origin,
     PythonCall,
+    is_written,
 )
 from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import rebound
@@ -271,8 +272,7 @@ class _Operators(TorchDispatchMode):
         given += [(argument, named[argument.name]) for argument in schema.arguments if argument.name in named]
         for argument, value in given:
             _refuse_host(func, value)
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            (writes if written else reads).extend(t.data_ptr() for t in tensors_in(value))
+            (writes if is_written(schema, argument) else reads).extend(t.data_ptr() for t in tensors_in(value))
             if argument.name == "storage_offset" and value is not None:
                 absolute = True
         if absolute:

@@ -26,7 +26,7 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.host.recorder import Operand, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
 from pygraph.runtime.provenance import blame
-from pygraph.runtime.recording import COLLECTIVES, AllocationKind
+from pygraph.runtime.recording import COLLECTIVES, AllocationKind, is_written
 
 __all__ = ["RecordOperators"]
 
@@ -282,7 +282,7 @@ def _record(recorder: Recorder, call: _Call, results: Sequence[Any]) -> Any:
 def _operands(call: _Call) -> Iterator[Operand]:
     """Each tensor argument in the order of the schema, and whether it is read or written."""
     for argument, value in call.operands():
-        writes = argument.alias_info is not None and argument.alias_info.is_write
+        writes = is_written(call.op._schema, argument)
         reads = not (argument.is_out and call.op.namespace == "aten")
         for item in _leaves(value):
             if isinstance(item, torch.Tensor):

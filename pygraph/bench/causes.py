@@ -1,0 +1,402 @@
+"""``pygraph profile``: what a script's calls spend their time on, uncaptured and replayed, by torch.profiler's traces.
+
+Each run is a process of its own, and one follows the other. In one process, each call would check the guards of both
+programs, and training would go on with what the other run left. As shares are shown and no ratios, drift may pass.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.table import Table
+
+from pygraph.bench.process import CALL, Outcome, Process, Spec
+from pygraph.bench.sides import OURS
+from pygraph.bench.timing import CALLS_COMPARED, LEAD_CALLS
+from pygraph.errors import PygraphError
+from pygraph.passes.partitioning import Partitioning
+from pygraph.passes.pipeline import parse, print_pipeline
+from pygraph.report.facts import percent
+from pygraph.report.html import template
+from pygraph.settings import Settings
+from pygraph.version import __version__
+
+__all__ = ["CAUSES", "OTHER", "Profile", "Run", "document", "measure", "page", "read", "table"]
+
+SCHEMA_VERSION = 1
+"""Raised when a key of the JSON is renamed or removed, or its meaning changes."""
+
+UNCAPTURED, REPLAYED = "uncaptured", "replayed"
+AUTOGRAD, OPTIMIZER, WAITING, OTHER = "autograd", "optimizer", "waiting", "Python and other"
+_REPLAY = r"graph\d+_\w+\.region\d+"
+"""The range of a replay."""
+
+
+class Cause(NamedTuple):
+    """Something that host time goes to: the ranges that it is known by, and what it is in words."""
+
+    ranges: str
+    about: str
+
+
+CAUSES = {
+    "guards": Cause(r"TorchDynamo Cache Lookup|Pregraph bytecode", "Dynamo looks up the program for these arguments"),
+    AUTOGRAD: Cause(
+        r"autograd::|torch::autograd::|CompiledFunction|AOTDispatcher |Torch-Compiled Region",
+        "the engine, and AOTAutograd's wrappers of compiled programs",
+    ),
+    OPTIMIZER: Cause(r"Optimizer\.(step|zero_grad)#", "torch.optim, with its operators"),
+    WAITING: Cause(
+        r"cuda\w*Synchronize|cu(Ctx|Stream|Event)Synchronize|cudaMemcpy$",
+        "the host waits for the GPU: synchronisations, also those of .item() and of copies",
+    ),
+    "launches": Cause(
+        rf"\w+::|## Call CompiledFxGraph|{_REPLAY}|cu(da)?[A-Z]",
+        "operators, launches of kernels, replays; without a GPU, the kernels themselves",
+    ),
+    OTHER: Cause(r"(?!)", "the script and all that no range is known of"),
+}
+"""By name. A range has the first cause that its name begins with, or else that of the range around it; inside of the
+optimizer, all but waiting is the optimizer's."""
+
+_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+_DEVICE = {"kernel": "kernels", "gpu_memcpy": "copies", "gpu_memset": "copies"}
+_ENGINE = "autograd::engine::evaluate_function"
+
+_WAIT = 900.0
+"""Seconds after which a process that does not answer is taken for hung."""
+_DRAWN, _WIDTH = 3, 1100
+"""Calls in the picture, and its width in pixels."""
+
+
+class Span(NamedTuple):
+    """A stretch of time in µs, and what it went to."""
+
+    start: float
+    end: float
+    what: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a trace shows, in µs from the entry of the first call that is profiled until all was done.
+
+    ``host`` has no gaps: each moment of the calls with its cause. ``device`` is when the GPU was busy, without
+    overlaps; None without a GPU. ``calls`` are the calls, ``replays`` how many replays there were in all.
+    """
+
+    calls: tuple[Span, ...]
+    host: tuple[Span, ...]
+    device: tuple[Span, ...] | None
+    replays: int
+
+    @property
+    def wall_us(self) -> float:
+        """The time of a call."""
+        return self.calls[-1].end / len(self.calls)
+
+    def host_us(self) -> dict[str, float]:
+        """The time of a call by cause; the sum is ``wall_us``."""
+        sums = dict.fromkeys(CAUSES, 0.0)
+        for span in self.host:
+            sums[span.what] += span.end - span.start
+        return {cause: us / len(self.calls) for cause, us in sums.items()}
+
+    def gpu_us(self) -> dict[str, float] | None:
+        """How long the GPU was ``busy`` and ``idle`` in a call; None without a GPU."""
+        if self.device is None:
+            return None
+        busy = sum(span.end - span.start for span in self.device) / len(self.calls)
+        return {"busy": busy, "idle": self.wall_us - busy}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A profile, and the µs of a call ``unprofiled``, in calls before it."""
+
+    profile: Profile
+    unprofiled_us: float
+
+
+# -- traces ------------------------------------------------------------------------------------------------------------
+
+
+def read(trace: Mapping[str, Any], gpu: bool) -> Profile:
+    """The profile of a chrome trace of torch.profiler's, in which ranges called CALL mark the calls, end to end.
+
+    Time that the calling thread spends in no range is that of autograd's threads, if one has a range then: a backward
+    on a GPU runs there, and the caller waits. What lies between two nodes of autograd's engine, with nothing else in
+    between, is autograd's. Raises PygraphError if no call is marked.
+    """
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    marks = sorted((event for event in events if event["name"] == CALL), key=lambda event: event["ts"])
+    marks = [mark for mark in marks if mark.get("cat") == "user_annotation"]  # and not its shadow on a GPU
+    if not marks:
+        raise PygraphError("torch.profiler's trace has none of the calls")
+    first, end = marks[0]["ts"], marks[-1]["ts"] + marks[-1]["dur"] - marks[0]["ts"]
+    threads: dict[Any, list[tuple[Span, str]]] = defaultdict(list)
+    device, replays = [], 0
+    for event in events:
+        start, kind, name = event["ts"] - first, event.get("cat"), event["name"]
+        span = Span(max(start, 0.0), min(start + event["dur"], end), _DEVICE.get(kind, ""))
+        if span.start >= span.end or name == CALL:
+            continue
+        if kind in _DEVICE:
+            device.append(span)
+        elif kind in _HOST:
+            threads[event["pid"], event["tid"]].append((span, name))
+            replays += start >= 0 and re.match(_REPLAY, name) is not None
+    own = threads.pop((marks[0]["pid"], marks[0]["tid"]), [])
+    engines = [ranges for ranges in threads.values() if any(name.startswith(_ENGINE) for _, name in ranges)]
+    others = _disjoint(span for ranges in engines for span in _by_cause(ranges, end) if span.what != OTHER)
+    nodes = [span for ranges in (own, *engines) for span, name in ranges if name.startswith(_ENGINE)]
+    starts, ends = {span.start for span in nodes}, {span.end for span in nodes}
+    host = [
+        span._replace(what=AUTOGRAD) if span.what == OTHER and span.start in ends and span.end in starts else span
+        for span in _filled(_by_cause(own, end), others)
+    ]
+    calls = [mark["ts"] - first for mark in marks]
+    return Profile(
+        tuple(Span(start, until, CALL) for start, until in zip(calls, [*calls[1:], end], strict=True)),
+        tuple(host),
+        tuple(_disjoint(device)) if gpu else None,
+        replays,
+    )
+
+
+def _by_cause(ranges: Iterable[tuple[Span, str]], end: float) -> Iterator[Span]:
+    """The time of one thread from 0 to ``end``, each moment by the innermost of its ``ranges``."""
+    at, nest = 0.0, [(end, OTHER)]
+    for span, name in [*sorted(ranges, key=lambda each: (each[0].start, -each[0].end)), (Span(end, end, ""), "")]:
+        while len(nest) > 1 and nest[-1][0] <= span.start:
+            until, cause = nest.pop()
+            if until > at:
+                yield Span(at, until, cause)
+                at = until
+        outer = nest[-1][1]
+        if span.start > at:
+            yield Span(at, span.start, outer)
+            at = span.start
+        nest.append((span.end, _cause(name, outer)))
+
+
+@functools.cache
+def _cause(name: str, outer: str) -> str:
+    found = next((cause for cause, (ranges, _) in CAUSES.items() if re.match(ranges, name)), outer)
+    return outer if outer == OPTIMIZER and found != WAITING else found
+
+
+def _disjoint(spans: Iterable[Span]) -> Iterator[Span]:
+    """Their union in order: what several have is the first one's."""
+    at = 0.0
+    for span in sorted(spans):
+        if span.end > at:
+            yield Span(max(span.start, at), span.end, span.what)
+            at = span.end
+
+
+def _filled(own: Iterable[Span], others: Iterable[Span]) -> Iterator[Span]:
+    """``own``, and where that is of no cause, what ``others``, in order and without overlaps, have there."""
+    known = list(others)
+    ends = [span.end for span in known]
+    for span in own:
+        at = span.start
+        for i in range(bisect.bisect_right(ends, at), len(known)) if span.what == OTHER else ():
+            other = known[i]
+            if other.start >= span.end:
+                break
+            if other.start > at:
+                yield Span(at, other.start, OTHER)
+            yield Span(max(at, other.start), min(other.end, span.end), other.what)
+            at = min(other.end, span.end)
+        if at < span.end:
+            yield Span(at, span.end, span.what)
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def measure(script: str, args: Sequence[str], calls: int, step: Callable[[str], None]) -> dict[str, Run]:
+    """Run ``script`` with ``args`` twice, and profile ``calls`` of its calls once they are warm.
+
+    It is compiled by PyGraph both times; the first time, no region is captured. ``step`` is told what is being done.
+    Raises PygraphError, with the script's line where that is at fault.
+    """
+    passes = parse(Settings.make({}).pipeline)
+    none = [dataclasses.replace(each, max_regions=0) if isinstance(each, Partitioning) else each for each in passes]
+    pipelines = {UNCAPTURED: print_pipeline(none), REPLAYED: print_pipeline(passes)}
+    spec = Spec(
+        "pygraph.bench.script:run_script",
+        script,
+        args,
+        OURS,
+        "cuda" if torch.cuda.is_available() else "cpu",
+        result="",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return {name: _run(name, pipeline, spec, calls, Path(folder), step) for name, pipeline in pipelines.items()}
+
+
+def _run(name: str, pipeline: str, spec: Spec, calls: int, folder: Path, step: Callable[[str], None]) -> Run:
+    log, trace = folder / f"{name}.log", folder / f"{name}.json"
+    # what was measured to be faster uncaptured is replayed, too: that is what is to be seen
+    environ = {**os.environ, "PYGRAPH_PASSES": pipeline, "PYGRAPH_MEASURE": "0"}
+    command = [sys.executable, "-m", "pygraph.bench.worker", json.dumps(dataclasses.asdict(spec))]
+    process = Process(command, environ, log)
+    facts: dict[str, Any] = {}
+    try:
+        for does, more in (
+            ("ready", {}),
+            ("compile", {}),
+            ("warm", {"calls": CALLS_COMPARED, "seconds": 0.0}),
+            ("block", {"calls": calls, "lead": LEAD_CALLS}),
+            ("profile", {"calls": calls, "lead": LEAD_CALLS, "path": str(trace)}),
+        ):
+            step(f"{name}: {does}")
+            if does != "ready":
+                process.tell(does, **more)
+            answer = process.answer(time.monotonic() + _WAIT)
+            if answer.failure is not None:
+                raise PygraphError(_told(spec.program, answer, calls, log.read_text(errors="replace")))
+            facts.update(answer.facts)
+    finally:
+        process.end(time.monotonic())
+    step(f"{name}: reading the trace")
+    with open(trace, encoding="utf-8") as file:
+        return Run(read(json.load(file), spec.device == "cuda"), facts["wall_us"])
+
+
+def _told(script: str, answer: Outcome, calls: int, log: str) -> str:
+    """What went wrong, and at which line of the script if it raised there."""
+    lines = re.findall(rf'^  File "{re.escape(script)}", line (\d+)', log, re.MULTILINE)
+    place = f"{script}:{lines[-1]}" if answer.failure == "failed" and lines else script
+    wanted = f"; --calls {calls} takes about {20 + 2 * calls}" if answer.failure == "ended" else ""
+    return f"{place}: {answer.error}{wanted}"
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def document(script: str, args: Sequence[str], runs: Mapping[str, Run]) -> dict[str, Any]:
+    """``{schema, pygraph, torch, script, args, calls, runs}``. A run is ``{wall_us, unprofiled_us, host_us, gpu_us,
+    replays}`` of a call: ``host_us`` by cause, ``gpu_us`` ``{busy, idle}``, or null without a GPU."""
+    return {
+        "schema": SCHEMA_VERSION,
+        "pygraph": __version__,
+        "torch": torch.__version__,
+        "script": script,
+        "args": list(args),
+        "calls": max(len(run.profile.calls) for run in runs.values()),
+        "runs": {
+            name: {
+                "wall_us": run.profile.wall_us,
+                "unprofiled_us": run.unprofiled_us,
+                "host_us": run.profile.host_us(),
+                "gpu_us": run.profile.gpu_us(),
+                "replays": run.profile.replays / len(run.profile.calls),
+            }
+            for name, run in runs.items()
+        },
+    }
+
+
+def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """A name, and what each run of a document has under it: µs of a call, and the share of the call's time."""
+    runs = told["runs"].values()
+
+    def row(name: str, values: Iterable[float]) -> tuple[str, ...]:
+        shares = ((us, us / run["wall_us"]) for us, run in zip(values, runs, strict=True))
+        return (name, *(text for us, share in shares for text in (f"{us:.1f}", percent(share))))
+
+    for cause in CAUSES:
+        yield row(cause, [run["host_us"][cause] for run in runs])
+    yield row("all", [run["wall_us"] for run in runs])
+    for state in ("busy", "idle"):
+        if all(run["gpu_us"] is not None for run in runs):
+            yield row(f"GPU {state}", [run["gpu_us"][state] for run in runs])
+
+
+def notes(told: Mapping[str, Any]) -> Iterator[str]:
+    """What is to be said of a document besides."""
+    runs = told["runs"]
+    plain = ", ".join(f"{name} {run['unprofiled_us']:.1f}" for name, run in runs.items())
+    yield f"µs of a call without the profiler, whose own time counts above: {plain}"
+    if any(run["gpu_us"] is None for run in runs.values()):
+        yield "torch finds no GPU: there are no busy and idle times of one"
+    replays = runs[REPLAYED]["replays"]
+    yield f"{replays:g} replays in a call" if replays else "nothing was replayed: 'pygraph explain' says why"
+
+
+def table(told: Mapping[str, Any]) -> Table:
+    """The rows of a document for a terminal."""
+    shown = Table("host time, µs of a call", box=None, padding=(0, 2, 0, 0))
+    for name in told["runs"]:
+        shown.add_column(name, justify="right")
+        shown.add_column("", justify="right", style="dim")
+    for row in rows(told):
+        shown.add_row(*row)
+    return shown
+
+
+def page(told: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
+    """One self-contained page: the rows of a document, and a few calls of each run to one scale."""
+    drawn = {}
+    for name, run in runs.items():
+        calls = run.profile.calls
+        first = max((len(calls) - _DRAWN) // 2, 0)
+        drawn[name] = calls[first : first + _DRAWN]
+    scale = _WIDTH / max(calls[-1].end - calls[0].start for calls in drawn.values())
+    pictures = []
+    for name, calls in drawn.items():
+        profile, begin = runs[name].profile, calls[0].start
+        lanes = [("host", _lane(profile.host, calls, scale))]
+        if profile.device is not None:
+            lanes.append(("GPU", _lane(profile.device, calls, scale)))
+        ends = [round((call.end - begin) * scale, 1) for call in calls]
+        pictures.append({"name": name, "lanes": lanes, "ends": ends, "us": calls[-1].end - begin})
+    colours = {cause: f"r{number}" for number, cause in enumerate(CAUSES)} | {
+        OTHER: "input",
+        "kernels": "r4",
+        "copies": "r2",
+    }
+    return template("profile.html.jinja").render(
+        told=told,
+        rows=list(rows(told)),
+        notes=list(notes(told)),
+        causes=CAUSES,
+        pictures=pictures,
+        width=_WIDTH,
+        colours=colours,
+    )
+
+
+def _lane(spans: Sequence[Span], calls: Sequence[Span], scale: float) -> list[tuple[int, int, str]]:
+    """The x, width and cause of each box, in pixels. A pixel belongs to what has most of it, if that is half of it."""
+    begin, end = calls[0].start, calls[-1].end
+    columns: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(int((end - begin) * scale) + 1)]
+    for span in spans:
+        left, right = (max(span.start, begin) - begin) * scale, (min(span.end, end) - begin) * scale
+        for x in range(int(left), int(right) + 1) if left < right else ():
+            columns[x][span.what] += min(right, x + 1) - max(left, x)
+    boxes: list[tuple[int, int, str]] = []
+    for x, column in enumerate(columns):
+        what, share = max(column.items(), key=lambda item: item[1], default=("", 0.0))
+        if boxes and boxes[-1][2] == what and sum(boxes[-1][:2]) == x:
+            boxes[-1] = (boxes[-1][0], boxes[-1][1] + 1, what)
+        elif share > 0:
+            boxes.append((x, 1, what))
+    return boxes

@@ -1,0 +1,52 @@
+"""``pygraph profile SCRIPT``: where the time of a script's calls goes, uncaptured and replayed."""
+
+from __future__ import annotations
+
+import json as text
+import shutil
+import sys
+
+import click
+
+from pygraph.cli import ScriptCommand, failing, writing
+from pygraph.logs import working
+
+__all__ = ["profile"]
+
+
+@click.command(cls=ScriptCommand)
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--out", metavar="FILE", help="Write a self-contained page with a timeline of some calls.")
+@click.option("--json", metavar="FILE", help="Write the figures as JSON.")
+@click.option("--calls", type=click.IntRange(min=1), default=20, show_default=True, help="Calls that are profiled.")
+def profile(script: str, args: tuple[str, ...], out: str | None, json: str | None, calls: int) -> None:
+    """Show what the host's time goes to in calls of SCRIPT, uncaptured and replayed, and when the GPU is busy.
+
+    The script runs twice, as under 'pygraph bench': torch.compile compiles with PyGraph, whatever backend, mode or
+    options it gives, and a call is the time from one call of an outermost compiled callable to the next. A training
+    step is one call. The first time, no region is captured. Once it is warm, calls run under torch.profiler. It has to
+    make about 20 + 2 × calls calls, and is ended when enough was seen.
+
+    Options of this command may stand before or after SCRIPT; those of the script go after '--'. For FILE, '-' is
+    stdout, which then holds nothing else.
+    """
+    from rich.console import Console
+
+    from pygraph.bench.causes import document, measure, notes, page, table
+
+    if out == json == "-":
+        raise click.UsageError("only one of --out and --json can go to stdout")
+    with writing(out, json) as (page_file, json_file):
+        with failing(), working("profile") as step:
+            runs = measure(script, args, calls, step)
+        told = document(script, args, runs)
+        if page_file is not None:
+            page_file.write(page(told, runs))
+        if json_file is not None:
+            json_file.write(text.dumps(told, indent=2) + "\n")
+    if "-" not in (out, json):
+        console = Console(width=shutil.get_terminal_size().columns if sys.stdout.isatty() else 100, highlight=False)
+        console.print(table(told))
+        for note in notes(told):
+            console.print(note, markup=False)

@@ -1,0 +1,527 @@
+"""``pygraph.capture``: a step captured as it runs, with whatever Python it has, and replayed where nothing but tensors
+changed.
+
+    call ─ Walk ─ variant of its tokens ─┬─ new:       the step runs, and its operators are written down (a Tape)
+                                         ├─ two tapes agree: a Region over the tape, which compares with the step
+                                         └─ captured:  replay, then each result goes where the step would have put it
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import torch
+
+from pygraph import compat
+from pygraph.backend import driver_for
+from pygraph.errors import CaptureError
+from pygraph.runtime.critical import capturing
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.region import Region, RegionOptions, RegionRecord
+from pygraph.runtime.tensors import bits
+from pygraph.runtime.variants import State
+from pygraph.settings import Settings
+from pygraph.training.reach import Executed, Walk
+from pygraph.training.tape import Tape
+
+__all__ = ["CapturedStep", "StepRecord", "capture"]
+
+_PATIENCE = 16
+"""Calls in a row that are written down in vain before a step is left uncaptured."""
+
+_REFUSED = 4
+"""How many such calls one counts for that no tape can hold."""
+
+_MAX_VARIANTS = 16
+"""States of a step that are captured at the same time; the one that was not used for longest goes."""
+
+
+def capture(step: Callable[..., Any]) -> CapturedStep:
+    """Capture ``step``, a function that trains (forward, backward, optimizer), as it runs. Also for a decorator.
+
+    The first calls run it, and write its operators down. Where calls agree on them, later ones replay what was
+    captured, with today's tensors, in whatever place they are. A replay does what the step does to tensors, random
+    numbers, and to the places of its reach that held another tensor or value afterwards.
+
+    A call runs as it is, and is captured anew, where anything that the step can read differs: arguments, attributes,
+    closures, globals that its code names, sizes, modes of torch. A step that a replay could not repeat is not captured,
+    and ``record`` says why. Raises what the step raises.
+    """
+    return CapturedStep(step)
+
+
+@dataclass
+class StepRecord:
+    """What became of a step's calls. ``reason`` says why it is not captured (any more), ``refusals`` what was in the
+    way in some call, one of each kind; ``regions`` are the captures."""
+
+    name: str
+    state: State = State.COLD
+    reason: str | None = None
+    replays: int = 0
+    uncaptured: int = 0
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    regions: list[RegionRecord] = field(default_factory=list)
+
+
+# -- what a step leaves behind -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """A tensor that operators made: the output of the tape at ``index``. ``spent``: autograd had followed it, and has
+    freed what it would need to go back from it."""
+
+    index: int
+    spent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An object that was there before the step: by its entry in the walk."""
+
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A plain value. Two are equal if their types and bits are."""
+
+    value: Any = field(compare=False)
+    bits: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A new list, tuple or dictionary."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    items: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A holder of the walk gets ``value`` under ``key``."""
+
+    holder: int
+    key: Any
+    value: Any
+
+
+class _Reader:
+    """Describes the values that a step leaves behind. ``results`` are the tensors among them that operators made."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.results: list[torch.Tensor] = []
+        self._numbers: dict[int, int] = {}
+
+    def read(self, value: Any) -> Any:
+        """The description of one value. Raises CaptureError for what a replay cannot make."""
+        if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+            return _Plain(value, bits(value))
+        known = self.walk.entry(value)
+        if known is not None:
+            return _Known(known)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        kind = type(value)
+        if kind in (list, tuple) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+            return _Built(kind, (), tuple(map(self.read, value)))
+        if kind in (dict, OrderedDict):
+            return _Built(kind, tuple(map(self.read, value)), tuple(map(self.read, value.values())))
+        raise CaptureError("unsupported-result", f"the step makes an object of type {kind.__name__}")
+
+    def _tensor(self, tensor: torch.Tensor) -> _Result:
+        if type(tensor) is not torch.Tensor or tensor.__dict__ or (tensor.is_leaf and tensor.requires_grad):
+            raise CaptureError("unsupported-result", "the step makes a parameter, or a tensor with attributes")
+        if tensor.requires_grad and not _is_spent(tensor):
+            raise CaptureError("open-graph", "the step leaves a tensor behind that autograd can go back from")
+        index = self._numbers.setdefault(id(tensor), len(self.results))
+        if index == len(self.results):
+            self.results.append(tensor)
+        return _Result(index, tensor.requires_grad)
+
+
+def _is_spent(tensor: torch.Tensor) -> bool:
+    """Whether going back from ``tensor`` would meet a node whose tensors are freed, and raise."""
+    seen: set[Any] = set()
+    waiting = [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for name in dir(node):
+            if name.startswith("_saved_") or name == "saved_tensors":
+                try:
+                    getattr(node, name)
+                except RuntimeError as error:
+                    if "freed" in str(error):
+                        return True
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+class _Spent(torch.autograd.Function):
+    """A tensor that autograd has gone back from already."""
+
+    @staticmethod
+    def forward(_ctx: Any, tensor: torch.Tensor, _follow: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Any) -> Any:
+        raise RuntimeError("backward through the graph of a captured step, which has gone back through it already")
+
+
+class _Writer:
+    """Makes values by their descriptions: today's objects of ``walk``, and the ``outputs`` of a replay."""
+
+    def __init__(self, walk: Walk, outputs: Sequence[torch.Tensor]) -> None:
+        self._walk, self._outputs = walk, list(outputs)
+
+    def make(self, value: Any) -> Any:
+        """The value."""
+        match value:
+            case _Plain():
+                return value.value
+            case _Known():
+                return self._walk.objects[value.entry]
+            case _Result():
+                return self._result(value)
+            case _Built(keys=()) if value.kind not in (dict, OrderedDict):
+                items = [self.make(item) for item in value.items]
+                return value.kind(*items) if hasattr(value.kind, "_fields") else value.kind(items)
+            case _:
+                return value.kind(zip(map(self.make, value.keys), map(self.make, value.items), strict=True))
+
+    def _result(self, value: _Result) -> torch.Tensor:
+        tensor = self._outputs[value.index]
+        if value.spent and not tensor.requires_grad:
+            with torch.enable_grad():
+                tensor = _Spent.apply(tensor, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+            self._outputs[value.index] = tensor
+        return tensor
+
+
+# -- one call that is written down -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a call did: its tape, the value that it returned, and the places that it changed."""
+
+    tape: Tape
+    value: Any
+    places: tuple[_Place, ...]
+
+    def differs(self, other: _Written) -> Refusal | None:
+        """Why another call is none that the same replay could stand for."""
+        refusal = self.tape.differs(other.tape)
+        if refusal is None and (self.value, self.places) != (other.value, other.places):
+            return Refusal("unsteady-step", "it leaves something else behind in one call than in the next")
+        return refusal
+
+
+def _write_down(
+    step: Callable[..., Any], args: Any, kwargs: Any, walk: Walk, executed: Executed
+) -> tuple[Any, _Written, list[torch.Tensor]]:
+    """Run ``step``, and write down what it does. Returns what it returned, and the tensors that the tape's function
+    returns. Raises what it raises."""
+    tape = Tape(walk.tensors)
+    host = _random_state()
+    memory = [_versions(tensor) for tensor in walk.tensors]
+    executed.refusal = None
+    sys.setprofile(executed)
+    try:
+        with tape:
+            returned = step(*args, **kwargs)
+    finally:
+        sys.setprofile(None)
+    if executed.refusal is not None:
+        tape.refusal = tape.refusal or executed.refusal
+    if _random_state() != host:
+        tape.refuse("host-random", "the step draws random numbers on the host")
+    hidden = executed.hidden(walk.codes)
+    if hidden is not None:
+        where = f"{hidden.co_filename}:{hidden.co_firstlineno}"
+        tape.refuse("hidden-closure", f"{hidden.co_name} has a closure that cannot be looked into", None, where)
+    for number, (before, tensor) in enumerate(zip(memory, walk.tensors, strict=True)):
+        now = _versions(tensor)
+        if now[1:] != before[1:]:
+            tape.refuse("other-memory", f"the step gives {_name(walk, tensor)} other memory, or has autograd follow it")
+        if now[0] != before[0] and number not in tape.written and not _shares(walk, number, tape.written):
+            tape.refuse("unseen-write", f"{_name(walk, tensor)} is written by something that is no operator")
+    reader = _Reader(walk)
+    value, places = None, list[_Place]()
+    try:
+        changes = walk.changes()
+        if isinstance(changes, Refusal):
+            tape.refusal = tape.refusal or changes
+        else:
+            places = [_Place(each.holder, reader.read(each.key), reader.read(each.value)) for each in changes]
+            value = reader.read(returned)
+        if tape.refusal is None:
+            tape.returning(reader.results)
+    except CaptureError as error:
+        tape.refuse(error.reason, error.detail)
+    return returned, _Written(tape, value, tuple(places)), reader.results
+
+
+def _random_state() -> Any:
+    """The state of the generators of Python and, where it is loaded, of numpy."""
+    numpy = sys.modules.get("numpy")
+    other = None if numpy is None else tuple(map(str, numpy.random.get_state(legacy=True)))
+    return random.getstate(), other
+
+
+def _versions(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """How often a tensor was written, and all else of it that operators may change."""
+    version = -1 if tensor.is_inference() else tensor._version
+    storage = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
+    return version, storage, tensor.size(), tensor.requires_grad, tensor.is_leaf
+
+
+def _shares(walk: Walk, number: int, written: set[int]) -> bool:
+    """Whether an operator has written memory of a tensor by way of another one."""
+    mine = walk.tensors[number].untyped_storage()._cdata
+    return any(walk.tensors[other].untyped_storage()._cdata == mine for other in written)
+
+
+def _name(walk: Walk, tensor: torch.Tensor) -> str:
+    entry = walk.entry(tensor)
+    return "a tensor" if entry is None else walk.path(entry)
+
+
+# -- the step ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Variant:
+    """Calls with the same tokens. ``written`` is one of them that was written down. With a ``region``, calls are
+    answered by it."""
+
+    written: _Written
+    region: Region | None = None
+    answer: Callable[[list[Any]], Sequence[Any]] | None = None
+    """How a call is answered where the region does not replay it: by the step itself."""
+
+    def close(self) -> None:
+        """Free what was captured."""
+        if self.region is not None:
+            self.region.close()
+
+
+class CapturedStep:
+    """A step that is captured as it runs (see ``capture``). ``record`` tells what became of its calls.
+
+    One call at a time is looked at: calls of other threads meanwhile run the step as it is, and so do those under a
+    dispatch mode, a function transform, a profiler of Python, or in inference mode.
+    """
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, step, updated=())
+        self.record = StepRecord(getattr(step, "__qualname__", type(step).__name__))
+        self._step = step
+        self._settings = Settings.make(None)
+        self._executed = Executed()
+        self._variants: OrderedDict[Hashable, _Variant] = OrderedDict()
+        self._lock = Lock()
+        self._patience = _PATIENCE
+        self._last: Walk | None = None
+        """The walk of the last call that was new, for what is said of the next."""
+        missing = compat.missing_text(compat.CAPTURE)
+        if missing or self._settings.disable:
+            self._give_up(Refusal("unavailable", missing or "the option disable is set"))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the step returns."""
+        if self.record.state is State.UNCAPTURED or _is_watched() or not self._lock.acquire(blocking=False):
+            self.record.uncaptured += 1
+            return self._step(*args, **kwargs)
+        try:
+            return self._call(args, kwargs)
+        finally:
+            self._lock.release()
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        walk = Walk([("torch", _torch_state()), ("step", self._step), ("args", args), ("", kwargs)], self._executed)
+        if walk.refusal is not None:
+            return self._plainly(args, kwargs, walk.refusal)
+        tokens = tuple(walk.tokens)
+        variant = self._variants.get(tokens)
+        if variant is None or variant.region is None:
+            return self._write(variant, tokens, walk, args, kwargs)
+        self._variants.move_to_end(tokens)
+        if variant.region.record.state is State.UNCAPTURED:
+            self.record.uncaptured += 1
+            return self._step(*args, **kwargs)
+        return self._run(variant, walk, args, kwargs)
+
+    def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: Refusal) -> Any:
+        """A call that cannot be looked at."""
+        self.record.uncaptured += 1
+        self._waste(_REFUSED, refusal)
+        return self._step(*args, **kwargs)
+
+    # -- calls that are written down -----------------------------------------------------------------------------------
+
+    def _write(self, variant: _Variant | None, tokens: Hashable, walk: Walk, args: Any, kwargs: Any) -> Any:
+        self.record.uncaptured += 1
+        self.record.state = State.WARM if self.record.state is State.COLD else self.record.state
+        known = len(self._executed.codes)
+        returned, written, _ = _write_down(self._step, args, kwargs, walk, self._executed)
+        refusal = written.tape.refusal
+        differs = None if variant is None else variant.written.differs(written)
+        if len(self._executed.codes) > known:  # the walk has not seen what new code can read
+            self._waste(1, None)
+        elif refusal is not None:
+            self._waste(_REFUSED, refusal)
+        elif variant is None or differs is not None:
+            self._keep(tokens, _Variant(written))
+            if self._last is not None and differs is None:
+                differs = Refusal("state-changes", self._last.differs(walk))
+            self._last = walk.trail()
+            self._waste(1, differs)
+        else:
+            self._keep(tokens, self._captured(written, walk))
+        return returned
+
+    def _captured(self, written: _Written, walk: Walk) -> _Variant:
+        """The variant of calls that agree, with a region over their tape."""
+        made = _Variant(written)
+        tensors = [walk.tensors[number] for number in written.tape.arguments]
+        devices = {tensor.device.type for tensor in tensors}
+        driver = driver_for(devices.pop()) if len(devices) == 1 else None
+        if driver is None:
+            self._give_up(Refusal("no-driver", f"no driver captures on {sorted(devices) or 'no device'}"))
+            return made
+        fn, origins = written.tape.function()
+        settings = self._settings
+        made.region = Region(
+            fn,
+            driver,
+            name=f"{self.record.name}.{len(self.record.regions)}",
+            options=RegionOptions(max_captures=1, verify_always=settings.verify == "always"),
+            held=range(len(tensors)),
+            origins=origins,
+            uncaptured=lambda tensors: made.answer(tensors) if made.answer is not None else fn(tensors),
+        )
+        self.record.regions.append(made.region.record)
+        return made
+
+    def _keep(self, tokens: Hashable, variant: _Variant) -> None:
+        old = self._variants.pop(tokens, None)
+        if old is not None:
+            old.close()
+        self._variants[tokens] = variant
+        while len(self._variants) > _MAX_VARIANTS:
+            self._variants.popitem(last=False)[1].close()
+
+    # -- calls of a variant with a region ------------------------------------------------------------------------------
+
+    def _run(self, variant: _Variant, walk: Walk, args: Any, kwargs: Any) -> Any:
+        region = variant.region
+        assert region is not None
+        answers: list[tuple[Any, _Written]] = []
+
+        def answer(_: list[Any]) -> Sequence[Any]:
+            self.record.uncaptured += 1
+            returned, written, results = _write_down(self._step, args, kwargs, walk, self._executed)
+            answers.append((returned, written))
+            return results
+
+        variant.answer = answer
+        try:
+            outputs = region([walk.tensors[number] for number in variant.written.tape.arguments])
+        finally:
+            variant.answer = None
+        if answers:
+            self._judge(variant, answers[0][1])
+            return answers[0][0]
+        self.record.replays += 1
+        self.record.state, self.record.reason = State.REPLAY, None
+        self._patience = _PATIENCE
+        return self._leave(variant.written, walk, outputs)
+
+    def _judge(self, variant: _Variant, written: _Written) -> None:
+        """Whether a call that the region did not replay speaks against it."""
+        region = variant.region
+        refusal = written.tape.refusal or variant.written.differs(written)
+        if refusal is not None:
+            variant.close()
+            self._waste(_REFUSED, refusal)
+        elif region is not None and region.record.state is State.UNCAPTURED:
+            refusals = list(region.record.refusals.values())
+            self._waste(_REFUSED, refusals[-1] if refusals else Refusal("uncaptured", region.record.reason or ""))
+
+    def _leave(self, written: _Written, walk: Walk, outputs: Sequence[Any]) -> Any:
+        """Put what a replay made where the step would have put it. Returns what the step would have returned."""
+        touched = [walk.tensors[number] for number in sorted(written.tape.written)]
+        torch.autograd.graph.increment_version(touched)
+        writer = _Writer(walk, outputs)
+        for place in written.places:
+            walk.holders[place.holder].put(writer.make(place.key), writer.make(place.value))
+        return writer.make(written.value)
+
+    # -- giving up -----------------------------------------------------------------------------------------------------
+
+    def _waste(self, calls: int, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self.record.refusals[refusal.reason] = refusal
+        self._patience -= calls
+        if self._patience <= 0:
+            self._give_up(refusal or Refusal("state-changes"))
+
+    def _give_up(self, refusal: Refusal) -> None:
+        """Run the step as it is from now on."""
+        self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
+        self.record.refusals[refusal.reason] = refusal
+        for variant in self._variants.values():
+            variant.close()
+        self._variants.clear()
+        self._last = None
+
+
+def _is_watched() -> bool:
+    """Whether something has to see each operator, or each Python function, of this call."""
+    return bool(
+        compat.dispatch_mode_depth()
+        or compat.functorch_level() is not None
+        or torch.is_inference_mode_enabled()
+        or torch.compiler.is_compiling()
+        or sys.getprofile() is not None
+        or capturing
+    )
+
+
+def _torch_state() -> tuple[Any, ...]:
+    """The modes and options of torch that decide what operators do."""
+    devices = ("cpu", "cuda")
+    return (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices),
+        torch.is_autocast_cache_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.enabled,
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.allow_tf32,
+        torch.is_anomaly_enabled(),
+        torch.get_num_threads(),
+    )
