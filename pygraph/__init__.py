@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pygraph.api import Explanation, counters, explain, reports, reset
     from pygraph.passes.base import Pass, PassContext, PassResult
     from pygraph.passes.pipeline import register
-    from pygraph.training.whole_step import capture
     from pygraph.training.step import train_step
+    from pygraph.training.whole_step import capture
 
 __all__ = [
     "Explanation",
