@@ -73,14 +73,14 @@ _tracing = threading.local()
 
 
 @contextlib.contextmanager
-def collected(used: list[Used]) -> Iterator[None]:
-    """Within it, what Dynamo traces on this thread is added to ``used``."""
-    outer = getattr(_tracing, "used", None)
-    _tracing.used = used
+def collected(used: list[Used], left: set[str]) -> Iterator[None]:
+    """Within it, what Dynamo traces on this thread is added to ``used``; ``left`` says what it cannot, and why."""
+    outer = getattr(_tracing, "used", None), getattr(_tracing, "left", None)
+    _tracing.used, _tracing.left = used, left
     try:
         yield
     finally:
-        _tracing.used = outer
+        _tracing.used, _tracing.left = outer
 
 
 @functools.cache
@@ -99,7 +99,11 @@ def _substitute(value: Any) -> compat.Substitution | None:
         return _watched(value)
     kind: type[Any] | None = None
     if isinstance(value, Optimizer):
-        kind = _UsedOptimizer if _traceable(value) else None
+        why = _untraceable(value)
+        if why:
+            _tracing.left.add(f"{type(value).__name__} runs outside of the graph: {why}")
+            return None
+        kind = _UsedOptimizer
     elif isinstance(value, torch.amp.GradScaler):
         kind = _UsedScaler
     elif isinstance(value, LRScheduler) and not isinstance(value, ReduceLROnPlateau):
@@ -119,6 +123,7 @@ def _watched(tensor: torch.Tensor) -> compat.Substitution | None:
     if not (tensor.is_leaf and tensor.requires_grad):
         return None
     if any(getattr(tensor, name, None) for name in _HOOKS):
+        _tracing.left.add(f"the backward pass runs outside of the graph: a parameter {tuple(tensor.shape)} has a hook")
         compat.dynamo_config.trace_autograd_ops = False  # until this trace is over
         return None
     return compat.Substitution((), _HOOKS)
@@ -157,17 +162,21 @@ def _hand_over(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 # -- optimizers --------------------------------------------------------------------------------------------------------
 
 
-def _traceable(optimizer: Optimizer) -> bool:
-    """Whether ``step`` can be traced: stock, without hooks, on plain tensors, each group of which is on one device."""
-    if type(optimizer) not in _OPTIMIZERS or _hooked(optimizer):
-        return False
+def _untraceable(optimizer: Optimizer) -> str:
+    """Why the ``step`` of ``optimizer`` cannot be part of a graph; empty if it can."""
+    if type(optimizer) not in _OPTIMIZERS:
+        return "it is not one of torch.optim that can be traced"
+    if _hooked(optimizer):
+        return "its step has hooks"
     for group in optimizer.param_groups:
         params = group["params"]
-        if group.get("differentiable") or len({p.device for p in params}) > 1:
-            return False
+        if group.get("differentiable"):
+            return "it is differentiable"
+        if len({p.device for p in params}) > 1:
+            return "a group of its parameters is on several devices"
         if any(type(p) not in (torch.Tensor, torch.nn.Parameter) or p.is_complex() for p in params):
-            return False
-    return True
+            return "a parameter is complex, or of a class of its own"
+    return ""
 
 
 def _hooked(optimizer: Optimizer) -> bool:

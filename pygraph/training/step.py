@@ -22,6 +22,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 import torch
 
 from pygraph import compat
+from pygraph.report.model import reports
 from pygraph.training.standins import Used, collected, install
 
 __all__ = ["TrainStep", "train_step"]
@@ -80,8 +81,11 @@ class TrainStep(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         for used in self._used:
             used.before()
-        with collected(self._used):
+        left: set[str] = set()
+        with collected(self._used, left):
             result = self._compiled(*args, **kwargs)
+        if left and reports():  # this call has traced
+            reports()[-1].notes += sorted(left)
         for used in self._used:
             used.after()
         return cast("R", result)

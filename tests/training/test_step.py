@@ -37,3 +37,25 @@ def test_a_stock_optimizer_is_part_of_the_graph(name: str) -> None:
     assert_equal_training(step, basic(theirs), ours, theirs, steps=20)
     assert ours.compiled == (2 if name == "dampening" else 1)  # its first momentum is not what zeros lead to
     assert ours.replays >= 15
+
+
+class Own(torch.optim.SGD):
+    """A user's optimizer."""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "hooked", "reason"),
+    [
+        (Own, False, "Own runs outside of the graph: it is not one of torch.optim"),
+        (torch.optim.SGD, True, "the backward pass runs outside of the graph: a parameter (16, 8) has a hook"),
+    ],
+)
+def test_what_cannot_be_traced_runs_as_it_is_and_is_told(
+    optimizer: type[torch.optim.SGD], hooked: bool, reason: str
+) -> None:
+    ours, theirs = (setup(lambda p: optimizer(p, lr=0.05)) for _ in range(2))
+    if hooked:
+        for one in (ours, theirs):
+            one.model[0].weight.register_hook(lambda grad: grad * 2)  # type: ignore[index, union-attr]
+    assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=4)
+    assert any(reason in note for report in pygraph.reports() for note in report.notes)
