@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pygraph.api import Explanation, counters, explain, reports, reset
     from pygraph.passes.base import Pass, PassContext, PassResult
     from pygraph.passes.pipeline import register
+    from pygraph.training.step import train_step
     from pygraph.training.whole_step import capture
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "register",
     "reports",
     "reset",
+    "train_step",
 ]
 
 _HOMES = {
@@ -36,6 +38,7 @@ _HOMES = {
     **dict.fromkeys(("Pass", "PassContext", "PassResult"), "pygraph.passes.base"),
     "register": "pygraph.passes.pipeline",
     "capture": "pygraph.training.whole_step",
+    "train_step": "pygraph.training.step",
 }
 
 

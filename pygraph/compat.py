@@ -10,7 +10,8 @@ import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,16 @@ __all__ = [
     "MISSING",
     "UNUSABLE",
     "MissingSymbolError",
+    "Substitution",
     "absent",
+    "allow_config_patch",
     "announce",
     "compile_reason",
     "dispatch_mode_flags",
     "inductor_timing",
     "missing_text",
     "set_dispatch_mode_flags",
+    "substitute_variables",
 ]
 
 _log = logging.getLogger("pygraph")
@@ -161,6 +165,58 @@ TracingContext = _find("torch._guards.TracingContext")
 detect_fake_mode = _find("torch._guards.detect_fake_mode")
 functorch_config = _find("torch._functorch.config", cost=_RAISES)
 set_grad_enabled = _find("torch._C._set_grad_enabled")
+
+# -- Dynamo: training steps --------------------------------------------------------------------------------------------
+_STEPS = "`pygraph.train_step` ends graphs at the backward pass and at the optimizer"
+patch_dynamo_config = _find("torch._dynamo.patch_dynamo_config", cost="`pygraph.train_step` raises")
+disable_dynamo = _find("torch._dynamo.disable", cost="`pygraph.train_step` raises")
+innermost_fn = _find("torch._dynamo.eval_frame.innermost_fn", cost=_STEPS)
+global_step_hooks = tuple(
+    _find(f"torch.optim.optimizer._global_optimizer_{_name}_hooks", cost=_STEPS) for _name in ("pre", "post")
+)
+_AttrSource = _find("torch._dynamo.source.AttrSource", cost=_STEPS)
+_VariableBuilder = _find("torch._dynamo.variables.builder.VariableBuilder", cost=_STEPS)
+_install_guard = _find("torch._dynamo.guards.install_guard", cost=_STEPS)
+_GuardBuilder = _find("torch._dynamo.guards.GuardBuilder", cost=_STEPS)
+_config_patches = _find("torch._dynamo.decorators", cost=_STEPS)
+for _name in ("torch._dynamo.decorators._allowed_config_patches", "torch._dynamo.config.trace_autograd_ops"):
+    _find(_name, cost=_STEPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Substitution:
+    """What Dynamo sees of an object: what the attributes in ``path`` lead to. It guards on those in ``watched`` too."""
+
+    path: tuple[str, ...]
+    watched: tuple[str, ...] = ()
+
+
+def allow_config_patch(name: str) -> None:
+    """Let ``patch_dynamo_config`` set the option ``name`` while it is traced."""
+    if name not in _config_patches._allowed_config_patches:
+        _config_patches._allowed_config_patches += (name,)
+
+
+def substitute_variables(substitute: Callable[[Any], Substitution | None]) -> None:
+    """Ask ``substitute`` about each object that Dynamo is about to trace with. It guards on the object's identity."""
+    build = _VariableBuilder.__call__
+
+    def call(self: Any, value: Any) -> Any:
+        found = substitute(value)
+        if found is None:
+            return build(self, value)
+        for name in found.watched:
+            build(_VariableBuilder(self.tx, _AttrSource(self.source, name)), getattr(value, name))
+        if not found.path:
+            return build(self, value)
+        source = self.source
+        _install_guard(source.make_guard(_GuardBuilder.ID_MATCH))
+        for name in found.path:
+            source, value = _AttrSource(source, name), getattr(value, name)
+        return build(_VariableBuilder(self.tx, source), value)
+
+    _VariableBuilder.__call__ = call
+
 
 # -- caches ----------------------------------------------------------------------------------------------------------
 _COLD = "AOTAutograd's cache is off: warm starts take longer"

@@ -1,1 +1,1 @@
-"""Training steps as a whole."""
+"""Whole training steps: forward, loss, gradients and optimizer in one program."""

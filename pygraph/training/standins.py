@@ -1,0 +1,500 @@
+"""What Dynamo sees, while it traces a training step, in place of optimizers, loss scalers and schedulers.
+
+A stand-in shares the ``__dict__`` of its object and has another class: what Dynamo refuses, or cannot keep in one
+graph, is written here, and the rest is the object's own code. So an update's arithmetic is that of ``torch.optim``.
+Functions whose name begins with ``_traced`` are run by Dynamo; elsewhere they hand over to the object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from pygraph import compat
+
+__all__ = ["Used", "collected", "install"]
+
+_OPTIMIZERS = (
+    torch.optim.ASGD,
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
+"""Optimizers whose ``step`` Dynamo traces. Others, and subclasses, run as they are."""
+
+_TENSOR_BETAS = (torch.optim.Adam, torch.optim.AdamW)
+"""Optimizers whose ``step`` takes its betas as tensors."""
+
+_FORMS = {"capturable": True, "foreach": True, "fused": False}
+"""How every group is updated in a graph: with step counters on the device, in the form that Inductor fuses."""
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""What holds the hooks of a leaf; None before the first."""
+
+
+class Used:
+    """An object that a program was traced with, and what a TrainStep does for it around each call.
+
+    ``path``: the attributes that lead from the object to its stand-in. Guards follow them.
+    """
+
+    def __init__(self, value: Any, path: tuple[str, ...] = ("_pygraph",)) -> None:
+        self.value: weakref.ref[Any] = weakref.ref(value)
+        self.path = path
+
+    def before(self) -> None:
+        """Bring what the program reads up to date. What it could not know is withdrawn: the step is traced again."""
+
+    def after(self) -> None:
+        """Do what the program has left for the end."""
+
+
+# -- how Dynamo gets to see stand-ins ----------------------------------------------------------------------------------
+
+_tracing = threading.local()
+
+
+@contextlib.contextmanager
+def collected(used: list[Used], left: set[str]) -> Iterator[None]:
+    """Within it, what Dynamo traces on this thread is added to ``used``; ``left`` says what it cannot, and why."""
+    outer = getattr(_tracing, "used", None), getattr(_tracing, "left", None)
+    _tracing.used, _tracing.left = used, left
+    try:
+        yield
+    finally:
+        _tracing.used, _tracing.left = outer
+
+
+@functools.cache
+def install() -> None:
+    """Have Dynamo see stand-ins while it traces a training step. Does so once."""
+    compat.allow_config_patch("trace_autograd_ops")
+    compat.substitute_variables(_substitute)
+
+
+def _substitute(value: Any) -> compat.Substitution | None:
+    """What Dynamo is to see in place of ``value``, if anything; and what it has to watch of a parameter."""
+    used: list[Used] | None = getattr(_tracing, "used", None)
+    if used is None or not compat.dynamo_config.trace_autograd_ops:
+        return None
+    if isinstance(value, torch.Tensor):
+        return _watched(value)
+    kind: type[Any] | None = None
+    if isinstance(value, Optimizer):
+        why = _untraceable(value)
+        if why:
+            _tracing.left.add(f"{type(value).__name__} runs outside of the graph: {why}")
+            return None
+        kind = _UsedOptimizer
+    elif isinstance(value, torch.amp.GradScaler):
+        kind = _UsedScaler
+    elif isinstance(value, LRScheduler) and not isinstance(value, ReduceLROnPlateau):
+        kind = _UsedScheduler
+    if kind is None:
+        return None
+    known = next((one for one in used if one.value() is value), None)
+    if known is None:
+        known = kind(value)
+        used.append(known)
+    known.before()
+    return compat.Substitution(known.path)
+
+
+def _watched(tensor: torch.Tensor) -> compat.Substitution | None:
+    """Hooks of a leaf run in the autograd engine alone: with one, autograd is left to the engine."""
+    if not (tensor.is_leaf and tensor.requires_grad):
+        return None
+    if any(getattr(tensor, name, None) for name in _HOOKS):
+        _tracing.left.add(f"the backward pass runs outside of the graph: a parameter {tuple(tensor.shape)} has a hook")
+        compat.dynamo_config.trace_autograd_ops = False  # until this trace is over
+        return None
+    return compat.Substitution((), _HOOKS)
+
+
+def _stand_in(value: Any, **own: Any) -> Any:
+    """An object with the attributes of ``value``, and its functions but for those in ``own``."""
+    names: dict[str, Any] = {}
+    for base in reversed(type(value).__mro__[:-1]):
+        names.update({name: function for name, function in vars(base).items() if inspect.isroutine(function)})
+    for name in ("__init__", "__getstate__", "__setstate__", "__repr__"):
+        names.pop(name, None)
+    names["__reduce__"] = lambda _self: (type(None), ())  # nothing of it is in a copy of the object
+    names["_pygraph_real"] = staticmethod(weakref.ref(value))
+    made: Any = object.__new__(type(f"Traced{type(value).__name__}", (), {**names, **own}))
+    made.__dict__ = vars(value)
+    made._pygraph = made
+    return made
+
+
+def _method(function: Callable[..., Any]) -> property:
+    """``function`` as a method that an attribute of the object does not hide: schedulers set ``optimizer.step``."""
+    return property(lambda self: functools.partial(function, self))
+
+
+@compat.disable_dynamo  # type: ignore[untyped-decorator]
+def _hand_over(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Outside of any graph: call, or read, ``name`` of the object itself, once all that was put off is done."""
+    for one in getattr(_tracing, "used", None) or ():
+        one.after()
+        one.before()
+    found = getattr(self._pygraph_real(), name)
+    return found(*args, **kwargs) if callable(found) else found
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+def _untraceable(optimizer: Optimizer) -> str:
+    """Why the ``step`` of ``optimizer`` cannot be part of a graph; empty if it can."""
+    if type(optimizer) not in _OPTIMIZERS:
+        return "it is not one of torch.optim that can be traced"
+    if _hooked(optimizer):
+        return "its step has hooks"
+    for group in optimizer.param_groups:
+        params = group["params"]
+        if group.get("differentiable"):
+            return "it is differentiable"
+        if len({p.device for p in params}) > 1:
+            return "a group of its parameters is on several devices"
+        if any(type(p) not in (torch.Tensor, torch.nn.Parameter) or p.is_complex() for p in params):
+            return "a parameter is complex, or of a class of its own"
+    return ""
+
+
+def _hooked(optimizer: Optimizer) -> bool:
+    own = vars(optimizer)
+    return bool(own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"] or any(compat.global_step_hooks))
+
+
+class _UsedOptimizer(Used):
+    """An optimizer whose ``step`` is part of a program.
+
+    ``_pygraph_rates`` of the stand-in holds, for each group, the numbers that schedulers change: one float64 tensor of
+    the learning rate, followed by the betas where those can be tensors; None where the learning rate is the user's own
+    tensor. They are written when the numbers have changed.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        self._numbers: list[tuple[float, ...] | None] = []
+        self._stand_in = _stand_in(
+            optimizer,
+            step=_method(_traced_step),
+            zero_grad=_method(_traced_zero_grad),
+            _init_group=compat.innermost_fn(type(optimizer)._init_group),  # type: ignore[attr-defined]
+            _pygraph_names=("params", *sorted(optimizer.defaults.keys() - {"lr", "betas"})),  # whatever their order is
+            _pygraph_update=staticmethod(inspect.unwrap(type(optimizer).step)),
+        )
+        self._stand_in._pygraph_key = id(optimizer)
+        self._stand_in._pygraph_rates = []
+        self._stand_in._pygraph_scheduled = False
+        self._stand_in._pygraph_prepare = _preparing(weakref.ref(optimizer))
+        optimizer.register_load_state_dict_post_hook(_counters_to_device)
+
+    def before(self) -> None:
+        optimizer = self.value()
+        if optimizer is None:
+            return
+        if _hooked(optimizer):
+            vars(optimizer).pop("_pygraph", None)
+            return
+        optimizer._pygraph = self._stand_in
+        numbers = [_numbers(optimizer, group) for group in optimizer.param_groups]
+        if numbers == self._numbers:
+            return
+        rates: list[torch.Tensor | None] = self._stand_in._pygraph_rates
+        for index, (group, latest) in enumerate(zip(optimizer.param_groups, numbers, strict=True)):
+            known = self._numbers[index] if index < len(rates) else None
+            if known is None or latest is None or len(known) != len(latest):
+                rates[index : index + 1] = [None if latest is None else _rates(group, latest)]
+                continue
+            for place, (old, new) in enumerate(zip(known, latest, strict=True)):
+                if old != new:
+                    rates[index][place].fill_(new)  # type: ignore[index]
+        del rates[len(numbers) :]
+        self._numbers = numbers
+
+    def after(self) -> None:
+        self._stand_in._pygraph_scheduled = False
+
+
+def _numbers(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, ...] | None:
+    """What a scheduler may change of ``group``; None where the learning rate is a tensor."""
+    if isinstance(group["lr"], torch.Tensor):
+        return None
+    if type(optimizer) in _TENSOR_BETAS and not any(isinstance(beta, torch.Tensor) for beta in group["betas"]):
+        return (group["lr"], *group["betas"])
+    return (group["lr"],)
+
+
+def _rates(group: dict[str, Any], numbers: tuple[float, ...]) -> torch.Tensor:
+    # one dimension: Dynamo takes a float64 of none for a number, and reads it
+    device = group["params"][0].device if group["params"] else None
+    return torch.tensor(numbers, dtype=torch.float64, device=device)
+
+
+def _preparing(ref: weakref.ref[Optimizer]) -> Callable[..., bool]:
+    def prepare(updated: Sequence[Sequence[bool]]) -> bool:
+        return _prepare(ref, updated)
+
+    return cast("Callable[..., bool]", torch.compiler.assume_constant_result(prepare))
+
+
+def _prepare(ref: weakref.ref[Optimizer], updated: Sequence[Sequence[bool]]) -> bool:
+    """While a step is traced, make the state that an update would make first for the parameters in ``updated``, so that
+    the second step does not differ from the first. In each group, whether each parameter is updated."""
+    optimizer = ref()
+    if optimizer is None:
+        return False
+    _counters_to_device(optimizer)
+    for group, flags in zip(optimizer.param_groups, updated, strict=True):
+        new = [p for p, flag in zip(group["params"], flags, strict=True) if flag and not optimizer.state.get(p)]
+        with _gradients(group["params"], new):
+            arguments = list(inspect.signature(optimizer._init_group).parameters)[1:]  # type: ignore[attr-defined]
+            forms = {name: form for name, form in _FORMS.items() if name in group}
+            optimizer._init_group({**group, **forms}, *([] for _ in arguments))  # type: ignore[attr-defined]
+        if group.get("momentum") and isinstance(optimizer, torch.optim.SGD) and not group["dampening"]:
+            for p in new:  # the first momentum is the gradient itself, which is what zeros lead to
+                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    return True
+
+
+@contextlib.contextmanager
+def _gradients(params: Sequence[torch.Tensor], some: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Within it, ``some`` of ``params`` have a gradient, of any value, and the others have none."""
+    kept = [p.grad for p in params]
+    try:
+        for p in params:
+            p.grad = None
+        for p in some:
+            p.grad = p.detach()
+        yield
+    finally:
+        for p, grad in zip(params, kept, strict=True):
+            p.grad = grad
+
+
+def _counters_to_device(optimizer: Optimizer) -> None:
+    """Step counters on the CPU cannot be part of a program on the GPU."""
+    for p, state in optimizer.state.items():
+        step = state.get("step") if isinstance(p, torch.Tensor) else None
+        if isinstance(step, torch.Tensor) and step.device != p.device:
+            state["step"] = step.to(p.device)
+
+
+class _View:
+    """An optimizer as its own ``step`` sees it in a graph: with other groups, and nothing left for it to scale."""
+
+    def __init__(self, optimizer: Any, param_groups: list[dict[str, Any]]) -> None:
+        self.optimizer = optimizer
+        self.param_groups = param_groups
+        self.grad_scale = None
+        self.found_inf = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    if self._pygraph_scheduled or not torch.compiler.is_compiling():  # its learning rate is not known here
+        return _hand_over(self, "step", closure)
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    self._opt_called = True
+    with torch.no_grad():
+        self._pygraph_prepare([[p.grad is not None for p in group["params"]] for group in self.param_groups])
+        groups = []
+        for group, rates in zip(self.param_groups, self._pygraph_rates):  # noqa: B905 - Dynamo has no strict
+            new = {name: group[name] for name in self._pygraph_names}
+            for name in _FORMS:
+                if name in new:
+                    new[name] = _FORMS[name]
+            new["lr"] = group["lr"] if rates is None else rates[0]
+            if "betas" in group:
+                new["betas"] = group["betas"] if rates is None or len(rates) == 1 else (rates[1], rates[2])
+            groups.append(new)
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is None:
+            self._pygraph_update(_View(self, groups), None)
+            return loss
+        changed = []
+        for group in groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    changed.append(p)
+                    changed.extend([value for value in self.state[p].values() if isinstance(value, torch.Tensor)])
+        before = [tensor.clone() for tensor in changed]
+        self._pygraph_update(_View(self, groups), None)
+        for tensor, old in zip(changed, before):  # noqa: B905
+            tensor.copy_(torch.where(found_inf > 0, old, tensor))
+    return loss
+
+
+def _traced_zero_grad(self: Any, set_to_none: bool = True) -> None:
+    if not torch.compiler.is_compiling():
+        _hand_over(self, "zero_grad", set_to_none)
+        return
+    for group in self.param_groups:
+        for p in group["params"]:
+            if set_to_none:
+                p.grad = None
+            elif p.grad is not None:
+                with torch.no_grad():
+                    p.grad.zero_()
+
+
+# -- loss scalers ------------------------------------------------------------------------------------------------------
+
+
+class _UsedScaler(Used):
+    """A GradScaler whose scale, overflows and growth are part of a program: nothing is read on the host."""
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        super().__init__(scaler)
+        if scaler.is_enabled() and scaler._scale is None:
+            scaler._lazy_init_scale_growth_tracker(torch.empty((), device=scaler._device).device)
+        _stand_in(
+            scaler,
+            scale=_method(_traced_scale),
+            unscale_=_method(_traced_unscale),
+            step=_method(_traced_scaler_step),
+            update=_method(_traced_update),
+        )
+
+
+def _traced_scale(self: Any, outputs: Any) -> Any:
+    if not torch.compiler.is_compiling():
+        return _hand_over(self, "scale", outputs)
+    if not self._enabled:
+        return outputs
+    if isinstance(outputs, torch.Tensor):
+        return outputs * self._scale
+    return type(outputs)([_traced_scale(self, output) for output in outputs])
+
+
+def _state_of(scaler: Any, optimizer: Any) -> dict[str, Any]:
+    """As GradScaler keeps it, so that it goes on from here where a graph ends."""
+    states, key = scaler._per_optimizer_states, optimizer._pygraph_key
+    if key not in states:
+        states[key] = {"stage": OptState.READY, "found_inf_per_device": {}}
+    state: dict[str, Any] = states[key]
+    return state
+
+
+def _traced_unscale(self: Any, optimizer: Any) -> None:
+    if not torch.compiler.is_compiling() or not hasattr(optimizer, "_pygraph_key"):
+        _hand_over(self, "unscale_", optimizer)
+        return
+    if not self._enabled:
+        return
+    state = _state_of(self, optimizer)
+    if state["stage"] is not OptState.READY:
+        raise RuntimeError("unscale_() was called twice, or after step(), since the last update()")
+    inverse = self._scale.double().reciprocal().float()
+    finite = []
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    finite.append(torch.isfinite(p.grad).all())
+                    p.grad.mul_(inverse)
+        found_inf = 1.0 - torch.stack(finite).all().float()
+    state["found_inf_per_device"] = {self._scale.device: found_inf}
+    state["stage"] = OptState.UNSCALED
+
+
+def _traced_scaler_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    if not torch.compiler.is_compiling() or not hasattr(optimizer, "_pygraph_key"):
+        return _hand_over(self, "step", optimizer, *args, **kwargs)
+    if not self._enabled:
+        return optimizer.step(*args, **kwargs)
+    state = _state_of(self, optimizer)
+    if state["stage"] is OptState.STEPPED:
+        raise RuntimeError("step() has already been called since the last update()")
+    if state["stage"] is OptState.READY:
+        _traced_unscale(self, optimizer)
+    optimizer.found_inf = state["found_inf_per_device"][self._scale.device]
+    result = optimizer.step(*args, **kwargs)
+    del optimizer.found_inf
+    state["stage"] = OptState.STEPPED
+    return result
+
+
+def _traced_update(self: Any, new_scale: Any = None) -> None:
+    if not torch.compiler.is_compiling():
+        _hand_over(self, "update", new_scale)
+        return
+    if not self._enabled:
+        return
+    if new_scale is not None:
+        self._scale.fill_(new_scale)
+    else:
+        found = [inf for state in self._per_optimizer_states.values() for inf in state["found_inf_per_device"].values()]
+        overflow = torch.stack(found).sum() > 0
+        steps = self._growth_tracker + 1
+        grows = steps == self._growth_interval
+        grown = self._scale * self._growth_factor
+        grown = torch.where(grows & torch.isfinite(grown), grown, self._scale)
+        self._scale.copy_(torch.where(overflow, self._scale * self._backoff_factor, grown))
+        self._growth_tracker.copy_(torch.where(overflow | grows, 0, steps))
+    self._per_optimizer_states.clear()
+
+
+# -- schedulers --------------------------------------------------------------------------------------------------------
+
+
+class _UsedScheduler(Used):
+    """A scheduler that is stepped in a training step: once that is over, since it computes on the host."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        name = f"_pygraph_scheduler_{id(scheduler)}"  # of the optimizer: a scheduler's attributes are its state_dict
+        super().__init__(scheduler, ("optimizer", name))
+        self._stand_in = _Scheduler(scheduler)
+        setattr(scheduler.optimizer, name, self._stand_in)
+
+    def after(self) -> None:
+        scheduler, due = self.value(), self._stand_in.due
+        self._stand_in.due = 0
+        if scheduler is not None:
+            for _ in range(due):
+                scheduler.step()
+
+
+class _Scheduler:
+    """What stands for a scheduler: ``due`` counts its steps that are put off; all else is asked of itself."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self.due = 0
+        self.optimizer = scheduler.optimizer
+        self._pygraph_real = weakref.ref(scheduler)
+
+    def step(self, *args: Any) -> None:
+        """Put off one step, where it can be; otherwise make it at once, outside of the graph."""
+        if args or not torch.compiler.is_compiling() or not hasattr(self.optimizer, "_pygraph_key"):
+            _hand_over(self, "step", *args)
+            return
+        self.due = self.due + 1
+        self.optimizer._pygraph_scheduled = True  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        return _hand_over(self, name)

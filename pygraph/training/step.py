@@ -1,0 +1,110 @@
+"""``train_step``: a training step compiled as one program, from the forward pass to the optimizer's update.
+
+    @pygraph.train_step
+    def step(x, y):
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+Dynamo traces the step with autograd inside (``trace_autograd_ops``), so that AOTAutograd sees one graph that mutates
+parameters and optimizer state. ``standins`` is what lets it trace optimizers, loss scalers and schedulers.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+import torch
+
+from pygraph import compat
+from pygraph.report.model import reports
+from pygraph.training.standins import Used, collected, install
+
+__all__ = ["TrainStep", "train_step"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def train_step(
+    step: Callable[P, R], *, options: Mapping[str, Any] | None = None, fullgraph: bool = False
+) -> TrainStep[P, R]: ...
+
+
+@overload
+def train_step(
+    step: None = None, *, options: Mapping[str, Any] | None = None, fullgraph: bool = False
+) -> Callable[[Callable[P, R]], TrainStep[P, R]]: ...
+
+
+def train_step(
+    step: Callable[P, R] | None = None, *, options: Mapping[str, Any] | None = None, fullgraph: bool = False
+) -> TrainStep[P, R] | Callable[[Callable[P, R]], TrainStep[P, R]]:
+    """Compile a training step with ``backend="pygraph"``: forward, backward and update become one program.
+
+    Optimizers of ``torch.optim`` are traced into it, with a ``GradScaler`` and its overflow branch. Learning rates (and
+    betas of Adam and AdamW) are values on the device: a scheduler causes no recompilation. ``scheduler.step()`` inside
+    of ``step`` is done when ``step`` is over. What Dynamo cannot trace ends the graph there and runs as it is, as under
+    ``torch.compile``; with ``fullgraph`` that raises instead. So do other optimizers, and any with step hooks.
+
+    ``step`` is a function or a method. ``options`` are those of the backend. Counters of Adam (``state["step"]``) lie
+    on the device of their parameters from then on.
+    """
+    if step is None:
+        return functools.partial(TrainStep, options=options, fullgraph=fullgraph)
+    return TrainStep(step, options=options, fullgraph=fullgraph)
+
+
+class TrainStep(Generic[P, R]):
+    """A compiled training step. Calling it raises what the user's ``step`` raises."""
+
+    def __init__(self, step: Callable[P, R], *, options: Mapping[str, Any] | None, fullgraph: bool) -> None:
+        install()
+        functools.update_wrapper(self, step)
+        own = _own_code(step)
+
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            with compat.patch_dynamo_config(trace_autograd_ops=True):
+                return own(*args, **kwargs)
+
+        self._compiled = torch.compile(
+            _own_code(traced), backend="pygraph", options=dict(options or {}), fullgraph=fullgraph
+        )
+        self._used: list[Used] = []
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        for used in self._used:
+            used.before()
+        left: set[str] = set()
+        with collected(self._used, left):
+            result = self._compiled(*args, **kwargs)
+        if left and reports():  # this call has traced
+            reports()[-1].notes += sorted(left)
+        for used in self._used:
+            used.after()
+        return cast("R", result)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
+        """As a function in a class: bound to ``instance``."""
+        return self if instance is None else types.MethodType(self, instance)
+
+
+def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with a code object of its own: Dynamo keeps programs, and counts them, by code object."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    own = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    own.__kwdefaults__ = function.__kwdefaults__
+    return functools.update_wrapper(own, function)

@@ -1,0 +1,77 @@
+"""A training step compiled whole: against the same step run eagerly, and one graph in all cases."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from tests.training.steps import Setup, assert_equal_training, basic, setup
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "dampening": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.1),
+    "sgd-foreach": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, foreach=True),
+    "sgd-fused": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, fused=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "adamw-foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "adamw-fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+}
+
+
+QUICK = ("nesterov", "adamw", "adamw-fused")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in OPTIMIZERS])
+def test_a_stock_optimizer_is_part_of_the_graph(name: str) -> None:
+    ours, theirs = setup(OPTIMIZERS[name]), setup(OPTIMIZERS[name])
+    step = pygraph.train_step(basic(ours), fullgraph=True)
+    assert_equal_training(step, basic(theirs), ours, theirs, steps=20)
+    assert ours.compiled == (2 if name == "dampening" else 1)  # its first momentum is not what zeros lead to
+    assert ours.replays >= 15
+
+
+def test_a_checkpoint_is_loaded_without_a_recompilation() -> None:
+    def reload(setup: Setup, index: int) -> None:
+        if index % 5 == 2:  # state_dict() has the keys of each group in another order
+            kept = io.BytesIO()
+            torch.save((setup.model.state_dict(), setup.optimizer.state_dict()), kept)
+            model, optimizer = torch.load(io.BytesIO(kept.getvalue()))
+            setup.model.load_state_dict(model)
+            setup.optimizer.load_state_dict(optimizer)
+
+    ours, theirs = setup(), setup()
+    assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, after=reload)
+    assert ours.compiled == 1
+    assert ours.replays >= 15
+
+
+class Own(torch.optim.SGD):
+    """A user's optimizer."""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "hooked", "reason"),
+    [
+        (Own, False, "Own runs outside of the graph: it is not one of torch.optim"),
+        (torch.optim.SGD, True, "the backward pass runs outside of the graph: a parameter (16, 8) has a hook"),
+    ],
+)
+def test_what_cannot_be_traced_runs_as_it_is_and_is_told(
+    optimizer: type[torch.optim.SGD], hooked: bool, reason: str
+) -> None:
+    ours, theirs = (setup(lambda p: optimizer(p, lr=0.05)) for _ in range(2))
+    if hooked:
+        for one in (ours, theirs):
+            one.model[0].weight.register_hook(lambda grad: grad * 2)  # type: ignore[index, union-attr]
+    assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=4)
+    assert any(reason in note for report in pygraph.reports() for note in report.notes)
