@@ -200,6 +200,7 @@ class _UsedOptimizer(Used):
             step=_method(_traced_step),
             zero_grad=_method(_traced_zero_grad),
             _init_group=compat.innermost_fn(type(optimizer)._init_group),  # type: ignore[attr-defined]
+            _pygraph_names=("params", *sorted(optimizer.defaults.keys() - {"lr", "betas"})),  # whatever their order is
             _pygraph_update=staticmethod(inspect.unwrap(type(optimizer).step)),
         )
         self._stand_in._pygraph_key = id(optimizer)
@@ -324,7 +325,7 @@ def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         self._pygraph_prepare([[p.grad is not None for p in group["params"]] for group in self.param_groups])
         groups = []
         for group, rates in zip(self.param_groups, self._pygraph_rates):  # noqa: B905 - Dynamo has no strict
-            new = {name: group[name] for name in group if name not in ("lr", "betas")}
+            new = {name: group[name] for name in self._pygraph_names}
             for name in _FORMS:
                 if name in new:
                     new[name] = _FORMS[name]
