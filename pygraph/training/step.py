@@ -82,13 +82,14 @@ class TrainStep(Generic[P, R]):
         for used in self._used:
             used.before()
         left: set[str] = set()
-        with collected(self._used, left):
-            result = self._compiled(*args, **kwargs)
-        if left and reports():  # this call has traced
-            reports()[-1].notes += sorted(left)
-        for used in self._used:
-            used.after()
-        return cast("R", result)
+        try:
+            with collected(self._used, left):
+                return cast("R", self._compiled(*args, **kwargs))
+        finally:  # an exception of the user's may come after what was put off
+            if left and reports():  # this call has traced
+                reports()[-1].notes += sorted(left)
+            for used in self._used:
+                used.after()
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
         """As a function in a class: bound to ``instance``."""
