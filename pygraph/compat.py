@@ -180,7 +180,10 @@ _GuardBuilder = _find("torch._dynamo.guards.GuardBuilder", cost=_STEPS)
 _TensorVariable = _find("torch._dynamo.variables.TensorVariable", cost=_STEPS)
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
 _READ_ATTRIBUTE = "tp_getattro_impl" if "tp_getattro_impl" in vars(_TensorVariable) else "var_getattr"
-for _name in ("config.trace_autograd_ops", *(f"variables.TensorVariable.{n}" for n in ("method_backward", _READ_ATTRIBUTE))):
+for _name in (
+    "config.trace_autograd_ops",
+    *(f"variables.TensorVariable.{n}" for n in ("method_backward", _READ_ATTRIBUTE)),
+):
     _find(f"torch._dynamo.{_name}", cost=_STEPS)
 
 
