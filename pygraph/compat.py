@@ -240,6 +240,15 @@ CAPTURE = "pygraph.capture runs every step uncaptured"
 """The cost of a symbol that ``pygraph.capture`` cannot do without."""
 
 below_autocast = _find("torch._C._DisableAutocast", cost=CAPTURE)
+_module_internals = _find("torch.nn.modules.module", cost=CAPTURE)
+_optimizer_internals = _find("torch.optim.optimizer", cost=CAPTURE)
+
+
+def global_hooks() -> list[Any]:
+    """The hooks of all modules and of all optimizers."""
+    spaces = (vars(_module_internals), vars(_optimizer_internals))
+    return [value for space in spaces for name, value in space.items() if name.startswith("_global_")]
+
 
 # -- calls: dispatch modes, function transforms, kernels of operators ----------------------------------------------
 dispatch_mode_depth = _find("torch._C._len_torch_dispatch_stack")

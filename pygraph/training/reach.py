@@ -7,6 +7,7 @@ can say afterwards which places have changed.
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 import functools
 import struct
@@ -14,7 +15,9 @@ import sys
 import types
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
 from typing import Any
 
 import torch
@@ -23,7 +26,7 @@ from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.tensors import bits
 from pygraph.training.tape import user_line
 
-__all__ = ["Change", "Executed", "Walk"]
+__all__ = ["Change", "Executed", "Unchanged", "Walk"]
 
 _MOST = 100_000
 """Objects that are looked at in one walk."""
@@ -44,6 +47,26 @@ _BUILTINS = (
 _MISSING = object()
 
 
+class _Is:
+    """A token for an object that is not looked into: equal for the same one. It is kept alive, so that no other ever
+    has its address."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Is) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return type(self.value).__name__
+
+
+@functools.lru_cache(maxsize=4096)
 def _is_library(module: str | None) -> bool:
     """Whether code of a module is torch's, PyGraph's or Python's own, which keeps nothing of the user's in globals."""
     root = (module or "").partition(".")[0]
@@ -63,12 +86,15 @@ class Executed:
     names: dict[int, tuple[dict[str, Any], dict[str, None]]] = field(default_factory=dict)
     """The globals of each module, by id, and the names that its code mentions."""
     codes: dict[types.CodeType, None] = field(default_factory=dict)
+    version: int = 0
+    """Counts up with the code that is known."""
     refusal: Refusal | None = None
 
     def add(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Note code that runs, or may."""
         if code not in self.codes:
             self.codes[code] = None
+            self.version += 1
             names = self.names.setdefault(id(namespace), (namespace, {}))[1]
             for each in _nested(code):
                 names.update(dict.fromkeys(each.co_names))
@@ -163,29 +189,43 @@ class Change:
 
 
 class Walk:
-    """One look at everything that is reachable from ``roots``, which have names.
+    """One look at everything that is reachable from ``roots``, which have names, and from the globals that are named.
 
     ``tokens`` are the state; ``tensors`` and ``holders`` come in the same order where tokens are equal. ``refusal``
-    names what cannot be looked into. Everything that was met is kept alive.
+    names what cannot be looked into. Everything that was met is kept alive. With a ``base``, an earlier walk that still
+    holds, this one goes on from it.
     """
 
-    def __init__(self, roots: Sequence[tuple[str, Any]], executed: Executed) -> None:
+    def __init__(self, roots: Sequence[tuple[str, Any]], executed: Executed, base: Walk | None = None) -> None:
+        self.base = base
+        self.version = executed.version
         self.tokens: list[Hashable] = []
-        self.tensors: list[torch.Tensor] = []
-        self.holders: list[_Holder] = []
-        self.codes: dict[types.CodeType, None] = {}
-        self.objects: dict[int, Any] = {}
+        self.tensors: list[torch.Tensor] = [] if base is None else base.tensors.copy()
+        self.holders: list[_Holder] = [] if base is None else base.holders.copy()
+        self.codes: dict[types.CodeType, None] = {} if base is None else base.codes
         self.refusal: Refusal | None = None
+        self._first = 0 if base is None else len(base.tokens)
+        self._objects: dict[int, Any] = {}
         self._from: list[tuple[int, str]] = []
         self._seen: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
+        self._storages: dict[int, list[int]] = {}
+        self._gradients: dict[int, int] = {}
+        """The holder of the gradient of each tensor, by its number."""
+        self._again: set[int] = set()
+        """Entries that were met more than once."""
         self._waiting: list[tuple[Any, int, str]] = []
+        self._instances: list[Any] = []
+        self._functions: list[types.FunctionType] = []
+        self._classes: list[type] = []
+        self._references: list[weakref.ref[Any]] = []
+        self._buffers: list[tuple[Any, bytes]] = []
         self._executed = executed
         for name, value in roots:
             self._waiting.append((value, -1, name))
             self._run()
         done: set[int] = set()
-        while any(key not in done for key in executed.names):  # functions that are met may name further globals
+        while base is None and any(key not in done for key in executed.names):  # functions that are met may name more
             for key, (namespace, names) in list(executed.names.items()):
                 if key not in done:
                     done.add(key)
@@ -195,33 +235,50 @@ class Walk:
 
     def number(self, tensor: torch.Tensor) -> int | None:
         """The number of a tensor that was met."""
-        return self._numbers.get(id(tensor))
+        found = self._numbers.get(id(tensor))
+        return found if found is not None or self.base is None else self.base.number(tensor)
 
     def entry(self, value: Any) -> int | None:
         """The entry of an object that was met, other than of a plain value."""
-        return self._seen.get(id(value))
+        found = self._seen.get(id(value))
+        return found if found is not None or self.base is None else self.base.entry(value)
+
+    def object(self, entry: int) -> Any:
+        """The object of an entry."""
+        return self._objects[entry] if self.base is None or entry >= self._first else self.base.object(entry)
 
     def path(self, entry: int) -> str:
         """How an entry is reached, as Python code would have it."""
         parts: list[str] = []
         while entry >= 0:
-            entry, step = self._from[entry]
+            walk = self if self.base is None or entry >= self._first else self.base
+            entry, step = walk._from[entry - walk._first]
             parts.append(step)
         return "".join(reversed(parts))
 
     def differs(self, other: Walk) -> str:
         """The first place at which another walk has something else."""
-        for entry, (mine, its) in enumerate(zip(self.tokens, other.tokens, strict=False)):
+        for entry, (mine, its) in enumerate(zip(self._every(), other._every(), strict=False)):
             if mine != its:
-                where = self.path(entry) if entry < len(self._from) else "shared memory"
-                return f"{where}: {_shown(mine)} became {_shown(its)}"
+                return f"{self._place(entry)}: {_shown(mine)} became {_shown(its)}"
         return "more or fewer objects"
+
+    def _every(self) -> list[Hashable]:
+        return self.tokens if self.base is None else self.base.tokens + self.tokens
+
+    def _place(self, entry: int) -> str:
+        walk = self if self.base is None or entry >= self._first else self.base
+        return self.path(entry) if entry - walk._first < len(walk._from) else "shared memory"
 
     def trail(self) -> Walk:
         """This walk, for ``differs`` alone: nothing that was met is kept alive any more."""
-        for kept in (self.tensors, self.holders, self.objects, self.codes, self._seen, self._numbers):
-            kept.clear()
-        return self
+        trail = copy.copy(self)
+        trail.base = None if self.base is None else self.base.trail()
+        trail.tensors, trail.holders, trail.codes = [], [], {}
+        trail._objects, trail._seen, trail._numbers, trail._storages = {}, {}, {}, {}
+        trail._instances, trail._functions, trail._classes = [], [], []
+        trail._references, trail._buffers, trail._executed = [], [], Executed()
+        return trail
 
     def changes(self) -> list[Change] | Refusal:
         """What is held in another place than at the time of the walk, tensors' own values aside."""
@@ -239,6 +296,27 @@ class Walk:
                     found.append(Change(index, key, value))
         return found
 
+    def replace_gradient(self, index: int, now: Any) -> bool:
+        """Have this walk hold ``now`` for what holder ``index`` held, as if it had met that instead. False, with
+        nothing done, unless both are gradients that nothing else refers to, and are alike."""
+        holder = self.holders[index] if index < len(self.holders) else None
+        before = holder.values[0] if holder is not None and holder.kind == "grad" else None
+        if before is None or type(now) is not torch.Tensor or _LIKE(before) != _LIKE(now):
+            return False
+        number, entry, storage = self._numbers[id(before)], self._seen[id(before)], before.untyped_storage()._cdata
+        own = self._gradients[number]
+        if entry in self._again or len(self._storages[storage]) > 1 or self.holders[own].values[0] is not None:
+            return False
+        if before.stride() != now.stride() or now.untyped_storage()._cdata in self._storages:
+            return False
+        self.holders[index] = replace(self.holders[index], values=(now,))
+        self.holders[own] = replace(self.holders[own], owner=now)
+        self.tensors[number] = self._objects[entry] = now
+        self._numbers[id(now)] = self._numbers.pop(id(before))
+        self._seen[id(now)] = self._seen.pop(id(before))
+        self._storages[now.untyped_storage()._cdata] = self._storages.pop(storage)
+        return True
+
     # -- one object ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -249,7 +327,7 @@ class Walk:
                 return
             value, parent, step = waiting.pop()
             self._from.append((parent, step))
-            self._visit(value, len(self.tokens))
+            self._visit(value, self._first + len(self.tokens))
 
     def _visit(self, value: Any, entry: int) -> None:
         kind = type(value)
@@ -257,11 +335,13 @@ class Walk:
             self.tokens.append(bits(value))
             return
         if kind not in (tuple, frozenset):  # those may be one object or several, which makes no difference
-            known = self._seen.setdefault(id(value), entry)
-            if known != entry:
+            known = self.entry(value)
+            if known is not None:
                 self.tokens.append(("same", known))
+                self._again.add(known)
                 return
-        self.objects[entry] = value
+            self._seen[id(value)] = entry
+        self._objects[entry] = value
         children: list[tuple[Any, str]] = []
         token = self._token(value, kind, entry, children)
         self.tokens.append(token)
@@ -289,14 +369,15 @@ class Walk:
             children.append((None if isinstance(owner, (types.ModuleType, type)) else owner, ".__self__"))
             return ("builtin", value.__qualname__)
         if isinstance(value, types.ModuleType) or kind.__module__.partition(".")[0] in ("logging", "pygraph"):
-            return ("opaque", id(value))
+            return _Is(value)
         if isinstance(value, type):
-            return self._class(value, children)
+            return self._class(value, entry, children)
         if isinstance(value, weakref.ref):
+            self._references.append(value)
             children.append((value(), "()"))
             return "weakref"
         if isinstance(value, _DESCRIPTORS):
-            return ("descriptor", id(value))
+            return _Is(value)
         if hasattr(kind, "__next__"):
             return self._refuse(entry, "iterator", "what it gives next cannot be seen")
         if kind.__module__.partition(".")[0] == "numpy":
@@ -314,6 +395,7 @@ class Walk:
         leaf = tensor.is_leaf
         if leaf:
             gradient = tensor.grad
+            self._gradients[self._numbers[id(tensor)]] = len(self.holders)
             self.holders.append(_Holder(entry, tensor, "grad", ("grad",), (gradient,)))
             children.append((gradient, ".grad"))
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -338,8 +420,9 @@ class Walk:
 
     def _function(self, function: types.FunctionType, children: list[tuple[Any, str]]) -> Hashable:
         if _is_library(function.__module__):
-            return ("function", id(function))
+            return _Is(function)
         self.codes[function.__code__] = None
+        self._functions.append(function)
         names = function.__code__.co_freevars
         children += [(cell, f"<{name}>") for name, cell in zip(names, function.__closure__ or (), strict=True)]
         children.append((function.__defaults__, ".__defaults__"))
@@ -348,22 +431,23 @@ class Walk:
             children.append((function.__dict__, ""))
         return ("function", function.__code__)
 
-    def _class(self, cls: type, children: list[tuple[Any, str]]) -> Hashable:
+    def _class(self, cls: type, entry: int, children: list[tuple[Any, str]]) -> Hashable:
         if _is_library(cls.__module__):
             return cls
+        self._classes.append(cls)
         held: list[tuple[str, Any]] = []
         same: list[Hashable] = []
         for name, value in vars(cls).items():
             inner = getattr(value, "__func__", getattr(value, "fget", value))
             if isinstance(inner, types.FunctionType):
-                same.append((name, id(inner)))
+                same.append((name, _Is(inner)))
                 if inner.__closure__ or inner.__defaults__ or inner.__kwdefaults__:
                     children.append((inner, f".{name}"))
                 if issubclass(cls, torch.autograd.Function):
                     self._executed.add(inner.__code__, inner.__globals__)
             elif not (name.startswith("__") and name.endswith("__")) and not hasattr(type(value), "__get__"):
                 held.append((name, value))
-        self.holders.append(_Holder(len(self.tokens), cls, "slots", *_columns(held)))
+        self.holders.append(_Holder(entry, cls, "slots", *_columns(held)))
         children += [(value, f".{name}") for name, value in held]
         children += [(base, "") for base in cls.__bases__ if not _is_library(base.__module__)]
         return (cls, tuple(same), tuple(name for name, _ in held))
@@ -371,9 +455,10 @@ class Walk:
     def _array(self, array: Any, entry: int) -> Hashable:
         """An array or scalar of numpy, or what belongs to one: compared by its contents."""
         if not hasattr(array, "tobytes"):
-            return ("opaque", id(array))
+            return _Is(array)
         if array.nbytes > _LARGE or array.dtype.hasobject:
             return self._refuse(entry, "large-array", f"an array of {array.nbytes} bytes")
+        self._buffers.append((array, array.tobytes()))
         return (type(array), array.dtype.str, array.shape, array.tobytes())
 
     def _items(self, value: Any, entry: int, children: list[tuple[Any, str]]) -> Hashable:
@@ -410,10 +495,11 @@ class Walk:
     ) -> Hashable:
         """The attributes of an object, beside what it holds."""
         attributes = getattr(value, "__dict__", None)
-        names = [name for cls in kind.__mro__ for name in _slots(cls)]
+        names = _slots(kind)
         if isinstance(attributes, dict):
             self.holders.append(_Holder(entry, attributes, "dict", tuple(attributes), tuple(attributes.values())))
             children += [(item, f".{name}") for name, item in attributes.items()]
+            self._instances.append(value)
             token = (token, tuple(attributes))
         if names:
             held = [(name, getattr(value, name, _MISSING)) for name in names]
@@ -422,16 +508,19 @@ class Walk:
         if not _is_library(kind.__module__):
             children.append((kind, ""))
         elif token is None and not names:
-            return ("opaque", kind, self._contents_of(value))
+            return ("opaque", kind, self._contents_of(value, entry))
         return (kind, token)
 
-    def _contents_of(self, value: Any) -> Hashable:
+    def _contents_of(self, value: Any, entry: int) -> Hashable:
         """What tells an object apart that cannot be looked into."""
         try:
             view = memoryview(value)
         except TypeError:
-            return id(value)
-        return view.tobytes() if view.nbytes <= _LARGE else id(value)
+            return _Is(value)
+        if view.nbytes > _LARGE:
+            return self._refuse(entry, "large-array", f"a buffer of {view.nbytes} bytes")
+        self._buffers.append((value, view.tobytes()))
+        return view.tobytes()
 
     def _globals(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
         """The globals that code names, and those of modules that it names the attributes of."""
@@ -439,27 +528,118 @@ class Walk:
         self.tokens.append(("globals", namespace.get("__name__"), known))
         self._from.append((-1, ""))
         values = tuple(namespace[name] for name in known)
-        self.holders.append(_Holder(len(self.tokens) - 1, namespace, "globals", known, values))
+        entry = self._first + len(self.tokens) - 1
+        self.holders.append(_Holder(entry, namespace, "globals", known, values))
         for name, value in reversed(list(zip(known, values, strict=True))):
             if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
                 inner = vars(value)
                 kept = tuple(each for each in names if each in inner and not isinstance(inner[each], types.ModuleType))
-                self.holders.append(
-                    _Holder(len(self.tokens) - 1, inner, "globals", kept, tuple(inner[each] for each in kept))
-                )
+                self.holders.append(_Holder(entry, inner, "globals", kept, tuple(inner[each] for each in kept)))
                 self._waiting.extend((inner[each], -1, f"{name}.{each}") for each in reversed(kept))
             self._waiting.append((value, -1, name))
 
     def _aliases(self) -> Iterator[Hashable]:
         """Which tensors share memory, and how far apart they begin (in bytes)."""
-        groups: dict[int, list[int]] = {}
-        for number, tensor in enumerate(self.tensors):
+        first = 0 if self.base is None else len(self.base.tensors)
+        for number, tensor in enumerate(self.tensors[first:], first):
             if tensor.layout is torch.strided:
-                groups.setdefault(tensor.untyped_storage()._cdata, []).append(number)
-        for members in groups.values():
+                storage = tensor.untyped_storage()._cdata
+                earlier = [] if self.base is None else self.base._storages.get(storage, [])
+                self._storages.setdefault(storage, earlier.copy()).append(number)
+        for members in self._storages.values():
             if len(members) > 1:
                 offsets = [self.tensors[n].storage_offset() * self.tensors[n].element_size() for n in members]
                 yield tuple((n, offset - offsets[0]) for n, offset in zip(members, offsets, strict=True))
+
+
+# -- whether a walk still holds ----------------------------------------------------------------------------------------
+
+
+_FACTS = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks", "dtype", "device")
+_LIKE = attrgetter("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "__dict__", "_backward_hooks")
+_SIZE = attrgetter("shape")
+_GRADIENT = attrgetter("grad")
+_ATTRIBUTES = attrgetter("__dict__")
+_CONTENTS = attrgetter("cell_contents")
+_PARTS = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_VALUES = methodcaller("values")
+
+
+class Unchanged:
+    """Tells whether everything that a walk met holds the very same objects as then: asked by ``holds()``.
+
+    No Python code runs for a single object. A plain value that is equal but another object counts as a change.
+    """
+
+    def __init__(self, walk: Walk) -> None:
+        self._tensors = walk.tensors
+        self._facts = list(map(_FACTS, self._tensors))
+        self._sizes = list(map(_SIZE, self._tensors))
+        self._extended = list(map(bool, map(_ATTRIBUTES, self._tensors)))
+        holders: dict[str, list[_Holder]] = {}
+        for holder in walk.holders:
+            holders.setdefault(holder.kind, []).append(holder)
+        self._leaves = [holder.owner for holder in holders.get("grad", ())]
+        self._gradients = [holder.values[0] for holder in holders.get("grad", ())]
+        dicts = holders.get("dict", [])
+        self._empty = [holder.owner for holder in dicts if not holder.keys]
+        self._dicts = [holder.owner for holder in dicts if holder.keys] + list(map(vars, walk._classes))
+        self._lengths = list(map(len, self._dicts))
+        self._keys = list(chain.from_iterable(self._dicts))
+        self._values = list(chain.from_iterable(map(_VALUES, self._dicts)))
+        self._lists = [holder.owner for holder in holders.get("list", []) + holders.get("fixed", [])]
+        self._counts = list(map(len, self._lists))
+        self._items = list(chain.from_iterable(self._lists))
+        self._cells = [holder.owner for holder in holders.get("cell", ())]
+        self._contents = list(map(_contents, self._cells))
+        self._slots = [each for each in holders.get("slots", ()) if each.keys]
+        self._globals = [each for each in holders.get("globals", ()) if each.keys]
+        self._instances, self._types = walk._instances, list(map(type, walk._instances))
+        self._attributes = list(map(_ATTRIBUTES, self._instances))
+        self._functions = walk._functions
+        self._parts = list(chain.from_iterable(map(_PARTS, self._functions)))
+        self._references = [(reference, reference()) for reference in walk._references]
+        self._buffers = walk._buffers
+        self._groups = [members for members in walk._storages.values() if len(members) > 1]
+        self._distances = self._apart()
+
+    def holds(self) -> bool:
+        """Whether nothing changed."""
+        try:
+            return (
+                all(map(is_, self._gradients, map(_GRADIENT, self._leaves)))
+                and not any(self._empty)
+                and self._lengths == list(map(len, self._dicts))
+                and all(map(is_, self._keys, chain.from_iterable(self._dicts)))
+                and all(map(is_, self._values, chain.from_iterable(map(_VALUES, self._dicts))))
+                and self._counts == list(map(len, self._lists))
+                and all(map(is_, self._items, chain.from_iterable(self._lists)))
+                and all(map(is_, self._contents, map(_CONTENTS, self._cells)))
+                and all(map(is_, self._types, map(type, self._instances)))
+                and all(map(is_, self._attributes, map(_ATTRIBUTES, self._instances)))
+                and all(map(is_, self._parts, chain.from_iterable(map(_PARTS, self._functions))))
+                and self._facts == list(map(_FACTS, self._tensors))
+                and self._sizes == list(map(_SIZE, self._tensors))
+                and self._extended == list(map(bool, map(_ATTRIBUTES, self._tensors)))
+                and all(all(map(is_, each.values, each.now()[1])) for each in self._slots)
+                and all(all(map(is_, each.values, map(each.owner.get, each.keys))) for each in self._globals)
+                and all(reference() is referent for reference, referent in self._references)
+                and all(memoryview(value).tobytes() == data for value, data in self._buffers)
+                and self._distances == self._apart()
+            )
+        except ValueError:  # a cell that was emptied
+            return False
+
+    def replace_gradient(self, before: torch.Tensor, now: torch.Tensor) -> None:
+        """What the walk was told by its ``replace_gradient``."""
+        for kept in (self._leaves, self._gradients):
+            at = next(index for index, each in enumerate(kept) if each is before)
+            kept[at] = now
+
+    def _apart(self) -> list[int]:
+        """How far apart tensors begin that share memory (in bytes)."""
+        groups = ([self._tensors[number].data_ptr() for number in members] for members in self._groups)
+        return [address - group[0] for group in groups for address in group]
 
 
 def _contents(cell: types.CellType) -> Any:
@@ -473,11 +653,17 @@ def _columns(pairs: Sequence[tuple[str, Any]]) -> tuple[tuple[str, ...], tuple[A
     return tuple(name for name, _ in pairs), tuple(value for _, value in pairs)
 
 
-def _slots(cls: type) -> Iterable[str]:
-    names = vars(cls).get("__slots__", ())
-    names = (names,) if isinstance(names, str) else names
-    plain = (name for name in names if name not in ("__dict__", "__weakref__"))
-    return [f"_{cls.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n for n in plain]
+@functools.lru_cache(maxsize=4096)
+def _slots(kind: type) -> tuple[str, ...]:
+    """The attributes of a type's instances that are in no dictionary."""
+    found: list[str] = []
+    for cls in kind.__mro__:
+        names = vars(cls).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__")
+            if name not in ("__dict__", "__weakref__"):
+                found.append(f"_{cls.__name__.lstrip('_')}{name}" if private else name)
+    return tuple(found)
 
 
 def _same(before: Any, now: Any) -> bool:

@@ -35,6 +35,9 @@ _BUILT_IN = frozenset({"aten", "prims", "mkldnn", "mkl", "onednn", "quantized"})
 _CONSTANT = 1 << 16
 """Bytes of the largest tensor that is made from Python numbers and kept with the tape."""
 
+_SAME_AS = {torch.ops.aten._unsafe_view.default: torch.ops.aten.view.default}
+"""Operators that do what another one does, whose schema tells it."""
+
 _RESIZING = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_", "aten::resize_output_"})
 """Operators that give a tensor other memory."""
 
@@ -153,6 +156,7 @@ class Tape(TorchDispatchMode):
                         self.written.add(int(owner[1:]))
         if func is torch.ops.aten.lift_fresh.default and self._is_new(args[0]):
             return f"{self._named(torch.ops.aten.clone.default)}({self._constant(args[0])})"
+        func = _SAME_AS.get(func, func)
         texts = [self._text(value) for value in args]
         texts += [f"{name}={self._text(value)}" for name, value in kwargs.items()]
         return f"{self._named(func)}({', '.join(texts)})"

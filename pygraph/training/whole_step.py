@@ -28,7 +28,7 @@ from pygraph.runtime.region import Region, RegionOptions, RegionRecord
 from pygraph.runtime.tensors import bits
 from pygraph.runtime.variants import State
 from pygraph.settings import Settings
-from pygraph.training.reach import Executed, Walk
+from pygraph.training.reach import Executed, Unchanged, Walk
 from pygraph.training.tape import Tape
 
 __all__ = ["CapturedStep", "StepRecord", "capture"]
@@ -195,7 +195,7 @@ class _Writer:
             case _Plain():
                 return value.value
             case _Known():
-                return self._walk.objects[value.entry]
+                return self._walk.object(value.entry)
             case _Result():
                 return self._result(value)
             case _Built(keys=()) if value.kind not in (dict, OrderedDict):
@@ -305,15 +305,42 @@ def _name(walk: Walk, tensor: torch.Tensor) -> str:
 # -- the step ----------------------------------------------------------------------------------------------------------
 
 
+class _Tokens:
+    """Tokens as a key, hashed once."""
+
+    __slots__ = ("_hash", "_tokens")
+
+    def __init__(self, tokens: tuple[Hashable, ...]) -> None:
+        self._tokens, self._hash = tokens, hash(tokens)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Tokens) and self._tokens == other._tokens)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A walk before a call. ``tokens`` are those of its base, which is all but the arguments, ``key`` is all that calls
+    of one variant have in common. ``unchanged`` tells whether the base still holds, if that was asked before."""
+
+    walk: Walk
+    tokens: _Tokens
+    key: Hashable
+    unchanged: Unchanged | None
+
+
 @dataclass(eq=False)
 class _Variant:
-    """Calls with the same tokens. ``written`` is one of them that was written down. With a ``region``, calls are
-    answered by it."""
+    """Calls with the same ``tokens``, and arguments. ``written`` is one of them that was written down. With a
+    ``region``, calls are answered by it."""
 
+    tokens: _Tokens
     written: _Written
     region: Region | None = None
-    answer: Callable[[list[Any]], Sequence[Any]] | None = None
-    """How a call is answered where the region does not replay it: by the step itself."""
+    answer: Callable[[list[Any]], Sequence[Any]] = list
+    """How a call that is under way is answered where the region does not replay it: by the step itself."""
 
     def close(self) -> None:
         """Free what was captured."""
@@ -337,6 +364,8 @@ class CapturedStep:
         self._variants: OrderedDict[Hashable, _Variant] = OrderedDict()
         self._lock = Lock()
         self._patience = _PATIENCE
+        self._kept: tuple[Walk, _Tokens, Unchanged] | None = None
+        """The base of the last call's walk, if that was a replay."""
         self._last: Walk | None = None
         """The walk of the last call that was new, for what is said of the next."""
         missing = compat.missing_text(compat.CAPTURE)
@@ -354,18 +383,30 @@ class CapturedStep:
             self._lock.release()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        walk = Walk([("torch", _torch_state()), ("step", self._step), ("args", args), ("", kwargs)], self._executed)
-        if walk.refusal is not None:
-            return self._plainly(args, kwargs, walk.refusal)
-        tokens = tuple(walk.tokens)
-        variant = self._variants.get(tokens)
+        look = self._look(args, kwargs)
+        if look.walk.refusal is not None:
+            return self._plainly(args, kwargs, look.walk.refusal)
+        variant = self._variants.get(look.key)
         if variant is None or variant.region is None:
-            return self._write(variant, tokens, walk, args, kwargs)
-        self._variants.move_to_end(tokens)
+            return self._write(variant, look, args, kwargs)
+        self._variants.move_to_end(look.key)
         if variant.region.record.state is State.UNCAPTURED:
             self.record.uncaptured += 1
             return self._step(*args, **kwargs)
-        return self._run(variant, walk, args, kwargs)
+        return self._run(variant, look, args, kwargs)
+
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Look:
+        """Walk. All but the arguments is walked anew only where something there has changed since the last replay."""
+        kept, self._kept = self._kept, None
+        if kept is None or kept[0].version != self._executed.version or not kept[2].holds():
+            state = Walk([("", compat.global_hooks()), ("step", self._step)], self._executed)
+            tokens, unchanged = _Tokens(tuple(state.tokens)), None
+        else:
+            state, tokens, unchanged = kept
+        if state.refusal is not None:
+            return _Look(state, tokens, None, None)
+        walk = Walk([("args", args), ("", kwargs)], self._executed, state)
+        return _Look(walk, tokens, (tokens, tuple(walk.tokens), _torch_state()), unchanged)
 
     def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: Refusal) -> Any:
         """A call that cannot be looked at."""
@@ -375,7 +416,8 @@ class CapturedStep:
 
     # -- calls that are written down -----------------------------------------------------------------------------------
 
-    def _write(self, variant: _Variant | None, tokens: Hashable, walk: Walk, args: Any, kwargs: Any) -> Any:
+    def _write(self, variant: _Variant | None, look: _Look, args: Any, kwargs: Any) -> Any:
+        walk = look.walk
         self.record.uncaptured += 1
         self.record.state = State.WARM if self.record.state is State.COLD else self.record.state
         known = len(self._executed.codes)
@@ -387,19 +429,19 @@ class CapturedStep:
         elif refusal is not None:
             self._waste(_REFUSED, refusal)
         elif variant is None or differs is not None:
-            self._keep(tokens, _Variant(written))
+            self._keep(look.key, _Variant(look.tokens, written))
             if self._last is not None and differs is None:
                 differs = Refusal("state-changes", self._last.differs(walk))
             self._last = walk.trail()
             self._waste(1, differs)
         else:
-            self._keep(tokens, self._captured(written, walk))
+            self._keep(look.key, self._captured(written, look))
         return returned
 
-    def _captured(self, written: _Written, walk: Walk) -> _Variant:
+    def _captured(self, written: _Written, look: _Look) -> _Variant:
         """The variant of calls that agree, with a region over their tape."""
-        made = _Variant(written)
-        tensors = [walk.tensors[number] for number in written.tape.arguments]
+        made = _Variant(look.tokens, written)
+        tensors = [look.walk.tensors[number] for number in written.tape.arguments]
         devices = {tensor.device.type for tensor in tensors}
         driver = driver_for(devices.pop()) if len(devices) == 1 else None
         if driver is None:
@@ -410,27 +452,28 @@ class CapturedStep:
         made.region = Region(
             fn,
             driver,
-            name=f"{self.record.name}.{len(self.record.regions)}",
+            name=(name := f"{self.record.name}.{len(self.record.regions)}"),
+            label=f"captured step {name}",
             options=RegionOptions(max_captures=1, verify_always=settings.verify == "always"),
             held=range(len(tensors)),
             origins=origins,
-            uncaptured=lambda tensors: made.answer(tensors) if made.answer is not None else fn(tensors),
+            uncaptured=lambda args: made.answer(args),
         )
         self.record.regions.append(made.region.record)
         return made
 
-    def _keep(self, tokens: Hashable, variant: _Variant) -> None:
-        old = self._variants.pop(tokens, None)
+    def _keep(self, key: Hashable, variant: _Variant) -> None:
+        old = self._variants.pop(key, None)
         if old is not None:
             old.close()
-        self._variants[tokens] = variant
+        self._variants[key] = variant
         while len(self._variants) > _MAX_VARIANTS:
             self._variants.popitem(last=False)[1].close()
 
     # -- calls of a variant with a region ------------------------------------------------------------------------------
 
-    def _run(self, variant: _Variant, walk: Walk, args: Any, kwargs: Any) -> Any:
-        region = variant.region
+    def _run(self, variant: _Variant, look: _Look, args: Any, kwargs: Any) -> Any:
+        region, walk = variant.region, look.walk
         assert region is not None
         answers: list[tuple[Any, _Written]] = []
 
@@ -444,14 +487,14 @@ class CapturedStep:
         try:
             outputs = region([walk.tensors[number] for number in variant.written.tape.arguments])
         finally:
-            variant.answer = None
+            variant.answer = list
         if answers:
             self._judge(variant, answers[0][1])
             return answers[0][0]
         self.record.replays += 1
         self.record.state, self.record.reason = State.REPLAY, None
         self._patience = _PATIENCE
-        return self._leave(variant.written, walk, outputs)
+        return self._leave(variant, look, outputs)
 
     def _judge(self, variant: _Variant, written: _Written) -> None:
         """Whether a call that the region did not replay speaks against it."""
@@ -464,13 +507,23 @@ class CapturedStep:
             refusals = list(region.record.refusals.values())
             self._waste(_REFUSED, refusals[-1] if refusals else Refusal("uncaptured", region.record.reason or ""))
 
-    def _leave(self, written: _Written, walk: Walk, outputs: Sequence[Any]) -> Any:
+    def _leave(self, variant: _Variant, look: _Look, outputs: Sequence[Any]) -> Any:
         """Put what a replay made where the step would have put it. Returns what the step would have returned."""
-        touched = [walk.tensors[number] for number in sorted(written.tape.written)]
-        torch.autograd.graph.increment_version(touched)
+        written, walk, state = variant.written, look.walk, look.walk.base
+        assert state is not None
+        if written.tape.written:
+            torch.autograd.graph.increment_version([walk.tensors[number] for number in written.tape.written])
         writer = _Writer(walk, outputs)
+        holds = True
         for place in written.places:
-            walk.holders[place.holder].put(writer.make(place.key), writer.make(place.value))
+            key, value = writer.make(place.key), writer.make(place.value)
+            before = walk.holders[place.holder].values[0]
+            walk.holders[place.holder].put(key, value)
+            holds = holds and state.replace_gradient(place.holder, value)
+            if holds and look.unchanged is not None:
+                look.unchanged.replace_gradient(before, value)
+        if holds:
+            self._kept = state, variant.tokens, look.unchanged or Unchanged(state)
         return writer.make(written.value)
 
     # -- giving up -----------------------------------------------------------------------------------------------------
