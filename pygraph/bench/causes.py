@@ -25,14 +25,11 @@ import torch
 from rich.table import Table
 
 from pygraph.bench.process import CALL, Outcome, Process, Spec
-from pygraph.bench.sides import OURS
+from pygraph.bench.sides import OURS, UNCAPTURED
 from pygraph.bench.timing import CALLS_COMPARED, LEAD_CALLS
 from pygraph.errors import PygraphError
-from pygraph.passes.partitioning import Partitioning
-from pygraph.passes.pipeline import parse, print_pipeline
 from pygraph.report.facts import percent
 from pygraph.report.html import template
-from pygraph.settings import Settings
 from pygraph.version import __version__
 
 __all__ = ["CAUSES", "OTHER", "Profile", "Run", "document", "measure", "page", "read", "table"]
@@ -40,9 +37,9 @@ __all__ = ["CAUSES", "OTHER", "Profile", "Run", "document", "measure", "page", "
 SCHEMA_VERSION = 1
 """Raised when a key of the JSON is renamed or removed, or its meaning changes."""
 
-UNCAPTURED, REPLAYED = "uncaptured", "replayed"
+REPLAYED = "replayed"
 AUTOGRAD, OPTIMIZER, WAITING, OTHER = "autograd", "optimizer", "waiting", "Python and other"
-_REPLAY = r"graph\d+_\w+\.region\d+"
+_REPLAY = r"graph\d+_\w+\.region\d+|captured step "
 """The range of a replay."""
 
 
@@ -236,25 +233,19 @@ def measure(script: str, args: Sequence[str], calls: int, step: Callable[[str], 
     It is compiled by PyGraph both times; the first time, no region is captured. ``step`` is told what is being done.
     Raises PygraphError, with the script's line where that is at fault.
     """
-    passes = parse(Settings.make({}).pipeline)
-    none = [dataclasses.replace(each, max_regions=0) if isinstance(each, Partitioning) else each for each in passes]
-    pipelines = {UNCAPTURED: print_pipeline(none), REPLAYED: print_pipeline(passes)}
-    spec = Spec(
-        "pygraph.bench.script:run_script",
-        script,
-        args,
-        OURS,
-        "cuda" if torch.cuda.is_available() else "cpu",
-        result="",
-    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    runs = {
+        name: Spec("pygraph.bench.script:run_script", script, args, side, device, result="")
+        for name, side in ((UNCAPTURED, UNCAPTURED), (REPLAYED, OURS))
+    }
     with tempfile.TemporaryDirectory() as folder:
-        return {name: _run(name, pipeline, spec, calls, Path(folder), step) for name, pipeline in pipelines.items()}
+        return {name: _run(name, spec, calls, Path(folder), step) for name, spec in runs.items()}
 
 
-def _run(name: str, pipeline: str, spec: Spec, calls: int, folder: Path, step: Callable[[str], None]) -> Run:
+def _run(name: str, spec: Spec, calls: int, folder: Path, step: Callable[[str], None]) -> Run:
     log, trace = folder / f"{name}.log", folder / f"{name}.json"
     # what was measured to be faster uncaptured is replayed, too: that is what is to be seen
-    environ = {**os.environ, "PYGRAPH_PASSES": pipeline, "PYGRAPH_MEASURE": "0"}
+    environ = {**os.environ, "PYGRAPH_MEASURE": "0"}
     command = [sys.executable, "-m", "pygraph.bench.worker", json.dumps(dataclasses.asdict(spec))]
     process = Process(command, environ, log)
     facts: dict[str, Any] = {}

@@ -19,8 +19,9 @@ from unittest import mock
 import torch
 from torch import nn
 
+import pygraph
 from pygraph.bench.process import Spec
-from pygraph.bench.sides import compile_as
+from pygraph.bench.sides import OURS, compile_as
 from pygraph.bench.worker import Serving
 
 __all__ = ["Gate", "run_script"]
@@ -37,7 +38,7 @@ def run_script(spec: Spec, serving: Serving) -> Callable[[], None]:
         sys.argv = [spec.program, *spec.args]
         sys.path.insert(0, str(Path(spec.program).resolve().parent))
         status: object = None
-        with mock.patch.object(torch, "compile", gate.compile):
+        with mock.patch.object(torch, "compile", gate.compile), mock.patch.object(pygraph, "capture", gate.capture):
             try:
                 runpy.run_path(spec.program, run_name="__main__")
             except SystemExit as error:
@@ -52,7 +53,7 @@ def run_script(spec: Spec, serving: Serving) -> Callable[[], None]:
 
 
 class Gate:
-    """Stands in for torch.compile, and before every call of what that returned, however it was called.
+    """Stands in for torch.compile and pygraph.capture, and before every call of what they returned, however it is made.
 
     ``made`` counts these calls.
     """
@@ -62,7 +63,7 @@ class Gate:
         self.made = 0
         self._inside = False
         self._calls = itertools.chain([True], serving.calls)  # it was told to go before the script began
-        self._compile = torch.compile
+        self._compile, self._capture = torch.compile, pygraph.capture
 
     def compile(self, model: Any = None, **given: Any) -> Any:
         """As torch.compile, a decorator without ``model``; backend, mode and options are the side's."""
@@ -72,13 +73,17 @@ class Gate:
             return model
         kept = {name: value for name, value in given.items() if name not in _OWN}
         compiled = compile_as(self._side, model, self._compile, **kept)
-        if isinstance(model, nn.Module):
-            return _Gated(model, compiled, self)
+        return _Gated(model, compiled, self) if isinstance(model, nn.Module) else self._gated(model, compiled)
 
-        @functools.wraps(model)
+    def capture(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """As pygraph.capture; on another side, the step itself."""
+        return self._gated(step, self._capture(step) if self._side == OURS else step)
+
+    def _gated(self, function: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                return model(*args, **kwargs)
+                return function(*args, **kwargs)
             return self.call(compiled, args, kwargs)
 
         return call

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pygraph.passes.pipeline import nearest
 
-__all__ = ["BASELINES", "OURS", "REFERENCE", "SIDES", "Side", "compile_as", "sides_for"]
+__all__ = ["BASELINES", "OURS", "REFERENCE", "SIDES", "UNCAPTURED", "Side", "compile_as", "sides_for"]
 
 REFERENCE = "eager"
 """The side whose results are right."""
 OURS = "pygraph"
 """The side that every other one is compared with in time and memory."""
+UNCAPTURED = "uncaptured"
+"""PyGraph's program without any region: for profiles, and no side of a benchmark."""
 BASELINES = ("default", "reduce-overhead")
 """The sides that a user has without PyGraph by an argument of torch.compile."""
 
@@ -32,6 +34,18 @@ def _ours() -> Mapping[str, Any]:
     from pygraph.backend import pygraph  # the function itself: the entry point may not be installed
 
     return {"backend": pygraph, "options": {"cache_dir": None}}
+
+
+def _uncaptured() -> Mapping[str, Any]:
+    """As ours, and no region is planned."""
+    from pygraph.passes.partitioning import Partitioning
+    from pygraph.passes.pipeline import parse
+    from pygraph.settings import Settings
+
+    ours = _ours()
+    passes = parse(Settings.make({}).pipeline)
+    none = [replace(each, max_regions=0) if isinstance(each, Partitioning) else each for each in passes]
+    return {**ours, "options": {**ours["options"], "passes": none}}
 
 
 SIDES: dict[str, Side] = {
@@ -67,5 +81,5 @@ def compile_as(name: str, target: Any, compile: Callable[..., Any] | None = None
     """
     import torch
 
-    arguments = SIDES[name].arguments
+    arguments = _uncaptured if name == UNCAPTURED else SIDES[name].arguments
     return target if arguments is None else (compile or torch.compile)(target, **{**given, **arguments()})

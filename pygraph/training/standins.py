@@ -13,7 +13,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.amp.grad_scaler import OptState
@@ -199,14 +199,17 @@ class _UsedOptimizer(Used):
             optimizer,
             step=_method(_traced_step),
             zero_grad=_method(_traced_zero_grad),
-            _init_group=compat.innermost_fn(type(optimizer)._init_group),  # type: ignore[attr-defined]
+            _pygraph_init_group=staticmethod(compat.innermost_fn(type(optimizer)._init_group)),  # type: ignore[attr-defined]
             _pygraph_names=("params", *sorted(optimizer.defaults.keys() - {"lr", "betas"})),  # whatever their order is
             _pygraph_update=staticmethod(inspect.unwrap(type(optimizer).step)),
         )
         self._stand_in._pygraph_key = id(optimizer)
         self._stand_in._pygraph_rates = []
+        self._stand_in._pygraph_states = []
         self._stand_in._pygraph_scheduled = False
-        self._stand_in._pygraph_prepare = _preparing(weakref.ref(optimizer))
+        self._stand_in._pygraph_prepare = torch.compiler.assume_constant_result(self._preparing())
+        self._entries: list[int] = []
+        self._list_states(optimizer)
         optimizer.register_load_state_dict_post_hook(_counters_to_device)
 
     def before(self) -> None:
@@ -217,6 +220,7 @@ class _UsedOptimizer(Used):
             vars(optimizer).pop("_pygraph", None)
             return
         optimizer._pygraph = self._stand_in
+        self._list_states(optimizer)
         numbers = [_numbers(optimizer, group) for group in optimizer.param_groups]
         if numbers == self._numbers:
             return
@@ -235,6 +239,29 @@ class _UsedOptimizer(Used):
     def after(self) -> None:
         self._stand_in._pygraph_scheduled = False
 
+    def _list_states(self, optimizer: Optimizer) -> None:
+        """List each group's entries of ``optimizer.state``, if they are others than before: a guard on a dictionary
+        whose keys are tensors takes time, and so does each look-up in it."""
+        entries = list(map(id, optimizer.state.values()))
+        groups = optimizer.param_groups
+        if entries != self._entries or len(groups) != len(self._stand_in._pygraph_states):
+            self._entries = entries
+            self._stand_in._pygraph_states = [[optimizer.state.get(p, {}) for p in group["params"]] for group in groups]
+
+    def _preparing(self) -> Callable[[Sequence[Sequence[bool]]], bool]:
+        ref = weakref.ref(self)
+
+        def prepare(updated: Sequence[Sequence[bool]]) -> bool:
+            used = ref()
+            optimizer = None if used is None else used.value()
+            if used is None or optimizer is None:
+                return False
+            _prepare(optimizer, updated)
+            used._list_states(optimizer)
+            return True
+
+        return prepare
+
 
 def _numbers(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, ...] | None:
     """What a scheduler may change of ``group``; None where the learning rate is a tensor."""
@@ -251,19 +278,9 @@ def _rates(group: dict[str, Any], numbers: tuple[float, ...]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float64, device=device)
 
 
-def _preparing(ref: weakref.ref[Optimizer]) -> Callable[..., bool]:
-    def prepare(updated: Sequence[Sequence[bool]]) -> bool:
-        return _prepare(ref, updated)
-
-    return cast("Callable[..., bool]", torch.compiler.assume_constant_result(prepare))
-
-
-def _prepare(ref: weakref.ref[Optimizer], updated: Sequence[Sequence[bool]]) -> bool:
+def _prepare(optimizer: Optimizer, updated: Sequence[Sequence[bool]]) -> None:
     """While a step is traced, make the state that an update would make first for the parameters in ``updated``, so that
     the second step does not differ from the first. In each group, whether each parameter is updated."""
-    optimizer = ref()
-    if optimizer is None:
-        return False
     _counters_to_device(optimizer)
     for group, flags in zip(optimizer.param_groups, updated, strict=True):
         new = [p for p, flag in zip(group["params"], flags, strict=True) if flag and not optimizer.state.get(p)]
@@ -274,7 +291,6 @@ def _prepare(ref: weakref.ref[Optimizer], updated: Sequence[Sequence[bool]]) -> 
         if group.get("momentum") and isinstance(optimizer, torch.optim.SGD) and not group["dampening"]:
             for p in new:  # the first momentum is the gradient itself, which is what zeros lead to
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-    return True
 
 
 @contextlib.contextmanager
@@ -306,8 +322,15 @@ class _View:
     def __init__(self, optimizer: Any, param_groups: list[dict[str, Any]]) -> None:
         self.optimizer = optimizer
         self.param_groups = param_groups
+        self.state = {}
+        for group, entries in zip(param_groups, optimizer._pygraph_states):  # noqa: B905 - Dynamo has no strict
+            for p, entry in zip(group["params"], entries):  # noqa: B905
+                self.state[p] = entry
         self.grad_scale = None
         self.found_inf = None
+
+    def _init_group(self, *args: Any) -> Any:
+        return self.optimizer._pygraph_init_group(self, *args)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.optimizer, name)
@@ -333,18 +356,19 @@ def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
             if "betas" in group:
                 new["betas"] = group["betas"] if rates is None or len(rates) == 1 else (rates[1], rates[2])
             groups.append(new)
+        view = _View(self, groups)
         found_inf = getattr(self, "found_inf", None)
         if found_inf is None:
-            self._pygraph_update(_View(self, groups), None)
+            self._pygraph_update(view, None)
             return loss
         changed = []
         for group in groups:
             for p in group["params"]:
                 if p.grad is not None:
                     changed.append(p)
-                    changed.extend([value for value in self.state[p].values() if isinstance(value, torch.Tensor)])
+                    changed.extend([value for value in view.state[p].values() if isinstance(value, torch.Tensor)])
         before = [tensor.clone() for tensor in changed]
-        self._pygraph_update(_View(self, groups), None)
+        self._pygraph_update(view, None)
         for tensor, old in zip(changed, before):  # noqa: B905
             tensor.copy_(torch.where(found_inf > 0, old, tensor))
     return loss

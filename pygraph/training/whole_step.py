@@ -477,7 +477,8 @@ class CapturedStep:
         made.region = Region(
             fn,
             driver,
-            name=f"{self.record.name}.{len(self.record.regions)}",
+            name=(name := f"{self.record.name}.{len(self.record.regions)}"),
+            label=f"captured step {name}",
             options=RegionOptions(max_captures=1, verify_always=settings.verify == "always"),
             held=range(len(tensors)),
             origins=origins,

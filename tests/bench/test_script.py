@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from pygraph.bench.causes import read
+from pygraph.bench.process import CALL
 from pygraph.bench.script import Gate
+from pygraph.bench.sides import OURS, UNCAPTURED
 
 
 class Serving:
@@ -54,6 +59,31 @@ def test_every_way_of_compiling_a_function(gate: Gate, serving: Serving) -> None
         assert call.__doc__ == "Twice as much."
     assert gate.compile(double, disable=True) is double
     assert serving.kept == [4.0, 4.0]
+
+
+@pytest.mark.parametrize(("side", "replays"), [("eager", 0), (UNCAPTURED, 0), (OURS, 3)])
+def test_a_captured_step_is_captured_on_our_side_only(
+    serving: Serving, side: str, replays: int, tmp_path: Path
+) -> None:
+    gate, model = Gate(side, serving), nn.Linear(4, 1)  # type: ignore[arg-type]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).mean()
+        loss.backward()
+        with torch.no_grad():
+            model.weight.sub_(model.weight.grad)
+        model.zero_grad()
+        return loss.detach()
+
+    captured, x = gate.capture(step), torch.ones(2, 4)
+    for _ in range(8):
+        captured(x)
+    with torch.profiler.profile() as profile, torch.profiler.record_function(CALL):
+        for _ in range(3):
+            captured(x)
+    assert serving.entries == 11
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert read(json.loads((tmp_path / "trace.json").read_text()), gpu=False).replays == replays
 
 
 def test_a_call_within_a_call_does_not_count_and_one_that_raises_does(gate: Gate, serving: Serving) -> None:
