@@ -7,14 +7,18 @@ can say afterwards which places have changed.
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
+import datetime
 import enum
 import functools
+import pickle
+import random
 import struct
 import sys
 import types
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter, is_, methodcaller
@@ -22,6 +26,7 @@ from typing import Any
 
 import torch
 
+from pygraph.errors import CaptureError
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.tensors import bits
 from pygraph.training.tape import user_line
@@ -121,15 +126,17 @@ class Executed:
                 detail = "the host reads a tensor's memory"
                 self.refusal = Refusal("host-read", detail, f"Tensor.{name}", user_line(frame))
             return
-        outside = getattr(function, "__module__", None) == "time" or type(owner).__module__ == "_io"
-        if outside or any(function is each for each in _EFFECTS):
+        outside = getattr(function, "__module__", None) in _OUTSIDE or type(owner).__module__ == "_io"
+        if outside or any(owner is each for each in _CLOCKS) or any(function is each for each in _EFFECTS):
             detail = "a replay would leave out what it does besides tensors, or repeat what it returned"
             self.refusal = Refusal("host-effect", detail, name, user_line(frame))
 
 
 _HOST_READS = ("numpy", "tolist", "__dlpack__")
 _ADDRESSES = ("data_ptr", "untyped_storage", "_typed_storage", "storage", "__array__")
-_EFFECTS = (print, input, open)
+_EFFECTS = (print, input, open, globals, eval, exec)
+_OUTSIDE = ("time", "posix", "nt", "_socket")
+_CLOCKS = (datetime.datetime, datetime.date)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -218,8 +225,10 @@ class Walk:
         self._instances: list[Any] = []
         self._functions: list[types.FunctionType] = []
         self._classes: list[type] = []
-        self._references: list[weakref.ref[Any]] = []
-        self._buffers: list[tuple[Any, bytes]] = []
+        self._referents: list[tuple[Callable[[], Any], Any]] = []
+        """How an object is asked for, and what it was."""
+        self._contents: list[tuple[Callable[[], Hashable], Hashable]] = []
+        """How something is read that is compared by its contents, and what it was."""
         self._executed = executed
         for name, value in roots:
             self._waiting.append((value, -1, name))
@@ -277,22 +286,23 @@ class Walk:
         trail.tensors, trail.holders, trail.codes = [], [], {}
         trail._objects, trail._seen, trail._numbers, trail._storages = {}, {}, {}, {}
         trail._instances, trail._functions, trail._classes = [], [], []
-        trail._references, trail._buffers, trail._executed = [], [], Executed()
+        trail._referents, trail._contents, trail._executed = [], [], Executed()
         return trail
 
-    def changes(self) -> list[Change] | Refusal:
-        """What is held in another place than at the time of the walk, tensors' own values aside."""
+    def changes(self) -> list[Change]:
+        """What is held in another place than at the time of the walk, tensors' own values aside. Raises CaptureError
+        for what cannot be done again."""
         found: list[Change] = []
         for index, holder in enumerate(self.holders):
             keys, values = holder.now()
             same_keys = len(keys) >= len(holder.keys) and all(map(_same, holder.keys, keys))
             if not same_keys or (len(keys) > len(holder.keys) and holder.kind != "dict"):
-                return Refusal("python-state", f"the step adds to or takes from {self.path(holder.entry)}")
+                raise CaptureError("python-state", f"the step adds to or takes from {self.path(holder.entry)}")
             for position, (key, value) in enumerate(zip(keys, values, strict=True)):
                 before = holder.values[position] if position < len(holder.values) else _MISSING
                 if not _same(before, value):
                     if holder.kind == "fixed" or value is _MISSING:
-                        return Refusal("python-state", f"the step changes {self.path(holder.entry)}")
+                        raise CaptureError("python-state", f"the step changes {self.path(holder.entry)}")
                     found.append(Change(index, key, value))
         return found
 
@@ -368,19 +378,26 @@ class Walk:
             owner = getattr(value, "__self__", None)
             children.append((None if isinstance(owner, (types.ModuleType, type)) else owner, ".__self__"))
             return ("builtin", value.__qualname__)
-        if isinstance(value, types.ModuleType) or kind.__module__.partition(".")[0] in ("logging", "pygraph"):
+        if kind.__name__ == "cython_function_or_method":
+            children.append((getattr(value, "__self__", None), ".__self__"))
+            return "method"
+        home = kind.__module__.partition(".")[0]
+        if isinstance(value, types.ModuleType) or home in ("logging", "pygraph"):
             return _Is(value)
         if isinstance(value, type):
             return self._class(value, entry, children)
-        if isinstance(value, weakref.ref):
-            self._references.append(value)
-            children.append((value(), "()"))
-            return "weakref"
+        if isinstance(value, (weakref.ref, contextvars.ContextVar)):
+            read = value if isinstance(value, weakref.ref) else functools.partial(value.get, None)
+            self._referents.append((read, read()))
+            children.append((read(), "()"))
+            return "reference"
+        if isinstance(value, random.Random):
+            return self._read(value.getstate)
         if isinstance(value, _DESCRIPTORS):
             return _Is(value)
         if hasattr(kind, "__next__"):
             return self._refuse(entry, "iterator", "what it gives next cannot be seen")
-        if kind.__module__.partition(".")[0] == "numpy":
+        if home == "numpy":
             return self._array(value, entry)
         token = self._items(value, entry, children)
         return self._attributes(value, kind, entry, children, token)
@@ -452,14 +469,22 @@ class Walk:
         children += [(base, "") for base in cls.__bases__ if not _is_library(base.__module__)]
         return (cls, tuple(same), tuple(name for name, _ in held))
 
-    def _array(self, array: Any, entry: int) -> Hashable:
-        """An array or scalar of numpy, or what belongs to one: compared by its contents."""
-        if not hasattr(array, "tobytes"):
-            return _Is(array)
-        if array.nbytes > _LARGE or array.dtype.hasobject:
-            return self._refuse(entry, "large-array", f"an array of {array.nbytes} bytes")
-        self._buffers.append((array, array.tobytes()))
-        return (type(array), array.dtype.str, array.shape, array.tobytes())
+    def _array(self, value: Any, entry: int) -> Hashable:
+        """An array, scalar or generator of numpy, compared by its contents, or whatever else it has."""
+        if hasattr(value, "bit_generator"):
+            return self._read(lambda: pickle.dumps(value.bit_generator.state))
+        if hasattr(value, "get_state"):
+            return self._read(lambda: pickle.dumps(value.get_state()))
+        if not hasattr(value, "tobytes"):
+            return _Is(value)
+        if value.nbytes > _LARGE or value.dtype.hasobject:
+            return self._refuse(entry, "large-array", f"an array of {value.nbytes} bytes")
+        return (type(value), value.dtype.str, value.shape, self._read(value.tobytes))
+
+    def _read(self, read: Callable[[], Hashable]) -> Hashable:
+        """What is compared by its contents."""
+        self._contents.append((read, read()))
+        return self._contents[-1][1]
 
     def _items(self, value: Any, entry: int, children: list[tuple[Any, str]]) -> Hashable:
         """What a container holds."""
@@ -507,20 +532,13 @@ class Walk:
             children += [(item, f".{name}") for name, item in held if item is not _MISSING]
         if not _is_library(kind.__module__):
             children.append((kind, ""))
-        elif token is None and not names:
-            return ("opaque", kind, self._contents_of(value, entry))
-        return (kind, token)
-
-    def _contents_of(self, value: Any, entry: int) -> Hashable:
-        """What tells an object apart that cannot be looked into."""
-        try:
-            view = memoryview(value)
-        except TypeError:
+        elif token is None and not names and not _has_buffer(kind, value):
             return _Is(value)
-        if view.nbytes > _LARGE:
-            return self._refuse(entry, "large-array", f"a buffer of {view.nbytes} bytes")
-        self._buffers.append((value, view.tobytes()))
-        return view.tobytes()
+        if not _has_buffer(kind, value):
+            return (kind, token)
+        if memoryview(value).nbytes > _LARGE:
+            return self._refuse(entry, "large-array", f"a buffer of {memoryview(value).nbytes} bytes")
+        return (kind, token, self._read(lambda: memoryview(value).tobytes()))
 
     def _globals(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
         """The globals that code names, and those of modules that it names the attributes of."""
@@ -530,13 +548,18 @@ class Walk:
         values = tuple(namespace[name] for name in known)
         entry = self._first + len(self.tokens) - 1
         self.holders.append(_Holder(entry, namespace, "globals", known, values))
-        for name, value in reversed(list(zip(known, values, strict=True))):
-            if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
-                inner = vars(value)
-                kept = tuple(each for each in names if each in inner and not isinstance(inner[each], types.ModuleType))
-                self.holders.append(_Holder(entry, inner, "globals", kept, tuple(inner[each] for each in kept)))
-                self._waiting.extend((inner[each], -1, f"{name}.{each}") for each in reversed(kept))
-            self._waiting.append((value, -1, name))
+        found = dict(zip(known, values, strict=True))
+        modules = dict(found)
+        while modules:
+            path, module = modules.popitem()
+            if not isinstance(module, types.ModuleType) or _is_library(module.__name__):
+                continue
+            inner = {name: vars(module)[name] for name in names if name in vars(module)}
+            self.holders.append(_Holder(entry, vars(module), "globals", tuple(inner), tuple(inner.values())))
+            for name, value in inner.items():
+                if not any(value is each for each in found.values()):
+                    found[f"{path}.{name}"] = modules[f"{path}.{name}"] = value
+        self._waiting.extend((value, -1, path) for path, value in reversed(found.items()))
 
     def _aliases(self) -> Iterator[Hashable]:
         """Which tensors share memory, and how far apart they begin (in bytes)."""
@@ -598,8 +621,7 @@ class Unchanged:
         self._attributes = list(map(_ATTRIBUTES, self._instances))
         self._functions = walk._functions
         self._parts = list(chain.from_iterable(map(_PARTS, self._functions)))
-        self._references = [(reference, reference()) for reference in walk._references]
-        self._buffers = walk._buffers
+        self._referents, self._read = walk._referents, walk._contents
         self._groups = [members for members in walk._storages.values() if len(members) > 1]
         self._distances = self._apart()
 
@@ -623,8 +645,8 @@ class Unchanged:
                 and self._extended == list(map(bool, map(_ATTRIBUTES, self._tensors)))
                 and all(all(map(is_, each.values, each.now()[1])) for each in self._slots)
                 and all(all(map(is_, each.values, map(each.owner.get, each.keys))) for each in self._globals)
-                and all(reference() is referent for reference, referent in self._references)
-                and all(memoryview(value).tobytes() == data for value, data in self._buffers)
+                and all(read() is value for read, value in self._referents)
+                and all(read() == value for read, value in self._read)
                 and self._distances == self._apart()
             )
         except ValueError:  # a cell that was emptied
@@ -651,6 +673,20 @@ def _contents(cell: types.CellType) -> Any:
 
 def _columns(pairs: Sequence[tuple[str, Any]]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     return tuple(name for name, _ in pairs), tuple(value for _, value in pairs)
+
+
+_buffers: dict[type, bool] = {}
+"""Whether objects of a type show their memory."""
+
+
+def _has_buffer(kind: type, value: Any) -> bool:
+    if kind not in _buffers:
+        try:
+            memoryview(value)
+            _buffers[kind] = True
+        except TypeError:
+            _buffers[kind] = False
+    return _buffers[kind]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -133,12 +133,16 @@ class Tape(TorchDispatchMode):
             self.refusal = Refusal(reason, detail, name, line)
 
     def _guarded(self, func: Any, write: Callable[[], Any]) -> Any:
+        profiler = sys.getprofile()
+        sys.setprofile(None)
         try:
             return write()
         except CaptureError as error:
             self.refuse(error.reason, error.detail, str(func), user_line())
         except Exception as error:  # noqa: BLE001 - the step is the user's, and must go on
             self.refuse("tape-failed", f"{type(error).__name__}: {error}", str(func), user_line())
+        finally:
+            sys.setprofile(profiler)
         return None
 
     def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
