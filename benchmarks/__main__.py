@@ -225,7 +225,11 @@ def whole(rows: Document) -> list[str]:
         ratios = {
             side: statistics.median(found)
             for side in right
-            if (found := [r[side]["wall_us"] / r[STEP]["wall_us"] for r in row["rounds"] if side in r and STEP in r])
+            if (
+                found := [
+                    r[side]["wall_us"] / r[STEP]["wall_us"] for r in row.get("rounds", ()) if side in r and STEP in r
+                ]
+            )
         }
         ratios |= {BEST: min(ratios[side] for side in _IN_PARTS if side in ratios)} if {*_IN_PARTS} & {*ratios} else {}
         for side, ratio in ratios.items():

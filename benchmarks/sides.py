@@ -113,10 +113,14 @@ class GraphedModule:
     def __init__(self, target: Any) -> None:
         self._target = target
         self._graphed: Callable[..., Any] | None = None
+        self._differentiated: list[bool] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        differentiated = [arg.requires_grad for arg in args if isinstance(arg, torch.Tensor)]
         if self._graphed is None:
-            self._graphed = self._make(args, kwargs)
+            self._graphed, self._differentiated = self._make(args, kwargs), differentiated
+        if differentiated != self._differentiated:
+            raise Inapplicable("gradients of other arguments are wanted than in the call that was captured")
         return self._graphed(*args, **kwargs)
 
     def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
