@@ -49,6 +49,20 @@ _BUILTINS = (
     types.WrapperDescriptorType,
 )
 
+_OF_CLASSES = frozenset(
+    {
+        "__doc__",
+        "__module__",
+        "__qualname__",
+        "__annotations__",
+        "__slots__",
+        "__firstlineno__",
+        "__static_attributes__",
+    }
+    | {"__parameters__", "__orig_bases__", "__match_args__", "__dataclass_fields__", "__dataclass_params__", "__hash__"}
+)
+"""What classes hold that says nothing of what they do."""
+
 _MISSING = object()
 
 
@@ -104,6 +118,25 @@ class Executed:
             for each in _nested(code):
                 names.update(dict.fromkeys(each.co_names))
 
+    def may_run(self, function: Any) -> None:
+        """Note a function of the user's that threads of autograd may call, which nobody watches, and what it names."""
+        waiting = [function]
+        while waiting:
+            each = waiting.pop()
+            each = getattr(each, "__func__", each)
+            if isinstance(each, types.FunctionType) and each.__code__ not in self.codes:
+                if not _is_library(each.__globals__.get("__name__")):
+                    self.add(each.__code__, each.__globals__)
+                    waiting += [each.__globals__.get(name) for code in _nested(each.__code__) for name in code.co_names]
+                waiting += [_contents(cell) for cell in each.__closure__ or ()]
+
+    def runs(self, function: types.FunctionType) -> bool:
+        """Whether a function is known to run, or what it wraps is; True for wrappers of which that is not known."""
+        inner: Any = function
+        while isinstance(getattr(inner, "__wrapped__", None), types.FunctionType):
+            inner = inner.__wrapped__
+        return inner.__code__ in self.codes or _is_library(inner.__globals__.get("__name__"))
+
     def hidden(self, known: Iterable[types.CodeType]) -> types.CodeType | None:
         """Code that has a closure which no walk has reached."""
         inner = {each for code in self.codes for each in _nested(code) if each is not code}
@@ -115,6 +148,9 @@ class Executed:
         if event == "call":
             if not _is_library(frame.f_globals.get("__name__")):
                 self.add(frame.f_code, frame.f_globals)
+            elif frame.f_code.co_name == _COMPILED[1] and frame.f_globals.get("__name__") == _COMPILED[0]:
+                detail = "torch.compile does not run its own program while operators are written down"
+                self.refusal = self.refusal or Refusal("compiled-function", detail, None, user_line(frame))
         elif event == "c_call" and self.refusal is None:
             self._called(frame, argument)
 
@@ -132,6 +168,8 @@ class Executed:
             self.refusal = Refusal("host-effect", detail, name, user_line(frame))
 
 
+_COMPILED = ("torch._dynamo.eval_frame", "compile_wrapper")
+"""Module and name of the function that stands for a compiled one."""
 _HOST_READS = ("numpy", "tolist", "__dlpack__")
 _ADDRESSES = ("data_ptr", "untyped_storage", "_typed_storage", "storage", "__array__")
 _EFFECTS = (print, input, open, globals, eval, exec)
@@ -420,7 +458,7 @@ class Walk:
             if hooks:
                 children.append((hooks, f".{name}"))
                 for hook in hooks.values():
-                    self._may_run(hook)
+                    self._executed.may_run(hook)
         attributes = tensor.__dict__
         if attributes:
             children.append((attributes, ".__dict__"))
@@ -429,21 +467,16 @@ class Walk:
         facts = (tensor.size(), layout, tensor.dtype, tensor.device, tensor.requires_grad, leaf)
         return ("tensor", type(tensor), *facts)
 
-    def _may_run(self, hook: Any) -> None:
-        """Autograd may call ``hook`` on a thread of its own, which nobody watches."""
-        function = getattr(hook, "__func__", hook)
-        if isinstance(function, types.FunctionType) and not _is_library(function.__module__):
-            self._executed.add(function.__code__, function.__globals__)
-
     def _function(self, function: types.FunctionType, children: list[tuple[Any, str]]) -> Hashable:
         if _is_library(function.__module__):
             return _Is(function)
-        self.codes[function.__code__] = None
         self._functions.append(function)
-        names = function.__code__.co_freevars
-        children += [(cell, f"<{name}>") for name, cell in zip(names, function.__closure__ or (), strict=True)]
-        children.append((function.__defaults__, ".__defaults__"))
-        children.append((function.__kwdefaults__, ".__kwdefaults__"))
+        if self._executed.runs(function):
+            self.codes[function.__code__] = None
+            names = function.__code__.co_freevars
+            children += [(cell, f"<{name}>") for name, cell in zip(names, function.__closure__ or (), strict=True)]
+            children.append((function.__defaults__, ".__defaults__"))
+            children.append((function.__kwdefaults__, ".__kwdefaults__"))
         if function.__dict__:
             children.append((function.__dict__, ""))
         return ("function", function.__code__)
@@ -458,11 +491,11 @@ class Walk:
             inner = getattr(value, "__func__", getattr(value, "fget", value))
             if isinstance(inner, types.FunctionType):
                 same.append((name, _Is(inner)))
+                if issubclass(cls, torch.autograd.Function):
+                    self._executed.may_run(inner)
                 if inner.__closure__ or inner.__defaults__ or inner.__kwdefaults__:
                     children.append((inner, f".{name}"))
-                if issubclass(cls, torch.autograd.Function):
-                    self._executed.add(inner.__code__, inner.__globals__)
-            elif not (name.startswith("__") and name.endswith("__")) and not hasattr(type(value), "__get__"):
+            elif name not in _OF_CLASSES and not hasattr(type(value), "__get__"):
                 held.append((name, value))
         self.holders.append(_Holder(entry, cls, "slots", *_columns(held)))
         children += [(value, f".{name}") for name, value in held]
@@ -525,6 +558,10 @@ class Walk:
             self.holders.append(_Holder(entry, attributes, "dict", tuple(attributes), tuple(attributes.values())))
             children += [(item, f".{name}") for name, item in attributes.items()]
             self._instances.append(value)
+            if isinstance(value, torch.nn.Module):
+                for name in ("_backward_hooks", "_backward_pre_hooks"):
+                    for hook in attributes[name].values():
+                        self._executed.may_run(hook)
             token = (token, tuple(attributes))
         if names:
             held = [(name, getattr(value, name, _MISSING)) for name in names]

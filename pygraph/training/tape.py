@@ -159,6 +159,9 @@ class Tape(TorchDispatchMode):
                     if owner.startswith("a"):
                         self.written.add(int(owner[1:]))
         if func is torch.ops.aten.lift_fresh.default and self._is_new(args[0]):
+            if not args[0].numel():
+                made = f"{list(args[0].size())}, dtype={args[0].dtype}, device={args[0].device!r}"
+                return f"{self._named(torch.ops.aten.empty.memory_format)}({made})"
             return f"{self._named(torch.ops.aten.clone.default)}({self._constant(args[0])})"
         func = _SAME_AS.get(func, func)
         texts = [self._text(value) for value in args]

@@ -191,6 +191,23 @@ def _defaults_of_a_function() -> State:
     return lambda: read(), lambda value: setattr(read, "__defaults__", (value,))
 
 
+def _closure_of_a_wrapped_function() -> State:
+    held = [1.0]
+
+    @torch.no_grad()
+    def read() -> float:
+        return held[0]
+
+    return lambda: read(), lambda value: held.__setitem__(0, value)
+
+
+def _attribute_of_a_function() -> State:
+    def read() -> float:
+        return read.scale
+
+    return lambda: read(), lambda value: setattr(read, "scale", value)
+
+
 def _keywords_of_a_partial() -> State:
     read = functools.partial(lambda scale: scale, scale=1.0)
     return lambda: read(), lambda value: read.keywords.update(scale=value)
@@ -267,7 +284,7 @@ STATES = [
     *(_global, _global_dictionary, _class_attribute, _module_attribute, _slot, _dictionary_of_an_object),
     *(_class_of_an_object, _code_of_a_function, _defaults_of_a_function, _keywords_of_a_partial, _property),
     *(_weak_reference, _context_variable, _thread_local, _environment, _bytes, _ctypes, _array, _numpy, _set),
-    *(_number_in_a_tensor, _size_of_a_tensor),
+    *(_number_in_a_tensor, _size_of_a_tensor, _closure_of_a_wrapped_function, _attribute_of_a_function),
 ]
 
 
@@ -616,6 +633,28 @@ def test_models(name: str) -> None:
     def make() -> Program:
         model, optimizer = net(MODELS[name])
         return Program(model, functools.partial(train, model, optimizer))
+
+    check(make, replays=15)
+
+
+def test_a_compiled_function_is_not_taken_apart() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        compiled = torch.compile(model, backend="eager")
+        return Program(model, lambda x, y: train(compiled, optimizer, x, y))
+
+    assert "compiled-function" in check(make, replays=0).refusals
+
+
+def test_tensors_made_from_python_numbers() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            scale = torch.cat([torch.tensor([]), torch.tensor([0.5, 1.5]).mul_(2)])
+            return train(model, optimizer, x, y, scale.sum())
+
+        return Program(model, step)
 
     check(make, replays=15)
 
