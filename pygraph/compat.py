@@ -268,6 +268,8 @@ CAPTURE = "pygraph.capture runs every step uncaptured"
 """The cost of a symbol that ``pygraph.capture`` cannot do without."""
 
 below_autocast = _find("torch._C._DisableAutocast", cost=CAPTURE)
+function_modes = _find("torch.overrides._get_current_function_mode_stack", cost=CAPTURE)
+saved_tensor_hooks = _find("torch._C._autograd._top_saved_tensors_default_hooks", cost=CAPTURE)
 _module_internals = _find("torch.nn.modules.module", cost=CAPTURE)
 _optimizer_internals = _find("torch.optim.optimizer", cost=CAPTURE)
 
