@@ -20,7 +20,7 @@ import click
 
 from benchmarks.pictures import draw
 from benchmarks.running import SUITE, program_of, workloads
-from benchmarks.sides import SUITE_SIDES
+from benchmarks.sides import GRAPHED, STEP, SUITE_SIDES, WHOLE_STEP
 from benchmarks.workload import Workload
 from pygraph.bench.process import gist
 from pygraph.bench.render import LOSS, line, page, with_head, write_all
@@ -32,6 +32,11 @@ from pygraph.logs import working
 ROOT = Path(__file__).resolve().parent.parent
 _BINDING = {"machine": ("gpu", "device", "cpu", "cores", "torch", "cuda", "driver"), "settings": ("tiny", "blocks")}
 """What results have in common that are put together."""
+BEST = "the best in parts"
+_IN_PARTS = (*BASELINES, GRAPHED)
+"""Sides that compile or capture parts of a training step, without PyGraph."""
+_WHOLE = (*_IN_PARTS, BEST, OURS, WHOLE_STEP)
+"""What ``pygraph.train_step`` is compared with."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -210,6 +215,38 @@ def losses(rows: Document) -> list[str]:
     return ["None: PyGraph nowhere takes over 2 % longer than these or eager."] if known else []
 
 
+def whole(rows: Document) -> list[str]:
+    """Of training steps, wall time of each side over that of ``pygraph.train_step``, and peaks of memory."""
+    lines, known = [], dict[str, list[float]]()
+    for name, row in rows.items():
+        right = {side: each for side, each in row["sides"].items() if each["status"] == "ok"}
+        if STEP not in right:
+            continue
+        ratios = {
+            side: statistics.median(found)
+            for side in right
+            if (
+                found := [
+                    r[side]["wall_us"] / r[STEP]["wall_us"] for r in row.get("rounds", ()) if side in r and STEP in r
+                ]
+            )
+        }
+        ratios |= {BEST: min(ratios[side] for side in _IN_PARTS if side in ratios)} if {*_IN_PARTS} & {*ratios} else {}
+        for side, ratio in ratios.items():
+            known.setdefault(side, []).append(ratio)
+        peaks = [right.get(side, {}).get("peak_bytes") for side in (STEP, BASELINES[0])]
+        more = [
+            f"{peaks[0] / peaks[1]:.3f}" if all(peaks) else "–",
+            f"{(right[STEP].get('coverage') or {}).get('share') or 0:.0%}",
+        ]
+        lines.append(line(name, *(f"{ratios[side]:.2f}" if side in ratios else "–" for side in _WHOLE), *more))
+    if lines:
+        means = {side: f"**{statistics.geometric_mean(found):.3f}**" for side, found in known.items()}
+        lines.append(line("geometric mean", *(means.get(side, "–") for side in _WHOLE), "", ""))
+    head = ["workload", *(f"over {side}" for side in _WHOLE), "peak memory, of default's", "captured"]
+    return with_head(head, lines)
+
+
 def measured(rows: Document) -> list[str]:
     lines = []
     for name, row in rows.items():
@@ -224,7 +261,8 @@ def measured(rows: Document) -> list[str]:
 def sections(found: Document) -> dict[str, Iterable[str]]:
     """Further sections of the page, by title."""
     rows = found["workloads"]
-    return {"Overall": overall(found), "Losses": losses(rows), "Measured selection": measured(rows)}
+    told = {"Overall": overall(found), "Training steps as a whole": whole(rows), "Losses": losses(rows)}
+    return {**told, "Measured selection": measured(rows)}
 
 
 def write_drawn(out: Path, found: Document) -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels import sharing
-from benchmarks.sides import cloning, compile_as, step_as
-from benchmarks.workload import Workload
+from benchmarks.sides import STEP, WHOLE_STEP, cloning, compile_as, step_as
+from benchmarks.workload import Step, Training, Workload
 from pygraph.bench.process import Spec
 from pygraph.bench.timing import CALLS_COMPARED, Program
 from pygraph.bench.worker import Serving
 
-__all__ = ["SUITE", "program_of", "run_workload", "workloads"]
+__all__ = ["SUITE", "built", "program_of", "run_workload", "workloads"]
 
 SUITE = "benchmarks.suite"
 _TURNS_COMPARED = 4
@@ -34,12 +35,13 @@ def workloads(suite: str = SUITE) -> dict[str, Workload]:
 
 def program_of(workload: Workload, sides: Sequence[str], *, tiny: bool, calls: int | None, suite: str) -> Program:
     """``workload`` on those of ``sides`` that apply to it."""
+    applies = {WHOLE_STEP: workload.whole_step, STEP: workload.kind == "training"}
     return Program(
         name=workload.name,
         runner="benchmarks.running:run_workload",
         path=workload.name,
         args=("--suite", suite, *(["--tiny"] if tiny else [])),
-        sides=tuple(side for side in sides if workload.whole_step or side != "whole-step"),
+        sides=tuple(side for side in sides if applies.get(side, True)),
         about={key: getattr(workload, key) for key in ("about", "kind", "domain", "why_tolerance")},
         calls=calls or workload.calls,
         tolerance=workload.tolerance,
@@ -47,6 +49,21 @@ def program_of(workload: Workload, sides: Sequence[str], *, tiny: bool, calls: i
         apart=workload.random,
         finite=False,
     )
+
+
+def built(workload: Workload, side: str, device: str, *, tiny: bool) -> tuple[Step, Step]:
+    """The step of ``workload`` as ``side`` runs it, and the same step with all that has to be equal."""
+
+    def compile(target: Any) -> Any:
+        compiled = compile_as(side, target)
+        return cloning(compiled) if workload.feeds_back and side == "reduce-overhead" else compiled
+
+    made = (workload.tiny if tiny else workload.build)(compile, device)
+    if isinstance(made, Training):
+        step = step_as(side, made.step)
+        return step, replace(made, step=step)
+    step = step_as(side, made)
+    return step, step
 
 
 def run_workload(spec: Spec, serving: Serving) -> Callable[[], None]:
@@ -59,17 +76,13 @@ def run_workload(spec: Spec, serving: Serving) -> Callable[[], None]:
     for module in workload.imports:
         importlib.import_module(module)
 
-    def compile(target: Any) -> Any:
-        compiled = compile_as(spec.side, target)
-        return cloning(compiled) if workload.feeds_back and spec.side == "reduce-overhead" else compiled
-
     def run() -> None:
         with sharing(Path(spec.result).parents[1] / "choices.json"):
-            step = step_as(spec.side, (workload.tiny if chosen.tiny else workload.build)(compile, spec.device))
-            serving.keep(step())
+            step, compared = built(workload, spec.side, spec.device, tiny=chosen.tiny)
+            serving.keep(compared())
             for keep in serving.calls:
                 if keep:
-                    serving.keep(step())
+                    serving.keep(compared())
                 else:
                     step()  # dropped before the next call
 

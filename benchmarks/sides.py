@@ -1,4 +1,5 @@
-"""The sides of the suite: those of ``pygraph bench``, and CUDA graphs by hand, as torch's documentation shows them.
+"""The sides of the suite: those of ``pygraph bench``, CUDA graphs by hand, as torch's documentation shows them, and
+training steps as a whole.
 
 Both kinds of graph by hand count calls as every other side does, so that the n-th result of a step that trains is that
 of the n-th step.
@@ -12,11 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+import pygraph
 from benchmarks.workload import Step
 from pygraph.bench.sides import OURS, SIDES, Side
 from pygraph.bench.sides import compile_as as compile_as_users_do
 
 __all__ = [
+    "GRAPHED",
+    "STEP",
     "SUITE_SIDES",
     "WHOLE_STEP",
     "GraphedModule",
@@ -27,20 +31,20 @@ __all__ = [
     "step_as",
 ]
 
-GRAPHED, WHOLE_STEP = "make-graphed-callables", "whole-step"
+GRAPHED, WHOLE_STEP, STEP = "make-graphed-callables", "whole-step", "step"
 _BY_HAND = (
     Side(GRAPHED, cuda=True),
     Side(WHOLE_STEP, cuda=True),
 )
 
 SUITE_SIDES: dict[str, Side] = {name: side for name, side in SIDES.items() if name != OURS}
-"""By name, in the order in which they are shown. ``whole-step`` is for workloads that say so."""
-SUITE_SIDES |= {side.name: side for side in (*_BY_HAND, SIDES[OURS])}
+"""By name, in the order in which they are shown. ``whole-step`` is for workloads that say so, ``step`` for training."""
+SUITE_SIDES |= {side.name: side for side in (*_BY_HAND, SIDES[OURS], Side(STEP))}
 
 
 def compile_as(name: str, target: Any) -> Any:
     """``target`` compiled in a side's way."""
-    if name == WHOLE_STEP:
+    if name in (WHOLE_STEP, STEP):
         return target
     return GraphedModule(target) if name == GRAPHED else compile_as_users_do(name, target)
 
@@ -52,6 +56,8 @@ def step_as(name: str, step: Step) -> Step:
     """
     if name == WHOLE_STEP:
         return WholeStep(step)
+    if name == STEP:
+        return pygraph.train_step(step, options={"cache_dir": None})
     if name != "reduce-overhead":
         return step
     begin: Callable[[], None] = torch.compiler.cudagraph_mark_step_begin
@@ -100,19 +106,27 @@ class GraphedModule:
     """A module that ``torch.cuda.make_graphed_callables`` captures at its first call.
 
     That call runs the module a few times and captures it; the random state and the buffers are put back, so that the
-    results are those of the first call. Raises Inapplicable where torch refuses.
+    results are those of the first call. A function without arguments is left as it is. Raises Inapplicable where torch
+    refuses.
     """
 
     def __init__(self, target: Any) -> None:
         self._target = target
         self._graphed: Callable[..., Any] | None = None
+        self._differentiated: list[bool] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        differentiated = [arg.requires_grad for arg in args if isinstance(arg, torch.Tensor)]
         if self._graphed is None:
-            self._graphed = self._make(args, kwargs)
+            self._graphed, self._differentiated = self._make(args, kwargs), differentiated
+        if differentiated != self._differentiated:
+            raise Inapplicable("gradients of other arguments are wanted than in the call that was captured")
         return self._graphed(*args, **kwargs)
 
     def _make(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        if not (args or kwargs or isinstance(self._target, nn.Module)):
+            update: Callable[..., Any] = self._target
+            return update
         reason = why_not_graphed(self._target, args, kwargs)
         if reason is not None:
             raise Inapplicable(reason)

@@ -5,17 +5,36 @@ Workloads say what runs, and what must be equal about it. How it is compiled is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["Build", "Compile", "Step", "Workload"]
+import torch
+
+__all__ = ["Build", "Compile", "Step", "Training", "Workload"]
 
 Step: TypeAlias = Callable[[], Any]
 """One step. Returns the tensor, or the list or tuple of tensors, that has to be equal on all sides."""
 
+
+@dataclass(frozen=True)
+class Training:
+    """A step that trains. ``step`` is all that the user runs: what ``pygraph.train_step`` and a capture by hand take.
+
+    ``watched`` has to be equal after each step too. Calling a ``Training`` returns both; timed calls are those of
+    ``step`` alone.
+    """
+
+    step: Step
+    watched: Sequence[torch.Tensor]
+
+    def __call__(self) -> list[Any]:
+        return [self.step(), *self.watched]
+
+
 Compile: TypeAlias = Callable[[Any], Any]
-"""What a side makes of a module or a function: something that is called as that is."""
+"""What a side makes of a module or a function: something that is called as that is. It is itself on sides that take
+the whole step. A function without arguments is an update, which ``make_graphed_callables`` has no use for."""
 
 Build: TypeAlias = Callable[[Compile, str], Step]
 """Makes models and inputs on a device (``cuda`` or ``cpu``), compiles what a user would compile, and returns the step.

@@ -180,7 +180,10 @@ _GuardBuilder = _find("torch._dynamo.guards.GuardBuilder", cost=_STEPS)
 _TensorVariable = _find("torch._dynamo.variables.TensorVariable", cost=_STEPS)
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
 _READ_ATTRIBUTE = "tp_getattro_impl" if "tp_getattro_impl" in vars(_TensorVariable) else "var_getattr"
-for _name in ("config.trace_autograd_ops", *(f"variables.TensorVariable.{n}" for n in ("method_backward", _READ_ATTRIBUTE))):
+for _name in (
+    "config.trace_autograd_ops",
+    *(f"variables.TensorVariable.{n}" for n in ("method_backward", _READ_ATTRIBUTE)),
+):
     _find(f"torch._dynamo.{_name}", cost=_STEPS)
 
 
@@ -265,6 +268,8 @@ CAPTURE = "pygraph.capture runs every step uncaptured"
 """The cost of a symbol that ``pygraph.capture`` cannot do without."""
 
 below_autocast = _find("torch._C._DisableAutocast", cost=CAPTURE)
+function_modes = _find("torch.overrides._get_current_function_mode_stack", cost=CAPTURE)
+saved_tensor_hooks = _find("torch._C._autograd._top_saved_tensors_default_hooks", cost=CAPTURE)
 _module_internals = _find("torch.nn.modules.module", cost=CAPTURE)
 _optimizer_internals = _find("torch.optim.optimizer", cost=CAPTURE)
 

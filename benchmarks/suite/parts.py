@@ -58,10 +58,10 @@ class TokenModel(nn.Module):
     Each model has a ``forward`` of its own.
     """
 
-    def __init__(self, words: int, longest: int, width: int, heads: int, layers: int) -> None:
+    def __init__(self, words: int, longest: int, width: int, heads: int, layers: int, causal: bool = False) -> None:
         super().__init__()
         self.words, self.positions = nn.Embedding(words, width), nn.Embedding(longest, width)
-        self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(width, heads, causal) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
 
 

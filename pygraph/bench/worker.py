@@ -27,7 +27,6 @@ import pygraph
 import pygraph.backend  # on every side alike
 from pygraph.bench.compare import save, tensors_of
 from pygraph.bench.process import CALL, Spec
-from pygraph.bench.sides import OURS
 from pygraph.report.facts import summarize
 from pygraph.settings import Settings
 
@@ -57,7 +56,7 @@ class Serving:
         self._commands, self._answers, self._result = commands, answers, spec.result
         self._kept: dict[int, list[torch.Tensor]] = {}
         self._gpu = spec.device == "cuda"
-        self._measured = spec.side == OURS and not spec.check and Settings.make({}).measure
+        self._measured = not spec.check and Settings.make({}).measure
         self.calls: Iterator[bool] = self._serve()
 
     def keep(self, result: Any) -> None:

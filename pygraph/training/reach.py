@@ -7,14 +7,18 @@ can say afterwards which places have changed.
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
+import datetime
 import enum
 import functools
+import pickle
+import random
 import struct
 import sys
 import types
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter, is_, methodcaller
@@ -22,6 +26,7 @@ from typing import Any
 
 import torch
 
+from pygraph.errors import CaptureError
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.tensors import bits
 from pygraph.training.tape import user_line
@@ -43,6 +48,20 @@ _BUILTINS = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
 )
+
+_OF_CLASSES = frozenset(
+    {
+        "__doc__",
+        "__module__",
+        "__qualname__",
+        "__annotations__",
+        "__slots__",
+        "__firstlineno__",
+        "__static_attributes__",
+    }
+    | {"__parameters__", "__orig_bases__", "__match_args__", "__dataclass_fields__", "__dataclass_params__", "__hash__"}
+)
+"""What classes hold that says nothing of what they do."""
 
 _MISSING = object()
 
@@ -99,6 +118,25 @@ class Executed:
             for each in _nested(code):
                 names.update(dict.fromkeys(each.co_names))
 
+    def may_run(self, function: Any) -> None:
+        """Note a function of the user's that threads of autograd may call, which nobody watches, and what it names."""
+        waiting = [function]
+        while waiting:
+            each = waiting.pop()
+            each = getattr(each, "__func__", each)
+            if isinstance(each, types.FunctionType) and each.__code__ not in self.codes:
+                if not _is_library(each.__globals__.get("__name__")):
+                    self.add(each.__code__, each.__globals__)
+                    waiting += [each.__globals__.get(name) for code in _nested(each.__code__) for name in code.co_names]
+                waiting += [_contents(cell) for cell in each.__closure__ or ()]
+
+    def runs(self, function: types.FunctionType) -> bool:
+        """Whether a function is known to run, or what it wraps is; True for wrappers of which that is not known."""
+        inner: Any = function
+        while isinstance(getattr(inner, "__wrapped__", None), types.FunctionType):
+            inner = inner.__wrapped__
+        return inner.__code__ in self.codes or _is_library(inner.__globals__.get("__name__"))
+
     def hidden(self, known: Iterable[types.CodeType]) -> types.CodeType | None:
         """Code that has a closure which no walk has reached."""
         inner = {each for code in self.codes for each in _nested(code) if each is not code}
@@ -110,6 +148,9 @@ class Executed:
         if event == "call":
             if not _is_library(frame.f_globals.get("__name__")):
                 self.add(frame.f_code, frame.f_globals)
+            elif frame.f_code.co_name == _COMPILED[1] and frame.f_globals.get("__name__") == _COMPILED[0]:
+                detail = "torch.compile does not run its own program while operators are written down"
+                self.refusal = self.refusal or Refusal("compiled-function", detail, None, user_line(frame))
         elif event == "c_call" and self.refusal is None:
             self._called(frame, argument)
 
@@ -121,15 +162,19 @@ class Executed:
                 detail = "the host reads a tensor's memory"
                 self.refusal = Refusal("host-read", detail, f"Tensor.{name}", user_line(frame))
             return
-        outside = getattr(function, "__module__", None) == "time" or type(owner).__module__ == "_io"
-        if outside or any(function is each for each in _EFFECTS):
+        outside = getattr(function, "__module__", None) in _OUTSIDE or type(owner).__module__ == "_io"
+        if outside or any(owner is each for each in _CLOCKS) or any(function is each for each in _EFFECTS):
             detail = "a replay would leave out what it does besides tensors, or repeat what it returned"
             self.refusal = Refusal("host-effect", detail, name, user_line(frame))
 
 
+_COMPILED = ("torch._dynamo.eval_frame", "compile_wrapper")
+"""Module and name of the function that stands for a compiled one."""
 _HOST_READS = ("numpy", "tolist", "__dlpack__")
 _ADDRESSES = ("data_ptr", "untyped_storage", "_typed_storage", "storage", "__array__")
-_EFFECTS = (print, input, open)
+_EFFECTS = (print, input, open, globals, eval, exec)
+_OUTSIDE = ("time", "posix", "nt", "_socket")
+_CLOCKS = (datetime.datetime, datetime.date)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -218,8 +263,10 @@ class Walk:
         self._instances: list[Any] = []
         self._functions: list[types.FunctionType] = []
         self._classes: list[type] = []
-        self._references: list[weakref.ref[Any]] = []
-        self._buffers: list[tuple[Any, bytes]] = []
+        self._referents: list[tuple[Callable[[], Any], Any]] = []
+        """How an object is asked for, and what it was."""
+        self._contents: list[tuple[Callable[[], Hashable], Hashable]] = []
+        """How something is read that is compared by its contents, and what it was."""
         self._executed = executed
         for name, value in roots:
             self._waiting.append((value, -1, name))
@@ -277,22 +324,23 @@ class Walk:
         trail.tensors, trail.holders, trail.codes = [], [], {}
         trail._objects, trail._seen, trail._numbers, trail._storages = {}, {}, {}, {}
         trail._instances, trail._functions, trail._classes = [], [], []
-        trail._references, trail._buffers, trail._executed = [], [], Executed()
+        trail._referents, trail._contents, trail._executed = [], [], Executed()
         return trail
 
-    def changes(self) -> list[Change] | Refusal:
-        """What is held in another place than at the time of the walk, tensors' own values aside."""
+    def changes(self) -> list[Change]:
+        """What is held in another place than at the time of the walk, tensors' own values aside. Raises CaptureError
+        for what cannot be done again."""
         found: list[Change] = []
         for index, holder in enumerate(self.holders):
             keys, values = holder.now()
             same_keys = len(keys) >= len(holder.keys) and all(map(_same, holder.keys, keys))
             if not same_keys or (len(keys) > len(holder.keys) and holder.kind != "dict"):
-                return Refusal("python-state", f"the step adds to or takes from {self.path(holder.entry)}")
+                raise CaptureError("python-state", f"the step adds to or takes from {self.path(holder.entry)}")
             for position, (key, value) in enumerate(zip(keys, values, strict=True)):
                 before = holder.values[position] if position < len(holder.values) else _MISSING
                 if not _same(before, value):
                     if holder.kind == "fixed" or value is _MISSING:
-                        return Refusal("python-state", f"the step changes {self.path(holder.entry)}")
+                        raise CaptureError("python-state", f"the step changes {self.path(holder.entry)}")
                     found.append(Change(index, key, value))
         return found
 
@@ -368,19 +416,26 @@ class Walk:
             owner = getattr(value, "__self__", None)
             children.append((None if isinstance(owner, (types.ModuleType, type)) else owner, ".__self__"))
             return ("builtin", value.__qualname__)
-        if isinstance(value, types.ModuleType) or kind.__module__.partition(".")[0] in ("logging", "pygraph"):
+        if kind.__name__ == "cython_function_or_method":
+            children.append((getattr(value, "__self__", None), ".__self__"))
+            return "method"
+        home = kind.__module__.partition(".")[0]
+        if isinstance(value, types.ModuleType) or home in ("logging", "pygraph"):
             return _Is(value)
         if isinstance(value, type):
             return self._class(value, entry, children)
-        if isinstance(value, weakref.ref):
-            self._references.append(value)
-            children.append((value(), "()"))
-            return "weakref"
+        if isinstance(value, (weakref.ref, contextvars.ContextVar)):
+            read = value if isinstance(value, weakref.ref) else functools.partial(value.get, None)
+            self._referents.append((read, read()))
+            children.append((read(), "()"))
+            return "reference"
+        if isinstance(value, random.Random):
+            return self._read(value.getstate)
         if isinstance(value, _DESCRIPTORS):
             return _Is(value)
         if hasattr(kind, "__next__"):
             return self._refuse(entry, "iterator", "what it gives next cannot be seen")
-        if kind.__module__.partition(".")[0] == "numpy":
+        if home == "numpy":
             return self._array(value, entry)
         token = self._items(value, entry, children)
         return self._attributes(value, kind, entry, children, token)
@@ -403,7 +458,7 @@ class Walk:
             if hooks:
                 children.append((hooks, f".{name}"))
                 for hook in hooks.values():
-                    self._may_run(hook)
+                    self._executed.may_run(hook)
         attributes = tensor.__dict__
         if attributes:
             children.append((attributes, ".__dict__"))
@@ -412,21 +467,16 @@ class Walk:
         facts = (tensor.size(), layout, tensor.dtype, tensor.device, tensor.requires_grad, leaf)
         return ("tensor", type(tensor), *facts)
 
-    def _may_run(self, hook: Any) -> None:
-        """Autograd may call ``hook`` on a thread of its own, which nobody watches."""
-        function = getattr(hook, "__func__", hook)
-        if isinstance(function, types.FunctionType) and not _is_library(function.__module__):
-            self._executed.add(function.__code__, function.__globals__)
-
     def _function(self, function: types.FunctionType, children: list[tuple[Any, str]]) -> Hashable:
         if _is_library(function.__module__):
             return _Is(function)
-        self.codes[function.__code__] = None
         self._functions.append(function)
-        names = function.__code__.co_freevars
-        children += [(cell, f"<{name}>") for name, cell in zip(names, function.__closure__ or (), strict=True)]
-        children.append((function.__defaults__, ".__defaults__"))
-        children.append((function.__kwdefaults__, ".__kwdefaults__"))
+        if self._executed.runs(function):
+            self.codes[function.__code__] = None
+            names = function.__code__.co_freevars
+            children += [(cell, f"<{name}>") for name, cell in zip(names, function.__closure__ or (), strict=True)]
+            children.append((function.__defaults__, ".__defaults__"))
+            children.append((function.__kwdefaults__, ".__kwdefaults__"))
         if function.__dict__:
             children.append((function.__dict__, ""))
         return ("function", function.__code__)
@@ -441,25 +491,33 @@ class Walk:
             inner = getattr(value, "__func__", getattr(value, "fget", value))
             if isinstance(inner, types.FunctionType):
                 same.append((name, _Is(inner)))
+                if issubclass(cls, torch.autograd.Function):
+                    self._executed.may_run(inner)
                 if inner.__closure__ or inner.__defaults__ or inner.__kwdefaults__:
                     children.append((inner, f".{name}"))
-                if issubclass(cls, torch.autograd.Function):
-                    self._executed.add(inner.__code__, inner.__globals__)
-            elif not (name.startswith("__") and name.endswith("__")) and not hasattr(type(value), "__get__"):
+            elif name not in _OF_CLASSES and not hasattr(type(value), "__get__"):
                 held.append((name, value))
         self.holders.append(_Holder(entry, cls, "slots", *_columns(held)))
         children += [(value, f".{name}") for name, value in held]
         children += [(base, "") for base in cls.__bases__ if not _is_library(base.__module__)]
         return (cls, tuple(same), tuple(name for name, _ in held))
 
-    def _array(self, array: Any, entry: int) -> Hashable:
-        """An array or scalar of numpy, or what belongs to one: compared by its contents."""
-        if not hasattr(array, "tobytes"):
-            return _Is(array)
-        if array.nbytes > _LARGE or array.dtype.hasobject:
-            return self._refuse(entry, "large-array", f"an array of {array.nbytes} bytes")
-        self._buffers.append((array, array.tobytes()))
-        return (type(array), array.dtype.str, array.shape, array.tobytes())
+    def _array(self, value: Any, entry: int) -> Hashable:
+        """An array, scalar or generator of numpy, compared by its contents, or whatever else it has."""
+        if hasattr(value, "bit_generator"):
+            return self._read(lambda: pickle.dumps(value.bit_generator.state))
+        if hasattr(value, "get_state"):
+            return self._read(lambda: pickle.dumps(value.get_state()))
+        if not hasattr(value, "tobytes"):
+            return _Is(value)
+        if value.nbytes > _LARGE or value.dtype.hasobject:
+            return self._refuse(entry, "large-array", f"an array of {value.nbytes} bytes")
+        return (type(value), value.dtype.str, value.shape, self._read(value.tobytes))
+
+    def _read(self, read: Callable[[], Hashable]) -> Hashable:
+        """What is compared by its contents."""
+        self._contents.append((read, read()))
+        return self._contents[-1][1]
 
     def _items(self, value: Any, entry: int, children: list[tuple[Any, str]]) -> Hashable:
         """What a container holds."""
@@ -500,6 +558,10 @@ class Walk:
             self.holders.append(_Holder(entry, attributes, "dict", tuple(attributes), tuple(attributes.values())))
             children += [(item, f".{name}") for name, item in attributes.items()]
             self._instances.append(value)
+            if isinstance(value, torch.nn.Module):
+                for name in ("_backward_hooks", "_backward_pre_hooks"):
+                    for hook in attributes[name].values():
+                        self._executed.may_run(hook)
             token = (token, tuple(attributes))
         if names:
             held = [(name, getattr(value, name, _MISSING)) for name in names]
@@ -507,20 +569,13 @@ class Walk:
             children += [(item, f".{name}") for name, item in held if item is not _MISSING]
         if not _is_library(kind.__module__):
             children.append((kind, ""))
-        elif token is None and not names:
-            return ("opaque", kind, self._contents_of(value, entry))
-        return (kind, token)
-
-    def _contents_of(self, value: Any, entry: int) -> Hashable:
-        """What tells an object apart that cannot be looked into."""
-        try:
-            view = memoryview(value)
-        except TypeError:
+        elif token is None and not names and not _has_buffer(kind, value):
             return _Is(value)
-        if view.nbytes > _LARGE:
-            return self._refuse(entry, "large-array", f"a buffer of {view.nbytes} bytes")
-        self._buffers.append((value, view.tobytes()))
-        return view.tobytes()
+        if not _has_buffer(kind, value):
+            return (kind, token)
+        if memoryview(value).nbytes > _LARGE:
+            return self._refuse(entry, "large-array", f"a buffer of {memoryview(value).nbytes} bytes")
+        return (kind, token, self._read(lambda: memoryview(value).tobytes()))
 
     def _globals(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
         """The globals that code names, and those of modules that it names the attributes of."""
@@ -530,13 +585,18 @@ class Walk:
         values = tuple(namespace[name] for name in known)
         entry = self._first + len(self.tokens) - 1
         self.holders.append(_Holder(entry, namespace, "globals", known, values))
-        for name, value in reversed(list(zip(known, values, strict=True))):
-            if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
-                inner = vars(value)
-                kept = tuple(each for each in names if each in inner and not isinstance(inner[each], types.ModuleType))
-                self.holders.append(_Holder(entry, inner, "globals", kept, tuple(inner[each] for each in kept)))
-                self._waiting.extend((inner[each], -1, f"{name}.{each}") for each in reversed(kept))
-            self._waiting.append((value, -1, name))
+        found = dict(zip(known, values, strict=True))
+        modules = dict(found)
+        while modules:
+            path, module = modules.popitem()
+            if not isinstance(module, types.ModuleType) or _is_library(module.__name__):
+                continue
+            inner = {name: vars(module)[name] for name in names if name in vars(module)}
+            self.holders.append(_Holder(entry, vars(module), "globals", tuple(inner), tuple(inner.values())))
+            for name, value in inner.items():
+                if not any(value is each for each in found.values()):
+                    found[f"{path}.{name}"] = modules[f"{path}.{name}"] = value
+        self._waiting.extend((value, -1, path) for path, value in reversed(found.items()))
 
     def _aliases(self) -> Iterator[Hashable]:
         """Which tensors share memory, and how far apart they begin (in bytes)."""
@@ -598,8 +658,7 @@ class Unchanged:
         self._attributes = list(map(_ATTRIBUTES, self._instances))
         self._functions = walk._functions
         self._parts = list(chain.from_iterable(map(_PARTS, self._functions)))
-        self._references = [(reference, reference()) for reference in walk._references]
-        self._buffers = walk._buffers
+        self._referents, self._read = walk._referents, walk._contents
         self._groups = [members for members in walk._storages.values() if len(members) > 1]
         self._distances = self._apart()
 
@@ -623,8 +682,8 @@ class Unchanged:
                 and self._extended == list(map(bool, map(_ATTRIBUTES, self._tensors)))
                 and all(all(map(is_, each.values, each.now()[1])) for each in self._slots)
                 and all(all(map(is_, each.values, map(each.owner.get, each.keys))) for each in self._globals)
-                and all(reference() is referent for reference, referent in self._references)
-                and all(memoryview(value).tobytes() == data for value, data in self._buffers)
+                and all(read() is value for read, value in self._referents)
+                and all(read() == value for read, value in self._read)
                 and self._distances == self._apart()
             )
         except ValueError:  # a cell that was emptied
@@ -651,6 +710,20 @@ def _contents(cell: types.CellType) -> Any:
 
 def _columns(pairs: Sequence[tuple[str, Any]]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     return tuple(name for name, _ in pairs), tuple(value for _, value in pairs)
+
+
+_buffers: dict[type, bool] = {}
+"""Whether objects of a type show their memory."""
+
+
+def _has_buffer(kind: type, value: Any) -> bool:
+    if kind not in _buffers:
+        try:
+            memoryview(value)
+            _buffers[kind] = True
+        except TypeError:
+            _buffers[kind] = False
+    return _buffers[kind]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -74,9 +74,10 @@ class Used:
 
 # -- how Dynamo gets to see stand-ins ----------------------------------------------------------------------------------
 
+
 @dataclasses.dataclass(slots=True)
 class _Call:
-    """A call of a training step, during which Dynamo may trace. ``trace`` is the latest; ``config`` is set from then on."""
+    """A call of a step. ``trace`` is the latest that Dynamo has begun in it; ``config`` is set from the first on."""
 
     used: list[Used]
     left: set[str]

@@ -133,12 +133,16 @@ class Tape(TorchDispatchMode):
             self.refusal = Refusal(reason, detail, name, line)
 
     def _guarded(self, func: Any, write: Callable[[], Any]) -> Any:
+        profiler = sys.getprofile()
+        sys.setprofile(None)
         try:
             return write()
         except CaptureError as error:
             self.refuse(error.reason, error.detail, str(func), user_line())
         except Exception as error:  # noqa: BLE001 - the step is the user's, and must go on
             self.refuse("tape-failed", f"{type(error).__name__}: {error}", str(func), user_line())
+        finally:
+            sys.setprofile(profiler)
         return None
 
     def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
@@ -155,6 +159,9 @@ class Tape(TorchDispatchMode):
                     if owner.startswith("a"):
                         self.written.add(int(owner[1:]))
         if func is torch.ops.aten.lift_fresh.default and self._is_new(args[0]):
+            if not args[0].numel():
+                made = f"{list(args[0].size())}, dtype={args[0].dtype}, device={args[0].device!r}"
+                return f"{self._named(torch.ops.aten.empty.memory_format)}({made})"
             return f"{self._named(torch.ops.aten.clone.default)}({self._constant(args[0])})"
         func = _SAME_AS.get(func, func)
         texts = [self._text(value) for value in args]

@@ -9,6 +9,7 @@ changed.
 from __future__ import annotations
 
 import functools
+import os
 import random
 import sys
 from collections import OrderedDict
@@ -247,8 +248,26 @@ def _write_down(
             returned = step(*args, **kwargs)
     finally:
         sys.setprofile(None)
-    if executed.refusal is not None:
-        tape.refusal = tape.refusal or executed.refusal
+    tape.refusal = tape.refusal or executed.refusal
+    reader = _Reader(walk)
+    value, places = None, list[_Place]()
+    try:
+        _check_rest(tape, walk, executed, memory, host)
+        changes = walk.changes()
+        places = [_Place(each.holder, reader.read(each.key), reader.read(each.value)) for each in changes]
+        value = reader.read(returned)
+        if tape.refusal is None:
+            tape.returning(reader.results)
+    except CaptureError as error:
+        tape.refuse(error.reason, error.detail)
+    except Exception as error:  # noqa: BLE001 - the step has run, and its result is the caller's
+        tape.refuse("tape-failed", f"{type(error).__name__}: {error}")
+    return returned, _Written(tape, value, tuple(places)), reader.results
+
+
+def _check_rest(tape: Tape, walk: Walk, executed: Executed, memory: Sequence[Any], host: Any) -> None:
+    """Refuse what a step did besides running operators. ``memory`` and ``host`` are the tensors' versions and the
+    random state before it."""
     if _random_state() != host:
         tape.refuse("host-random", "the step draws random numbers on the host")
     hidden = executed.hidden(walk.codes)
@@ -261,20 +280,6 @@ def _write_down(
             tape.refuse("other-memory", f"the step gives {_name(walk, tensor)} other memory, or has autograd follow it")
         if now[0] != before[0] and number not in tape.written and not _shares(walk, number, tape.written):
             tape.refuse("unseen-write", f"{_name(walk, tensor)} is written by something that is no operator")
-    reader = _Reader(walk)
-    value, places = None, list[_Place]()
-    try:
-        changes = walk.changes()
-        if isinstance(changes, Refusal):
-            tape.refusal = tape.refusal or changes
-        else:
-            places = [_Place(each.holder, reader.read(each.key), reader.read(each.value)) for each in changes]
-            value = reader.read(returned)
-        if tape.refusal is None:
-            tape.returning(reader.results)
-    except CaptureError as error:
-        tape.refuse(error.reason, error.detail)
-    return returned, _Written(tape, value, tuple(places)), reader.results
 
 
 def _random_state() -> Any:
@@ -339,6 +344,8 @@ class _Variant:
     tokens: _Tokens
     written: _Written
     region: Region | None = None
+    off: bool = False
+    """Whether there is nothing to capture, or nothing that captures."""
     answer: Callable[[list[Any]], Sequence[Any]] = list
     """How a call that is under way is answered where the region does not replay it: by the step itself."""
 
@@ -352,7 +359,7 @@ class CapturedStep:
     """A step that is captured as it runs (see ``capture``). ``record`` tells what became of its calls.
 
     One call at a time is looked at: calls of other threads meanwhile run the step as it is, and so do those under a
-    dispatch mode, a function transform, a profiler of Python, or in inference mode.
+    dispatch mode, a function transform, hooks of saved tensors, a profiler of Python, or in inference mode.
     """
 
     def __init__(self, step: Callable[..., Any]) -> None:
@@ -384,28 +391,42 @@ class CapturedStep:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         look = self._look(args, kwargs)
+        variant = self._variants.get(look.key)
+        if look.unchanged is not None and (variant is None or not (variant.region or variant.off)):
+            # a walk that is used again does not see that tensors have come to share memory, or do so no more
+            look = self._look(args, kwargs)
+            variant = self._variants.get(look.key)
         if look.walk.refusal is not None:
             return self._plainly(args, kwargs, look.walk.refusal)
-        variant = self._variants.get(look.key)
-        if variant is None or variant.region is None:
+        if variant is None or not (variant.region or variant.off):
             return self._write(variant, look, args, kwargs)
         self._variants.move_to_end(look.key)
-        if variant.region.record.state is State.UNCAPTURED:
+        if variant.region is None or variant.region.record.state is State.UNCAPTURED:
             self.record.uncaptured += 1
             return self._step(*args, **kwargs)
         return self._run(variant, look, args, kwargs)
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Look:
-        """Walk. All but the arguments is walked anew only where something there has changed since the last replay."""
+        """Look at everything that a call can read. An object that cannot be looked at is a refusal."""
+        try:
+            return self._walk(args, kwargs)
+        except Exception as error:  # noqa: BLE001 - objects of any kind are met; the step must run
+            walk = Walk((), Executed())
+            walk.refusal = Refusal("walk-failed", f"{type(error).__name__}: {error}")
+            return _Look(walk, _Tokens(()), None, None)
+
+    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Look:
+        """All but the arguments is walked anew only where something there has changed since the last replay."""
         kept, self._kept = self._kept, None
         if kept is None or kept[0].version != self._executed.version or not kept[2].holds():
-            state = Walk([("", compat.global_hooks()), ("step", self._step)], self._executed)
+            roots = [("", compat.global_hooks()), ("os.environ", os.environ), ("step", self._step)]
+            state = Walk(roots, self._executed)
             tokens, unchanged = _Tokens(tuple(state.tokens)), None
         else:
             state, tokens, unchanged = kept
         if state.refusal is not None:
             return _Look(state, tokens, None, None)
-        walk = Walk([("args", args), ("", kwargs)], self._executed, state)
+        walk = Walk([("args", args), ("", kwargs), ("", compat.function_modes())], self._executed, state)
         return _Look(walk, tokens, (tokens, tuple(walk.tokens), _torch_state()), unchanged)
 
     def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: Refusal) -> Any:
@@ -442,10 +463,14 @@ class CapturedStep:
         """The variant of calls that agree, with a region over their tape."""
         made = _Variant(look.tokens, written)
         tensors = [look.walk.tensors[number] for number in written.tape.arguments]
-        devices = {tensor.device.type for tensor in tensors}
-        driver = driver_for(devices.pop()) if len(devices) == 1 else None
+        devices = sorted({tensor.device.type for tensor in tensors})
+        driver = driver_for(devices[0]) if len(devices) == 1 else None
         if driver is None:
-            self._give_up(Refusal("no-driver", f"no driver captures on {sorted(devices) or 'no device'}"))
+            made.off = True
+            if devices:
+                self.record.refusals["no-driver"] = Refusal(
+                    "no-driver", f"no driver captures on {' and '.join(devices)}"
+                )
             return made
         fn, origins = written.tape.function()
         settings = self._settings
@@ -553,6 +578,7 @@ def _is_watched() -> bool:
         or torch.is_inference_mode_enabled()
         or torch.compiler.is_compiling()
         or sys.getprofile() is not None
+        or compat.saved_tensor_hooks(True) is not None
         or capturing
     )
 
@@ -575,6 +601,11 @@ def _torch_state() -> tuple[Any, ...]:
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.deterministic,
         torch.backends.cudnn.allow_tf32,
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
         torch.is_anomaly_enabled(),
         torch.get_num_threads(),
+        torch.cuda.current_device() if torch.cuda.is_initialized() else None,
     )

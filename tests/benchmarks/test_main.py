@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks.__main__ import chosen, combine, main
+from benchmarks.__main__ import chosen, combine, main, sections
 from benchmarks.suite import WORKLOADS
 
 OWN = ("--suite", "tests.benchmarks.own_suite")
@@ -67,6 +67,19 @@ def test_kept_results_are_put_together_and_drawn_again(tmp_path: Path) -> None:
         assert (tmp_path / "results-memory.png").read_bytes().startswith(b"\x89PNG\r\n")
     (tmp_path / "other.json").write_text("{}")
     assert "no results of this version" in benchmarks("--from", tmp_path / "other.json", "--out", tmp_path).stderr
+
+
+def test_training_steps_as_a_whole_are_compared_with_each_side_that_is_right() -> None:
+    times = {"default": 400.0, "reduce-overhead": 200.0, "pygraph": 150.0, "whole-step": 50.0, "step": 100.0}
+    sides: dict[str, Any] = {side: {"status": "ok", "peak_bytes": us} for side, us in times.items()}
+    sides["make-graphed-callables"] = {"status": "wrong", "peak_bytes": 1.0}
+    rounds = [{side: {"wall_us": us * drift} for side, us in times.items()} for drift in (1.0, 1.5)]
+    row = {"kind": "training", "domain": "x", "sides": sides, "ratios": {}, "rounds": rounds}
+    other = {**row, "sides": {side: each for side, each in sides.items() if side != "step"}}
+    made: dict[str, Any] = {"workloads": {"mlp": row, "no-step": other}, "left_out": {}, "skipped": {}}
+    _, _, line, means = sections(made)["Training steps as a whole"]
+    assert line == "| mlp | 4.00 | 2.00 | – | 2.00 | 1.50 | 0.50 | 0.250 | 0% |"
+    assert means.startswith("| geometric mean | **4.000** | **2.000** | – | **2.000** | **1.500** | **0.500** |")
 
 
 def test_results_of_another_machine_are_not_put_together() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pygraph
-from benchmarks import capture_cost, versions, warm_start
+from benchmarks import capture_cost, compile_time, versions, warm_start
 from pygraph.version import PACKAGE
 
 pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("fresh")]
@@ -34,6 +34,13 @@ def test_a_later_process_restores_everything_and_replays() -> None:
     row = warm_start.measure("mlp", "cpu", 1)
     assert row["misses"] == 0
     assert row["replay"] > row["pygraph warm"] > 0
+
+
+def test_how_long_a_whole_step_compiles() -> None:
+    row = compile_time.measure("mlp-training", "cpu", 1)
+    for calls in row["calls_s"].values():
+        assert max(calls[0][1:]) < calls[0][0]
+    assert row["ratio"] == pytest.approx(row["step"] / row["default"], rel=0.01)
 
 
 @pytest.mark.parametrize("name", warm_start.PROGRAMS)

@@ -20,8 +20,12 @@ CALLS = 20
 
 
 @pytest.fixture(autouse=True)
-def _fresh(fresh: None) -> None:
-    """Counters are empty, and torch draws the same numbers."""
+def _fresh(fresh: None) -> Iterator[None]:
+    """Counters are empty, torch draws the same numbers, and no thread waits for a core of another program."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Net(nn.Module):

@@ -1,0 +1,711 @@
+"""What a captured step could freeze: everything that Python code can read, changed between calls or by the step itself.
+
+Each program is run in eager and captured, and has to leave the same bits behind.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import contextvars
+import copy
+import ctypes
+import datetime
+import functools
+import itertools
+import os
+import random
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import pygraph
+from tests.runtime.regions import same_bits
+
+CALLS = 20
+
+
+@pytest.fixture(autouse=True)
+def _fresh(fresh: None) -> Iterator[None]:
+    """Counters are empty, torch draws the same numbers, and no thread waits for a core of another program."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass
+class Program:
+    """A step with its model. ``before`` is called before each call; ``call`` makes the call itself."""
+
+    model: nn.Module
+    step: Callable[..., Any]
+    before: Callable[[int], Any] = lambda call: None
+    call: Callable[[int, Callable[..., Any], torch.Generator], Any] = lambda call, step, g: step(*batch(g))
+
+
+def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, 5, generator=generator), torch.randn(4, 2, generator=generator)
+
+
+def net(make: Callable[[], nn.Module] = lambda: nn.Linear(5, 2)) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = make()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def train(model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor, scale: Any = 1.0) -> torch.Tensor:
+    loss = nn.functional.mse_loss(model(x), y) * scale
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def run(program: Program) -> list[Any]:
+    seen: list[Any] = []
+    generator = torch.Generator().manual_seed(1)
+    torch.manual_seed(2)
+    random.seed(3)
+    for call in range(CALLS):
+        program.before(call)
+        result = program.call(call, program.step, generator)
+        tensors = [t.detach().clone() for t in _leaves(result)]
+        seen.append([tensors, [t.clone() for t in program.model.state_dict().values()]])
+    return [*seen, torch.get_rng_state()]
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        if item is not None:
+            yield item
+
+
+def check(make: Callable[[], Program], replays: int) -> Any:
+    """The captured program does what the eager one does, with at least so many replays. Returns its record."""
+    expected = run(make())
+    program = make()
+    program.step = pygraph.capture(program.step)
+    actual = run(program)
+    for call, (one, other) in enumerate(zip(expected, actual, strict=True)):
+        assert same_bits(one, other), f"call {call} differs"
+    record = program.step.record
+    assert record.replays >= replays, record
+    return record
+
+
+# -- state that others change ------------------------------------------------------------------------------------------
+
+SCALE = 1.0
+TABLE = {"scale": 1.0}
+
+
+class Config:
+    scale = 1.0
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def method(self) -> float:
+        return 1.0
+
+
+class Other(Plain):
+    def method(self) -> float:
+        return 2.0
+
+
+def _one() -> float:
+    return 1.0
+
+
+def _two() -> float:
+    return 2.0
+
+
+package = types.ModuleType("package_of_this_test")
+package.inner = types.ModuleType("package_of_this_test.inner")
+
+State = tuple[Callable[[], Any], Callable[[float], Any]]
+"""How the step reads a number, and how it is set."""
+
+
+def _global() -> State:
+    return lambda: SCALE, lambda value: globals().update(SCALE=value)
+
+
+def _global_dictionary() -> State:
+    return lambda: TABLE["scale"], lambda value: TABLE.update(scale=value)
+
+
+def _class_attribute() -> State:
+    return lambda: Config.scale, lambda value: setattr(Config, "scale", value)
+
+
+def _module_attribute() -> State:
+    return lambda: package.inner.scale, lambda value: setattr(package.inner, "scale", value)
+
+
+def _slot() -> State:
+    held = Slotted()
+    return lambda: held.scale, lambda value: setattr(held, "scale", value)
+
+
+def _dictionary_of_an_object() -> State:
+    held = Plain()
+    return lambda: held.scale, lambda value: setattr(held, "__dict__", {"scale": value})
+
+
+def _class_of_an_object() -> State:
+    held = Plain()
+    return lambda: held.method(), lambda value: setattr(held, "__class__", Plain if value == 1 else Other)
+
+
+def _code_of_a_function() -> State:
+    def read() -> float:
+        return 1.0
+
+    return lambda: read(), lambda value: setattr(read, "__code__", (_one if value == 1 else _two).__code__)
+
+
+def _defaults_of_a_function() -> State:
+    def read(scale: float = 1.0) -> float:
+        return scale
+
+    return lambda: read(), lambda value: setattr(read, "__defaults__", (value,))
+
+
+def _closure_of_a_wrapped_function() -> State:
+    held = [1.0]
+
+    @torch.no_grad()
+    def read() -> float:
+        return held[0]
+
+    return lambda: read(), lambda value: held.__setitem__(0, value)
+
+
+def _attribute_of_a_function() -> State:
+    def read() -> float:
+        return read.scale
+
+    return lambda: read(), lambda value: setattr(read, "scale", value)
+
+
+def _keywords_of_a_partial() -> State:
+    read = functools.partial(lambda scale: scale, scale=1.0)
+    return lambda: read(), lambda value: read.keywords.update(scale=value)
+
+
+def _property() -> State:
+    held = {"scale": 1.0}
+
+    class Computed:
+        @property
+        def scale(self) -> float:
+            return held["scale"]
+
+    computed = Computed()
+    return lambda: computed.scale, lambda value: held.update(scale=value)
+
+
+def _weak_reference() -> State:
+    held = Plain()
+    reference = weakref.ref(held)
+    return lambda: reference().scale, lambda value: setattr(held, "scale", value)
+
+
+def _context_variable() -> State:
+    variable = contextvars.ContextVar("scale", default=1.0)
+    return variable.get, variable.set
+
+
+def _thread_local() -> State:
+    held = threading.local()
+    return lambda: held.scale, lambda value: setattr(held, "scale", value)
+
+
+def _environment() -> State:
+    return lambda: float(os.environ["OF_THIS_TEST"]), lambda value: os.environ.update(OF_THIS_TEST=str(value))
+
+
+def _bytes() -> State:
+    held = bytearray(1)
+    return lambda: float(held[0]), lambda value: held.__setitem__(0, int(value))
+
+
+def _ctypes() -> State:
+    held = ctypes.c_double()
+    return lambda: held.value, lambda value: setattr(held, "value", value)
+
+
+def _array() -> State:
+    held = array.array("d", [1.0])
+    return lambda: held[0], lambda value: held.__setitem__(0, value)
+
+
+def _numpy() -> State:
+    held = np.ones(3)
+    return lambda: torch.from_numpy(held).float().sum(), lambda value: held.fill(value)
+
+
+def _set() -> State:
+    held = {1.0}
+    return lambda: 2.0 if 2.0 in held else 1.0, lambda value: (held.clear(), held.add(value))
+
+
+def _number_in_a_tensor() -> State:
+    held = [1.0]
+    return lambda: torch.tensor(held[0]), lambda value: held.__setitem__(0, value)
+
+
+def _size_of_a_tensor() -> State:
+    held = torch.zeros(1)
+    return lambda: float(held.shape[0]), lambda value: setattr(held, "data", torch.zeros(int(value)))
+
+
+STATES = [
+    *(_global, _global_dictionary, _class_attribute, _module_attribute, _slot, _dictionary_of_an_object),
+    *(_class_of_an_object, _code_of_a_function, _defaults_of_a_function, _keywords_of_a_partial, _property),
+    *(_weak_reference, _context_variable, _thread_local, _environment, _bytes, _ctypes, _array, _numpy, _set),
+    *(_number_in_a_tensor, _size_of_a_tensor, _closure_of_a_wrapped_function, _attribute_of_a_function),
+]
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__[1:])
+def test_state_is_never_frozen(state: Callable[[], State]) -> None:
+    def make() -> Program:
+        read, write = state()
+        model, optimizer = net()
+        before = lambda call: write(1.0 if call < 11 else 2.0)  # noqa: E731
+        return Program(model, lambda x, y: train(model, optimizer, x, y, read()), before)
+
+    check(make, replays=8)
+
+
+# -- what the step cannot do in a replay -------------------------------------------------------------------------------
+
+
+def _generator() -> Iterator[float]:
+    while True:
+        yield from [1.0] * 7 + [2.0]
+
+
+class Counter:
+    calls = 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        return 1.0 if self.calls % 8 else 2.0
+
+
+def _sometimes(draw: Callable[[], float]) -> Callable[[], float]:
+    return lambda: 2.0 if draw() < 0.1 else 1.0
+
+
+SOURCES: dict[str, Callable[[], Callable[[], float]]] = {
+    "iterator": lambda: functools.partial(next, itertools.cycle([1.0] * 7 + [2.0])),
+    "generator": lambda: _generator().__next__,
+    "counter": lambda: Counter(),
+    "random-module": lambda: _sometimes(random.random),
+    "random-object": lambda: _sometimes(random.Random(0).random),
+    "numpy-generator": lambda: _sometimes(np.random.default_rng(0).random),
+    "numpy-state": lambda: _sometimes(np.random.RandomState(0).rand),
+    "clock": lambda: lambda: float(datetime.datetime.now().year > 1),
+    "file": lambda: lambda: float(os.path.exists(".")),
+    "globals": lambda: lambda: globals()["SCALE"],
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_numbers_from_elsewhere_are_not_captured(source: str) -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        read = SOURCES[source]()
+        return Program(model, lambda x, y: train(model, optimizer, x, y, read()))
+
+    assert check(make, replays=0).replays == 0
+
+
+# -- torch's own state -------------------------------------------------------------------------------------------------
+
+
+class Twice(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is nn.functional.linear else result
+
+
+CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "no-gradients": torch.no_grad,
+    "saved-tensors": lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t),
+    "function-mode": Twice,
+    "module-hook": lambda: _handle(nn.modules.module.register_module_forward_hook(lambda m, a, result: result * 2)),
+}
+
+
+@contextlib.contextmanager
+def _handle(handle: Any) -> Iterator[None]:
+    yield
+    handle.remove()
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_context_around_the_call(context: str) -> None:
+    def make() -> Program:
+        model, optimizer = net()
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(model(x), y)
+            if loss.requires_grad:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss.detach()
+
+        def call(number: int, step: Callable[..., Any], generator: torch.Generator) -> Any:
+            with CONTEXTS[context]() if 9 < number < 15 else contextlib.nullcontext():
+                return step(*batch(generator))
+
+        return Program(model, step, call=call)
+
+    check(make, replays=9)
+
+
+class Three(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(x)))
+
+
+def _tie(model: Any, optimizer: Any, call: int) -> None:
+    if call == 7:
+        model.second.weight.data = model.first.weight.data
+    if call == 15:
+        model.second.weight.data = model.first.weight.data.clone()
+
+
+def _freeze(model: Any, optimizer: Any, call: int) -> None:
+    model.first.weight.requires_grad_(not 7 < call < 14)
+
+
+def _replace(model: Any, optimizer: Any, call: int) -> None:
+    if call == 9:
+        model.first.weight = nn.Parameter(model.first.weight.detach() * 2)
+
+
+def _patch(model: Any, optimizer: Any, call: int) -> None:
+    if call == 9:
+        model.first.forward = lambda x: x
+
+
+def _give_gradients(model: Any, optimizer: Any, call: int) -> None:
+    if call in (8, 12):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+
+
+def _hook_optimizer(model: Any, optimizer: Any, call: int) -> None:
+    if call == 9:
+        optimizer.register_step_pre_hook(lambda *_: [model.first.weight.grad.mul_(2)].clear())
+
+
+EVENTS = [_tie, _freeze, _replace, _patch, _give_gradients, _hook_optimizer]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__[1:])
+def test_models_are_changed(event: Callable[..., None]) -> None:
+    def make() -> Program:
+        model, optimizer = net(Three)
+        before = functools.partial(event, model, optimizer)
+        return Program(model, functools.partial(train, model, optimizer), before)
+
+    check(make, replays=8)
+
+
+def test_memory_that_comes_to_be_shared_between_sizes() -> None:
+    """The step is written down for another size while two parameters share memory, and used when they do no more."""
+
+    def make() -> Program:
+        model, optimizer = net(Three)
+
+        def call(number: int, step: Callable[..., Any], generator: torch.Generator) -> Any:
+            _tie(model, optimizer, number)
+            rows = 4 if number < 7 else 3
+            return step(torch.randn(rows, 5, generator=generator), torch.randn(rows, 2, generator=generator))
+
+        return Program(model, functools.partial(train, model, optimizer), call=call)
+
+    check(make, replays=5)
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _strided(number: int, model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+    return (x if number < 10 else x.t().contiguous().t()), y
+
+
+def _followed(number: int, model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+    return x.requires_grad_(number > 9), y
+
+
+def _keyword(number: int, model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+    return (x, y) if number < 10 else (x, y, 2.0)
+
+
+def _parameter(number: int, model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+    return x, y, (torch.ones(2) if number < 10 else model.bias)
+
+
+@pytest.mark.parametrize("given", [_strided, _followed, _keyword, _parameter], ids=lambda given: given.__name__[1:])
+def test_arguments_differ(given: Callable[..., tuple[Any, ...]]) -> None:
+    def make() -> Program:
+        model, optimizer = net()
+
+        def step(x: torch.Tensor, y: torch.Tensor, scale: Any = 1.0) -> Any:
+            return [train(model, optimizer, x * 1, y, scale * 1.0).sum(), x.grad]
+
+        def call(number: int, step: Callable[..., Any], generator: torch.Generator) -> Any:
+            return step(*given(number, model, *batch(generator)))
+
+        def scalar(x: torch.Tensor, y: torch.Tensor, scale: Any = 1.0) -> Any:
+            scale = scale.detach().sum() if isinstance(scale, torch.Tensor) else scale
+            return step(x, y, scale)
+
+        return Program(model, scalar, call=call)
+
+    check(make, replays=9)
+
+
+def test_an_argument_is_written() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+
+        def call(number: int, step: Callable[..., Any], generator: torch.Generator) -> Any:
+            x, y = batch(generator)
+            return [step(x, y), x]
+
+        return Program(model, lambda x, y: train(model, optimizer, x.mul_(2), y), call=call)
+
+    check(make, replays=15)
+
+
+# -- what the step leaves behind ---------------------------------------------------------------------------------------
+
+
+def test_results_in_lists_dictionaries_and_closures() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        last: list[torch.Tensor] = []
+        table: dict[str, torch.Tensor] = {}
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            nonlocal last
+            loss = train(model, optimizer, x, y)
+            last = [*last[-2:], loss]
+            table["mean"] = table.get("mean", torch.zeros(())) * 0.5 + loss
+            return torch.stack(last).sum(), table["mean"]
+
+        return Program(model, step)
+
+    check(make, replays=11)
+
+
+@pytest.mark.parametrize("make_list", [list, lambda: collections.deque(maxlen=4)], ids=["list", "deque"])
+def test_a_list_that_grows_is_refused(make_list: Callable[[], Any]) -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        losses = make_list()
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            losses.append(train(model, optimizer, x, y))
+            return torch.stack(list(losses)).sum()
+
+        return Program(model, step)
+
+    assert "python-state" in check(make, replays=0).refusals
+
+
+def test_a_step_that_alternates() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        table = {"on": False}
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            table["on"] = not table["on"]
+            return train(model, optimizer, x, y, 1.0 if table["on"] else 2.0)
+
+        return Program(model, step)
+
+    check(make, replays=11)
+
+
+def test_an_average_of_weights() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        average = copy.deepcopy(model).requires_grad_(False)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            loss = train(model, optimizer, x, y)
+            with torch.no_grad():
+                for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(parameter, 0.1)
+            return loss + average(x).sum()
+
+        return Program(model, step)
+
+    check(make, replays=15)
+
+
+def test_memory_given_to_a_parameter_by_the_step_is_refused() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            loss = train(model, optimizer, x, y)
+            model.bias.data = model.bias.data * 0.9
+            return loss
+
+        return Program(model, step)
+
+    assert "other-memory" in check(make, replays=0).refusals
+
+
+def test_a_graph_that_is_left_open_is_refused() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+
+        def call(number: int, step: Callable[..., Any], generator: torch.Generator) -> Any:
+            loss = step(*batch(generator))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return Program(model, lambda x, y: nn.functional.mse_loss(model(x), y), call=call)
+
+    assert "open-graph" in check(make, replays=0).refusals
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+class Checkpointed(Three):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.utils.checkpoint.checkpoint(self.hidden, x, use_reentrant=False))
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.second(self.first(x)))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "checkpointed": Checkpointed,
+    "weight-norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 2)),
+    "spectral-norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(5, 2)),
+    "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(6, 2)),
+    "attention": lambda: nn.Sequential(nn.TransformerEncoderLayer(5, 1, 8, 0.2), nn.Linear(5, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str) -> None:
+    def make() -> Program:
+        model, optimizer = net(MODELS[name])
+        return Program(model, functools.partial(train, model, optimizer))
+
+    check(make, replays=15)
+
+
+def test_a_compiled_function_is_not_taken_apart() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        compiled = torch.compile(model, backend="eager")
+        return Program(model, lambda x, y: train(compiled, optimizer, x, y))
+
+    assert "compiled-function" in check(make, replays=0).refusals
+
+
+def test_tensors_made_from_python_numbers() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            scale = torch.cat([torch.tensor([]), torch.tensor([0.5, 1.5]).mul_(2)])
+            return train(model, optimizer, x, y, scale.sum())
+
+        return Program(model, step)
+
+    check(make, replays=15)
+
+
+def test_gradients_of_gradients() -> None:
+    def make() -> Program:
+        model, optimizer = net(Three)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            x = x.clone().requires_grad_()
+            loss = nn.functional.mse_loss(torch.tanh(model(x)), y)
+            (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+            return train(lambda _: loss + gradient.square().sum(), optimizer, x, torch.zeros(()))
+
+        return Program(model, step)
+
+    check(make, replays=15)
+
+
+def test_threads_and_models_as_arguments() -> None:
+    """One captured step, four threads, each with a model of its own."""
+
+    def train_all(step: Callable[..., Any]) -> list[Any]:
+        models = [net(Three) for _ in range(4)]
+
+        def work(index: int) -> None:
+            generator = torch.Generator().manual_seed(index)
+            for _ in range(CALLS):
+                step(*models[index], *batch(generator))
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [list(model.state_dict().values()) for model, _ in models]
+
+    captured = pygraph.capture(train)
+    assert same_bits(train_all(train), train_all(captured))
+    assert captured.record.replays + captured.record.uncaptured == 4 * CALLS
+
+
+def test_nothing_is_kept_alive() -> None:
+    """Between calls, a captured step holds no batch and no result."""
+    model, optimizer = net()
+    captured = pygraph.capture(functools.partial(train, model, optimizer))
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(10):
+        x, y = batch(generator)
+        result = captured(x, y)
+        references = [weakref.ref(x), weakref.ref(y), weakref.ref(result)]
+        del x, y, result
+        assert [reference() for reference in references] == [None] * 3
+    assert captured.record.replays
