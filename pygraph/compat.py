@@ -23,11 +23,11 @@ __all__ = [
     "MissingSymbolError",
     "Substitution",
     "absent",
-    "allow_config_patch",
     "announce",
     "compile_reason",
     "dispatch_mode_flags",
     "inductor_timing",
+    "mend_gradients",
     "missing_text",
     "set_dispatch_mode_flags",
     "substitute_variables",
@@ -168,7 +168,6 @@ set_grad_enabled = _find("torch._C._set_grad_enabled")
 
 # -- Dynamo: training steps --------------------------------------------------------------------------------------------
 _STEPS = "`pygraph.train_step` ends graphs at the backward pass and at the optimizer"
-patch_dynamo_config = _find("torch._dynamo.patch_dynamo_config", cost="`pygraph.train_step` raises")
 disable_dynamo = _find("torch._dynamo.disable", cost="`pygraph.train_step` raises")
 innermost_fn = _find("torch._dynamo.eval_frame.innermost_fn", cost=_STEPS)
 global_step_hooks = tuple(
@@ -178,9 +177,14 @@ _AttrSource = _find("torch._dynamo.source.AttrSource", cost=_STEPS)
 _VariableBuilder = _find("torch._dynamo.variables.builder.VariableBuilder", cost=_STEPS)
 _install_guard = _find("torch._dynamo.guards.install_guard", cost=_STEPS)
 _GuardBuilder = _find("torch._dynamo.guards.GuardBuilder", cost=_STEPS)
-_config_patches = _find("torch._dynamo.decorators", cost=_STEPS)
-for _name in ("torch._dynamo.decorators._allowed_config_patches", "torch._dynamo.config.trace_autograd_ops"):
-    _find(_name, cost=_STEPS)
+_TensorVariable = _find("torch._dynamo.variables.TensorVariable", cost=_STEPS)
+_ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
+_READ_ATTRIBUTE = "tp_getattro_impl" if "tp_getattro_impl" in vars(_TensorVariable) else "var_getattr"
+for _name in (
+    "config.trace_autograd_ops",
+    *(f"variables.TensorVariable.{n}" for n in ("method_backward", _READ_ATTRIBUTE)),
+):
+    _find(f"torch._dynamo.{_name}", cost=_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,18 +195,14 @@ class Substitution:
     watched: tuple[str, ...] = ()
 
 
-def allow_config_patch(name: str) -> None:
-    """Let ``patch_dynamo_config`` set the option ``name`` while it is traced."""
-    if name not in _config_patches._allowed_config_patches:
-        _config_patches._allowed_config_patches += (name,)
+def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) -> None:
+    """Ask ``substitute`` about each object that Dynamo is about to trace with. It guards on the object's identity.
 
-
-def substitute_variables(substitute: Callable[[Any], Substitution | None]) -> None:
-    """Ask ``substitute`` about each object that Dynamo is about to trace with. It guards on the object's identity."""
+    The first argument is another object in each trace."""
     build = _VariableBuilder.__call__
 
     def call(self: Any, value: Any) -> Any:
-        found = substitute(value)
+        found = substitute(self.tx.output, value)
         if found is None:
             return build(self, value)
         for name in found.watched:
@@ -216,6 +216,34 @@ def substitute_variables(substitute: Callable[[Any], Substitution | None]) -> No
         return build(_VariableBuilder(self.tx, source), value)
 
     _VariableBuilder.__call__ = call
+
+
+def mend_gradients() -> None:
+    """Where Dynamo traces a backward pass otherwise than autograd runs it, have it do as autograd, or end the graph.
+
+    Gradients that ``create_graph`` asks for would be constants. ``p.grad`` that a program sets and reads would be taken
+    from ``p`` wherever the value goes; if it is None, so would every None of all programs to come.
+    """
+    backward, read = _TensorVariable.method_backward, getattr(_TensorVariable, _READ_ATTRIBUTE)
+
+    def method_backward(
+        self: Any, tx: Any, gradient: Any = None, retain_graph: Any = None, create_graph: Any = None, inputs: Any = None
+    ) -> Any:
+        constant = create_graph is None or (create_graph.is_python_constant() and not create_graph.as_python_constant())
+        with contextlib.nullcontext() if constant else dynamo_config.patch(trace_autograd_ops=False):
+            return backward(self, tx, gradient, retain_graph, create_graph, inputs)
+
+    def read_attribute(self: Any, tx: Any, name: str) -> Any:
+        effects = tx.output.side_effects
+        if name == "grad" and effects.has_pending_mutation_of_attr(self, name):
+            return effects.load_attr(self, name)
+        found = read(self, tx, name)
+        if isinstance(found, _ConstantVariable) and found is _ConstantVariable.create(found.value):
+            found.source = None  # it is shared by all programs
+        return found
+
+    _TensorVariable.method_backward = method_backward
+    setattr(_TensorVariable, _READ_ATTRIBUTE, read_attribute)
 
 
 # -- caches ----------------------------------------------------------------------------------------------------------

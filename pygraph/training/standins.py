@@ -8,6 +8,7 @@ Functions whose name begins with ``_traced`` are run by Dynamo; elsewhere they h
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import threading
@@ -46,6 +47,10 @@ _FORMS = {"capturable": True, "foreach": True, "fused": False}
 """How every group is updated in a graph: with step counters on the device, in the form that Inductor fuses."""
 
 
+_CONFIG = {"skip_nnmodule_hook_guards": False, "suppress_errors": True, "trace_autograd_ops": True}
+"""How a training step is traced: with autograd inside, and again when a module has got hooks. What Dynamo or a compiler
+fails at runs as it is; with ``fullgraph`` that raises."""
+
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """What holds the hooks of a leaf; None before the first."""
 
@@ -69,39 +74,56 @@ class Used:
 
 # -- how Dynamo gets to see stand-ins ----------------------------------------------------------------------------------
 
-_tracing = threading.local()
+
+@dataclasses.dataclass(slots=True)
+class _Call:
+    """A call of a step. ``trace`` is the latest that Dynamo has begun in it; ``config`` is set from the first on."""
+
+    used: list[Used]
+    left: set[str]
+    trace: object = None
+    config: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+
+
+_calls = threading.local()
 
 
 @contextlib.contextmanager
 def collected(used: list[Used], left: set[str]) -> Iterator[None]:
     """Within it, what Dynamo traces on this thread is added to ``used``; ``left`` says what it cannot, and why."""
-    outer = getattr(_tracing, "used", None), getattr(_tracing, "left", None)
-    _tracing.used, _tracing.left = used, left
+    outer = getattr(_calls, "latest", None)
+    _calls.latest = call = _Call(used, left)
     try:
         yield
     finally:
-        _tracing.used, _tracing.left = outer
+        _calls.latest = outer
+        call.config.close()
 
 
 @functools.cache
 def install() -> None:
     """Have Dynamo see stand-ins while it traces a training step. Does so once."""
-    compat.allow_config_patch("trace_autograd_ops")
     compat.substitute_variables(_substitute)
+    compat.mend_gradients()
 
 
-def _substitute(value: Any) -> compat.Substitution | None:
+def _substitute(trace: object, value: Any) -> compat.Substitution | None:
     """What Dynamo is to see in place of ``value``, if anything; and what it has to watch of a parameter."""
-    used: list[Used] | None = getattr(_tracing, "used", None)
-    if used is None or not compat.dynamo_config.trace_autograd_ops:
+    call: _Call | None = getattr(_calls, "latest", None)
+    if call is None:
         return None
+    if trace is not call.trace:
+        if call.trace is None:
+            call.config.enter_context(compat.dynamo_config.patch(_CONFIG))
+        call.trace = trace
+        compat.dynamo_config.trace_autograd_ops = True
     if isinstance(value, torch.Tensor):
-        return _watched(value)
+        return _watched(value, call.left)
     kind: type[Any] | None = None
     if isinstance(value, Optimizer):
         why = _untraceable(value)
         if why:
-            _tracing.left.add(f"{type(value).__name__} runs outside of the graph: {why}")
+            call.left.add(f"{type(value).__name__} runs outside of the graph: {why}")
             return None
         kind = _UsedOptimizer
     elif isinstance(value, torch.amp.GradScaler):
@@ -110,23 +132,28 @@ def _substitute(value: Any) -> compat.Substitution | None:
         kind = _UsedScheduler
     if kind is None:
         return None
-    known = next((one for one in used if one.value() is value), None)
+    known = next((one for one in call.used if one.value() is value), None)
     if known is None:
         known = kind(value)
-        used.append(known)
+        call.used.append(known)
     known.before()
     return compat.Substitution(known.path)
 
 
-def _watched(tensor: torch.Tensor) -> compat.Substitution | None:
-    """Hooks of a leaf run in the autograd engine alone: with one, autograd is left to the engine."""
-    if not (tensor.is_leaf and tensor.requires_grad):
+def _watched(tensor: torch.Tensor, left: set[str]) -> compat.Substitution | None:
+    """Hooks of a leaf run in the autograd engine alone, and what was computed before a trace is known to it alone: with
+    one of these, autograd is left to the engine."""
+    if not tensor.requires_grad:
         return None
-    if any(getattr(tensor, name, None) for name in _HOOKS):
-        _tracing.left.add(f"the backward pass runs outside of the graph: a parameter {tuple(tensor.shape)} has a hook")
-        compat.dynamo_config.trace_autograd_ops = False  # until this trace is over
-        return None
-    return compat.Substitution((), _HOOKS)
+    if not tensor.is_leaf:
+        why = f"a tensor {tuple(tensor.shape)} was computed before"
+    elif any(getattr(tensor, name, None) for name in _HOOKS):
+        why = f"a parameter {tuple(tensor.shape)} has a hook"
+    else:
+        return compat.Substitution((), _HOOKS)
+    left.add(f"the backward pass runs outside of the graph: {why}")
+    compat.dynamo_config.trace_autograd_ops = False  # until this trace is over
+    return None
 
 
 def _stand_in(value: Any, **own: Any) -> Any:
@@ -152,7 +179,8 @@ def _method(function: Callable[..., Any]) -> property:
 @compat.disable_dynamo  # type: ignore[untyped-decorator]
 def _hand_over(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     """Outside of any graph: call, or read, ``name`` of the object itself, once all that was put off is done."""
-    for one in getattr(_tracing, "used", None) or ():
+    call: _Call | None = getattr(_calls, "latest", None)
+    for one in call.used if call else ():
         one.after()
         one.before()
     found = getattr(self._pygraph_real(), name)

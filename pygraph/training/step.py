@@ -8,8 +8,8 @@
         optimizer.zero_grad()
         return loss.detach()
 
-Dynamo traces the step with autograd inside (``trace_autograd_ops``), so that AOTAutograd sees one graph that mutates
-parameters and optimizer state. ``standins`` is what lets it trace optimizers, loss scalers and schedulers.
+Dynamo traces the step with autograd inside, so that AOTAutograd sees one graph that mutates parameters and optimizer
+state. ``standins`` is what lets it trace the backward pass, optimizers, loss scalers and schedulers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
 
-from pygraph import compat
 from pygraph.report.model import reports
 from pygraph.training.standins import Used, collected, install
 
@@ -67,14 +66,8 @@ class TrainStep(Generic[P, R]):
     def __init__(self, step: Callable[P, R], *, options: Mapping[str, Any] | None, fullgraph: bool) -> None:
         install()
         functools.update_wrapper(self, step)
-        own = _own_code(step)
-
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            with compat.patch_dynamo_config(trace_autograd_ops=True):
-                return own(*args, **kwargs)
-
         self._compiled = torch.compile(
-            _own_code(traced), backend="pygraph", options=dict(options or {}), fullgraph=fullgraph
+            _own_code(step), backend="pygraph", options=dict(options or {}), fullgraph=fullgraph
         )
         self._used: list[Used] = []
 

@@ -26,9 +26,17 @@ TINY = list({workload.tiny: name for name, workload in WORKLOADS.items()}.values
 """Workloads of several batches have one tiny build."""
 COMPILED = [(name, "pygraph") for name in TINY] + [(n, "step") for n in TINY if WORKLOADS[n].kind == "training"]
 """To compile all takes many minutes."""
+REFUSED = ("checkpoint-training", "step")
+"""AOTAutograd takes attention for a random draw, and computes none a second time in a graph that has its backward."""
 NOT_WORTH_A_GRAPH = ("matmul-8192",)
 CALLS = 12
 """Enough for each of four sizes in turn to be run uncaptured, captured and replayed."""
+
+
+def marks(name: str, side: str) -> list[pytest.MarkDecorator]:
+    if name == "mlp-training":
+        return []
+    return [pytest.mark.sweep, *([pytest.mark.xfail(strict=True)] if (name, side) == REFUSED else [])]
 
 
 def results(name: str, calls: int, side: str = "eager") -> list[list[torch.Tensor]]:
@@ -82,10 +90,7 @@ def test_results_are_compared_until_each_size_was_replayed(name: str) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize(
-    ("name", "side"),
-    [each if each[0] == "mlp-training" else pytest.param(*each, marks=pytest.mark.sweep) for each in COMPILED],
-)
+@pytest.mark.parametrize(("name", "side"), [pytest.param(*each, marks=marks(*each)) for each in COMPILED])
 def test_compiled_programs_equal_eager(name: str, side: str) -> None:
     workload = WORKLOADS[name]
     expected = results(name, CALLS)

@@ -1,0 +1,181 @@
+"""What Dynamo traces of training steps that are not plain: with hooks that come and go, in several graphs, twice.
+
+What is traced matters here, not what is compiled: these run on ``aot_eager``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pygraph
+from tests.training.steps import Setup, assert_equal_training, basic, batches, setup
+
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def aot_eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """``backend="pygraph"`` is ``aot_eager``: nothing is compiled below AOTAutograd."""
+    compile = torch.compile
+
+    def traced(step: Any, *, backend: str, options: object, fullgraph: bool) -> Any:
+        return compile(step, backend="aot_eager" if backend == "pygraph" else backend, fullgraph=fullgraph)
+
+    monkeypatch.setattr(torch, "compile", traced)
+    yield
+    torch._dynamo.reset()
+
+
+def sgd() -> Setup:
+    return setup(lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
+
+
+def check(make: Callable[[Setup], Step], *, fullgraph: bool = False, steps: int = 4) -> None:
+    ours, theirs = sgd(), sgd()
+    step = pygraph.train_step(make(ours), fullgraph=fullgraph)
+    assert_equal_training(step, make(theirs), ours, theirs, steps=steps)
+
+
+# -- hooks that come and go --------------------------------------------------------------------------------------------
+
+
+def doubled(of: Setup) -> None:
+    of.model[2].bias.grad.mul_(2)  # type: ignore[index, union-attr]
+
+
+HOOKS: dict[str, Callable[[Setup], Any]] = {
+    "parameter": lambda of: of.model[0].weight.register_hook(lambda grad: grad * 2),  # type: ignore[index, union-attr]
+    "forward": lambda of: of.model[0].register_forward_hook(lambda *a: a[2] * 2),  # type: ignore[index]
+    "backward": lambda of: of.model[2].register_full_backward_pre_hook(lambda _, grads: (grads[0] * 2,)),  # type: ignore[index]
+    "optimizer": lambda of: of.optimizer.register_step_pre_hook(lambda *_: doubled(of)),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "backward" else pytest.mark.sweep) for kind in HOOKS]
+)
+def test_a_hook_counts_from_the_call_after_it_is_registered_until_it_is_removed(kind: str) -> None:
+    handles: dict[Setup, Any] = {}
+
+    def change(of: Setup, index: int) -> None:
+        if index == 1:
+            handles[of] = HOOKS[kind](of)
+        if index == 3:
+            handles[of].remove()
+
+    ours, theirs = sgd(), sgd()
+    assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=6, after=change)
+
+
+# -- graphs that end midway --------------------------------------------------------------------------------------------
+
+
+def breaks_everywhere(ours: Setup) -> Step:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.mse_loss(ours.model(x), y)
+        print(end="")
+        loss.backward()
+        print(end="")
+        ours.optimizer.step()
+        print(end="")
+        ours.optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def reads_its_loss(ours: Setup) -> Step:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.mse_loss(ours.model(x), y)
+        loss.backward()
+        if loss.item() > 0.5:
+            ours.optimizer.step()
+        ours.optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def computed_before(ours: Setup) -> Step:
+    compiled_apart = torch.no_grad()(lambda y: y * 2)
+
+    @torch.compiler.disable
+    def outside(x: torch.Tensor) -> torch.Tensor:
+        return ours.model(x)  # type: ignore[no-any-return]
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.mse_loss(outside(x), compiled_apart(y))
+        loss.backward()
+        ours.optimizer.step()
+        ours.optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "make",
+    [breaks_everywhere, *(pytest.param(one, marks=pytest.mark.sweep) for one in (reads_its_loss, computed_before))],
+)
+def test_where_a_graph_ends_the_step_goes_on(make: Callable[[Setup], Step]) -> None:
+    check(make)
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_read_as_none_does_not_become_the_none_of_later_programs() -> None:
+    def reads_none(ours: Setup) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = basic(ours)(x, y)
+            assert all(p.grad is None and p.requires_grad for p in ours.model.parameters())
+            return loss
+
+        return step
+
+    check(reads_none, fullgraph=True, steps=2)
+    kept = sgd().model  # its gradients are not those that it had
+    ours = Setup(kept, torch.optim.SGD(kept.parameters(), lr=0.05))
+    step = pygraph.train_step(basic(ours), fullgraph=True)
+    for x, y in batches(2):
+        step(x, y)
+        assert [p.grad for p in kept.parameters()] == [None] * 4
+
+
+def test_gradients_with_a_graph_of_their_own_are_not_constants() -> None:
+    def penalty(ours: Setup) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(ours.model(x), y)
+            loss.backward(create_graph=True)
+            (loss + sum(p.grad.square().sum() for p in ours.model.parameters())).backward()  # type: ignore[union-attr]
+            ours.optimizer.step()
+            ours.optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    with pytest.raises(RuntimeError):  # AOTAutograd has no double backward
+        check(penalty)
+
+
+@pytest.mark.sweep
+def test_a_gradient_penalty_is_part_of_the_graph() -> None:
+    def penalty(ours: Setup) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x = x.detach().clone().requires_grad_()
+            out = ours.model(x)
+            (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+            loss = nn.functional.mse_loss(out, y) + slope.square().mean()
+            loss.backward()
+            ours.optimizer.step()
+            ours.optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    check(penalty)
