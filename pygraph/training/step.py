@@ -66,9 +66,10 @@ class TrainStep(Generic[P, R]):
     def __init__(self, step: Callable[P, R], *, options: Mapping[str, Any] | None, fullgraph: bool) -> None:
         install()
         functools.update_wrapper(self, step)
-        self._compiled = torch.compile(
+        self._compile = lambda: torch.compile(
             _own_code(step), backend="pygraph", options=dict(options or {}), fullgraph=fullgraph
         )
+        self._compiled = self._compile()
         self._used: list[Used] = []
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -76,8 +77,12 @@ class TrainStep(Generic[P, R]):
             used.before()
         left: set[str] = set()
         try:
-            with collected(self._used, left):
+            with collected(self._used, left) as traced:
                 return cast("R", self._compiled(*args, **kwargs))
+        except BaseException:
+            if traced():  # Dynamo runs for ever uncompiled what raised while it was traced
+                self._compiled = self._compile()
+            raise
         finally:  # an exception of the user's may come after what was put off
             if left and reports():  # this call has traced
                 reports()[-1].notes += sorted(left)

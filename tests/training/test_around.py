@@ -411,9 +411,11 @@ def test_random_numbers_are_those_of_compiled_training_and_replays_equal_uncaptu
     assert_same_state(replayed, compiled)
 
 
-@pytest.mark.parametrize("traced", [False, pytest.param(True, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    ("traced", "compiled", "replays"), [(False, 3, 14), pytest.param(True, 6, 10, marks=pytest.mark.sweep)]
+)
 @pytest.mark.usefixtures("fresh")
-def test_training_goes_on_after_an_exception(traced: bool) -> None:
+def test_training_goes_on_after_an_exception(traced: bool, compiled: int, replays: int) -> None:
     fails = [False]
 
     def callback() -> None:
@@ -427,13 +429,14 @@ def test_training_goes_on_after_an_exception(traced: bool) -> None:
         scheduler = lr_scheduler.ExponentialLR(ours.optimizer, 0.8)
 
         def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            ours.optimizer.zero_grad()
             loss = loss_of(ours, x, y)
             loss.backward()
             ours.optimizer.step()
             scheduler.step()
+            value = loss.detach()
             callback()
-            ours.optimizer.zero_grad()
-            return loss.detach()
+            return value
 
         return step
 
@@ -452,7 +455,5 @@ def test_training_goes_on_after_an_exception(traced: bool) -> None:
             torch.testing.assert_close(step(x, y), other(x, y), rtol=1e-4, atol=1e-5)
         assert_same_state(ours, theirs)
         assert ours.optimizer.param_groups[0]["lr"] == theirs.optimizer.param_groups[0]["lr"]
-    # one graph until the callback, and a second where Dynamo sees into it: once an exception has left a step
-    # that it was tracing, it leaves that step to Python, and traces what is called there
-    assert ours.compiled == 1 or traced
-    assert ours.replays >= 14 or traced
+    assert ours.compiled == compiled  # anew after an exception in a call that Dynamo has traced
+    assert ours.replays >= replays
