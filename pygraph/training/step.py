@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -66,11 +66,13 @@ class TrainStep(Generic[P, R]):
     def __init__(self, step: Callable[P, R], *, options: Mapping[str, Any] | None, fullgraph: bool) -> None:
         install()
         functools.update_wrapper(self, step)
-        self._compile = lambda: torch.compile(
-            _own_code(step), backend="pygraph", options=dict(options or {}), fullgraph=fullgraph
-        )
+        self._step, self._options, self._fullgraph = step, dict(options or {}), fullgraph
         self._compiled = self._compile()
         self._used: list[Used] = []
+
+    def _compile(self) -> Callable[P, R]:
+        own = _own_code(self._step)
+        return torch.compile(own, backend="pygraph", options=self._options, fullgraph=self._fullgraph)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         for used in self._used:
@@ -78,7 +80,7 @@ class TrainStep(Generic[P, R]):
         left: set[str] = set()
         try:
             with collected(self._used, left) as traced:
-                return cast("R", self._compiled(*args, **kwargs))
+                return self._compiled(*args, **kwargs)
         except BaseException:
             if traced():  # Dynamo runs for ever uncompiled what raised while it was traced
                 self._compiled = self._compile()
