@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
     "MISSING",
@@ -27,6 +28,7 @@ __all__ = [
     "compile_reason",
     "dispatch_mode_flags",
     "inductor_timing",
+    "keep_random_draws",
     "mend_gradients",
     "missing_text",
     "set_dispatch_mode_flags",
@@ -190,6 +192,16 @@ for _name in (
     _find(f"torch._dynamo.{_name}", cost=_STEPS)
 
 
+_recomputation = _find(
+    "torch._functorch._activation_checkpointing.remat_using_tags_for_fwd_loss_bwd_graph_pass", cost=_STEPS
+)
+_find(
+    "torch._functorch._activation_checkpointing.remat_using_tags_for_fwd_loss_bwd_graph_pass"
+    ".remat_using_tags_for_fwd_loss_bwd_graph",
+    cost=_STEPS,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Substitution:
     """What Dynamo sees of an object: what the attributes in ``path`` lead to. It guards on those in ``watched`` too."""
@@ -277,6 +289,22 @@ def mend_gradients() -> None:
         _TensorVariable.tp_methods["backward"] = replace(handler, handler=method_backward)
     _TensorVariable.method_backward = method_backward
     setattr(_TensorVariable, _READ_ATTRIBUTE, read_attribute)
+
+
+def keep_random_draws() -> None:
+    """Have checkpointed parts of a graph that holds its own backward pass keep what they drew, and compute the rest
+    again. Otherwise AOTAutograd refuses such a graph; it takes attention for a draw too."""
+    recompute = _recomputation.remat_using_tags_for_fwd_loss_bwd_graph
+
+    def recompute_all_else(graph: Any) -> Any:
+        for node in graph.graph.nodes:
+            if node.meta.get("recompute") is not None and torch.Tag.nondeterministic_seeded in getattr(
+                node.target, "tags", ()
+            ):
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        return recompute(graph)
+
+    _recomputation.remat_using_tags_for_fwd_loss_bwd_graph = recompute_all_else
 
 
 # -- caches ----------------------------------------------------------------------------------------------------------

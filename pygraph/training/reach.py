@@ -493,9 +493,11 @@ class Walk:
                 same.append((name, _Is(inner)))
                 if issubclass(cls, torch.autograd.Function):
                     self._executed.may_run(inner)
-                if inner.__closure__ or inner.__defaults__ or inner.__kwdefaults__:
+                if self._executed.runs(inner):
                     children.append((inner, f".{name}"))
-            elif name not in _OF_CLASSES and not hasattr(type(value), "__get__"):
+            elif hasattr(type(value), "__get__"):
+                children.append((value, f".{name}"))  # to ask the class for it would call it
+            elif name not in _OF_CLASSES:
                 held.append((name, value))
         self.holders.append(_Holder(entry, cls, "slots", *_columns(held)))
         children += [(value, f".{name}") for name, value in held]

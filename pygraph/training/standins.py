@@ -105,6 +105,7 @@ def install() -> None:
     """Have Dynamo see stand-ins while it traces a training step. Does so once."""
     compat.substitute_variables(_substitute)
     compat.mend_gradients()
+    compat.keep_random_draws()
 
 
 def _substitute(trace: object, value: Any) -> compat.Substitution | None:

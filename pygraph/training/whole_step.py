@@ -380,7 +380,9 @@ class CapturedStep:
             self._give_up(Refusal("unavailable", missing or "the option disable is set"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the step returns."""
+        """What the step returns. Raises CaptureError where the option ``strict`` is set and it cannot be captured."""
+        if self.record.state is State.UNCAPTURED and self._settings.strict:
+            raise CaptureError("strict", f"{self.record.name} cannot be captured: {self.record.reason}")
         if self.record.state is State.UNCAPTURED or _is_watched() or not self._lock.acquire(blocking=False):
             self.record.uncaptured += 1
             return self._step(*args, **kwargs)

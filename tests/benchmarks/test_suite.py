@@ -26,17 +26,13 @@ TINY = list({workload.tiny: name for name, workload in WORKLOADS.items()}.values
 """Workloads of several batches have one tiny build."""
 COMPILED = [(name, "pygraph") for name in TINY] + [(n, "step") for n in TINY if WORKLOADS[n].kind == "training"]
 """To compile all takes many minutes."""
-REFUSED = ("checkpoint-training", "step")
-"""AOTAutograd takes attention for a random draw, and computes none a second time in a graph that has its backward."""
 NOT_WORTH_A_GRAPH = ("matmul-8192",)
 CALLS = 12
 """Enough for each of four sizes in turn to be run uncaptured, captured and replayed."""
 
 
-def marks(name: str, side: str) -> list[pytest.MarkDecorator]:
-    if name == "mlp-training":
-        return []
-    return [pytest.mark.sweep, *([pytest.mark.xfail(strict=True)] if (name, side) == REFUSED else [])]
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [] if name == "mlp-training" else [pytest.mark.sweep]
 
 
 def results(name: str, calls: int, side: str = "eager") -> list[list[torch.Tensor]]:
@@ -90,15 +86,19 @@ def test_results_are_compared_until_each_size_was_replayed(name: str) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize(("name", "side"), [pytest.param(*each, marks=marks(*each)) for each in COMPILED])
+@pytest.mark.parametrize(("name", "side"), [pytest.param(*each, marks=marks(each[0])) for each in COMPILED])
 def test_compiled_programs_equal_eager(name: str, side: str) -> None:
     workload = WORKLOADS[name]
     expected = results(name, CALLS)
     with torch._inductor.config.patch(fallback_random=workload.random):
         actual = results(name, CALLS, side)
+    by_inductor = None
     for call, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
         for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             assert (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device), f"tensor {place} of call {call}"
-            assert apart(a, b) <= min(workload.tolerance, 1e-3), f"tensor {place} of call {call}"
+            assert apart(a, b) <= workload.tolerance, f"tensor {place} of call {call}"
+            if apart(a, b) > 1e-3:  # Adam's first steps enlarge what Inductor rounds otherwise than eager
+                by_inductor = by_inductor or results(name, CALLS, "default")
+                assert apart(a, by_inductor[call][place]) <= 1e-3, f"tensor {place} of call {call}"
     assert [report.error for report in pygraph.reports() if report.error] == []
     assert (pygraph.counters().get("replays", 0) > 0) == (name not in NOT_WORTH_A_GRAPH)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import pygraph
+from pygraph.errors import CaptureError
 from tests.runtime.regions import same_bits
 
 CALLS = 20
@@ -312,6 +313,11 @@ def test_dropout_draws_the_same_numbers() -> None:
     check(make(dropout=0.5))
 
 
+def test_each_replay_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGRAPH_VERIFY", "always")
+    check(make(dropout=0.5))
+
+
 def test_running_statistics() -> None:
     check(make(norm=True))
 
@@ -510,3 +516,11 @@ def _unreachable(_trained: Trained, x: torch.Tensor) -> torch.Tensor:
 def test_refused(reason: str, line: Any) -> None:
     refusal = refused(changed(line), reason)
     assert refusal.loc is None or "test_capture.py" in refusal.loc
+
+
+def test_strict_raises_for_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGRAPH_STRICT", "1")
+    trained = changed(lambda t, x: x.sum().item())()
+    trained.step = pygraph.capture(trained.step)
+    with pytest.raises(CaptureError, match=r"host-read.*test_capture.py"):
+        run(trained, None, lambda _: 5)

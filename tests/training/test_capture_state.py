@@ -208,6 +208,15 @@ def _attribute_of_a_function() -> State:
     return lambda: read(), lambda value: setattr(read, "scale", value)
 
 
+def _defaults_of_a_method() -> State:
+    class Read:
+        def scale(self, value: float = 1.0) -> float:
+            return value
+
+    read = Read()
+    return lambda: read.scale(), lambda value: setattr(Read.scale, "__defaults__", (value,))
+
+
 def _keywords_of_a_partial() -> State:
     read = functools.partial(lambda scale: scale, scale=1.0)
     return lambda: read(), lambda value: read.keywords.update(scale=value)
@@ -223,6 +232,24 @@ def _property() -> State:
 
     computed = Computed()
     return lambda: computed.scale, lambda value: held.update(scale=value)
+
+
+class Descriptor:
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def __get__(self, instance: Any, owner: Any) -> float:
+        return self.scale
+
+
+def _descriptor() -> State:
+    held = Descriptor()
+
+    class Described:
+        scale = held
+
+    described = Described()
+    return lambda: described.scale, lambda value: setattr(held, "scale", value)
 
 
 def _weak_reference() -> State:
@@ -285,6 +312,7 @@ STATES = [
     *(_class_of_an_object, _code_of_a_function, _defaults_of_a_function, _keywords_of_a_partial, _property),
     *(_weak_reference, _context_variable, _thread_local, _environment, _bytes, _ctypes, _array, _numpy, _set),
     *(_number_in_a_tensor, _size_of_a_tensor, _closure_of_a_wrapped_function, _attribute_of_a_function),
+    *(_descriptor, _defaults_of_a_method),
 ]
 
 

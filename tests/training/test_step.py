@@ -8,9 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import pygraph
-from tests.training.steps import Setup, assert_equal_training, basic, setup
+from tests.training.steps import (
+    CLASSES,
+    FEATURES,
+    Setup,
+    assert_equal_training,
+    assert_same_state,
+    basic,
+    batches,
+    setup,
+)
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
@@ -51,6 +62,41 @@ def test_a_checkpoint_is_loaded_without_a_recompilation() -> None:
 
     ours, theirs = setup(), setup()
     assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, after=reload)
+    assert ours.compiled == 1
+    assert ours.replays >= 15
+
+
+class Checkpointed(nn.Module):
+    """Attention and dropout, computed again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, 2 * FEATURES), nn.Linear(2 * FEATURES, CLASSES)
+
+    def block(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.view(1, 2, -1, FEATURES)
+        mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads).reshape(x.shape)
+        return nn.functional.dropout(torch.tanh(mixed), 0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(checkpoint(self.block, self.first(x), use_reentrant=False))
+
+
+@pytest.mark.sweep
+def test_a_checkpointed_part_keeps_what_it_drew() -> None:
+    def sgd(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.05)
+
+    ours, theirs = setup(sgd, Checkpointed), setup(sgd, Checkpointed)
+    step, eager = pygraph.train_step(basic(ours), fullgraph=True), basic(theirs)
+    with torch._inductor.config.patch(fallback_random=True):
+        for index, (x, y) in enumerate(batches(20)):
+            losses = []
+            for run in (step, eager):
+                torch.manual_seed(index)
+                losses.append(run(x, y))
+            torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
+            assert_same_state(ours, theirs)
     assert ours.compiled == 1
     assert ours.replays >= 15
 
