@@ -48,7 +48,7 @@ def check(
     optimizer: Callable[[Any], torch.optim.Optimizer] = adamw,
     model: Callable[[], nn.Module] | None = None,
     *,
-    compiled: int | None = 1,
+    compiled: int = 1,
     replays: int = 18,
     fullgraph: bool = True,
     fifth: int = BATCH,
@@ -68,7 +68,7 @@ def check(
     assert_equal_training(
         in_turn(step), in_turn(other), ours, theirs, steps=20, after=lambda one, index: afters[id(one)](index)
     )
-    assert compiled is None or ours.compiled == compiled
+    assert ours.compiled == compiled
     assert ours.replays >= replays
 
 
@@ -344,7 +344,7 @@ SWEEP: dict[str, tuple[Program, dict[str, Any]]] = {
     # the first call finds no gradients
     "zeros": (clipped(False), {"optimizer": in_groups, "compiled": 2, "replays": 17}),
     # AveragedModel reads on the host how often it was called: the graph ends there
-    "averages-inside": (averaged(True), {"optimizer": sgd, "model": Averaged, "fullgraph": False, "compiled": None}),
+    "averages-inside": (averaged(True), {"optimizer": sgd, "model": Averaged, "fullgraph": False, "compiled": 2}),
     "checkpoint": (checkpointed(False), {}),
     "checkpoint-reentrant": (checkpointed(True), {}),
     "bfloat16": (bfloat16, {"optimizer": sgd, **ROUNDED}),
