@@ -89,12 +89,13 @@ _calls = threading.local()
 
 
 @contextlib.contextmanager
-def collected(used: list[Used], left: set[str]) -> Iterator[None]:
-    """Within it, what Dynamo traces on this thread is added to ``used``; ``left`` says what it cannot, and why."""
+def collected(used: list[Used], left: set[str]) -> Iterator[Callable[[], bool]]:
+    """Within it, what Dynamo traces on this thread is added to ``used``; ``left`` says what it cannot, and why. The
+    function that it yields tells whether Dynamo has traced."""
     outer = getattr(_calls, "latest", None)
     _calls.latest = call = _Call(used, left)
     try:
-        yield
+        yield lambda: call.trace is not None
     finally:
         _calls.latest = outer
         if call.config is not None:
