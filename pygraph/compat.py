@@ -11,7 +11,7 @@ import functools
 import importlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ __all__ = [
     "missing_text",
     "set_dispatch_mode_flags",
     "substitute_variables",
+    "untouched",
 ]
 
 _log = logging.getLogger("pygraph")
@@ -181,6 +182,8 @@ _install_guard = _find("torch._dynamo.guards.install_guard", cost=_STEPS)
 _GuardBuilder = _find("torch._dynamo.guards.GuardBuilder", cost=_STEPS)
 _TensorVariable = _find("torch._dynamo.variables.TensorVariable", cost=_STEPS)
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
+_LazyVariableTracker = _find("torch._dynamo.variables.lazy.LazyVariableTracker", cost=_STEPS)
+_VariableTracker = _find("torch._dynamo.variables.base.VariableTracker", cost=_STEPS)
 _READ_ATTRIBUTE = "tp_getattro_impl" if "tp_getattro_impl" in vars(_TensorVariable) else "var_getattr"
 for _name in (
     "config.trace_autograd_ops",
@@ -207,6 +210,31 @@ class Substitution:
     watched: tuple[str, ...] = ()
 
 
+def untouched(_mapping: Mapping[str, Any], _name: str) -> bool:
+    """Whether the program that is traced has neither read nor written the item ``_name`` of ``_mapping``."""
+    return True
+
+
+class _Untouched(_VariableTracker):  # type: ignore[misc, valid-type]
+    """``untouched``, as Dynamo sees it."""
+
+    def call_function(self, _tx: Any, args: Any, _kwargs: Any) -> Any:
+        mapping, name = args[0].realize(), args[1].as_python_constant()
+        items = {key.vt.as_python_constant(): item for key, item in mapping.items.items()}
+        return _ConstantVariable.create(_unread(items.get(name), mapping.source))
+
+
+def _unread(item: Any, holder: Any) -> bool:
+    """Whether ``item`` is still what ``holder``, the source of a container, has; and its number, or all, unknown."""
+    if not isinstance(item, _LazyVariableTracker):
+        return False
+    known = item.realize() if item.is_realized() else None
+    source = item.original_source() if known is None else known.source
+    parts = [] if known is None else getattr(known, "items", None)
+    own = source is not None and getattr(source, "base", None) == holder
+    return own and isinstance(parts, list) and all(_unread(part, source) for part in parts)
+
+
 def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) -> None:
     """Ask ``substitute`` about each object that Dynamo is about to trace with. It guards on the object's identity.
 
@@ -214,6 +242,8 @@ def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) 
     build = _VariableBuilder.__call__
 
     def call(self: Any, value: Any) -> Any:
+        if value is untouched:
+            return _Untouched()
         found = substitute(self.tx.output, value)
         if found is None:
             return build(self, value)
@@ -254,6 +284,9 @@ def mend_gradients() -> None:
             found.source = None  # it is shared by all programs
         return found
 
+    if "backward" in getattr(_TensorVariable, "tp_methods", ()):  # from 2.14 on
+        handler = _TensorVariable.tp_methods["backward"]
+        _TensorVariable.tp_methods["backward"] = replace(handler, handler=method_backward)
     _TensorVariable.method_backward = method_backward
     setattr(_TensorVariable, _READ_ATTRIBUTE, read_attribute)
 

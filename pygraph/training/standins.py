@@ -89,12 +89,13 @@ _calls = threading.local()
 
 
 @contextlib.contextmanager
-def collected(used: list[Used], left: set[str]) -> Iterator[None]:
-    """Within it, what Dynamo traces on this thread is added to ``used``; ``left`` says what it cannot, and why."""
+def collected(used: list[Used], left: set[str]) -> Iterator[Callable[[], bool]]:
+    """Within it, what Dynamo traces on this thread is added to ``used``; ``left`` says what it cannot, and why. The
+    function that it yields tells whether Dynamo has traced."""
     outer = getattr(_calls, "latest", None)
     _calls.latest = call = _Call(used, left)
     try:
-        yield
+        yield lambda: call.trace is not None
     finally:
         _calls.latest = outer
         call.config.close()
@@ -381,9 +382,11 @@ def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
             for name in _FORMS:
                 if name in new:
                     new[name] = _FORMS[name]
-            new["lr"] = group["lr"] if rates is None else rates[0]
+            # what the step itself has set or read is a number in this program, as in its other uses there
+            new["lr"] = rates[0] if rates is not None and compat.untouched(group, "lr") else group["lr"]
             if "betas" in group:
-                new["betas"] = group["betas"] if rates is None or len(rates) == 1 else (rates[1], rates[2])
+                on_device = rates is not None and len(rates) > 1 and compat.untouched(group, "betas")
+                new["betas"] = (rates[1], rates[2]) if on_device else group["betas"]
             groups.append(new)
         view = _View(self, groups)
         found_inf = getattr(self, "found_inf", None)
@@ -548,6 +551,10 @@ class _Scheduler:
             return
         self.due = self.due + 1
         self.optimizer._pygraph_scheduled = True  # type: ignore[attr-defined]
+
+    def get_last_lr(self) -> Any:
+        """Of the scheduler, once its steps are made."""
+        return _hand_over(self, "get_last_lr")
 
     def __getattr__(self, name: str) -> Any:
         return _hand_over(self, name)

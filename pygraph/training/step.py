@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -66,22 +66,30 @@ class TrainStep(Generic[P, R]):
     def __init__(self, step: Callable[P, R], *, options: Mapping[str, Any] | None, fullgraph: bool) -> None:
         install()
         functools.update_wrapper(self, step)
-        self._compiled = torch.compile(
-            _own_code(step), backend="pygraph", options=dict(options or {}), fullgraph=fullgraph
-        )
+        self._step, self._options, self._fullgraph = step, dict(options or {}), fullgraph
+        self._compiled = self._compile()
         self._used: list[Used] = []
+
+    def _compile(self) -> Callable[P, R]:
+        own = _own_code(self._step)
+        return torch.compile(own, backend="pygraph", options=self._options, fullgraph=self._fullgraph)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         for used in self._used:
             used.before()
         left: set[str] = set()
-        with collected(self._used, left):
-            result = self._compiled(*args, **kwargs)
-        if left and reports():  # this call has traced
-            reports()[-1].notes += sorted(left)
-        for used in self._used:
-            used.after()
-        return cast("R", result)
+        try:
+            with collected(self._used, left) as traced:
+                return self._compiled(*args, **kwargs)
+        except BaseException:
+            if traced():  # Dynamo runs for ever uncompiled what raised while it was traced
+                self._compiled = self._compile()
+            raise
+        finally:  # an exception of the user's may come after what was put off
+            if left and reports():  # this call has traced
+                reports()[-1].notes += sorted(left)
+            for used in self._used:
+                used.after()
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]:
         """As a function in a class: bound to ``instance``."""

@@ -80,7 +80,7 @@ def assert_same_state(ours: Setup, theirs: Setup) -> None:
     assert mine.keys() == other.keys()
     for name, value in mine.items():
         torch.testing.assert_close(
-            value, other[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+            value, other[name], rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 

@@ -179,3 +179,26 @@ def test_a_gradient_penalty_is_part_of_the_graph() -> None:
         return step
 
     check(penalty)
+
+
+# -- learning rates ----------------------------------------------------------------------------------------------------
+
+
+def test_a_learning_rate_that_the_step_sets_or_reads_is_that_of_the_moment() -> None:
+    def own_rates(ours: Setup) -> Callable[..., Any]:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(ours.optimizer, 0.5)
+
+        def step(x: torch.Tensor, y: torch.Tensor, rate: float) -> Any:
+            ours.optimizer.param_groups[0]["lr"] = rate
+            loss = basic(ours)(x, y)
+            scheduler.step()
+            return loss, torch.tensor(scheduler.get_last_lr())
+
+        return step
+
+    ours, theirs = sgd(), sgd()
+    step, eager = pygraph.train_step(own_rates(ours)), own_rates(theirs)
+    rates = iter([0.1, 0.1, 0.02, 0.02, 0.3, 0.3])  # for each call of both
+    assert_equal_training(
+        lambda x, y: step(x, y, next(rates)), lambda x, y: eager(x, y, next(rates)), ours, theirs, steps=3
+    )
