@@ -9,7 +9,7 @@ TORCH ?= 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 VERSIONS ?= $(VENV)-versions
 # What PyGraph needs of torch: its graphs, its scheduler, its dispatcher, its allocator's interface, and whole programs.
 CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py tests/frontend tests/inductor tests/runtime/host \
-	tests/runtime/test_region.py tests/runtime/cuda/test_build.py \
+	tests/runtime/test_region.py tests/runtime/cuda/test_build.py tests/training/test_step.py tests/training/test_standins.py \
 	tests/property/test_placed_programs.py tests/property/test_region_replays.py
 
 .PHONY: docs demo test test-fast test-all test-versions $(TORCH) test-gpu bench bench-gpu lint types imports check clean

@@ -181,6 +181,7 @@ _VariableBuilder = _find("torch._dynamo.variables.builder.VariableBuilder", cost
 _install_guard = _find("torch._dynamo.guards.install_guard", cost=_STEPS)
 _GuardBuilder = _find("torch._dynamo.guards.GuardBuilder", cost=_STEPS)
 _TensorVariable = _find("torch._dynamo.variables.TensorVariable", cost=_STEPS)
+saved_tensors_hooks = _find("torch._C._autograd._top_saved_tensors_default_hooks", cost="`pygraph.train_step` raises")
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
 _LazyVariableTracker = _find("torch._dynamo.variables.lazy.LazyVariableTracker", cost=_STEPS)
 _VariableTracker = _find("torch._dynamo.variables.base.VariableTracker", cost=_STEPS)

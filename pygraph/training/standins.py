@@ -82,7 +82,7 @@ class _Call:
     used: list[Used]
     left: set[str]
     trace: object = None
-    config: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+    config: Any = None
 
 
 _calls = threading.local()
@@ -98,7 +98,8 @@ def collected(used: list[Used], left: set[str]) -> Iterator[Callable[[], bool]]:
         yield lambda: call.trace is not None
     finally:
         _calls.latest = outer
-        call.config.close()
+        if call.config is not None:
+            call.config.__exit__(None, None, None)
 
 
 @functools.cache
@@ -115,8 +116,9 @@ def _substitute(trace: object, value: Any) -> compat.Substitution | None:
     if call is None:
         return None
     if trace is not call.trace:
-        if call.trace is None:
-            call.config.enter_context(compat.dynamo_config.patch(_CONFIG))
+        if call.config is None:
+            call.config = compat.dynamo_config.patch(_CONFIG)
+            call.config.__enter__()
         call.trace = trace
         compat.dynamo_config.trace_autograd_ops = True
     if isinstance(value, torch.Tensor):
@@ -197,7 +199,7 @@ def _untraceable(optimizer: Optimizer) -> str:
     if type(optimizer) not in _OPTIMIZERS:
         return "it is not one of torch.optim that can be traced"
     if _hooked(optimizer):
-        return "its step has hooks"
+        return "its step has hooks, or was replaced"
     for group in optimizer.param_groups:
         params = group["params"]
         if group.get("differentiable"):
@@ -211,6 +213,8 @@ def _untraceable(optimizer: Optimizer) -> str:
 
 def _hooked(optimizer: Optimizer) -> bool:
     own = vars(optimizer)
+    if "step" in own and getattr(own["step"], "__wrapped__", None) is not type(optimizer).step:
+        return True  # other than by a scheduler, which counts calls
     return bool(own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"] or any(compat.global_step_hooks))
 
 

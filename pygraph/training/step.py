@@ -17,10 +17,11 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
 
+from pygraph import compat
 from pygraph.report.model import reports
 from pygraph.training.standins import Used, collected, install
 
@@ -50,7 +51,8 @@ def train_step(
     Optimizers of ``torch.optim`` are traced into it, with a ``GradScaler`` and its overflow branch. Learning rates (and
     betas of Adam and AdamW) are values on the device: a scheduler causes no recompilation. ``scheduler.step()`` inside
     of ``step`` is done when ``step`` is over. What Dynamo cannot trace ends the graph there and runs as it is, as under
-    ``torch.compile``; with ``fullgraph`` that raises instead. So do other optimizers, and any with step hooks.
+    ``torch.compile``; with ``fullgraph`` that raises instead. So do other optimizers, and any with step hooks. A call
+    under ``saved_tensors_hooks`` runs as it is.
 
     ``step`` is a function or a method. ``options`` are those of the backend. Counters of Adam (``state["step"]``) lie
     on the device of their parameters from then on.
@@ -75,6 +77,8 @@ class TrainStep(Generic[P, R]):
         return torch.compile(own, backend="pygraph", options=self._options, fullgraph=self._fullgraph)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if compat.saved_tensors_hooks(True):  # a graph saves nothing for the backward pass that they could change
+            return cast("R", self.__wrapped__(*args, **kwargs))  # type: ignore[attr-defined]
         for used in self._used:
             used.before()
         left: set[str] = set()

@@ -9,6 +9,7 @@ changed.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import random
 import sys
@@ -242,12 +243,16 @@ def _write_down(
     host = _random_state()
     memory = [_versions(tensor) for tensor in walk.tensors]
     executed.refusal = None
+    collecting = gc.isenabled()
+    gc.disable()  # what is told of a collection is no code of the step
     sys.setprofile(executed)
     try:
         with tape:
             returned = step(*args, **kwargs)
     finally:
         sys.setprofile(None)
+        if collecting:
+            gc.enable()
     tape.refusal = tape.refusal or executed.refusal
     reader = _Reader(walk)
     value, places = None, list[_Place]()

@@ -13,6 +13,7 @@ import copy
 import ctypes
 import datetime
 import functools
+import gc
 import itertools
 import os
 import random
@@ -737,3 +738,26 @@ def test_nothing_is_kept_alive() -> None:
         del x, y, result
         assert [reference() for reference in references] == [None] * 3
     assert captured.record.replays
+
+
+def test_a_collection_during_a_step_is_none_of_its_code() -> None:
+    def told(phase: str, info: dict[str, int]) -> None:
+        global _collections
+        _collections += 1
+
+    model, optimizer = net()
+    captured = pygraph.capture(functools.partial(train, model, optimizer))
+    gc.callbacks.append(told)
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        for _ in range(8):
+            captured(torch.randn(4, 5), torch.randn(4, 2))
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(told)
+    assert _collections > 6
+    assert captured.record.replays >= 2, captured.record
+
+
+_collections = 0

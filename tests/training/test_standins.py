@@ -72,6 +72,38 @@ def test_a_hook_counts_from_the_call_after_it_is_registered_until_it_is_removed(
     assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=6, after=change)
 
 
+@pytest.mark.sweep
+def test_hooks_of_saved_tensors_around_a_call_count() -> None:
+    def doubled(one: Any) -> Any:
+        def call(x: torch.Tensor, y: torch.Tensor) -> Any:
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+                return one(x, y)
+
+        return call
+
+    ours, theirs = sgd(), sgd()
+    assert_equal_training(doubled(pygraph.train_step(basic(ours))), doubled(basic(theirs)), ours, theirs, steps=3)
+
+
+@pytest.mark.sweep
+def test_a_step_of_the_optimizer_that_was_replaced_is_called() -> None:
+    ours = sgd()
+    calls = []
+    own = ours.optimizer.step
+    step = pygraph.train_step(basic(ours))
+
+    def counted() -> None:
+        calls.append(1)
+        own()
+
+    for x, y in batches(2):
+        step(x, y)
+    ours.optimizer.step = counted  # type: ignore[assignment, method-assign]
+    for x, y in batches(2):
+        step(x, y)
+    assert len(calls) == 2
+
+
 # -- graphs that end midway --------------------------------------------------------------------------------------------
 
 
