@@ -242,7 +242,7 @@ class _UsedOptimizer(Used):
         self._stand_in._pygraph_states = []
         self._stand_in._pygraph_scheduled = False
         self._stand_in._pygraph_prepare = torch.compiler.assume_constant_result(self._preparing())
-        self._entries: list[int] = []
+        self._entries: list[list[int]] = []
         self._list_states(optimizer)
         optimizer.register_load_state_dict_post_hook(_counters_to_device)
 
@@ -276,9 +276,9 @@ class _UsedOptimizer(Used):
     def _list_states(self, optimizer: Optimizer) -> None:
         """List each group's entries of ``optimizer.state``, if they are others than before: a guard on a dictionary
         whose keys are tensors takes time, and so does each look-up in it."""
-        entries = list(map(id, optimizer.state.values()))
         groups = optimizer.param_groups
-        if entries != self._entries or len(groups) != len(self._stand_in._pygraph_states):
+        entries = [list(map(id, each)) for each in (optimizer.state.values(), *(group["params"] for group in groups))]
+        if entries != self._entries:
             self._entries = entries
             self._stand_in._pygraph_states = [[optimizer.state.get(p, {}) for p in group["params"]] for group in groups]
 

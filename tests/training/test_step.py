@@ -66,6 +66,26 @@ def test_a_checkpoint_is_loaded_without_a_recompilation() -> None:
     assert ours.replays >= 15
 
 
+def test_parameters_change_their_groups() -> None:
+    def layers() -> nn.Module:  # two of the same shape
+        sizes = [(FEATURES, FEATURES), (FEATURES, FEATURES), (FEATURES, CLASSES)]
+        return nn.Sequential(*(nn.Linear(*size) for size in sizes))
+
+    def grouped(params: Any) -> torch.optim.Optimizer:
+        params = list(params)
+        groups = [{"params": params[:2]}, {"params": params[2:4], "lr": 0.05}, {"params": params[4:]}]
+        return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
+
+    def swap(setup: Setup, index: int) -> None:
+        if index in (3, 8):
+            one, other, _ = setup.optimizer.param_groups
+            one["params"], other["params"] = other["params"], one["params"]
+
+    ours, theirs = setup(grouped, layers), setup(grouped, layers)
+    assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=12, after=swap)
+    assert ours.replays >= 6
+
+
 class Checkpointed(nn.Module):
     """Attention and dropout, computed again in the backward pass."""
 
