@@ -28,7 +28,7 @@ demo: $(READY)  ## explain and run a small BERT through the whole road
 	$(BIN)/python examples/demo.py
 
 test: $(READY) lint types imports  ## everything that CI runs
-	$(BIN)/python -m pytest -m 'not gpu and not sweep' -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m 'not gpu and not sweep' -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)  ## the tests without real models
 	$(BIN)/python -m pytest -m 'not gpu and not models and not sweep' -q

@@ -299,6 +299,7 @@ def test_explain_shows_forward_and_backward_of_a_training_loop() -> None:
 
 @pytest.mark.models
 @pytest.mark.usefixtures("fresh")
+@pytest.mark.sweep
 def test_explain_replays_a_small_bert() -> None:
     pytest.importorskip("transformers")
     result = run("explain", str(ROOT / "examples" / "bert.py"), "1", "--json", "-")

@@ -67,7 +67,8 @@ def run(cache: Path, fast: str, calls: int) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("fast", ["uncaptured", pytest.param("replay", marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("fast", ["uncaptured", "replay"])
 def test_a_second_process_begins_where_the_first_ended(tmp_path: Path, fast: str) -> None:
     """Also under the option ``strict``, which does not mind what is faster uncaptured."""
     first = run(tmp_path, fast, 120)

@@ -108,7 +108,7 @@ def test_the_frames_of_an_error_show_the_arguments_of_their_own_call() -> None:
 
 
 @pytest.mark.parametrize("broken", ["inductor.emitted.read_program", "backend._driver", "backend.bind"])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_a_failure_after_inductor_is_done_leaves_training_to_plain_inductor(
     monkeypatch: pytest.MonkeyPatch, broken: str, dynamic: bool
 ) -> None:

@@ -182,6 +182,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.sweep
 def test_a_script_from_end_to_end(script: Path) -> None:
     out = script.with_suffix(".html")
     result = run(script, "--calls", 5, "--json", "-", "--out", out, "--", "1000000")

@@ -62,6 +62,7 @@ for _ in range(calls):
 """
 
 
+@pytest.mark.sweep
 def test_a_script_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It compiles two callables, a module and a function, draws random numbers, and prints."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))

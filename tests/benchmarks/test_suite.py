@@ -31,10 +31,6 @@ CALLS = 12
 """Enough for each of four sizes in turn to be run uncaptured, captured and replayed."""
 
 
-def marks(name: str) -> list[pytest.MarkDecorator]:
-    return [] if name == "mlp-training" else [pytest.mark.sweep]
-
-
 def results(name: str, calls: int, side: str = "eager") -> list[list[torch.Tensor]]:
     """Copies of what has to be equal after each of the first steps."""
     for package in WORKLOADS[name].packages:
@@ -86,7 +82,8 @@ def test_results_are_compared_until_each_size_was_replayed(name: str) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize(("name", "side"), [pytest.param(*each, marks=marks(each[0])) for each in COMPILED])
+@pytest.mark.sweep
+@pytest.mark.parametrize(("name", "side"), COMPILED)
 def test_compiled_programs_equal_eager(name: str, side: str) -> None:
     workload = WORKLOADS[name]
     expected = results(name, CALLS)

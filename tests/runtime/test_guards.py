@@ -58,6 +58,7 @@ print(replays, guard.guard_allocated() - before, guard.guard_damaged())
 """
 
 
+@pytest.mark.sweep
 @needs_compiler
 def test_no_replay_writes_beside_its_arguments_outputs_or_workspace(library: Path) -> None:
     done = guarded(library, PROGRAM_RUNS)

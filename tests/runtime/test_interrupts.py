@@ -265,6 +265,7 @@ def storm() -> None:
     assert captures.count(0) > rounds // 4, captures
 
 
+@pytest.mark.sweep
 def test_a_storm_of_signals_leaves_nothing_behind() -> None:
     """A signal that comes while a call captures is raised when that call has been answered."""
     in_a_process(storm)
@@ -372,6 +373,7 @@ def everywhere() -> None:
         assert answers(Collection(number)) == [True] * 3, code.co_name
 
 
+@pytest.mark.sweep
 def test_a_finaliser_may_call_regions_within_any_function_of_the_runtime() -> None:
     in_a_process(everywhere)
 

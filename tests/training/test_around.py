@@ -333,14 +333,14 @@ ROUNDED = {"inductor": {"emulate_precision_casts": True}}
 """Inductor rounds to half precision wherever eager does."""
 
 CASES: dict[str, tuple[Program, dict[str, Any]]] = {
-    "schedulers": (schedulers_outside, {"optimizer": in_groups}),
-    "clipping": (clipped(True), {"optimizer": in_groups}),
-    "averages": (averaged(False), {"optimizer": sgd, "model": Averaged}),
-    "normalised": (evaluated, {"optimizer": sgd, "model": Normalised, "fifth": 4, "compiled": 2, "replays": 14}),
     "scaler": (scaled(torch.float16, True), {"optimizer": sgd, **ROUNDED}),
     "interrupted": (interrupted, {}),
 }
 SWEEP: dict[str, tuple[Program, dict[str, Any]]] = {
+    "schedulers": (schedulers_outside, {"optimizer": in_groups}),
+    "clipping": (clipped(True), {"optimizer": in_groups}),
+    "averages": (averaged(False), {"optimizer": sgd, "model": Averaged}),
+    "normalised": (evaluated, {"optimizer": sgd, "model": Normalised, "fifth": 4, "compiled": 2, "replays": 14}),
     # the first call finds no gradients
     "zeros": (clipped(False), {"optimizer": in_groups, "compiled": 2, "replays": 17}),
     # AveragedModel reads on the host how often it was called: the graph ends there
@@ -388,6 +388,7 @@ def test_gradients_are_accumulated_by_one_step_and_used_by_another() -> None:
     assert ours.replays >= 54
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("fresh")
 def test_random_numbers_are_those_of_compiled_training_and_replays_equal_uncaptured_calls() -> None:
     def train(step: Step) -> torch.Tensor:
@@ -411,9 +412,8 @@ def test_random_numbers_are_those_of_compiled_training_and_replays_equal_uncaptu
     assert_same_state(replayed, compiled)
 
 
-@pytest.mark.parametrize(
-    ("traced", "compiled", "replays"), [(False, 3, 14), pytest.param(True, 6, 10, marks=pytest.mark.sweep)]
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize(("traced", "compiled", "replays"), [(False, 3, 14), (True, 6, 10)])
 @pytest.mark.usefixtures("fresh")
 def test_training_goes_on_after_an_exception(traced: bool, compiled: int, replays: int) -> None:
     fails = [False]

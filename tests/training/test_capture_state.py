@@ -317,7 +317,10 @@ STATES = [
 ]
 
 
-@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__[1:])
+@pytest.mark.parametrize(
+    "state",
+    [*STATES[::4], *(pytest.param(each, marks=pytest.mark.sweep) for each in STATES if each not in STATES[::4])],
+)
 def test_state_is_never_frozen(state: Callable[[], State]) -> None:
     def make() -> Program:
         read, write = state()
@@ -362,6 +365,7 @@ SOURCES: dict[str, Callable[[], Callable[[], float]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("source", SOURCES)
 def test_numbers_from_elsewhere_are_not_captured(source: str) -> None:
     def make() -> Program:
@@ -396,6 +400,7 @@ def _handle(handle: Any) -> Iterator[None]:
     handle.remove()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_context_around_the_call(context: str) -> None:
     def make() -> Program:
@@ -462,6 +467,7 @@ def _hook_optimizer(model: Any, optimizer: Any, call: int) -> None:
 EVENTS = [_tie, _freeze, _replace, _patch, _give_gradients, _hook_optimizer]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__[1:])
 def test_models_are_changed(event: Callable[..., None]) -> None:
     def make() -> Program:
@@ -657,6 +663,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str) -> None:
     def make() -> Program:

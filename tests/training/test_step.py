@@ -66,6 +66,7 @@ def test_a_checkpoint_is_loaded_without_a_recompilation() -> None:
     assert ours.replays >= 15
 
 
+@pytest.mark.sweep
 def test_parameters_change_their_groups() -> None:
     def layers() -> nn.Module:  # two of the same shape
         sizes = [(FEATURES, FEATURES), (FEATURES, FEATURES), (FEATURES, CLASSES)]

@@ -69,6 +69,7 @@ def run(library: Path, code: str) -> list[str]:
 # -- memory while capturing -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_raw_memory_kept_beyond_captures_leaves_others_working_until_the_ordinary_allocator_returns(
     library: Path,
 ) -> None:
