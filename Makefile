@@ -12,7 +12,7 @@ CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py te
 	tests/runtime/test_region.py tests/runtime/cuda/test_build.py tests/training/test_step.py tests/training/test_standins.py \
 	tests/property/test_placed_programs.py tests/property/test_region_replays.py
 
-.PHONY: docs demo test test-fast test-all test-versions $(TORCH) test-gpu bench bench-gpu lint types imports check clean
+.PHONY: docs demo test pytest test-fast test-all test-versions $(TORCH) test-gpu bench bench-gpu lint types imports check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,7 +27,10 @@ docs: $(READY)  ## the site of docs/, README and the API, in site/; broken links
 demo: $(READY)  ## explain and run a small BERT through the whole road
 	$(BIN)/python examples/demo.py
 
-test: $(READY) lint types imports  ## everything that CI runs
+test: $(READY)  ## everything that CI runs
+	$(MAKE) --jobs 2 check pytest
+
+pytest: $(READY)  ## the tests alone
 	$(BIN)/python -m pytest -m 'not gpu and not sweep' -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)  ## the tests without real models
