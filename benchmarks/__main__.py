@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +50,8 @@ _WHOLE = (*_IN_PARTS, BEST, OURS, WHOLE_STEP)
 @click.option("--blocks", type=click.IntRange(min=1), default=11, show_default=True, help="Rounds of blocks.")
 @click.option("--calls", type=click.IntRange(min=1), help="Calls of a block.  [default: as the workload says]")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="[default: cuda, if there is one]")
-@click.option("--caches", type=click.Path(file_okay=False), help="Keep what is compiled here, and use it next time.")
-@click.option("--compile-only", is_flag=True, help="Fill --caches, so that another command need only time.")
-@click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True,
-              help="Workloads that compile at once under --compile-only.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True,
+              help="Workloads that compile at once and then wait, in memory, until they are timed.")  # fmt: skip
 @click.option("--tiny/--full", default=None, help="Small versions of the workloads.  [default: small on a CPU]")
 @click.option("--suite", default=SUITE, metavar="MODULE", help="A module with WORKLOADS of your own.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of blocks.")
@@ -113,8 +110,6 @@ def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | 
     device = options["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no GPU")
-    if options["compile_only"] and options["caches"] is None:
-        raise ValueError("--compile-only needs --caches")
     end = time.monotonic() + options["seconds"]
     sides = sides_for([name.strip() for name in options["sides"].split(",") if name.strip()], device, SUITE_SIDES)
     tiny = device == "cpu" if options["tiny"] is None else options["tiny"]
@@ -130,12 +125,8 @@ def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | 
         return document(machine(device), settings, rows, left_out, skipped)
 
     with tempfile.TemporaryDirectory() as scratch, working("benchmark") as step:
-        folder = Path(options["caches"] or scratch)
-        blocks = 0 if options["compile_only"] else options["blocks"]
-        bench = Bench(folder, device, blocks=blocks, seed=options["seed"], step=step)
-        if options["compile_only"]:
-            return fill(bench, programs, end, options["jobs"])
-        for program, row in each_measured(bench, programs, end):
+        bench = Bench(Path(scratch), device, blocks=options["blocks"], seed=options["seed"], step=step)
+        for program, row in each_measured(bench, programs, end, options["jobs"]):
             rows[program.name] = row
             click.echo(f"[{len(rows)}/{len(programs)}] {headline(program.name, row)}", err=True)
             if out is not None:
@@ -143,29 +134,19 @@ def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | 
     if out is not None:
         write_drawn(out, now())
     click.echo(page(now(), more=sections(now())), nl=False)
-    return None
 
 
-def fill(bench: Bench, programs: Sequence[Program], end: float, jobs: int) -> None:
-    """Compile all sides of all programs into the caches, ``jobs`` programs at once, until ``end``."""
-
-    def one(program: Program) -> None:
-        failed = {side: each.error for side, each in bench.measure(program, end).sides.items() if each.failure}
-        click.echo(
-            f"{program.name}: {'; '.join(f'{s}: {gist(why)}' for s, why in failed.items()) or 'compiled'}", err=True
-        )
-
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(one, programs))
-
-
-def each_measured(bench: Bench, programs: Sequence[Program], end: float) -> Iterable[tuple[Program, Document]]:
+def each_measured(
+    bench: Bench, programs: Sequence[Program], end: float, jobs: int
+) -> Iterable[tuple[Program, Document]]:
     """Each program that there was time for, with its row."""
-    for place, program in enumerate(programs):
+    for place in range(0, len(programs), jobs):
         if time.monotonic() >= end:
             return
-        share = time.monotonic() + (end - time.monotonic()) / (len(programs) - place)
-        yield program, row_of(program, bench.measure(program, end, share))
+        batch = programs[place : place + jobs]
+        share = time.monotonic() + (end - time.monotonic()) * len(batch) / (len(programs) - place)
+        for program, found in zip(batch, bench.measure_all(batch, end, share), strict=True):
+            yield program, row_of(program, found)
 
 
 # -- what is told of a suite, beyond what is told of a script ----------------------------------------------------------

@@ -493,7 +493,7 @@ MODELS = (
         partial(text, length=256, words=50257),
         partial(Gpt, 64, 16, 32, 2, 2),
         partial(text, length=8, words=64),
-        (4, 64),
+        (4, 32),
         autocast=True,
     ),
     Model(
@@ -504,7 +504,7 @@ MODELS = (
         partial(images, size=224, classes=1000),
         partial(Vit, 32, 8, 32, 2, 2, 10),
         partial(images, size=32, classes=10),
-        (4, 128),
+        (4, 64),
         autocast=True,
     ),
     Model(
@@ -515,7 +515,7 @@ MODELS = (
         partial(images, size=224, classes=1000),
         partial(resnet, (1, 1), 8, 10),
         partial(images, size=64, classes=10),
-        (4, 128),
+        (4, 64),
         tolerance=3e-2,
         why_tolerance=CONVOLUTIONS,
     ),

@@ -15,7 +15,9 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,9 +81,9 @@ class Group:
 
     def __init__(self, bench: Bench, program: Program, end: float, *, check: bool = False) -> None:
         self.outcomes = {side: Outcome() for side in program.sides}
-        self._bench, self._program, self._check, self._end = bench, program, check, end
+        self._bench, self._program, self._check, self.end = bench, program, check, end
         self.alive = {side: self._start(side) for side in program.sides}
-        self._all = tuple(self.alive.values())
+        self._all: tuple[Process, ...] = tuple(self.alive.values())
 
     def _start(self, side: str) -> Process:
         bench, program, result = self._bench, self._program, self.result(side)
@@ -138,22 +140,23 @@ class Group:
 
     def within(self, seconds: float, grace: float = 0.0) -> float:
         """The time in ``seconds``, or when all has to end; in ``grace`` seconds at the earliest."""
-        return max(min(self._end, time.monotonic() + seconds), time.monotonic() + grace)
+        return max(min(self.end, time.monotonic() + seconds), time.monotonic() + grace)
 
     def __enter__(self) -> Group:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Kill all at once, since to take down what a process has on a GPU takes a second; then wait for them."""
-        for process in self._all:
+        processes, self._all = self._all, ()
+        for process in processes:
             process.kill()
-        for process in self._all:
-            process.end(self._end)
+        for process in processes:
+            process.end(self.end)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Measures programs on ``device``, with ``blocks`` rounds (0: caches are filled) in an order drawn from ``seed``.
+    """Measures programs on ``device``, with ``blocks`` rounds in an order drawn from ``seed``.
 
     ``folder`` holds caches, results and logs, by program and side. ``command`` makes the command line of a process;
     ``step`` is told what is being done.
@@ -168,35 +171,50 @@ class Bench:
 
     def measure(self, program: Program, end: float, share: float = math.inf) -> Measured:
         """Measure ``program`` until ``end`` (of ``time.monotonic``) at most; its ``share`` of time ends before that."""
-        with Group(self, program, end) as group:
-            found = Measured(group.outcomes)
-            if program.apart:
-                self._check(program, group, end)
-            group.together(_STALLED, program.sides, "ready")
-            self.step(f"{program.name}: compiling")
-            first = [side for side in group.alive if side != REFERENCE][:1]
-            group.together(_COMPILING, first, "compile")
-            group.together(_COMPILING, [side for side in group.alive if side not in first], "compile")
-            for side in list(group.alive):
-                self.step(f"{program.name}: {side} warms up")
-                group.together(_STALLED, [side], "warm", calls=program.compared, seconds=_WARM_SECONDS)
-                if side in group.alive and not program.apart:
-                    group.note(side, group.compare(side))
-            self._rounds(program, group, found, end, share)
-            group.together(_STALLED, list(group.alive), "finish")
-            return found
+        return next(self.measure_all([program], end, share))
 
-    def _check(self, program: Program, group: Group, end: float) -> None:
+    def measure_all(self, programs: Sequence[Program], end: float, share: float = math.inf) -> Iterator[Measured]:
+        """Measure ``programs`` as ``measure`` does. All compile at once; then one is timed after the other, while the
+        processes of those to come hold their memory."""
+        with ThreadPoolExecutor(len(programs)) as pool, ExitStack() as alive:
+            groups = [alive.enter_context(Group(self, program, end)) for program in programs]
+            list(pool.map(self._compile, programs, groups))
+            for program, group in zip(programs, groups, strict=True):
+                with group:
+                    found = self._time(program, group, share)
+                yield found
+
+    def _compile(self, program: Program, group: Group) -> None:
+        if program.apart:
+            self._check(program, group)
+        group.together(_STALLED, program.sides, "ready")
+        self.step(f"{program.name}: compiling")
+        first = [side for side in group.alive if side != REFERENCE][:1]
+        group.together(_COMPILING, first, "compile")
+        group.together(_COMPILING, [side for side in group.alive if side not in first], "compile")
+
+    def _time(self, program: Program, group: Group, share: float) -> Measured:
+        found = Measured(group.outcomes)
+        for side in list(group.alive):
+            self.step(f"{program.name}: {side} warms up")
+            group.together(_STALLED, [side], "warm", calls=program.compared, seconds=_WARM_SECONDS)
+            if side in group.alive and not program.apart:
+                group.note(side, group.compare(side))
+        self._rounds(program, group, found, share)
+        group.together(_STALLED, list(group.alive), "finish")
+        return found
+
+    def _check(self, program: Program, group: Group) -> None:
         """Compare results computed with Inductor drawing as eager does; sides that fail here are not timed."""
         self.step(f"{program.name}: comparing results")
-        with Group(self, program, end, check=True) as checking:
+        with Group(self, program, group.end, check=True) as checking:
             checking.together(_COMPILING, program.sides, "ready")
             checking.together(_COMPILING, program.sides, "compile")
             checking.together(_COMPILING, program.sides, "warm", calls=program.compared, seconds=0.0)
         for side, outcome in checking.outcomes.items():
             group.note(side, checking.compare(side) if outcome.failure in (None, "ended") else outcome)
 
-    def _rounds(self, program: Program, group: Group, found: Measured, end: float, share: float) -> None:
+    def _rounds(self, program: Program, group: Group, found: Measured, share: float) -> None:
         slowest = max((found.sides[side].facts["call_us"] for side in group.alive), default=0.0)
         found.calls = program.calls if program.finite else block_calls(program.calls, slowest)
         for number in range(self.blocks if group.alive else 0):
@@ -204,9 +222,9 @@ class Bench:
             rows: dict[str, dict[str, float]] = {}
             order = list(group.alive)
             random.Random(f"{self.seed} {program.name} {number}").shuffle(order)
-            over = min(end, share) if number >= FEWEST_ROUNDS else end
+            over = min(group.end, share) if number >= FEWEST_ROUNDS else group.end
             for side in order:
-                if time.monotonic() >= (end if rows else over):
+                if time.monotonic() >= (group.end if rows else over):
                     found.notes.append(f"there was time for {number} of {self.blocks} rounds")
                     return
                 group.alive[side].tell("block", calls=found.calls, lead=LEAD_CALLS)

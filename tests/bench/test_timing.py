@@ -157,9 +157,16 @@ def test_blocks_of_short_calls_are_longer_by_whole_blocks_but_for_scripts(tmp_pa
         assert (found.calls, found.rounds[0]["default"]["calls"]) == (calls, calls)
 
 
-def test_without_rounds_each_side_fills_a_cache_of_its_own_and_nothing_is_timed(tmp_path: Path) -> None:
-    found = measured(tmp_path, blocks=0)
+def test_each_side_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    found = measured(tmp_path, blocks=1)
     caches = [outcome.facts["caches"] for outcome in found.sides.values()]
     assert len({each["TORCHINDUCTOR_CACHE_DIR"] for each in caches}) == 3
     assert len({each["TRITON_CACHE_DIR"] for each in caches}) == 1
-    assert (found.rounds, blocks_of(events(tmp_path)), found.sides["pygraph"].difference) == ([], [], 0.0)
+
+
+def test_several_programs_compile_at_once_and_are_timed_one_after_the_other(tmp_path: Path) -> None:
+    both = [program(name="one"), program(name="other")]
+    found = list(bench(tmp_path, {side: {"takes": 0.3} for side in SIDES}).measure_all(both, soon()))
+    assert [len(each.rounds) for each in found] == [4, 4]
+    what = [what for *_, what, _ in events(tmp_path)]
+    assert what.index("warm begins") > max(at for at, each in enumerate(what) if each == "compile ends")

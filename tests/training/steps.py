@@ -12,6 +12,9 @@ import pygraph
 
 FEATURES, WIDTH, CLASSES, BATCH = 8, 16, 4, 6
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Where all of these steps run."""
+
 
 class Setup:
     """A model, its optimizer, and what was compiled and replayed since it was made."""
@@ -37,7 +40,7 @@ def setup(
 ) -> Setup:
     """The same each time it is called."""
     torch.manual_seed(0)
-    made = mlp() if model is None else model()
+    made = (mlp() if model is None else model()).to(DEVICE)
     return Setup(made, optimizer(made.parameters()))
 
 
@@ -62,8 +65,17 @@ def basic(ours: Setup) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
 def batches(steps: int, batch: int = BATCH) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
     """Inputs and targets, the same each time."""
     generator = torch.Generator().manual_seed(1)
-    make = lambda *size: torch.randn(*size, generator=generator)  # noqa: E731
-    return [(make(batch, FEATURES), make(batch, CLASSES)) for _ in range(steps)]
+    return [(drawn(generator, batch, FEATURES), drawn(generator, batch, CLASSES)) for _ in range(steps)]
+
+
+def drawn(generator: torch.Generator, *size: int) -> torch.Tensor:
+    """Random numbers of a generator of the CPU, on the device."""
+    return torch.randn(*size, generator=generator).to(DEVICE)
+
+
+def generator_state() -> torch.Tensor:
+    """Of the generator that the device draws from."""
+    return torch.cuda.get_rng_state() if DEVICE == "cuda" else torch.get_rng_state()
 
 
 def state(of: Setup) -> dict[str, torch.Tensor]:
@@ -80,7 +92,12 @@ def assert_same_state(ours: Setup, theirs: Setup) -> None:
     assert mine.keys() == other.keys()
     for name, value in mine.items():
         torch.testing.assert_close(
-            value, other[name], rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+            value,
+            other[name].to(value.device),  # eager's counters of steps are on the CPU
+            rtol=1e-4,
+            atol=1e-5,
+            equal_nan=True,
+            msg=lambda text, name=name: f"{name}: {text}",
         )
 
 

@@ -19,6 +19,7 @@ import pygraph
 from tests.training.steps import (
     BATCH,
     CLASSES,
+    DEVICE,
     FEATURES,
     WIDTH,
     Setup,
@@ -196,7 +197,7 @@ def averaged(inside: bool) -> Program:
 
         def step(x: torch.Tensor, y: torch.Tensor) -> Any:
             ours.optimizer.zero_grad()
-            total = torch.zeros(())
+            total = torch.zeros((), device=DEVICE)
             for part, target in zip(x.chunk(2), y.chunk(2), strict=True):  # micro-batches
                 loss = loss_of(ours, part, target) / 2
                 loss.backward()
@@ -244,7 +245,7 @@ def checkpointed(reentrant: bool) -> Program:
 
 def bfloat16(ours: Setup) -> Any:
     def step(x: torch.Tensor, y: torch.Tensor) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             loss = loss_of(ours, x, y)
         loss.backward()
         ours.optimizer.step()
@@ -256,12 +257,12 @@ def bfloat16(ours: Setup) -> Any:
 
 def scaled(autocast: torch.dtype | None, clip: bool) -> Program:
     def program(ours: Setup) -> Any:
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-        times, scales = torch.ones(()), [2.0**10]
+        scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, growth_interval=2)
+        times, scales = torch.ones((), device=DEVICE), [2.0**10]
 
         def step(x: torch.Tensor, y: torch.Tensor) -> Any:
             ours.optimizer.zero_grad()
-            with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            with torch.autocast(DEVICE, autocast, enabled=autocast is not None):
                 loss = loss_of(ours, x, y)
             scaler.scale(loss * times).backward()
             if clip:
@@ -291,7 +292,7 @@ def interrupted(ours: Setup) -> Any:
     """A checkpoint after the sixth call; parameters replaced; a loss that is no number, which spoils all; then the
     checkpoint is loaded, from a file or from memory."""
     kept: list[io.BytesIO] = []
-    times = torch.ones(())
+    times = torch.ones((), device=DEVICE)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> Any:
         loss = loss_of(ours, x, y) * times

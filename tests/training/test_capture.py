@@ -16,6 +16,7 @@ from torch import nn
 import pygraph
 from pygraph.errors import CaptureError
 from tests.runtime.regions import same_bits
+from tests.training.steps import DEVICE, drawn, generator_state
 
 CALLS = 20
 
@@ -92,7 +93,7 @@ def make(
 
     def made() -> Trained:
         torch.manual_seed(0)
-        net = Net(**model)
+        net = Net(**model).to(DEVICE)
         trained = Trained(net, optimizer(net))
         trained.step = step(trained)
         return trained
@@ -103,7 +104,7 @@ def make(
 def batches(sizes: Callable[[int], int] = lambda _: 5) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     for call in range(CALLS):
-        yield torch.randn(sizes(call), 6, generator=generator), torch.randn(sizes(call), 3, generator=generator)
+        yield drawn(generator, sizes(call), 6), drawn(generator, sizes(call), 3)
 
 
 def run(trained: Trained, around: Around | None, sizes: Callable[[int], int]) -> list[Any]:
@@ -118,7 +119,7 @@ def run(trained: Trained, around: Around | None, sizes: Callable[[int], int]) ->
         except ValueError as error:
             result = str(error)
         seen.append(copy.deepcopy([_detached(result), _detached(trained.state())]))
-    seen.append(torch.get_rng_state())
+    seen.append(generator_state())
     return seen
 
 
@@ -161,8 +162,11 @@ def refused(made: Make, reason: str, around: Around | None = None) -> Any:
         lambda m: sgd(m),
         lambda m: sgd(m, foreach=True, nesterov=True, weight_decay=0.01),
         lambda m: torch.optim.AdamW(m.parameters(), fused=True),
-        lambda m: torch.optim.Adam(m.parameters(), lr=torch.tensor(0.01), fused=True, amsgrad=True),
-        lambda m: torch.optim.Adagrad(m.parameters(), fused=True),
+        lambda m: torch.optim.Adam(m.parameters(), lr=torch.tensor(0.01, device=DEVICE), fused=True, amsgrad=True),
+        pytest.param(
+            lambda m: torch.optim.Adagrad(m.parameters(), fused=True),
+            marks=pytest.mark.skipif(DEVICE == "cuda", reason="torch's fused Adagrad is for CPUs"),
+        ),
     ],
     ids=["sgd", "sgd-foreach", "adamw-fused", "adam-fused-tensor-rate", "adagrad-fused"],
 )
@@ -358,7 +362,7 @@ def test_evaluation_in_between() -> None:
         if call % 4 == 3:
             trained.model.eval()
             with torch.no_grad():
-                trained.kept["evaluated"] = trained.model(torch.ones(4, 6))
+                trained.kept["evaluated"] = trained.model(torch.ones(4, 6, device=DEVICE))
             trained.model.train()
 
     check(make(dropout=0.5, norm=True), around)
@@ -393,7 +397,10 @@ def test_a_rate_in_a_tensor_is_followed() -> None:
     def around(call: int, trained: Trained) -> None:
         trained.optimizer.param_groups[0]["lr"].fill_(0.1 / (call + 1))
 
-    check(make(optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=torch.tensor(0.1), fused=True)), around)
+    check(
+        make(optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=torch.tensor(0.1, device=DEVICE), fused=True)),
+        around,
+    )
 
 
 def test_losses_that_are_nan() -> None:
@@ -498,14 +505,14 @@ def changed(line: Callable[[Trained, torch.Tensor], Any]) -> Make:
 
 
 def _unreachable(_trained: Trained, x: torch.Tensor) -> torch.Tensor:
-    return next(value for value in vars(threading).setdefault("_of_this_test", [torch.full((), 0.5)]))
+    return next(value for value in vars(threading).setdefault("_of_this_test", [torch.full((), 0.5, device=DEVICE)]))
 
 
 @pytest.mark.parametrize(
     ("reason", "line"),
     [
         ("host-read", lambda t, x: 1.0 if x.sum().item() > 0 else 2.0),
-        ("host-read", lambda t, x: 1.0 if x.detach().numpy()[0, 0] > 0 else 2.0),
+        ("host-read", lambda t, x: 1.0 if x.detach().cpu().numpy()[0, 0] > 0 else 2.0),
         ("host-read", lambda t, x: 1.0 if x.tolist()[0][0] > 0 else 2.0),
         ("dynamic-output", lambda t, x: x[x > 0].sum()),
         ("unreachable-tensor", _unreachable),

@@ -29,9 +29,11 @@ import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 import pygraph
 from tests.runtime.regions import same_bits
+from tests.training.steps import DEVICE, drawn, generator_state
 
 CALLS = 20
 
@@ -56,13 +58,14 @@ class Program:
 
 
 def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(4, 5, generator=generator), torch.randn(4, 2, generator=generator)
+    return drawn(generator, 4, 5), drawn(generator, 4, 2)
 
 
 def net(make: Callable[[], nn.Module] = lambda: nn.Linear(5, 2)) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = make()
-    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model = make().to(DEVICE)
+    # One parameter after the other: in one kernel for all, updates of parameters that share memory race.
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
 
 
 def train(model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor, scale: Any = 1.0) -> torch.Tensor:
@@ -83,7 +86,7 @@ def run(program: Program) -> list[Any]:
         result = program.call(call, program.step, generator)
         tensors = [t.detach().clone() for t in _leaves(result)]
         seen.append([tensors, [t.clone() for t in program.model.state_dict().values()]])
-    return [*seen, torch.get_rng_state()]
+    return [*seen, generator_state()]
 
 
 def _leaves(value: Any) -> Iterator[torch.Tensor]:
@@ -300,7 +303,7 @@ def _set() -> State:
 
 def _number_in_a_tensor() -> State:
     held = [1.0]
-    return lambda: torch.tensor(held[0]), lambda value: held.__setitem__(0, value)
+    return lambda: torch.tensor(held[0], device=DEVICE), lambda value: held.__setitem__(0, value)
 
 
 def _size_of_a_tensor() -> State:
@@ -328,7 +331,7 @@ def test_state_is_never_frozen(state: Callable[[], State]) -> None:
         before = lambda call: write(1.0 if call < 11 else 2.0)  # noqa: E731
         return Program(model, lambda x, y: train(model, optimizer, x, y, read()), before)
 
-    check(make, replays=8)
+    check(make, replays=0 if state is _numpy and DEVICE == "cuda" else 8)  # no copy from the host is captured
 
 
 # -- what the step cannot do in a replay -------------------------------------------------------------------------------
@@ -386,7 +389,7 @@ class Twice(TorchFunctionMode):
 
 
 CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "autocast": lambda: torch.autocast(DEVICE, dtype=torch.bfloat16),
     "no-gradients": torch.no_grad,
     "saved-tensors": lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t),
     "function-mode": Twice,
@@ -487,7 +490,7 @@ def test_memory_that_comes_to_be_shared_between_sizes() -> None:
         def call(number: int, step: Callable[..., Any], generator: torch.Generator) -> Any:
             _tie(model, optimizer, number)
             rows = 4 if number < 7 else 3
-            return step(torch.randn(rows, 5, generator=generator), torch.randn(rows, 2, generator=generator))
+            return step(drawn(generator, rows, 5), drawn(generator, rows, 2))
 
         return Program(model, functools.partial(train, model, optimizer), call=call)
 
@@ -510,7 +513,7 @@ def _keyword(number: int, model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple
 
 
 def _parameter(number: int, model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
-    return x, y, (torch.ones(2) if number < 10 else model.bias)
+    return x, y, (torch.ones(2, device=DEVICE) if number < 10 else model.bias)
 
 
 @pytest.mark.parametrize("given", [_strided, _followed, _keyword, _parameter], ids=lambda given: given.__name__[1:])
@@ -559,7 +562,7 @@ def test_results_in_lists_dictionaries_and_closures() -> None:
             nonlocal last
             loss = train(model, optimizer, x, y)
             last = [*last[-2:], loss]
-            table["mean"] = table.get("mean", torch.zeros(())) * 0.5 + loss
+            table["mean"] = table.get("mean", torch.zeros((), device=DEVICE)) * 0.5 + loss
             return torch.stack(last).sum(), table["mean"]
 
         return Program(model, step)
@@ -648,7 +651,8 @@ def test_a_graph_that_is_left_open_is_refused() -> None:
 
 class Checkpointed(Three):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.utils.checkpoint.checkpoint(self.hidden, x, use_reentrant=False))
+        keep = DEVICE == "cpu"  # a GPU's generator would be read on the host
+        return self.last(checkpoint(self.hidden, x, use_reentrant=False, preserve_rng_state=keep))
 
     def hidden(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.second(self.first(x)))
@@ -687,12 +691,12 @@ def test_tensors_made_from_python_numbers() -> None:
         model, optimizer = net()
 
         def step(x: torch.Tensor, y: torch.Tensor) -> Any:
-            scale = torch.cat([torch.tensor([]), torch.tensor([0.5, 1.5]).mul_(2)])
+            scale = torch.cat([torch.tensor([]), torch.tensor([0.5, 1.5]).mul_(2)]).to(DEVICE)
             return train(model, optimizer, x, y, scale.sum())
 
         return Program(model, step)
 
-    check(make, replays=15)
+    check(make, replays=15 if DEVICE == "cpu" else 0)
 
 
 def test_gradients_of_gradients() -> None:
@@ -703,7 +707,7 @@ def test_gradients_of_gradients() -> None:
             x = x.clone().requires_grad_()
             loss = nn.functional.mse_loss(torch.tanh(model(x)), y)
             (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-            return train(lambda _: loss + gradient.square().sum(), optimizer, x, torch.zeros(()))
+            return train(lambda _: loss + gradient.square().sum(), optimizer, x, torch.zeros((), device=DEVICE))
 
         return Program(model, step)
 
@@ -759,7 +763,7 @@ def test_a_collection_during_a_step_is_none_of_its_code() -> None:
     gc.set_threshold(1, 1, 1)
     try:
         for _ in range(8):
-            captured(torch.randn(4, 5), torch.randn(4, 2))
+            captured(*batch(torch.Generator()))
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(told)
