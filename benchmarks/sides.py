@@ -19,6 +19,7 @@ from pygraph.bench.sides import OURS, SIDES, Side
 from pygraph.bench.sides import compile_as as compile_as_users_do
 
 __all__ = [
+    "CAPTURE",
     "GRAPHED",
     "STEP",
     "SUITE_SIDES",
@@ -31,20 +32,21 @@ __all__ = [
     "step_as",
 ]
 
-GRAPHED, WHOLE_STEP, STEP = "make-graphed-callables", "whole-step", "step"
+GRAPHED, WHOLE_STEP, STEP, CAPTURE = "make-graphed-callables", "whole-step", "step", "capture"
 _BY_HAND = (
     Side(GRAPHED, cuda=True),
     Side(WHOLE_STEP, cuda=True),
 )
 
 SUITE_SIDES: dict[str, Side] = {name: side for name, side in SIDES.items() if name != OURS}
-"""By name, in the order in which they are shown. ``whole-step`` is for workloads that say so, ``step`` for training."""
-SUITE_SIDES |= {side.name: side for side in (*_BY_HAND, SIDES[OURS], Side(STEP))}
+"""By name, in the order in which they are shown. ``whole-step`` and ``capture`` are for workloads that say so, ``step``
+for training."""
+SUITE_SIDES |= {side.name: side for side in (*_BY_HAND, SIDES[OURS], Side(STEP), Side(CAPTURE))}
 
 
 def compile_as(name: str, target: Any) -> Any:
     """``target`` compiled in a side's way."""
-    if name in (WHOLE_STEP, STEP):
+    if name in (WHOLE_STEP, STEP, CAPTURE):
         return target
     return GraphedModule(target) if name == GRAPHED else compile_as_users_do(name, target)
 
@@ -58,6 +60,8 @@ def step_as(name: str, step: Step) -> Step:
         return WholeStep(step)
     if name == STEP:
         return pygraph.train_step(step, options={"cache_dir": None})
+    if name == CAPTURE:
+        return pygraph.capture(step)
     if name != "reduce-overhead":
         return step
     begin: Callable[[], None] = torch.compiler.cudagraph_mark_step_begin

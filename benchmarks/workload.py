@@ -53,9 +53,9 @@ class Workload:
     results may be from eager's, relative to their largest magnitude, and ``why_tolerance`` says where that comes from.
     ``turns``: so many sizes of inputs take turns; results are then compared until each has come four times.
     ``random`` for steps that draw random numbers: results are then compared with Inductor drawing as eager does.
-    ``whole_step`` where the whole step can be captured by hand with ``torch.cuda.graph``. ``feeds_back`` where what was
-    compiled gets results of an earlier step: ``reduce-overhead`` overwrites those, so that its users clone them, and
-    so does that side. ``tiny`` builds the same program so small that a CPU runs it in a second or two. ``packages`` are
+    ``whole_step`` where the whole step can be captured as it is, with ``torch.cuda.graph``. ``feeds_back`` where what
+    was compiled gets results of an earlier step: ``reduce-overhead`` overwrites those, so that its users clone them,
+    and so does that side. ``tiny`` builds the same program so small that a CPU runs it in a second or two. ``packages`` are
     those to be installed besides torch, and ``imports`` modules that take long to import.
     """
 

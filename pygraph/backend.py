@@ -146,10 +146,12 @@ class _Compiler:
         from pygraph.inductor.attention import define_seeds, inputs_in_use, unwrap_idle
         from pygraph.inductor.compile import compile_under, pass_context, program_key
         from pygraph.inductor.decision import decide
+        from pygraph.inductor.scalars import compute_scalars_once
         from pygraph.inductor.write_back import fingerprint, write_back
         from pygraph.passes.manager import PassManager
 
         with _timed(report, "lift"):
+            compute_scalars_once(gm)
             report.notes += unwrap_idle(gm) + define_seeds(gm)
             graph = lift(gm, kind=report.kind, static_inputs=self._static_inputs(gm, kwargs))
             report.notes += self.failures.mark(graph, report.kind)

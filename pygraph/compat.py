@@ -25,6 +25,7 @@ __all__ = [
     "Substitution",
     "absent",
     "announce",
+    "compilations",
     "compile_reason",
     "dispatch_mode_flags",
     "inductor_timing",
@@ -181,6 +182,9 @@ _VariableBuilder = _find("torch._dynamo.variables.builder.VariableBuilder", cost
 _install_guard = _find("torch._dynamo.guards.install_guard", cost=_STEPS)
 _GuardBuilder = _find("torch._dynamo.guards.GuardBuilder", cost=_STEPS)
 _TensorVariable = _find("torch._dynamo.variables.TensorVariable", cost=_STEPS)
+_compilations = _find(
+    "torch._dynamo.utils.get_compilation_metrics", cost="`pygraph.train_step` does not report what Dynamo failed at"
+)
 saved_tensors_hooks = _find("torch._C._autograd._top_saved_tensors_default_hooks", cost="`pygraph.train_step` raises")
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
 _LazyVariableTracker = _find("torch._dynamo.variables.lazy.LazyVariableTracker", cost=_STEPS)
@@ -234,6 +238,11 @@ def _unread(item: Any, holder: Any) -> bool:
     parts = [] if known is None else getattr(known, "items", None)
     own = source is not None and getattr(source, "base", None) == holder
     return own and isinstance(parts, list) and all(_unread(part, source) for part in parts)
+
+
+def compilations() -> list[Any]:
+    """Dynamo's latest compilations; one that failed has ``fail_type``, ``fail_reason`` and a user's line."""
+    return [] if absent(_compilations) else list(_compilations())
 
 
 def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) -> None:

@@ -39,7 +39,11 @@ def plain_sgd(parameters: Iterable[nn.Parameter], device: str) -> torch.optim.Op
 
 
 def sgd(parameters: Iterable[nn.Parameter], device: str) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=1e-4)
+    """With its momentum made beforehand: ``reduce-overhead`` would overwrite what an update makes and keeps."""
+    optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=1e-4)
+    for parameter in optimizer.param_groups[0]["params"]:
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    return optimizer
 
 
 def adamw(parameters: Iterable[nn.Parameter], device: str) -> torch.optim.Optimizer:
@@ -50,11 +54,12 @@ def adamw(parameters: Iterable[nn.Parameter], device: str) -> torch.optim.Optimi
 def watched(*models: nn.Module) -> list[torch.Tensor]:
     """The first and the last matrix of each model: wrong gradients show there, steps later in the loss too.
 
-    No vectors: biases that begin at zero are, under AdamW, little but the signs of gradients for some steps.
+    No vectors: biases that begin at zero are, under AdamW, little but the signs of gradients for some steps; so is the
+    class token of a vision transformer.
     """
     found = []
     for model in models:
-        first, *_, last = (parameter for parameter in model.parameters() if parameter.dim() > 1)
+        first, *_, last = (parameter for parameter in model.parameters() if parameter.dim() in (2, 4))
         found += [first.detach(), last.detach()]
     return found
 

@@ -77,12 +77,14 @@ class Used:
 
 @dataclasses.dataclass(slots=True)
 class _Call:
-    """A call of a step. ``trace`` is the latest that Dynamo has begun in it; ``config`` is set from the first on."""
+    """A call of a step. ``trace`` is the latest that Dynamo has begun in it; ``config`` is set from the first on, and
+    ``earlier`` are compilations before that."""
 
     used: list[Used]
     left: set[str]
     trace: object = None
     config: Any = None
+    earlier: Sequence[Any] = ()
 
 
 _calls = threading.local()
@@ -100,6 +102,18 @@ def collected(used: list[Used], left: set[str]) -> Iterator[Callable[[], bool]]:
         _calls.latest = outer
         if call.config is not None:
             call.config.__exit__(None, None, None)
+            left.update(_failures(call.earlier))
+
+
+def _failures(earlier: Sequence[Any]) -> Iterator[str]:
+    """What Dynamo has failed at since, with the user's line."""
+    known = {id(each) for each in earlier}
+    for each in compat.compilations():
+        if id(each) not in known and each.fail_type is not None:
+            file, line = each.fail_user_frame_filename, each.fail_user_frame_lineno
+            place = f"{file or each.co_filename}:{line or each.co_firstlineno}"
+            reason = (each.fail_reason or "").strip().partition("\n")[0]
+            yield f"{each.co_name} runs as it is: {each.fail_type} at {place}: {reason}"
 
 
 @functools.cache
@@ -117,6 +131,7 @@ def _substitute(trace: object, value: Any) -> compat.Substitution | None:
         return None
     if trace is not call.trace:
         if call.config is None:
+            call.earlier = compat.compilations()
             call.config = compat.dynamo_config.patch(_CONFIG)
             call.config.__enter__()
         call.trace = trace

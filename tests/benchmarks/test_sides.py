@@ -24,6 +24,14 @@ def test_where_it_does_not_apply_it_says_why() -> None:
 
 def test_sides_are_those_that_a_device_has() -> None:
     by_hand = ("make-graphed-callables", "whole-step")
-    assert sides_for([], "cuda", SUITE_SIDES) == ("eager", "default", "reduce-overhead", *by_hand, "pygraph", "step")
-    assert sides_for([], "cpu", SUITE_SIDES) == ("eager", "default", "pygraph", "step")
+    assert sides_for([], "cuda", SUITE_SIDES) == (
+        "eager",
+        "default",
+        "reduce-overhead",
+        *by_hand,
+        "pygraph",
+        "step",
+        "capture",
+    )
+    assert sides_for([], "cpu", SUITE_SIDES) == ("eager", "default", "pygraph", "step", "capture")
     assert sides_for(["pygraph"], "cpu", SUITE_SIDES) == ("eager", "pygraph")
