@@ -55,8 +55,8 @@ class Workload:
     ``random`` for steps that draw random numbers: results are then compared with Inductor drawing as eager does.
     ``whole_step`` where the whole step can be captured as it is, with ``torch.cuda.graph``. ``feeds_back`` where what
     was compiled gets results of an earlier step: ``reduce-overhead`` overwrites those, so that its users clone them,
-    and so does that side. ``tiny`` builds the same program so small that a CPU runs it in a second or two. ``packages`` are
-    those to be installed besides torch, and ``imports`` modules that take long to import.
+    and so does that side. ``tiny`` builds the same program so small that a CPU runs it in a second or two. ``packages``
+    are those to be installed besides torch, and ``imports`` modules that take long to import.
     """
 
     name: str

@@ -40,7 +40,7 @@ def compute_scalars_once(gm: torch.fx.GraphModule) -> None:
                     continue
                 if item.target is not operator.getitem or not _is_foreach(item.args[0]):
                     continue
-                key = item, larger[index].dtype
+                key = item, node.args[0][index].meta["val"].dtype
                 if key not in made:
                     with gm.graph.inserting_after(item):
                         made[key] = gm.graph.call_function(_CONVERT, key)
