@@ -31,6 +31,7 @@ __all__ = [
     "inductor_timing",
     "keep_random_draws",
     "mend_gradients",
+    "mend_loop_order",
     "missing_text",
     "set_dispatch_mode_flags",
     "substitute_variables",
@@ -172,6 +173,9 @@ set_grad_enabled = _find("torch._C._set_grad_enabled")
 
 # -- Dynamo: training steps --------------------------------------------------------------------------------------------
 _STEPS = "`pygraph.train_step` ends graphs at the backward pass and at the optimizer"
+_FOREACH = "with torch 2.11, `pygraph.train_step` leaves some steps to Dynamo in parts"
+_FusedNode = _find("torch._inductor.scheduler.FusedSchedulerNode", cost=_FOREACH)
+_SchedulerNode = _find("torch._inductor.scheduler.SchedulerNode", cost=_FOREACH)
 disable_dynamo = _find("torch._dynamo.disable", cost="`pygraph.train_step` raises")
 innermost_fn = _find("torch._dynamo.eval_frame.innermost_fn", cost=_STEPS)
 global_step_hooks = tuple(
@@ -268,6 +272,20 @@ def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) 
         return build(_VariableBuilder(self.tx, source), value)
 
     _VariableBuilder.__call__ = call
+
+
+def mend_loop_order() -> None:
+    """Let foreach operators meet reductions in one graph: Inductor of torch 2.11 fails an assertion there (its issue
+    176591); later releases do not reorder such loops."""
+    if torch.__version__.split(".")[:2] != ["2", "11"]:
+        return
+    reorder = _FusedNode.reorder_loops_by_dep_pair
+
+    def reorder_loops_by_dep_pair(self: Any, *dependencies: Any) -> bool:
+        simple = all(isinstance(node, _SchedulerNode) for node in self.snodes)
+        return simple and reorder(self, *dependencies)
+
+    _FusedNode.reorder_loops_by_dep_pair = reorder_loops_by_dep_pair
 
 
 def mend_gradients() -> None:

@@ -121,6 +121,7 @@ def install() -> None:
     """Have Dynamo see stand-ins while it traces a training step. Does so once."""
     compat.substitute_variables(_substitute)
     compat.mend_gradients()
+    compat.mend_loop_order()
     compat.keep_random_draws()
 
 

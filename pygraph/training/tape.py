@@ -88,7 +88,8 @@ class Tape(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.refusal: Refusal | None = None
         self.arguments: list[int] = []
-        """Tensors from outside that operators use, by their number in the walk."""
+        """Tensors from outside that operators use, by their number in the walk. From the length of the walk on: all of
+        the memory behind such a tensor, as one row."""
         self.written: set[int] = set()
         """Those of them that operators write."""
         self.lines: list[tuple[str, str, str]] = []
@@ -151,13 +152,15 @@ class Tape(TorchDispatchMode):
             raise CaptureError("unsupported-operator", str(func))
         if func.namespace == "profiler":
             return None
+        if func is torch.ops.aten.set_.source_Storage and self._made_here(args[0]) and not args[0].numel():
+            return self._whole_storage(args[1], args[0].dtype)
         _check(func)
         for argument, value in _operands(func, args, kwargs):
             if is_written(func._schema, argument):
                 for tensor in _tensors(value):
                     owner = self._owner(tensor)
                     if owner.startswith("a"):
-                        self.written.add(int(owner[1:]))
+                        self.written.add(int(owner[1:]) % len(self._outside))
         if func is torch.ops.aten.lift_fresh.default and self._is_new(args[0]):
             if not args[0].numel():
                 made = f"{list(args[0].size())}, dtype={args[0].dtype}, device={args[0].device!r}"
@@ -167,6 +170,25 @@ class Tape(TorchDispatchMode):
         texts = [self._text(value) for value in args]
         texts += [f"{name}={self._text(value)}" for name, value in kwargs.items()]
         return f"{self._named(func)}({', '.join(texts)})"
+
+    def _made_here(self, tensor: torch.Tensor) -> bool:
+        return self._owners.get(memory_of(tensor)[0], "").startswith("t")
+
+    def _whole_storage(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> str:
+        """An empty tensor that gets a storage from outside becomes a view of it: so do cuDNN's recurrent layers see all
+        of their weights. Raises CaptureError for another storage or type."""
+        for number, tensor in enumerate(self._outside):
+            if tensor.dtype == dtype and tensor.untyped_storage()._cdata == storage._cdata:
+                whole = len(self._outside) + number
+                if whole not in self.arguments:
+                    self.arguments.append(whole)
+                return f"{self._named(torch.ops.aten.alias.default)}(a{whole})"
+        raise CaptureError("metadata-mutation", "aten::set_")
+
+    def operands(self, outside: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The function's arguments, of the tensors that a walk finds."""
+        count = len(outside)
+        return [outside[n] if n < count else _whole(outside[n - count]) for n in self.arguments]
 
     def _named(self, func: Any) -> str:
         """The name that an operator has in the function."""
@@ -192,6 +214,8 @@ class Tape(TorchDispatchMode):
 
     def _record(self, func: Any, call: str, result: Any) -> None:
         before = self._made
+        if isinstance(result, torch.Tensor) and result.is_cpu and not result.numel() and self._is_new(result):
+            call = self._constant(result)  # it holds no numbers: no replay on another device need make it
         target = self._target(result)
         if func._schema.is_mutable or self._made > before:
             self.lines.append((target if self._made > before else "", call, user_line() or ""))
@@ -321,6 +345,10 @@ def _names_in(call: str) -> Iterator[str]:
         if name[:1] in ("a", "t") and name[1:].isdigit():
             yield name
         name = ""
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _check(func: Any) -> None:

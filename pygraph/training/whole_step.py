@@ -469,7 +469,7 @@ class CapturedStep:
     def _captured(self, written: _Written, look: _Look) -> _Variant:
         """The variant of calls that agree, with a region over their tape."""
         made = _Variant(look.tokens, written)
-        tensors = [look.walk.tensors[number] for number in written.tape.arguments]
+        tensors = written.tape.operands(look.walk.tensors)
         devices = sorted({tensor.device.type for tensor in tensors})
         driver = driver_for(devices[0]) if len(devices) == 1 else None
         if driver is None:
@@ -517,7 +517,7 @@ class CapturedStep:
 
         variant.answer = answer
         try:
-            outputs = region([walk.tensors[number] for number in variant.written.tape.arguments])
+            outputs = region(variant.written.tape.operands(walk.tensors))
         finally:
             variant.answer = list
         if answers:

@@ -658,7 +658,22 @@ class Checkpointed(Three):
         return torch.tanh(self.second(self.first(x)))
 
 
+class OneBuffer(nn.Module):
+    """A layer whose parameters lie in one storage, and are read from there, as cuDNN's recurrent layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        buffer = torch.randn(34, device=DEVICE)
+        self.weight, self.bias = nn.Parameter(buffer[:10].view(2, 5)), nn.Parameter(buffer[32:])
+        self.storage = buffer.untyped_storage()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = torch.empty(0, device=x.device).set_(self.storage)
+        return nn.functional.linear(x, self.weight, self.bias) + flat.sum()
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
+    "one-buffer": OneBuffer,
     "checkpointed": Checkpointed,
     "weight-norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 2)),
     "spectral-norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(5, 2)),
@@ -675,6 +690,19 @@ def test_models(name: str) -> None:
         return Program(model, functools.partial(train, model, optimizer))
 
     check(make, replays=15)
+
+
+def test_a_tensor_gets_other_memory() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            loss = train(model, optimizer, x, y)
+            return loss, x.clone().set_(y.untyped_storage()).sum()
+
+        return Program(model, step)
+
+    assert "metadata-mutation" in check(make, replays=0).refusals
 
 
 def test_a_compiled_function_is_not_taken_apart() -> None:

@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
     "adamw-foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
     "adamw-fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, eps=1e-3),  # else near the signs of gradients
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
 }
 
