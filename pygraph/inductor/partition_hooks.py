@@ -175,6 +175,8 @@ class PartitionHooks:
 
 _active: ContextVar[PartitionHooks | None] = ContextVar("partition_hooks", default=None)
 _expecting: weakref.WeakSet[Any] = weakref.WeakSet()
+_external: weakref.WeakKeyDictionary[Any, tuple[int, set[Any]]] = weakref.WeakKeyDictionary()
+"""Of a graph: how many operations were looked at, and the FX nodes that external kernels among them compute."""
 
 
 def _listener() -> PartitionHooks | None:
@@ -285,9 +287,13 @@ def _origins(part: Any) -> list[Any]:
 
 def _is_external(origin: Any) -> bool:
     """Whether an FX node is computed by an external kernel."""
-    kernel = compat.ExternKernel
-    operations = compat.inductor_virtualized.graph.operations
-    return any(isinstance(one, kernel) and getattr(one, "origin_node", None) is origin for one in operations)
+    graph = compat.inductor_virtualized.graph
+    count, known = _external.get(graph, (0, set()))
+    if count < len(graph.operations):
+        new = [one for one in graph.operations[count:] if isinstance(one, compat.ExternKernel)]
+        known.update(getattr(one, "origin_node", None) for one in new)
+        _external[graph] = len(graph.operations), known
+    return origin in known
 
 
 def _is_elsewhere(origin: Any, device: Any) -> bool:
