@@ -16,19 +16,18 @@ import torch
 __all__ = ["compute_scalars_once"]
 
 _CONVERT = torch.ops.prims.convert_element_type.default
+_COMPUTED_IN_FLOAT = (torch.float, torch.half, torch.bfloat16)
 
 
 def compute_scalars_once(gm: torch.fx.GraphModule) -> None:
-    """Convert each 0-dimensional double, a foreach operator's result, that another combines with larger tensors.
-
-    These operators do so themselves, element by element: results stay the same.
-    """
-    made: dict[tuple[torch.fx.Node, torch.dtype], torch.fx.Node] = {}
+    """Convert each 0-dimensional double that a foreach operator makes, and another combines with larger tensors, to
+    float32. These operators compute in that type themselves: results stay the same."""
+    made: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in list(gm.graph.nodes):
         if not _is_foreach(node) or not isinstance(node.args[0], (list, tuple)):
             continue
         larger = [_value(item) for item in node.args[0]]
-        if not all(value is not None and value.dim() and value.dtype != torch.double for value in larger):
+        if not all(value is not None and value.dim() and value.dtype in _COMPUTED_IN_FLOAT for value in larger):
             continue
         for place, given in enumerate(node.args[1:], 1):
             if not isinstance(given, (list, tuple)) or len(given) != len(larger):
@@ -40,12 +39,11 @@ def compute_scalars_once(gm: torch.fx.GraphModule) -> None:
                     continue
                 if item.target is not operator.getitem or not _is_foreach(item.args[0]):
                     continue
-                key = item, node.args[0][index].meta["val"].dtype
-                if key not in made:
+                if item not in made:
                     with gm.graph.inserting_after(item):
-                        made[key] = gm.graph.call_function(_CONVERT, key)
-                    made[key].meta = {**item.meta, "val": value.to(key[1])}
-                items[index] = made[key]
+                        made[item] = gm.graph.call_function(_CONVERT, (item, torch.float))
+                    made[item].meta = {**item.meta, "val": value.float()}
+                items[index] = made[item]
             node.update_arg(place, items)
     if made:
         gm.graph.lint()
