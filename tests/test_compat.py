@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,6 +70,17 @@ def test_a_stand_in_is_nothing_and_cannot_be_used() -> None:
                 use()
     finally:
         compat.MISSING.clear()
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.11."), reason="mended in torch 2.12")
+def test_loops_of_nested_foreach_kernels_are_not_reordered(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.scheduler import FusedSchedulerNode
+
+    nested = SimpleNamespace(snodes=[FusedSchedulerNode.__new__(FusedSchedulerNode)], is_template=lambda: False)
+    before = FusedSchedulerNode.reorder_loops_by_dep_pair
+    monkeypatch.setattr(FusedSchedulerNode, "reorder_loops_by_dep_pair", before)  # is put back
+    compat.mend_loop_order()
+    assert FusedSchedulerNode.reorder_loops_by_dep_pair(nested, None, None) is False
 
 
 def test_without_a_symbol_that_can_be_spared_graphs_are_replayed_and_one_warning_names_it() -> None:

@@ -142,3 +142,22 @@ def test_what_cannot_be_traced_runs_as_it_is_and_is_told(
             one.model[0].weight.register_hook(lambda grad: grad * 2)  # type: ignore[index, union-attr]
     assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=4)
     assert any(reason in note for report in pygraph.reports() for note in report.notes)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(FEATURES, FEATURES, batch_first=True), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.lstm(x[:, None])[0][:, 0])
+
+
+def test_what_dynamo_fails_at_runs_as_it_is_and_is_told_with_its_line() -> None:
+    ours, theirs = setup(model=Recurrent), setup(model=Recurrent)
+    assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=3)
+    notes = [note for report in pygraph.reports() for note in report.notes]
+    told = [note for note in notes if note.startswith("forward runs as it is: Unsupported at ")]
+    assert len(told) == 1
+    assert f"{__file__}:" in told[0]
+    assert "LSTM" in told[0]
