@@ -46,9 +46,8 @@ $(TORCH): %: $(VERSIONS)/%/.ready
 
 $(VERSIONS)/%/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
-	sed '/^torch==/d' constraints.txt > $(@D)/constraints.txt
-	$(@D)/bin/python -m pip install --quiet torch==$*
-	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt --editable '.[dev]'
+	sed -E '/^(torch|nvidia-|cuda-)/d' constraints.txt > $(@D)/constraints.txt  # each release has CUDA libraries of its own
+	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt torch==$* --editable '.[dev]'
 	touch $@
 
 test-gpu: $(READY)  ## the driver contract, programs and a wide sweep of models, on a CUDA device

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pygraph
-from benchmarks import capture_cost, compile_time, versions, warm_start
+from benchmarks import capture_cost, compile_time, gpu_time, versions, warm_start
 from pygraph.version import PACKAGE
 
 pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("fresh")]
@@ -41,6 +41,15 @@ def test_how_long_a_whole_step_compiles() -> None:
     for calls in row["calls_s"].values():
         assert max(calls[0][1:]) < calls[0][0]
     assert row["ratio"] == pytest.approx(row["step"] / row["default"], rel=0.01)
+
+
+def test_kernels_are_told_by_their_names() -> None:
+    names = (
+        "triton_poi_fused_add_0",
+        "nvjet_sm90_tst_96x64_64x8_1x2_h_bz_NNN",
+        "void at::native::unrolled_elementwise_kernel",
+    )
+    assert [gpu_time.kind_of(name) for name in (*names, "x")] == ["Inductor", "product", "torch", "other"]
 
 
 @pytest.mark.parametrize("name", warm_start.PROGRAMS)
