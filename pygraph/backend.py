@@ -25,21 +25,19 @@ from pygraph import compat
 from pygraph.dump import dump_launches, dump_program, graph_dir, trace_report
 from pygraph.errors import CaptureError, OptionError
 from pygraph.frontend.location import GraphOrigin, module_of, origin_of
-from pygraph.inductor.capture_failures import CaptureFailures, program_rows
 from pygraph.inductor.emitted import program_record
 from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
 from pygraph.logs import configure
 from pygraph.report.model import GraphReport, RegionReport, open_report
 from pygraph.runtime.contract import Driver, make_driver, start_build
-from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.settings import Settings
-from pygraph.warm import Facts, Keeper, RegionFacts, cached_under, entry_tag, mark_cached, restoring
+from pygraph.warm import Facts, Keeper, RegionFacts, cached_under, entry_tag, mark_cached, program_rows, restoring
 
 if TYPE_CHECKING:
     from pygraph.inductor.decision import Decision
-    from pygraph.inductor.emitted import EmittedProgram, ProgramRecord
+    from pygraph.inductor.emitted import EmittedProgram, ProgramRecord, Step
     from pygraph.ir import Graph
 
 __all__ = ["attach", "driver_for", "pygraph"]
@@ -77,11 +75,9 @@ def pygraph(
     devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
     start_build(devices, settings.cache_dir)  # in the background
     settings.check_passes()  # a pipeline that does not parse is the caller's mistake, not a failure in here
-    rows = program_rows(gm)
-    failures = CaptureFailures(rows, devices, settings)
-    tag = None if unusable else entry_tag([*rows, failures.digest()], settings)
+    tag = None if unusable else entry_tag(program_rows(gm), settings)
     keeper = None if tag is None else Keeper(tag)
-    compiler = _Compiler(settings, origin_of(gm), compat.compiler_config.cache_key_tag, keeper, failures, unusable)
+    compiler = _Compiler(settings, origin_of(gm), compat.compiler_config.cache_key_tag, keeper, unusable)
     with cached_under(tag), restoring(keeper, compiler.restore), following():
         return cast(
             "Callable[..., Any]",
@@ -115,7 +111,6 @@ class _Compiler:
     origin: GraphOrigin
     user_tag: str
     keeper: Keeper | None
-    failures: CaptureFailures
     unusable: str
     forward: Graph | None = field(default=None, init=False)
 
@@ -154,7 +149,6 @@ class _Compiler:
             compute_scalars_once(gm)
             report.notes += unwrap_idle(gm) + define_seeds(gm)
             graph = lift(gm, kind=report.kind, static_inputs=self._static_inputs(gm, kwargs))
-            report.notes += self.failures.mark(graph, report.kind)
             lifted = fingerprint(graph)
         with _timed(report, "passes"):
             manager = PassManager(self.settings.pipeline, dump_dir=graph_dir(self.settings.dump_dir, report))
@@ -177,7 +171,7 @@ class _Compiler:
             program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag)
         facts = _facts(program, graph, decision, report, tag, modules)
         kept = self.keeper is not None and self.keeper.keep(program, facts, report)
-        run = attach(program, facts, report, self.settings, self._on_failure(report))
+        run = attach(program, facts, report, self.settings)
         if kept:
             mark_cached(run, program)
         return run
@@ -198,7 +192,7 @@ class _Compiler:
             with _timed(report, "restore"):
                 facts.fill(report, told)
                 report.record, report.source = program_record(program), program.source_code
-                run = attach(program, facts, report, self.settings, self._on_failure(report))
+                run = attach(program, facts, report, self.settings)
         except Exception as error:  # the program itself is Inductor's, and whole
             if self.settings.strict:
                 raise
@@ -206,23 +200,6 @@ class _Compiler:
             return _boxed(program)
         trace_report(report)
         return run
-
-    # -- a capture that fails ------------------------------------------------------------------------------------------
-
-    def _on_failure(self, report: GraphReport) -> Callable[[Refusal], None] | None:
-        """What takes refusals that name operators: the next compilation of the program leaves those outside."""
-        return None if self.settings.strict else functools.partial(_remember, self.failures, report)
-
-
-def _remember(failures: CaptureFailures, report: GraphReport, refusal: Refusal) -> None:
-    complete = report.complete()
-    if complete.decision is None or complete.record is None:
-        return
-    for name in failures.add(report.kind, refusal, complete.decision, complete.record):
-        placed = complete.decision.nodes[name]
-        note = f"cut when it is compiled next: {placed.op} at {placed.loc or 'unknown line'}: {refusal.reason}"
-        report.notes.append(note)
-        _log.info("%s: %s", report.name, note)
 
 
 def _kind(kwargs: Mapping[str, Any]) -> str:
@@ -283,11 +260,25 @@ def _facts(
     lines = line_origins(program.source_code, emitted.regions, record.regions, decision)
     held, lent = held_inputs(graph), lent_inputs(graph)
     regions = tuple(
-        RegionFacts(one, origins, _positions(function.arguments, held), _positions(function.arguments, lent))
-        for one, function, origins in zip(report.regions, emitted.regions, lines, strict=True)
+        RegionFacts(
+            one,
+            origins,
+            _positions(function.arguments, held),
+            _positions(function.arguments, lent),
+            _called(steps, decision),
+        )
+        for one, function, origins, steps in zip(report.regions, emitted.regions, lines, record.regions, strict=True)
     )
     text = entry_text(program.source_code) if len(regions) == 1 and regions[0].report.wrapped else None
     return Facts(tag, report.kind, report.device, regions, text)
+
+
+def _called(steps: Sequence[Step], decision: Decision) -> tuple[str, ...]:
+    """The operators that a region of these ``steps`` calls between segments."""
+    placed = (decision.nodes.get(name) for step in steps for name in step.origins)
+    named = [one.op for one in placed if one is not None and one.eager is not None]
+    named += [one.op for step in steps for one in step.made if one.eager is not None]
+    return tuple(dict.fromkeys(named))
 
 
 def _positions(arguments: Sequence[str], names: frozenset[str]) -> tuple[int, ...]:
@@ -328,13 +319,9 @@ def attach(
     facts: Facts,
     report: GraphReport,
     settings: Settings,
-    on_failure: Callable[[Refusal], None] | None,
 ) -> Boxed:
     """Put regions in the place of the functions of Inductor's ``program``. Returns what a call enters by: the replay of
-    the only region, where the program does nothing else.
-
-    ``on_failure`` is called with why a capture failed, where the operators that are at fault are known.
-    """
+    the only region, where the program does nothing else."""
     driver = _driver(facts, report, settings)
     if driver is None:
         return _boxed(program)
@@ -363,7 +350,7 @@ def attach(
             lent=known.lent,
             on_capture=None if folder is None else functools.partial(dump_launches, folder, told.index),
             origins={first + line: origin for line, origin in known.origins.items()},
-            on_refusal=on_failure,
+            eager=known.eager,
         )
         told.record = region.record
         made.append((region, function))
@@ -391,11 +378,14 @@ def _boxed(program: Boxed, *, fresh: bool = False) -> Boxed:
 
 
 def _call_strictly(region: Region, args: list[Any]) -> Sequence[Any]:
-    """Raise once it turns out that a region cannot be captured: not where it merely is faster uncaptured."""
+    """Raise once it turns out that a region, or an operator in it, cannot be captured: not where it merely is faster
+    uncaptured."""
     outputs = region(args)
     record = region.record
     if record.state == "uncaptured" and record.reason:
         raise CaptureError("strict", f"{record.name} cannot be captured: {record.reason}")
+    for reason in record.eager_since.values():
+        raise CaptureError("strict", f"{record.name} calls what cannot be captured: {reason}")
     return outputs
 
 

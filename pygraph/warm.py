@@ -8,8 +8,7 @@ file beside Inductor's caches, and put back when AOTAutograd loads the program:
     warm:  Dynamo ─ key ─ load program and facts ─ wrap regions                 (no facts: a miss)
 
 The key holds all else that passes and report depend on. So a program is never shared with plain Inductor, with other
-options, another source of this package, or other source lines. What captures failed for is part of it too: after a
-failure the graph is compiled anew, and cut.
+options, another source of this package, or other source lines.
 """
 
 from __future__ import annotations
@@ -26,13 +25,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pygraph import cache, compat
 from pygraph.report.model import GraphReport, RegionReport
 from pygraph.runtime.recording import Origin
 from pygraph.settings import Settings
 from pygraph.version import PACKAGE, package_digest
 
-__all__ = ["Facts", "Keeper", "RegionFacts", "cached_under", "entry_tag", "mark_cached", "restoring"]
+__all__ = [
+    "Facts",
+    "Keeper",
+    "RegionFacts",
+    "cached_under",
+    "entry_tag",
+    "mark_cached",
+    "program_rows",
+    "restoring",
+]
 
 _log = logging.getLogger("pygraph")
 
@@ -40,12 +50,14 @@ _log = logging.getLogger("pygraph")
 @dataclass(frozen=True)
 class RegionFacts:
     """A region before it ever runs: what the report says, the origins of its function's lines (which count from its
-    first one, 0), and the arguments that outlive the call in any case (``held``) or may (``lent``)."""
+    first one, 0), the arguments that outlive the call in any case (``held``) or may (``lent``), and the operators that
+    its replays call (``eager``)."""
 
     report: RegionReport
     origins: Mapping[int, Origin]
     held: tuple[int, ...]
     lent: tuple[int, ...]
+    eager: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,26 @@ def _tell(told: bytes, report: GraphReport) -> None:
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------
+
+
+def program_rows(gm: torch.fx.GraphModule) -> list[str]:
+    """What tells a graph of Dynamo's from others, besides sizes: its operators, the user's lines and modules, and what
+    operators that do not come with torch say of themselves."""
+    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    return [_row(node) for graph in graphs for node in graph.nodes if node.op != "placeholder"]
+
+
+def _row(node: torch.fx.Node) -> str:
+    modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    return f"{node.name}{_operator(node.target)} {node.meta.get('stack_trace')} {modules}"
+
+
+def _operator(target: Any) -> str:
+    if isinstance(target, compat.OpOverloadPacket):
+        return "".join(_operator(getattr(target, name)) for name in target.overloads())
+    if not isinstance(target, compat.OpOverload) or target.namespace in ("aten", "prims"):
+        return f" {target if isinstance(target, str) else getattr(target, '__name__', '')}"
+    return f" {target._schema} {sorted(map(str, target.tags))}"
 
 
 def entry_tag(rows: Iterable[str], settings: Settings) -> str | None:

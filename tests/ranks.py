@@ -1,4 +1,4 @@
-"""One process of several that run a compiled program with collectives inside of custom operators.
+"""One process of several that run compiled programs with collectives, functional or inside of custom operators.
 
 Run as ``python -m tests.ranks RANK SIZE STORE DEVICE BACKEND``. Prints what its calls returned, as JSON.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
 
 CALLS = 7
 
@@ -37,25 +38,40 @@ for _op in (total, direct):
     _op.register_fake(lambda x: torch.empty_like(x))
 
 
+def functional(x: torch.Tensor) -> torch.Tensor:
+    """The same, by a functional collective."""
+    return all_reduce(x, "sum", distributed.group.WORLD)
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    """The same, from what all ranks send; a second collective is under way meanwhile."""
+    group = distributed.group.WORLD
+    everything = all_gather_tensor(x, 0, group)
+    other = all_reduce(x * 3, "sum", group)
+    return everything.view(-1, *x.shape).sum(0) + 0 * torch.relu(other)
+
+
 def main(rank: int, size: int, store: str, device: str, backend: str) -> None:
     import pygraph
 
     distributed.init_process_group(
         backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
-    ops = [total] if device == "cuda" else [total, direct]
+    ops = [total, functional, gathered] if device == "cuda" else [total, direct, functional, gathered]
     if device == "cuda":
         torch.cuda.set_device(rank)
     # Ranks capture at different calls.
     options = {"passes": "legality,placement,partitioning,indirection", "capture_after": 2 + rank}
-    for op in (op for op in ops for _ in range(2)):  # an operator that fails on a device is cut the second time
+    for op in ops:
         ours = torch.compile(lambda x, op=op: torch.relu(op(torch.relu(x) + 1)) * 2, backend="pygraph", options=options)
         found = [float(ours(torch.full((4,), float(call + rank), device=device))[0]) for call in range(CALLS)]
         (report,) = pygraph.reports()
         counts = pygraph.counters()
         states = [region.state for region in report.regions]
         left = [(u.op, u.reason) for u in report.uncaptured()]
-        print(json.dumps({"found": found, "states": states, "left": left, "replays": counts.get("replays", 0)}))
+        calls = sum(call.count for region in report.regions if region.record for call in region.record.eager)
+        said = {"found": found, "states": states, "left": left, "calls": calls, "replays": counts.get("replays", 0)}
+        print(json.dumps(said))
         pygraph.reset()
         torch._dynamo.reset()
     distributed.destroy_process_group()

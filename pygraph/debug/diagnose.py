@@ -18,6 +18,7 @@ from itertools import combinations
 from typing import Any
 
 from pygraph.runtime.contract import Driver, Program, Slot
+from pygraph.runtime.eager import base_of
 from pygraph.runtime.layout import lifetimes
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import AllocationKind, Launch
@@ -70,8 +71,9 @@ def _captured_again(
     fn: Callable[[list[Any]], Sequence[Any]], driver: Driver, program: Program, args: Sequence[Any]
 ) -> SlotTable | Refusal:
     """What another capture says of the words of ``program``."""
+    eager = {base_of(call.name) for call in program.calls}
     for _ in range(_ATTEMPTS):
-        table = discover(program.recording, driver.capture(fn, list(args)))
+        table = discover(program.recording, driver.capture(fn, list(args), eager))
         if isinstance(table, SlotTable) or table.reason not in SPORADIC:
             break
     return table

@@ -95,7 +95,7 @@ def compare(decision: Decision, record: ProgramRecord) -> tuple[list[str], set[i
         for name in dict.fromkeys(origin for step in steps for origin in step.origins):
             placed = decision.nodes.get(name)
             # A constant launches nothing: where a kernel names one, Inductor has folded it or put it on the device.
-            if placed is not None and not placed.capturable and placed.op != CONSTANT:
+            if placed is not None and not placed.capturable and placed.eager is None and placed.op != CONSTANT:
                 notes.append(f"region {index} holds {name} ({placed.op}), judged not capturable: {placed.reason}")
                 forbidden.add(index)
         for one in (one for step in steps for one in step.made if one.reason is not None):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, SELECTED, Graph
+from pygraph.ir import CAPTURABLE, DETAIL, EAGER, REASON, REGION, SELECTED, Graph
 
 __all__ = ["BARRIER", "RNG", "Decision", "Placed", "decide"]
 
@@ -18,7 +18,8 @@ RNG = "rng"
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where one node goes. ``region`` is None outside of every region; then ``reason`` says why.
+    """Where one node goes: captured in a region, called by a region between two segments (``eager``, for this reason),
+    or outside. ``region`` is None outside of every region; then ``reason`` says why.
 
     ``chains`` names the orders besides data that the node is part of: nodes of one chain keep their order among
     themselves, and one of the chain BARRIER keeps its place among all nodes.
@@ -31,6 +32,7 @@ class Placed:
     detail: str = ""
     loc: str | None = None
     chains: tuple[str, ...] = ()
+    eager: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,9 @@ class Decision:
     def digest(self) -> str:
         """A hash of everything that decides where Inductor's program is cut, for cache keys."""
         rows = [self.device, self.pipeline]
-        rows += [f"{name} {p.op} {p.region} {p.reason} {p.capturable} {p.chains}" for name, p in self.nodes.items()]
+        rows += [
+            f"{name} {p.op} {p.region} {p.reason} {p.capturable} {p.chains} {p.eager}" for name, p in self.nodes.items()
+        ]
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
@@ -63,6 +67,7 @@ def decide(graph: Graph, device: str, pipeline: str) -> Decision:
             detail=node.meta.get(DETAIL) or "",
             loc=str(node.loc) if node.loc else None,
             chains=tuple(chain for chain, member in chains.items() if member),
+            eager=node.meta.get(REASON) if region is not None and node.meta.get(EAGER) else None,
         )
     selected = (index for index, region in graph.regions.items() if region.meta.get(SELECTED) is not False)
     return Decision(device, nodes, frozenset(selected), pipeline)

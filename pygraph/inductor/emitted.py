@@ -35,12 +35,14 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class PatternNode:
     """An FX node that Inductor's own passes made, so that no decision names it: its operator, and the nodes of the
-    decision that it was made from. Without any, nobody knows. ``reason`` says why it has to be outside, if it has."""
+    decision that it was made from. Without any, nobody knows. ``reason`` says why it has to be outside, if it has, and
+    ``eager`` why a region calls it between two segments."""
 
     name: str
     op: str
     sources: tuple[str, ...]
     reason: str | None = None
+    eager: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
     Scheduler.should_partition        ▸ PartitionHooks.should_partition    the reason why a node stays outside, or None
     Scheduler.process_grouped_nodes   ▸ PartitionHooks.reorder             fewer regions, where memory allows
-    Scheduler.graph_partition         ▸ PartitionHooks.record              what each partition holds
+    Scheduler.graph_partition         ▸ PartitionHooks.trim                no region begins or ends with an eager call
+                                        PartitionHooks.record              what each partition holds
 
 Answers differ from Inductor's own only while hooks are active on the thread, and for main graphs alone.
 """
@@ -12,10 +13,10 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,11 +27,11 @@ from pygraph.frontend.names import op_name
 from pygraph.inductor.decision import BARRIER, RNG, Decision
 from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.inductor.lineage import Lineage, following
-from pygraph.ir import CAPTURABLE, CONSTANT, REASON, base_name
+from pygraph.ir import CAPTURABLE, CONSTANT, EAGER, REASON, base_name
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.partitioning import NO_LAUNCH
-from pygraph.passes.region_order import count_runs, fewest_runs
+from pygraph.passes.region_order import Kind, fewest_runs, runs
 
 __all__ = ["PartitionHooks"]
 
@@ -40,14 +41,30 @@ MEMORY_BUDGET = 1.1
 """How far a new order may raise Inductor's estimate of peak memory; the bound that Inductor itself uses."""
 
 
+class Verdict(NamedTuple):
+    """Why a node has to stay outside of every region, if it has; else why a region calls it between two segments, if it
+    cannot capture it."""
+
+    reason: str | None = None
+    eager: str | None = None
+
+
+def _joined(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict on several nodes that run as one."""
+    found = list(verdicts)
+    reason = next((verdict.reason for verdict in found if verdict.reason is not None), None)
+    return Verdict(reason, next((verdict.eager for verdict in found if verdict.eager is not None), None))
+
+
 class PartitionHooks:
     """One compilation under a decision. ``legality`` judges the nodes that Inductor's own passes made."""
 
     def __init__(self, decision: Decision, legality: Legality) -> None:
         self.decision = decision
         self.legality = legality
-        self._judged: dict[Any, Mapping[str, str | None]] = {}
-        self._reasons: dict[str, str | None] = {}
+        self._judged: dict[Any, Mapping[str, Verdict]] = {}
+        self._verdicts: dict[str, Verdict] = {}
+        self._trimmed: dict[str, str] = {}
         self._lineage = Lineage()
 
     @contextmanager
@@ -65,22 +82,39 @@ class PartitionHooks:
 
     def should_partition(self, snode: Any) -> str | None:
         """The reason why a scheduled node has to stay outside of every region, or None."""
-        for part in _scheduled_parts(snode):
-            name = part.get_name()
-            if name not in self._reasons:
-                self._reasons[name] = self._reason(part)
-            if self._reasons[name] is not None:
-                return self._reasons[name]
-        return None
+        parts = _scheduled_parts(snode)
+        trimmed = next((self._trimmed[part.get_name()] for part in parts if part.get_name() in self._trimmed), None)
+        return trimmed or self._verdict(parts).reason
+
+    def _verdict(self, parts: Sequence[Any]) -> Verdict:
+        for part in parts:
+            if part.get_name() not in self._verdicts:
+                self._verdicts[part.get_name()] = self._judge_part(part)
+        return _joined(self._verdicts[part.get_name()] for part in parts)
+
+    def _kind(self, snode: Any) -> Kind:
+        verdict = self._verdict(_scheduled_parts(snode))
+        return Kind.OUTSIDE if verdict.reason else Kind.EAGER if verdict.eager else Kind.LAUNCHES
 
     def reorder(self, snodes: list[Any]) -> list[Any]:
         """An order with fewer regions, when there is one that Inductor's own memory estimate does not forbid."""
-        inside = [self.should_partition(snode) is None for snode in snodes]
-        order = fewest_runs(inside, self._predecessors(snodes))
-        if count_runs([inside[i] for i in order]) >= count_runs(inside):
+        kinds = [self._kind(snode) for snode in snodes]
+        order = fewest_runs(kinds, self._predecessors(snodes))
+        if len(runs([kinds[i] for i in order])) >= len(runs(kinds)):
             return snodes
         chosen = [snodes[i] for i in order]
         return chosen if _memory_allows(snodes, chosen) else snodes
+
+    def trim(self, snodes: Sequence[Any]) -> None:
+        """Leave eager calls outside that no region has between its first and its last launch, in the final order."""
+        kinds = [self._kind(snode) for snode in snodes]
+        between = {step for run in runs(kinds) for step in run}
+        for step, (snode, kind) in enumerate(zip(snodes, kinds, strict=True)):
+            if kind is Kind.EAGER and step not in between:
+                parts = _scheduled_parts(snode)
+                self._trimmed.update(
+                    dict.fromkeys((part.get_name() for part in parts), self._verdict(parts).eager or "")
+                )
 
     def record(self, partitions: Sequence[Sequence[Any]], inside: Sequence[bool]) -> ProgramRecord:
         """What each partition holds."""
@@ -116,37 +150,45 @@ class PartitionHooks:
 
     # -- reasons ---------------------------------------------------------------------------------------------------
 
-    def _reason(self, part: Any) -> str | None:
+    def _judge_part(self, part: Any) -> Verdict:
         structural = _uncapturable_structure(part, self.decision.device)
-        return structural or next(filter(None, map(self._origin_reason, _origins(part))), None)
+        if structural is not None:
+            return Verdict(structural)
+        verdict = _joined(map(self._judge_origin, _origins(part)))
+        called = isinstance(_kernel(part.node), compat.ExternKernel)  # else it is part of a kernel that computes more
+        return verdict if called or verdict.reason else Verdict(verdict.eager)
 
-    def _origin_reason(self, origin: Any) -> str | None:
+    def _judge_origin(self, origin: Any) -> Verdict:
         if origin.op in ("placeholder", "get_attr", "output"):
-            return None
+            return Verdict()
         if self._lineage.sources(origin) is not None:
-            return self._made_reason(origin)
+            return self._judge_made(origin)
         placed = self.decision.nodes.get(origin.name)
         if placed is not None:
-            return placed.reason
-        return self._origin_reason(origin.args[0]) if _is_tuple_getitem(origin) else UNKNOWN
+            return Verdict(placed.reason, placed.eager)
+        return self._judge_origin(origin.args[0]) if _is_tuple_getitem(origin) else Verdict(UNKNOWN)
 
-    def _made_reason(self, origin: Any) -> str | None:
+    def _judge_made(self, origin: Any) -> Verdict:
         """A node that Inductor made is outside for any reason that what it was made from is outside for, or its own."""
         sources = self._sources(origin)
         reasons = [self.decision.nodes[name].reason for name in sources] or [UNKNOWN]
         inherited = next((reason for reason in reasons if reason not in (None, NO_LAUNCH)), None)
         if inherited is not None or getattr(origin.target, "_inductor_lowering_function", False) is True:
-            return inherited  # the latter calls no operator: it lowers what a pattern matched
+            return Verdict(inherited)  # the latter calls no operator: it lowers what a pattern matched
         if origin.graph not in self._judged:
             self._judged[origin.graph] = self._judge(origin.graph)
-        return self._judged[origin.graph].get(origin.name, UNKNOWN)
+        return self._judged[origin.graph].get(origin.name, Verdict(UNKNOWN))
 
-    def _judge(self, fx_graph: Any) -> Mapping[str, str | None]:
-        """The reason of each node of an FX graph by name, None where it is capturable."""
+    def _judge(self, fx_graph: Any) -> Mapping[str, Verdict]:
+        """What is to be done with each node of an FX graph, by name."""
         gm = fx_graph.owning_module or torch.fx.GraphModule(torch.nn.Module(), fx_graph)
         graph = lift(gm, kind="inference")
         self.legality.run(graph, PassContext(self.decision.device))
-        return {n.name: None if n.meta.get(CAPTURABLE) else n.meta.get(REASON) or UNKNOWN for n in graph.nodes}
+        found: dict[str, Verdict] = {}
+        for node in graph.nodes:
+            reason = None if node.meta.get(CAPTURABLE) else node.meta.get(REASON) or UNKNOWN
+            found[node.name] = Verdict(None, reason) if node.meta.get(EAGER) else Verdict(reason)
+        return found
 
     def _sources(self, origin: Any) -> tuple[str, ...]:
         """The nodes of the decision that a node was made from; constants launch nothing and decide nothing."""
@@ -167,7 +209,7 @@ class PartitionHooks:
                 for part in parts
             ),
             reason=self.should_partition(snode),
-            made=tuple(PatternNode(n.name, op_name(n.target), self._sources(n), self._made_reason(n)) for n in made),
+            made=tuple(PatternNode(n.name, op_name(n.target), self._sources(n), *self._judge_made(n)) for n in made),
         )
 
 
@@ -202,8 +244,10 @@ def _install() -> None:
             self.nodes = listener.reorder(self.nodes)
 
     def graph_partition(self: Any) -> tuple[Any, Any]:
-        partitions, signatures = partition(self)
         listener = _listener()
+        if listener is not None:
+            listener.trim(self.nodes)
+        partitions, signatures = partition(self)
         if listener is not None:
             graph: Any = compat.inductor_virtualized.graph
             record = listener.record(partitions, [not signature.skip_cudagraph for signature in signatures])
@@ -271,9 +315,7 @@ def _origins(part: Any) -> list[Any]:
     A buffer that is realized because an external kernel, or a copy to another device, needs it gets the origin of that,
     too, although what it computes is not in it: at most a copy in other strides, which nothing speaks against.
     """
-    node = part.node
-    while isinstance(node, compat.MultiOutput):
-        node = node.inputs[0]
+    node = _kernel(part.node)
     found = getattr(node, "origins", None) or ()
     if isinstance(node, compat.ComputedBuffer):
         where = part.get_device()
@@ -285,15 +327,29 @@ def _origins(part: Any) -> list[Any]:
     return sorted(found, key=lambda origin: str(origin.name))
 
 
+def _kernel(node: Any) -> Any:
+    """What computes ``node``, which may take one of several results."""
+    while isinstance(node, compat.MultiOutput):
+        node = node.inputs[0]
+    return node
+
+
 def _is_external(origin: Any) -> bool:
     """Whether an FX node is computed by an external kernel."""
     graph = compat.inductor_virtualized.graph
     count, known = _external.get(graph, (0, set()))
     if count < len(graph.operations):
         new = [one for one in graph.operations[count:] if isinstance(one, compat.ExternKernel)]
-        known.update(getattr(one, "origin_node", None) for one in new)
+        known.update(node for one in new for node in _computed(one))
         _external[graph] = len(graph.operations), known
     return origin in known
+
+
+def _computed(kernel: Any) -> Iterator[Any]:
+    """The FX nodes that an external kernel computes; one that only writes what it is given may not say which."""
+    yield getattr(kernel, "origin_node", None)
+    called = getattr(kernel, "op_overload", None)
+    yield from (origin for origin in getattr(kernel, "origins", ()) if origin.target is called)
 
 
 def _is_elsewhere(origin: Any, device: Any) -> bool:

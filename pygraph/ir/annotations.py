@@ -12,6 +12,7 @@ from pygraph.ir.node import KernelNode, Meta, MetaKey, Value
 __all__ = [
     "CAPTURABLE",
     "DETAIL",
+    "EAGER",
     "MADE_FROM",
     "PLACEMENT",
     "REASON",
@@ -30,6 +31,8 @@ MADE_FROM = MetaKey("made_from", str)
 """Node: what it was made from, if an earlier pass of the compiler made it (set by the frontend); see ``sources``."""
 CAPTURABLE = MetaKey("capturable", bool)
 """Node: whether it may be part of a captured region (set by legality)."""
+EAGER = MetaKey("eager", bool)
+"""Node: whether a region may call it between two segments, though it cannot be captured (set by legality)."""
 REASON = MetaKey("reason", str)
 """Node: the code of the reason why it is not capturable. Region: why it is, or is not, selected."""
 DETAIL = MetaKey("detail", str)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import sympy
 
 from pygraph.errors import VerifyError
-from pygraph.ir.annotations import CAPTURABLE, REASON, REGION, SELECTED, unit_of
+from pygraph.ir.annotations import CAPTURABLE, EAGER, REASON, REGION, SELECTED, unit_of
 from pygraph.ir.dims import canonical
 from pygraph.ir.graph import Graph, Stage
 from pygraph.ir.node import GraphRef, KernelNode, Value, leaves, values_in
@@ -154,12 +154,12 @@ def judged(graph: Graph) -> Iterator[Violation]:
 
 
 def membership(graph: Graph) -> Iterator[Violation]:
-    """Capturable nodes are in a region, or say why not; no other node is in one."""
+    """Capturable nodes are in a region, or say why not; of others, only those that a region may call are in one."""
     for node in graph.nodes:
         capturable = node.meta.get(CAPTURABLE)
         region = node.meta.get(REGION)
         reason: str | None = node.meta.get(REASON)
-        if region is not None and not capturable:
+        if region is not None and not capturable and not node.meta.get(EAGER):
             yield node, f"it is in region {region} but cannot be captured: {reason}"
         if region is None and capturable and not reason:
             yield node, "it is capturable, in no region, and gives no 'reason'"

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pygraph.ir import REGION, DeviceModel, Graph, KernelNode, TensorType, Value
+from pygraph.ir import EAGER, REGION, DeviceModel, Graph, KernelNode, TensorType, Value
 from pygraph.ir.cost import evaluate
 from pygraph.ir.order import dependences
+from pygraph.passes.region_order import Kind, runs
 
 __all__ = ["Dependences", "RegionView", "dependence_lists", "known_sum", "node_time_us", "region_views"]
 
@@ -41,7 +42,8 @@ class RegionView:
     nodes      in program order
     reads      values from outside, in order of first use
     results    values that are used outside, or returned, in order of definition
-    launches   how many there are; None when unknown
+    launches   how many there are, besides those of nodes that the region calls; None when unknown
+    segments   runs of launches without such calls between them
     owners     for each value in sight, the values whose memory it may lie in (several, where an alias is ambiguous)
     uses       launches that are given an address in that memory; None when unknown
     """
@@ -50,6 +52,7 @@ class RegionView:
     reads: Sequence[Value]
     results: Sequence[Value]
     launches: float | None
+    segments: int
     owners: Mapping[Value, Sequence[Value]]
     uses: Mapping[Value, float | None]
 
@@ -70,7 +73,10 @@ def _view(nodes: Sequence[KernelNode], returned: frozenset[Value], values: Mappi
     reads = dict.fromkeys(value for node in nodes for value in node.inputs if value.producer not in inside)
     made = [value for node in nodes for value in node.outputs]
     results = [value for value in made if value in returned or any(user not in inside for user in value.users)]
-    launches = [evaluate(node.cost.launches, values) for node in nodes]
+    called = [node.meta.get(EAGER) is True for node in nodes]
+    launches = [0.0 if eager else evaluate(n.cost.launches, values) for n, eager in zip(nodes, called, strict=True)]
+    pairs = zip(called, launches, strict=True)
+    kinds = [Kind.OUTSIDE if eager else Kind.FREE if count == 0 else Kind.LAUNCHES for eager, count in pairs]
     owners: dict[Value, tuple[Value, ...]] = {value: (value,) for value in reads}
     uses: dict[Value, list[float | None]] = {value: [] for value in reads}
     for node, count in zip(nodes, launches, strict=True):
@@ -82,7 +88,7 @@ def _view(nodes: Sequence[KernelNode], returned: frozenset[Value], values: Mappi
         for owner in dict.fromkeys(owner for value in (*node.inputs, *node.outputs) for owner in owners[value]):
             uses[owner].append(count)
     counted = {value: known_sum(counts) for value, counts in uses.items()}
-    return RegionView(nodes, list(reads), results, known_sum(launches), owners, counted)
+    return RegionView(nodes, list(reads), results, known_sum(launches), len(runs(kinds)), owners, counted)
 
 
 def known_sum(counts: Iterable[float | None]) -> float | None:

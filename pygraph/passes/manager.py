@@ -20,7 +20,20 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from pygraph.errors import OptionError, PassError, PygraphError
-from pygraph.ir import CAPTURABLE, DETAIL, HOST, MODELS, REASON, REGION, SELECTED, DeviceModel, Graph, Stage, verify
+from pygraph.ir import (
+    CAPTURABLE,
+    DETAIL,
+    EAGER,
+    HOST,
+    MODELS,
+    REASON,
+    REGION,
+    SELECTED,
+    DeviceModel,
+    Graph,
+    Stage,
+    verify,
+)
 from pygraph.passes.base import Pass, PassContext, PassFunction, PassResult, as_pass
 from pygraph.passes.pipeline import nearest, parse, print_pass, print_pipeline
 
@@ -247,7 +260,7 @@ def _set_back(graph: Graph, stage: Stage) -> None:
         if not partitioned:
             node.meta.drop(REGION)
         if not judged:
-            node.meta.drop(CAPTURABLE)
+            node.meta.drop(CAPTURABLE, EAGER)
 
 
 # -- reproducers -------------------------------------------------------------------------------------------------------

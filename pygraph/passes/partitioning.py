@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pygraph.ir import CAPTURABLE, DETAIL, REASON, REGION, Graph, KernelNode, Region, Stage
+from pygraph.ir import CAPTURABLE, DETAIL, EAGER, REASON, REGION, Graph, KernelNode, Region, Stage
 from pygraph.ir.cost import evaluate
 from pygraph.passes.analysis import dependence_lists, node_time_us
 from pygraph.passes.base import Pass, PassContext, PassResult
@@ -31,8 +31,9 @@ class Partitioning(Pass):
     after:  [mm ─ relu]₀ ─ item* ─ [mm ─ relu]₁
 
     The number of regions is the least with which every capturable node that launches is in one (``region_order`` has
-    the proof). A region always launches something: capturable nodes that launch nothing join a region in reach, or
-    stay outside with reason ``no-launch``. Regions are numbered in program order, which is changed as little as
+    the proof). A region always launches something: capturable nodes that launch nothing join a region in reach, or stay
+    outside with reason ``no-launch``. Nodes that a region may call are in it between two that launch; before the first
+    and behind the last one, they are outside. Regions are numbered in program order, which is changed as little as
     adjacency asks.
 
     max_regions   keep only so many regions: those with the most modelled device time (unknown time counts its
@@ -79,7 +80,7 @@ class Partitioning(Pass):
 
 def _kind(node: KernelNode) -> Kind:
     if not node.meta.get(CAPTURABLE):
-        return Kind.OUTSIDE
+        return Kind.EAGER if node.meta.get(EAGER) else Kind.OUTSIDE
     return Kind.FREE if node.cost.launches == 0 else Kind.LAUNCHES
 
 
@@ -93,26 +94,44 @@ def _apply(
         v if kind is Kind.OUTSIDE or time not in kept else first.setdefault(time, v)
         for v, (kind, time) in enumerate(zip(kinds, times, strict=True))
     ]
-    leaders = frozenset(first.values())
+    units, leaders = _trimmed(units, kinds, first.values())
     order = unit_order(units, before)
     graph.regions.clear()
     index: dict[int, int] = {}
     for v in order:
         meta = nodes[v].meta
         meta.drop(REGION)
-        if kinds[v] is Kind.OUTSIDE:
-            continue  # its reason is legality's
-        meta.drop(REASON, DETAIL)
-        if units[v] in leaders:
+        inside = units[v] in leaders
+        if inside:
             region = index.setdefault(units[v], len(index))
             graph.regions.setdefault(region, Region())
             meta.set(REGION, region)
-        else:
+        if kinds[v] in (Kind.OUTSIDE, Kind.EAGER):
+            continue  # its reason is legality's
+        meta.drop(REASON, DETAIL)
+        if not inside:
             reason, detail = _LEFT_OUT[kinds[v]]
             meta.set(REASON, reason)
             meta.set(DETAIL, detail)
     if order != list(range(len(order))):
         graph.reorder(nodes[v] for v in order)
+
+
+def _trimmed(units: Sequence[int], kinds: Sequence[Kind], leaders: Iterable[int]) -> tuple[list[int], frozenset[int]]:
+    """``units``, without what EAGER nodes at the beginning and at the end of a region need there, or are needed for:
+    all up to the last EAGER node before its first LAUNCHES one, and so at its end. A unit has its first member's
+    position."""
+    found, kept = list(units), list[int]()
+    for leader in leaders:
+        members = [v for v, unit in enumerate(units) if unit == leader]
+        launches = [i for i, v in enumerate(members) if kinds[v] is Kind.LAUNCHES]
+        calls = [i for i, v in enumerate(members) if kinds[v] is Kind.EAGER]
+        begin = max((i + 1 for i in calls if i < launches[0]), default=0)
+        end = min((i for i in calls if i > launches[-1]), default=len(members))
+        for i, v in enumerate(members):
+            found[v] = members[begin] if begin <= i < end else v
+        kept.append(members[begin])
+    return found, frozenset(kept)
 
 
 def _state(graph: Graph) -> tuple[object, object]:
@@ -122,9 +141,12 @@ def _state(graph: Graph) -> tuple[object, object]:
 
 
 def _notes(graph: Graph, kinds: Sequence[Kind], needed: int) -> list[str]:
-    capturable = sum(kind is not Kind.OUTSIDE for kind in kinds)
-    inside = sum(REGION in node.meta for node in graph.nodes)
-    notes = [f"regions: {len(graph.regions)}, with {inside} of {capturable} capturable nodes"]
+    capturable = sum(kind in (Kind.FREE, Kind.LAUNCHES) for kind in kinds)
+    inside = [kind for kind, node in zip(kinds, graph.nodes, strict=True) if REGION in node.meta]
+    called = inside.count(Kind.EAGER)
+    notes = [f"regions: {len(graph.regions)}, with {len(inside) - called} of {capturable} capturable nodes"]
+    if called:
+        notes.append(f"nodes that regions call between segments: {called}")
     if needed > len(graph.regions):
         notes.append(f"regions to cover all that launch: {needed}")
     return notes

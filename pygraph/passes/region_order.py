@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import Enum
 from itertools import accumulate
 
-__all__ = ["Kind", "assign", "count_runs", "earliest", "fewest_runs", "unit_order"]
+__all__ = ["Kind", "assign", "earliest", "fewest_runs", "runs", "unit_order"]
 
 Lists = Sequence[Sequence[int]]
 
@@ -23,19 +23,22 @@ class Kind(Enum):
     LAUNCHES  in a region: it is capturable, and launches kernels
     FREE      anywhere: it launches nothing (a view, a size), so it may be in a region, but is not worth one
     OUTSIDE   outside of every region: it is not capturable
+    EAGER     anywhere: a region may call it between two segments, but is not worth one, and does not begin or end so
     UPLOAD    in a region, of which it is the beginning: the host makes what it copies
     """
 
     LAUNCHES = "launches"
     FREE = "free"
     OUTSIDE = "outside"
+    EAGER = "eager"
     UPLOAD = "upload"
 
 
 def earliest(kinds: Sequence[Kind], before: Lists) -> list[int]:
     """The earliest time of each node, where even times are the host's turns and odd times are regions.
 
-    A node runs no earlier than what it depends on; OUTSIDE nodes run at even times, LAUNCHES at odd ones, FREE at any:
+    A node runs no earlier than what it depends on; OUTSIDE nodes run at even times, LAUNCHES at odd ones, others at
+    either:
 
         time(v) = round(max(time(p) for p in before[v]), default 0)      round: up to even, up to odd, or not at all
 
@@ -49,7 +52,7 @@ def earliest(kinds: Sequence[Kind], before: Lists) -> list[int]:
     greatest odd time above, 2K + 1, is hence reached in that partition too, which takes K + 1 regions.
 
     **That many suffice.** A LAUNCHES node at 2K + 1 > 1 is there because of an OUTSIDE node at 2K, that because of a
-    LAUNCHES node at 2K - 1 (FREE nodes in between only hand a time on), and so on down to 1: the odd times of
+    LAUNCHES node at 2K - 1 (FREE and EAGER nodes in between only hand a time on), and so on down to 1: the odd times of
     LAUNCHES nodes have no gaps. Nodes of equal odd time make a region, and the quotient is acyclic: a dependence leads
     to an equal or later time, and one between equal times lies inside a region, or between nodes outside of all.
     """
@@ -69,11 +72,11 @@ def earliest(kinds: Sequence[Kind], before: Lists) -> list[int]:
 def assign(kinds: Sequence[Kind], after: Lists, early: Sequence[int], kept: Sequence[int]) -> list[int]:
     """The final time of each node; those whose time is in ``kept`` (odd times, ascending) are in that region.
 
-    OUTSIDE nodes run at ``early``; others may run later, up to their first user. A LAUNCHES node takes the region of
-    the turn at which the program has it, or the nearest that its slack allows: no value then lives much longer than in
-    the program's own order. A FREE node takes the region of its first user: carrying its operand there costs no more
-    than carrying its result, and a view that leaves a region would be a result that shares memory. With no region in
-    reach, a node stays at ``early``, outside. One sweep backwards, linear.
+    OUTSIDE nodes run at ``early``; others may run later, up to their first user. A LAUNCHES or EAGER node takes the
+    region of the turn at which the program has it, or the nearest that its slack allows: no value then lives much
+    longer than in the program's own order. A FREE node takes the region of its first user: carrying its operand there
+    costs no more than carrying its result, and a view that leaves a region would be a result that shares memory. With
+    no region in reach, a node stays at ``early``, outside. One sweep backwards, linear.
     """
     host = (time if kind is Kind.OUTSIDE else 0 for kind, time in zip(kinds, early, strict=True))
     turns = [latest + 1 for latest in accumulate(host, max)]  # program order has a region after the latest OUTSIDE node
@@ -85,7 +88,8 @@ def assign(kinds: Sequence[Kind], after: Lists, early: Sequence[int], kept: Sequ
         limit = min((times[s] for s in after[v]), default=horizon)
         first, last = bisect_left(kept, early[v]), bisect_right(kept, limit)
         if first < last:
-            wish = turns[v] if kinds[v] is Kind.LAUNCHES else limit if after[v] else early[v]
+            free = kinds[v] is Kind.FREE
+            wish = turns[v] if not free else limit if after[v] else early[v]
             # the greatest kept time that is not past the wish, else the least
             times[v] = kept[max(bisect_right(kept, wish, first, last) - 1, first)]
     return times
@@ -119,16 +123,27 @@ def unit_order(units: Sequence[int], before: Lists) -> list[int]:
     return order
 
 
-def fewest_runs(inside: Sequence[bool], before: Lists) -> list[int]:
-    """A topological order of steps with as few runs of ``inside`` steps as there can be: by their earliest times.
+def fewest_runs(kinds: Sequence[Kind], before: Lists) -> list[int]:
+    """A topological order of steps with as few runs of LAUNCHES steps as there can be: by their earliest times.
 
     Steps of one time are independent of those of other times in between, so times are an order; the number of runs is
     that of the odd times, which no order can beat.
     """
-    times = earliest([Kind.LAUNCHES if here else Kind.OUTSIDE for here in inside], before)
-    return sorted(range(len(inside)), key=lambda step: (times[step], step))
+    times = earliest(kinds, before)
+    return sorted(range(len(kinds)), key=lambda step: (times[step], step))
 
 
-def count_runs(inside: Sequence[bool]) -> int:
-    """The number of maximal runs of inside steps in an order."""
-    return sum(1 for i, here in enumerate(inside) if here and not (i and inside[i - 1]))
+def runs(kinds: Sequence[Kind]) -> list[range]:
+    """The maximal runs of steps without OUTSIDE ones in an order, from their first LAUNCHES step to their last: a
+    region neither begins nor ends with an EAGER one. Those without LAUNCHES are left out."""
+    found: list[range] = []
+    last: int | None = None
+    for step, kind in enumerate(kinds):
+        if kind is Kind.OUTSIDE:
+            last = None
+        elif kind is Kind.LAUNCHES and last is None:
+            found.append(range(step, step + 1))
+            last = step
+        elif kind is Kind.LAUNCHES:
+            found[-1] = range(found[-1].start, step + 1)
+    return found

@@ -22,11 +22,12 @@ class Selection(Pass):
     before:  region 0 with 40 launches, region 1 with a single one
     after:   region 0 selected (gain), region 1 left off (too-small)
 
-        gain = launches × launch_us − (replay_us + launches × node_us + patches)      µs of host time per call
+        gain = launches × launch_us − (segments × replay_us + launches × node_us + patches)      µs of the host per call
 
-    where patches are the modelled costs of the parameters (every address moving) and of the results, which are
-    allocated afresh for each call. A region with less than ``min_gain_us`` is ``too-small``. One of ``unknown-cost`` is
-    selected: only measuring, where it is on, could decide.
+    where segments lie between the nodes that the region calls, which cost the same in any case, and patches are the
+    modelled costs of the parameters (every address moving) and of the results, which are allocated afresh for each
+    call. A region with less than ``min_gain_us`` is ``too-small``. One of ``unknown-cost`` is selected: only measuring,
+    where it is on, could decide.
 
     min_gain_us   select only what saves more than this, µs per call
     """
@@ -60,7 +61,7 @@ class Selection(Pass):
             unknown = "the number of launches" if view.launches is None else "the cost of patching"
             return True, "unknown-cost", f"{unknown} is unknown: to be measured"
         plain = view.launches * model.launch_us
-        replay = model.replay_us + view.launches * model.node_us + made * model.patch_us + read
+        replay = view.segments * model.replay_us + view.launches * model.node_us + made * model.patch_us + read
         detail = f"launches before fusion: {view.launches:g}, uncaptured {plain:.2f} µs, replayed {replay:.2f} µs"
         pays = plain - replay > self.min_gain_us
         return pays, "gain" if pays else "too-small", detail

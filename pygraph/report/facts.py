@@ -90,6 +90,14 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
         return
     if record.decisions:
         yield measured_text(record.decisions)
+    if record.eager:
+        calls = plural(sum(call.count for call in record.eager), "eager call")
+        yield f"{plural(record.segments, 'segment')}, and {calls} between them"
+    for call in record.eager:
+        times = f" ×{call.count}" if call.count > 1 else ""
+        yield f"eager call: {call.operator}{times} at {call.loc or 'unknown line'}"
+    for names, reason in record.eager_since.items():
+        yield f"called by each replay, since a capture failed: {names}: {reason}"
     for name, runs in sorted(record.python_runs.items()):
         yield f"{name} is written in Python: its body ran {plural(runs, 'time')} to be captured and compared"
     yield from record.notes

@@ -120,17 +120,19 @@ class GraphReport:
         _log.debug("where it failed", exc_info=error)
 
     def uncaptured(self) -> Iterator[Uncaptured]:
-        """Every operator outside of all regions, in program order, scalars and views of the host left out."""
+        """Every operator that is not captured, in program order, scalars and views of the host left out: those outside
+        of all regions, and those that regions call between segments."""
         if self.graph is None or self.decision is None:
             return
         from pygraph.passes.partitioning import NO_LAUNCH
 
         for node in self.graph.nodes:
             placed = self.decision.nodes.get(node.name)
-            if placed is None or placed.reason in (None, NO_LAUNCH):
+            reason = None if placed is None else placed.eager or placed.reason
+            if placed is None or reason in (None, NO_LAUNCH):
                 continue
             code = node.loc.code if node.loc else ""
-            yield Uncaptured(node.name, node.op, placed.reason or "", placed.detail, placed.loc, code)
+            yield Uncaptured(node.name, node.op, reason or "", placed.detail, placed.loc, code)
 
     @property
     def launches(self) -> int:

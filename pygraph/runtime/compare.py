@@ -5,6 +5,8 @@
     2. run uncaptured: the call's answer       2. replay: the call's answer
     3. hold the outcomes against each other    3. hold the outcomes against each other
 
+Where a replay calls operators, 2. comes before 1., which is given what they did there: none is called twice.
+
 The caller's tensors see exactly one run, random state advances once, and the call is answered, whatever is found.
 Outcomes are compared by structure and by bits. Where bits differ only in results that a non-deterministic launch
 decides, the function runs some more times on copies, and a replay must be as close as those runs are to one another.
@@ -21,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph.errors import ReplayError
+from pygraph.runtime.answers import Answers, in_flight
 from pygraph.runtime.contract import Driver, Executable, Program, ScratchPool
 from pygraph.runtime.nondeterminism import AGREED, RUNS, Distance, Spread, distance, too_far, unrepeatable
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
-from pygraph.runtime.tensors import bits, blocks, digest, extent, same_bytes, span, take
+from pygraph.runtime.recording import AllocationKind, Output, OutputKind
+from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, same_bytes, span, take
 
 if TYPE_CHECKING:
     from pygraph.debug.diagnose import Finding
@@ -73,10 +77,11 @@ def compare(
     """
     answer = answer or fn
     trial = functools.partial(_Trial, fn, driver, executable, args, program)
+    by = _compare_after if program.calls else _compare
     with driver.scratch_pool(args) as scratch:
-        verdict = _compare(trial, answer, args, scratch)
+        verdict = by(trial, answer, args, scratch)
     if isinstance(verdict, Refusal):
-        verdict = _compare(trial, answer, args, contextlib.nullcontext)
+        verdict = by(trial, answer, args, contextlib.nullcontext)
     return Verdict(answer(list(args)), verdict) if isinstance(verdict, Refusal) else verdict
 
 
@@ -106,6 +111,35 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
+        return Verdict(outputs, _raised(error, trial))
+    return replace(verdict, refusal=trial.explained(verdict.refusal))
+
+
+def _compare_after(
+    begin: Callable[[], _Trial], answer: Function, args: list[Any], scratch: ScratchPool
+) -> Verdict | Refusal:
+    """The same where the answering run comes first. A Refusal only if there was too little memory before that."""
+    trial: _Trial | None = None
+    refusal: Refusal | None
+    try:
+        with scratch():
+            trial = begin()
+            refusal = trial.prepare()
+    except Exception as error:  # noqa: BLE001 - the same
+        if is_out_of_memory(error):
+            return Refusal.of(error)
+        refusal = _raised(error, trial)
+    if trial is None or refusal is not None:
+        return Verdict(answer(list(args)), refusal)
+    with trial.answers.answering(scratch):
+        outputs = answer(list(args))
+    try:
+        with scratch():
+            first = trial.replay_prepared()
+            verdict = Verdict(outputs, first) if isinstance(first, Refusal) else trial.judge(first, outputs)
+    except ReplayError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the same
         return Verdict(outputs, _raised(error, trial))
     return replace(verdict, refusal=trial.explained(verdict.refusal))
 
@@ -145,20 +179,35 @@ def verify(
 
 def _verify(trial: _Trial, name: str, scratch: ScratchPool, note: Callable[[Refusal], None]) -> Sequence[Any] | None:
     """The same, of which nothing refers to ``scratch`` memory any more when this returns."""
+    copies: list[Any] = []
+    expected: _Outcome | None = None
+    after = bool(trial.program.calls)
     try:
         with scratch():
-            expected = trial.run_on_copies()
+            copies = trial.copies()
+            expected = None if after else trial.run_on(copies)
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - what the uncaptured run raises, it raises to the caller next
         note(Refusal("unverified", f"an uncaptured run on copies raised {type(error).__name__}: {error}"))
         return None
-    if expected is None:
+    if expected is None and not after:
         note(Refusal("unverified", "another thread drew from the generator of the uncaptured run"))
         return None
-    outputs = trial.executable.replay(list(trial.args))
+    outputs = trial.replay(list(trial.args), answering=True, scratch=scratch)
     if outputs is None:
         return None
+    try:
+        with scratch():
+            expected = trial.run_on(copies) if expected is None else expected
+    except ReplayError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the replay has answered the call
+        note(Refusal("unverified", f"an uncaptured run on copies raised {type(error).__name__}: {error}"))
+        return outputs
+    if expected is None:
+        note(Refusal("unverified", "another thread drew from the generator of the uncaptured run"))
+        return outputs
     try:
         with scratch():
             differs = trial.unlike(expected, outputs)
@@ -187,6 +236,8 @@ class _Trial:
         self.fn, self.driver, self.executable, self.args, self.program = fn, driver, executable, args, program
         self.spread: Spread | None = None
         self.random = _Draws(driver, program)
+        self.answers = Answers(program, driver.generator(program))
+        self.filling, self.waited = in_flight(program)
         self.replaying = False
         self.runs = 0
         every, written = blocks(args, program.recording.offset_sensitive), program.written
@@ -201,26 +252,42 @@ class _Trial:
         self.over_budget = f"copies of written arguments exceed {budget} bytes" if too_much else None
         self.pristine: list[Any] = []
         self.first_copies: list[Any] = []
+        self.working = Snapshot([], ())
+        self.before: list[bytes] = []
 
     # -- before the first replay ----------------------------------------------------------------------------------
 
     def replay_on_copies(self) -> _Outcome | Refusal:
         """The outcome of the replay that is judged. Its draws are undone."""
+        return self.prepare() or self.replay_prepared()
+
+    def prepare(self) -> Refusal | None:
+        """Make the copies that the replay takes."""
         if self.over_budget is not None:
             return Refusal("comparison-budget", self.over_budget)
-        before = self._fingerprints()
+        self.before = self._fingerprints()
         self.pristine = take(self.args, self.written).args
-        working = take(self.args, self.copied)
-        self.first_copies = working.args
+        self.working = take(self.args, self.copied)
+        self.first_copies = self.working.args
+        return None
+
+    def replay_prepared(self) -> _Outcome | Refusal:
+        """The outcome of a replay on these copies. Its draws are undone. If the answering run came before, it draws
+        what that drew."""
+        working, self.working = self.working, Snapshot([], ())
         undone = False
+        if self.program.calls:
+            self.random.rewind()
+            for position in self.waited:
+                span(working.args[position]).copy_(span(self.args[position]))
         try:
             try:
                 outputs = self._replay(working.args)
             finally:
                 undone = self.random.undo()
-            outcome = observe(outputs or (), working.args, self.watched, self.random.end)
+            outcome = self._observe(outputs or (), working.args, self.random.end)
         finally:
-            if self._fingerprints() != before:
+            if self._fingerprints() != self.before:
                 raise ReplayError("a replay wrote to an argument that it only reads, and that was too large to copy")
         if not undone:
             return Refusal("random-state", "another thread drew from the generator of the replay")
@@ -234,7 +301,7 @@ class _Trial:
 
     def judge(self, first: _Outcome, outputs: Sequence[Any]) -> Verdict:
         """Whether the replay did what the uncaptured run, which returned ``outputs``, did. Random state is kept."""
-        reference = self._left(outputs, self.args)
+        reference = self._left(outputs, self.args, answering=True)
         if not self._unread_unchanged():
             return Verdict(outputs, Refusal("comparison-failed", "an argument is written though no launch says so"))
         self.first_copies.clear()
@@ -256,9 +323,10 @@ class _Trial:
         if not calls:
             return Refusal("comparison-failed", detail)
         nodes = tuple(dict.fromkeys(node for call in calls for node in call.nodes))
-        names = " or ".join(dict.fromkeys(call.name for call in calls))
+        operators = tuple(dict.fromkeys(call.name for call in calls))
+        names = " or ".join(operators)
         said = f"{detail}; written in Python, and so perhaps with a state of its own: {names}"
-        return Refusal("stateful-operator", said, names, calls[0].loc if len(calls) == 1 else None, nodes)
+        return Refusal("stateful-operator", said, names, calls[0].loc if len(calls) == 1 else None, nodes, operators)
 
     def _decided(self, outcome: _Outcome) -> list[bool]:
         """For each result, whether a launch that is known to be non-deterministic decides it. An argument with gaps
@@ -269,7 +337,7 @@ class _Trial:
         decided = unrepeatable(recording, self.program.slots)
         written = [(position, self.args[position]) for position in self.watched]
         dense = [decided(position) and extent(arg) <= arg.nbytes for position, arg in written]
-        return [*map(decided, recording.outputs), *dense]
+        return [*map(decided, recording.outputs), *dense, *(decided(each.owner) for each in self.answers.answered)]
 
     def _inexcusable(self, reference: _Outcome, other: _Outcome) -> str | None:
         """A structure that differs, or else the first result that does and that has to be equal bit for bit."""
@@ -333,7 +401,9 @@ class _Trial:
     def _uncaptured_again(self) -> _Outcome:
         copies = self._retaken()
         self.runs += 1
-        return self._left(self.fn(list(copies)), copies)
+        with self.answers.repeating():
+            outputs = self.fn(list(copies))
+        return self._left(outputs, copies)
 
     def _replay_again(self) -> _Outcome | None:
         """Another replay, on copies; None where it declines."""
@@ -343,28 +413,42 @@ class _Trial:
 
     def _replay(self, args: list[Any]) -> Sequence[Any] | None:
         self.replaying = True
-        outputs = self.executable.replay(list(args))
+        outputs = self.replay(list(args))
         self.replaying = False
         return outputs
 
+    def replay(
+        self, args: list[Any], *, answering: bool = False, scratch: ScratchPool = contextlib.nullcontext
+    ) -> Sequence[Any] | None:
+        """Replay on ``args``, with the answers to eager calls; ``answering``: these are called, and answers kept."""
+        if not self.program.calls:
+            return self.executable.replay(args)
+        return self.executable.replay_watched(args, self.answers.watcher(answering=answering, scratch=scratch))
+
     # -- on every call --------------------------------------------------------------------------------------------
 
-    def run_on_copies(self) -> _Outcome | None:
+    def copies(self) -> list[Any]:
+        """Copies of the arguments as they are."""
+        return take(self.args, self.copied).args
+
+    def run_on(self, copies: list[Any]) -> _Outcome | None:
         """What an uncaptured run does; None where another thread drew from its generator. Its draws are undone. Raises
         what the run raises."""
-        copies = take(self.args, self.copied).args
+        if self.program.calls:
+            self.random.rewind()
         try:
-            outputs = self.fn(list(copies))
+            with self.answers.repeating():
+                outputs = self.fn(list(copies))
         finally:
             undone = self.random.undo()
         if not undone:
             return None
-        outcome = observe(outputs, copies, self.watched, self.random.end)
+        outcome = self._observe(outputs, copies, self.random.end)
         return outcome if any(self._decided(outcome)) else replace(outcome, results=[])
 
     def unlike(self, expected: _Outcome, outputs: Sequence[Any], *, loosely: bool = False) -> str | None:
         """In what a replay on the caller's own arguments differs from an uncaptured run."""
-        replayed = self._left(outputs, self.args)
+        replayed = self._left(outputs, self.args, answering=True)
         if expected.drew_otherwise(replayed):
             return _RANDOM_STATE.detail
         spread = [part or 0.0 for part in self.spread or [None] * len(expected.contents)]
@@ -397,9 +481,33 @@ class _Trial:
                 return f"{reference.names[index]} {how}"
         return None
 
-    def _left(self, outputs: Sequence[Any], args: Sequence[Any]) -> _Outcome:
-        """What a run returned, and left behind in ``args`` and in the generator."""
-        return observe(outputs, args, self.watched, self.random.state())
+    def _left(self, outputs: Sequence[Any], args: Sequence[Any], *, answering: bool = False) -> _Outcome:
+        """What a run returned, and left behind in ``args`` and in the generator. ``answering``: it answers the call."""
+        return self._observe(outputs, args, self.random.state(), answering=answering)
+
+    def _observe(
+        self, outputs: Sequence[Any], args: Sequence[Any], rng: torch.Tensor | None, *, answering: bool = False
+    ) -> _Outcome:
+        """The same, with the operands of its eager calls. What a collective may still fill is not looked at."""
+        found = observe(outputs, args, self.watched, rng)
+        owners = [self._owner(output) for output in self.program.recording.outputs[: len(outputs)]]
+        owners += [None] * (len(outputs) - len(owners))
+        owners += [(AllocationKind.INPUT, position) for position in self.watched]
+        known = zip(found.contents, owners, strict=True)
+        contents = [b"" if owner in self.filling else content for content, owner in known]
+        given = self.answers.answered if answering else self.answers.given
+        contents += [operand.content for operand in given]
+        names = (*found.names, *(operand.name for operand in given))
+        results = [*found.results, *(operand.value for operand in given)]
+        return replace(found, contents=tuple(contents), names=names, results=results)
+
+    def _owner(self, output: Output) -> tuple[AllocationKind, int] | None:
+        """Whose memory an output shows, if that is the region's or an argument's."""
+        if output.kind is OutputKind.SAME:
+            return self._owner(self.program.recording.outputs[output.index])
+        if output.kind is OutputKind.OBJECT:
+            return None
+        return (AllocationKind.POOL if output.kind is OutputKind.FRESH else AllocationKind.INPUT, output.index)
 
     def _retaken(self) -> list[Any]:
         """Fresh copies of the arguments as they were before any run, and the first of the numbers ``apart``."""
@@ -445,6 +553,7 @@ class _Draws:
     def __init__(self, driver: Driver, program: Program) -> None:
         self._driver, self._generator = driver, driver.generator(program)
         self._start = self.end = self.state()
+        self._resume: torch.Tensor | None = None
 
     def __bool__(self) -> bool:
         return self._generator is not None
@@ -453,14 +562,20 @@ class _Draws:
         """The state of the generator now; None where nothing is drawn."""
         return None if self._generator is None else self._generator.get_state()
 
+    def rewind(self) -> None:
+        """Draw what was drawn since this object was made once more, until that is undone."""
+        if self._start is not None:
+            self._resume = self._exchange(self._start)
+
     def undo(self) -> bool:
-        """Bring back the state that the generator had when this object was made; ``end`` is the one that it had. False,
-        with nothing changed, if somebody drew in the meantime."""
+        """Bring back the state that the generator had when this object was made, or was rewound; ``end`` is the one
+        that it had. False, with nothing changed, if somebody drew in the meantime."""
         if self._start is None:
             return True
+        back, self._resume = self._start if self._resume is None else self._resume, None
         with _told():
             self.end = self.state()
-            before = self._exchange(self._start, self.end)
+            before = self._exchange(back, self.end)
             return self.end is not None and torch.equal(before, self.end)
 
     @contextlib.contextmanager
@@ -523,6 +638,8 @@ class _Outcome:
         """The first thing but values in which ``other`` differs."""
         if len(self.structure) != len(other.structure):
             return f"{len(other.structure)} outputs instead of {len(self.structure)}"
+        if len(self.contents) != len(other.contents):
+            return "another number of operators is called"
         pairs = zip(self.names, self.structure, other.structure, strict=False)
         return next((f"{name} is {theirs} instead of {mine}" for name, mine, theirs in pairs if mine != theirs), None)
 

@@ -5,7 +5,7 @@ Everything above a driver (slots, layout, comparison, life of a region) is writt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,22 +14,37 @@ from typing import Any, Protocol
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
+from pygraph.runtime.recording import (
+    AllocationKind,
+    EagerCall,
+    Launch,
+    Origin,
+    Output,
+    OutputKind,
+    Recording,
+    TensorLayout,
+)
 
 __all__ = [
     "Driver",
+    "EagerStep",
     "Executable",
+    "GraphSegment",
     "Layout",
     "NonPointerWord",
+    "Places",
     "Program",
     "ScratchPool",
     "Slot",
-    "add_arguments",
-    "add_outputs",
+    "Step",
+    "Watcher",
+    "add_steps",
     "check_program",
     "describe_outputs",
     "make_driver",
+    "returned_by_calls",
     "start_build",
+    "used_by_calls",
 ]
 
 ScratchPool = Callable[[], AbstractContextManager[object]]
@@ -66,11 +81,41 @@ class NonPointerWord:
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where POOL allocations lie at replay: at ``offsets[index]`` bytes of one workspace of ``nbytes``; those of
-    outputs (``fresh``) are allocated anew for each call."""
+    outputs, and of what eager calls are given (``fresh``), are allocated anew for each call."""
 
     nbytes: int
     offsets: dict[int, int]
     fresh: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Launches ``begin`` to ``end`` (excluded), which are replayed as one.
+
+    Before it, memory is taken for ``blocks`` of intermediates (bytes, last step that uses it, and intermediate ▸ byte)
+    and for the POOL allocations ``taken``, each with a storage of its own. After it, the allocations ``released`` and
+    the arguments ``dead`` are let go of.
+    """
+
+    begin: int
+    end: int
+    blocks: tuple[tuple[int, int, Mapping[int, int]], ...]
+    taken: tuple[int, ...]
+    released: tuple[int, ...]
+    dead: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSegment(Step):
+    """Launches of the capture."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagerStep(Step):
+    """An operator that each replay calls, and the line that calls it."""
+
+    call: EagerCall
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +125,7 @@ class Program:
     Addresses of arguments stay congruent to the captured ones by ``alignment`` bytes, since kernels load vectors; an
     argument that is only read is copied otherwise. ``non_pointers`` are words that read as addresses and are no slots.
     Somebody else keeps the arguments ``held`` beyond the call, so that to let go of them early gains nothing, and those
-    ``lent`` perhaps. ``name`` is what profilers call a replay.
+    ``lent`` perhaps. ``name`` is what profilers call a replay. ``steps`` are what it does, in order.
     """
 
     recording: Recording
@@ -91,6 +136,12 @@ class Program:
     lent: frozenset[int] = frozenset()
     name: str = ""
     alignment: int = 16
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def calls(self) -> tuple[Launch, ...]:
+        """The launches that are eager calls."""
+        return tuple(launch for launch in self.recording.launches if launch.eager is not None)
 
     @property
     def written(self) -> frozenset[int]:
@@ -98,6 +149,17 @@ class Program:
         that is not known to be read only."""
         inputs, launches = [slot for slot in self.slots if slot.kind is AllocationKind.INPUT], self.recording.launches
         return frozenset(slot.index for slot in inputs if launches[slot.launch].may_write(slot.word, slot.key))
+
+
+class Watcher(Protocol):
+    """Told of the eager calls of one replay, in order."""
+
+    def before(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None] | None:
+        """An operator is about to be called with ``tensors``, each of which is named once. Returns what is taken for
+        its results instead (None for one that is an operand), or None to have it called."""
+
+    def after(self, results: list[torch.Tensor]) -> None:
+        """It was called, and returned ``results``."""
 
 
 class Executable:
@@ -113,6 +175,11 @@ class Executable:
 
     replay: Callable[[list[Any]], list[Any] | None]
 
+    def replay_watched(self, args: list[Any], watcher: Watcher) -> list[Any] | None:
+        """Replay, with ``watcher`` told of each eager call."""
+        outputs: list[Any] | None = self._region.replay_watched(args, watcher)
+        return outputs
+
     def __init__(self, region: Any, kept: Sequence[object] = ()) -> None:
         self._region = region
         self._kept = tuple(kept)
@@ -127,9 +194,12 @@ class Executable:
 class Driver(Protocol):
     """Captures and replays regions on one kind of device."""
 
-    def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
-        """Record ``fn`` on stand-ins for ``args``, disjoint from those of every earlier capture that is alive. Nothing
-        executes. Raises CaptureError."""
+    def capture(
+        self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any], eager: Collection[str] = ()
+    ) -> Recording:
+        """Record ``fn`` on stand-ins for ``args``, disjoint from those of every earlier capture that is alive. Replays
+        call the operators ``eager`` (without overloads), and those that no driver captures. Nothing executes. Raises
+        CaptureError."""
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. Raises CaptureError when it cannot be."""
@@ -165,18 +235,107 @@ class Driver(Protocol):
 
 def check_program(program: Program) -> None:
     """Raise CaptureError (``invalid-program``) unless intermediates lie in the workspace, aligned as recorded, and the
-    fresh allocations are those of the outputs."""
+    fresh allocations are those of the outputs and of eager calls, but for what these return."""
     layout, recording, alignment = program.layout, program.recording, program.recording.alignment
     pool = {a.index: a for a in recording.allocations if a.kind is AllocationKind.POOL}
     for index, offset in layout.offsets.items():
         if index not in pool or offset < 0 or offset % alignment or offset + pool[index].nbytes > layout.nbytes:
             raise CaptureError("invalid-program", f"allocation {index} at byte {offset} of {layout.nbytes}")
-    outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
-    if not outputs <= set(layout.fresh) or not set(layout.fresh) <= set(pool):
-        raise CaptureError("invalid-program", "the fresh allocations are not those of the outputs")
+    owned = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
+    owned |= used_by_calls(recording, program.slots)
+    returned = returned_by_calls(recording, program.slots)
+    if not owned - returned <= set(layout.fresh) or not set(layout.fresh) <= set(pool) - returned:
+        raise CaptureError("invalid-program", "the fresh allocations are not those of outputs and of eager calls")
 
 
-def add_arguments(region: Any, program: Program, arguments: Sequence[Any]) -> dict[int, int]:
+def used_by_calls(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
+    """The POOL allocations that eager calls are given or return."""
+    calls = {launch.index for launch in recording.launches if launch.eager is not None}
+    return frozenset(slot.index for slot in slots if slot.kind is AllocationKind.POOL and slot.launch in calls)
+
+
+def returned_by_calls(recording: Recording, slots: Sequence[Slot]) -> frozenset[int]:
+    """Those that eager calls return: operators allocate that memory at each replay."""
+    calls = {launch.index: len(launch.eager.operands) for launch in recording.launches if launch.eager is not None}
+    pool = (slot for slot in slots if slot.kind is AllocationKind.POOL)
+    return frozenset(slot.index for slot in pool if slot.launch in calls and slot.word >= calls[slot.launch])
+
+
+Places = Mapping[tuple[AllocationKind, int], tuple[int, int]]
+"""Allocation ▸ number of the source of its address, and bytes to add."""
+
+
+def add_steps(
+    region: Any, native: Any, program: Program, arguments: Sequence[Any], add_segment: Callable[[Step], None]
+) -> Places:
+    """Tell the native ``region`` what each argument has to be, of all steps, of the memory that they take, and what it
+    returns. ``arguments`` are the stand-ins that were captured; ``add_segment`` tells of launches."""
+    check_program(program)
+    steps, given, pool = program.steps, AllocationKind.INPUT, AllocationKind.POOL
+    sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is pool}
+    places = {(given, index): (source, 0) for index, source in _add_arguments(region, program, arguments).items()}
+    owned = sorted({index for step in steps for index in (*step.taken, *step.released)}.union(_outputs(program)))
+    numbers = {index: number for number, index in enumerate(owned)}
+    places.update({(pool, index): (region.add_owned(), 0) for index in owned})
+    for step in steps:
+        if isinstance(step, EagerStep):
+            region.add_call(*_native_call(native, program, step, numbers))
+        else:
+            add_segment(step)
+    for number, step in enumerate(steps):
+        for nbytes, died, offsets in step.blocks:
+            source = region.add_block(nbytes, number, died)
+            places.update({(pool, index): (source, offset) for index, offset in offsets.items()})
+        for index in step.taken:
+            region.add_taken(number, numbers[index], sizes[index])
+        for index in step.released:
+            region.add_released(number, numbers[index])
+        for argument in step.dead:
+            region.add_dead(number, argument)
+    _add_outputs(region, native.OutputKind, program, numbers)
+    return places
+
+
+def _told(layout: TensorLayout) -> tuple[list[int], list[int], object]:
+    return list(layout.size), list(layout.stride), layout.dtype
+
+
+def _outputs(program: Program) -> set[int]:
+    return {output.index for output in program.recording.outputs if output.kind is OutputKind.FRESH}
+
+
+def _native_call(native: Any, program: Program, step: EagerStep, numbers: Mapping[int, int]) -> tuple[Any, ...]:
+    """What ``region.add_call`` takes: where each operand lies, and where each result goes (-1: it has no elements)."""
+    call, kinds, recording = step.call, native.OperandKind, program.recording
+    slots = {slot.word: slot for slot in program.slots if slot.launch == step.begin}
+    sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
+    operands: list[Any] = []
+    for word, operand in enumerate(call.operands):
+        slot, layout = slots.get(word), operand.layout
+        kind, index, offset = kinds.EMPTY, 0, 0
+        if operand.like is not None:
+            kind = kinds.CONSTANT
+        elif slot is None and 0 not in layout.size:
+            raise CaptureError("invalid-program", f"operand {word} of {call.name} has no place")
+        elif slot is not None and slot.kind is AllocationKind.INPUT:
+            whole = operand.argument == slot.index
+            kind, index, offset = kinds.ITSELF if whole else kinds.ARGUMENT, slot.index, slot.offset
+        elif slot is not None:
+            kind, index, offset = kinds.OWNED, numbers[slot.index], slot.offset
+        operands.append(native.EagerOperand(kind, index, offset, *_told(layout), operand.like))
+    results: list[Any] = []
+    word = len(call.operands)
+    for result in call.results:
+        owned = result.operand < 0
+        slot = slots.get(word) if owned else None
+        word += owned
+        index = result.operand if not owned else -1 if slot is None else numbers[slot.index]
+        nbytes = 0 if slot is None else sizes[slot.index]
+        results.append(native.EagerResult(owned, index, result.offset, nbytes, *_told(result.layout)))
+    return call.call, list(call.leaves), operands, results, recording.alignment, call.drawn
+
+
+def _add_arguments(region: Any, program: Program, arguments: Sequence[Any]) -> dict[int, int]:
     """Tell ``region`` what each argument has to be. Returns argument ▸ number of the source of its address.
     ``arguments`` are the stand-ins that were captured."""
     recording, written = program.recording, program.written
@@ -205,11 +364,11 @@ def describe_outputs(returned: Sequence[Any], describe: Callable[[Any], Output])
     return tuple(outputs)
 
 
-def add_outputs(region: Any, kinds: Any, program: Program) -> None:
-    """Tell ``region`` what it returns. ``kinds`` is its enumeration of kinds of outputs."""
+def _add_outputs(region: Any, kinds: Any, program: Program, numbers: Mapping[int, int]) -> None:
+    """Tell ``region`` what it returns. ``kinds`` is its enumeration of kinds of outputs, ``numbers`` those of owned
+    memory."""
     for output in program.recording.outputs:
-        fresh = output.kind is OutputKind.FRESH
-        index = program.layout.fresh.index(output.index) if fresh else output.index
+        index = numbers[output.index] if output.kind is OutputKind.FRESH else output.index
         place = output.offset, list(output.size), list(output.stride), output.dtype
         region.add_output(kinds.__members__[output.kind.name], index, *place, output.value)
 

@@ -6,7 +6,7 @@ be equal. Slots that are known from another size need one capture only. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
 from pygraph.runtime.slots import SPORADIC, SlotTable, discover, outside, resolve
+from pygraph.runtime.steps import with_steps
 from pygraph.runtime.tensors import extent
 
 __all__ = ["Captured", "capture"]
@@ -39,14 +40,18 @@ def capture(
     driver: Driver,
     args: Sequence[Any],
     table: SlotTable | None = None,
+    eager: Collection[str] = (),
     **facts: Any,
 ) -> Captured | Refusal:
-    """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture. ``facts``
-    are fields of the program that no capture tells. Raises CaptureError, and anything that ``fn`` does on stand-ins."""
-    first = driver.capture(fn, list(args))
+    """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture. Replays
+    call the operators ``eager``. ``facts`` are fields of the program that no capture tells. Raises CaptureError, and
+    anything that ``fn`` does on stand-ins."""
+    first = driver.capture(fn, list(args), eager)
     alone = next((launch for launch in first.launches if launch.collective), None)
     if alone is not None:  # it can be neither captured again nor compared: it would run more often here than elsewhere
         return Refusal.at(alone, "collective", "a replay cannot be compared where other processes take part")
+    if first.launches and all(launch.eager is not None for launch in first.launches):
+        return Refusal("only-eager", "every launch is an operator that each replay would call")
     real = [  # the caller's own memory, which no captured word may point into
         Allocation(AllocationKind.INPUT, i, arg.data_ptr(), extent(arg))
         for i, arg in enumerate(args)
@@ -54,14 +59,14 @@ def capture(
     ]
     found: SlotTable | Refusal | None = None if table is None else resolve(first, table, real)
     if found is None:
-        first, found = _captured_twice(fn, driver, args, first, real)
+        first, found = _captured_twice(fn, driver, args, first, real, eager)
     if isinstance(found, Refusal):
         return found
     doubt = outside(first, found.slots)
     if doubt is not None:
         return doubt
     layout = plan(first, found.slots)
-    program = Program(first, found.slots, layout, found.non_pointers, **facts)
+    program = with_steps(Program(first, found.slots, layout, found.non_pointers, **facts))
     return Captured(driver.instantiate(program), program, found)
 
 
@@ -71,13 +76,14 @@ def _captured_twice(
     args: Sequence[Any],
     first: Recording,
     real: Sequence[Allocation],
+    eager: Collection[str],
 ) -> tuple[Recording, SlotTable | Refusal]:
     """The recording to replay, and its slots from a second capture: or a third, where the first two disagree. The doubt
     that is reported is that of the first two captures."""
     earlier = [first]
     doubt: Refusal | None = None
     for _ in range(_ATTEMPTS):
-        latest = driver.capture(fn, list(args))
+        latest = driver.capture(fn, list(args), eager)
         for before in reversed(earlier):
             found = discover(before, latest, real)
             if not isinstance(found, Refusal) or found.reason not in SPORADIC:

@@ -1,15 +1,16 @@
 """Where intermediates lie at replay: lifetimes from the slots, packed into one workspace.
 
-Pure functions. Outputs are not placed (they are allocated anew for each call), nor is what no launch touches.
+Pure functions. Outputs are not placed (they are allocated anew for each call), nor is what an eager call is given or
+returns, nor what no launch touches.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pygraph.runtime.contract import Layout, Slot
+from pygraph.runtime.contract import Layout, Slot, returned_by_calls, used_by_calls
 from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
 
 __all__ = ["Lifetime", "lifetimes", "pack", "plan"]
@@ -31,19 +32,23 @@ class Lifetime:
 
 def plan(recording: Recording, slots: Sequence[Slot]) -> Layout:
     """Place every intermediate. Those that are never alive together may share bytes, however the launches of one phase
-    overlap."""
-    fresh = tuple(sorted({o.index for o in recording.outputs if o.kind is OutputKind.FRESH}))
+    overlap. What an eager call is given has a storage of its own: it may hold on to that, or use it on another stream.
+    """
+    outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
+    fresh = tuple(sorted((outputs | used_by_calls(recording, slots)) - returned_by_calls(recording, slots)))
     return pack(lifetimes(recording, slots, fresh), recording.alignment, fresh)
 
 
-def lifetimes(recording: Recording, slots: Sequence[Slot], fresh: Sequence[int]) -> tuple[Lifetime, ...]:
-    """How long each POOL allocation that a launch touches and that is not in ``fresh`` is needed: from its first launch
-    to its last. Where these lie in phases of several launches, all along these phases, as no order holds in them."""
+def lifetimes(recording: Recording, slots: Sequence[Slot], fresh: Collection[int]) -> tuple[Lifetime, ...]:
+    """How long each POOL allocation in the workspace is needed: those that a launch touches, and that are neither in
+    ``fresh`` nor returned by eager calls. From its first launch to its last. Where these lie in phases of several
+    launches, all along these phases, as no order holds in them."""
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
     phases = recording.phases or range(len(recording.launches))
     spans: dict[int, tuple[int, int]] = {}
+    elsewhere = returned_by_calls(recording, slots).union(fresh)
     for slot in slots:
-        if slot.kind is not AllocationKind.POOL or slot.index in fresh:
+        if slot.kind is not AllocationKind.POOL or slot.index in elsewhere:
             continue
         phase = phases[slot.launch]
         begin, end = bisect_left(phases, phase), bisect_right(phases, phase) - 1

@@ -97,9 +97,13 @@ def nondeterministic_kernels(source: str) -> frozenset[str]:
     )
 
 
-def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Output | int], bool]:
-    """Whether an output, or the argument at a position, may come out otherwise each time: a launch that is known to be
-    non-deterministic writes it, or one that reads what such a launch wrote, and so on, also where it is overwritten."""
+Result = Output | int | tuple[AllocationKind, int]
+
+
+def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Result], bool]:
+    """Whether an output, the argument at a position, or an allocation may come out otherwise each time: a launch that
+    is known to be non-deterministic writes it, or one that reads what such a launch wrote, and so on, also where it is
+    overwritten."""
     used: dict[int, list[Slot]] = {}
     for slot in slots:
         used.setdefault(slot.launch, []).append(slot)
@@ -109,7 +113,9 @@ def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Outpu
         if launch.nondeterministic or any(launch.may_read(slot.word) and slot.key in decided for slot in operands):
             decided.update(slot.key for slot in operands if launch.may_write(slot.word, slot.key))
 
-    def is_decided(result: Output | int) -> bool:
+    def is_decided(result: Result) -> bool:
+        if isinstance(result, tuple):
+            return result in decided
         if isinstance(result, int):
             return (AllocationKind.INPUT, result) in decided
         if result.kind is OutputKind.SAME:

@@ -102,18 +102,21 @@ def is_out_of_memory(error: BaseException) -> bool:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A ``reason`` code, what was met (``detail``), and where: the launch's name and the user's line, if known, and the
-    operators of the compiled graph that it may have come from (``nodes``)."""
+    operators of the compiled graph that it may have come from (``nodes``). ``operators`` are those of the dispatcher
+    that were called there."""
 
     reason: str
     detail: str = ""
     launch: str | None = None
     loc: str | None = None
     nodes: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
     @classmethod
     def at(cls, launch: Launch, reason: str, detail: str) -> Refusal:
         """A refusal caused by ``launch``."""
-        return cls(reason, detail, launch.name, launch.origin.loc, launch.origin.nodes)
+        called = (launch.call or launch.name,)
+        return cls(reason, detail, launch.name, launch.origin.loc, launch.origin.nodes, called)
 
     @classmethod
     def of(cls, error: BaseException) -> Refusal:
@@ -130,7 +133,8 @@ class Refusal:
         else:
             origin = _raised_at(error)
             name = ", ".join(origin.nodes)
-        return cls(reason, detail, name, origin.loc, origin.nodes) if name else cls(reason, detail)
+        called = tuple(name.split(" or ")) if _trace.failure is not None else ()
+        return cls(reason, detail, name, origin.loc, origin.nodes, called) if name else cls(reason, detail)
 
     def __str__(self) -> str:
         where = f" [{self.launch}{f' at {self.loc}' if self.loc else ''}]" if self.launch else ""

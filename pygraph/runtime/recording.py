@@ -12,9 +12,13 @@ from typing import Any
 
 __all__ = [
     "COLLECTIVES",
+    "FUNCTIONAL_COLLECTIVES",
     "UNKNOWN",
     "Allocation",
     "AllocationKind",
+    "EagerCall",
+    "EagerOperand",
+    "EagerResult",
     "Launch",
     "LaunchKind",
     "Origin",
@@ -22,6 +26,7 @@ __all__ = [
     "OutputKind",
     "PythonCall",
     "Recording",
+    "TensorLayout",
     "UnownedAddress",
     "UnownedMemory",
     "Use",
@@ -31,8 +36,11 @@ __all__ = [
 WORD = 8
 """Bytes in a parameter word: an address is always one aligned word."""
 
-COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
-"""Namespaces of operators that talk to other processes. A driver refuses them before they run."""
+FUNCTIONAL_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
+"""Namespaces of collectives that take tensors and the name of a group: they are called between segments."""
+
+COLLECTIVES = FUNCTIONAL_COLLECTIVES | {"c10d", "symm_mem"}
+"""Namespaces of operators that talk to other processes. None of them runs while a driver captures."""
 
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 _UNDECLARED_WRITES = {
@@ -91,6 +99,7 @@ class LaunchKind(Enum):
     OPERATOR = "operator"
     MEMCPY = "memcpy"
     MEMSET = "memset"
+    EAGER = "eager"  # an operator that each replay calls anew: ``Launch.eager`` says how
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +181,14 @@ class Launch:
     """Known to come out otherwise each time, with the same operands."""
     unowned: tuple[UnownedAddress, ...] = ()
     """Words that read as addresses of memory that is nobody's: the driver looked each of them up."""
+    eager: EagerCall | None = None
+    """How the operator is called, where each replay calls it."""
 
     @property
     def collective(self) -> bool:
-        """Whether it talks to other processes."""
+        """Whether it talks to other processes, and is not called anew by each replay."""
+        if self.eager is not None:
+            return False
         return self.name.partition(".")[0] in COLLECTIVES or any(part in self.name for part in _COLLECTIVE_KERNELS)
 
     def may_read(self, word: int) -> bool:
@@ -191,6 +204,56 @@ class Launch:
     def unowned_at(self, word: int) -> UnownedAddress | None:
         """What is known of word ``word`` as an address of nobody's memory."""
         return next((found for found in self.unowned if found.word == word), None)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """Sizes and strides, in elements, and a torch.dtype."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: object
+
+    @classmethod
+    def of(cls, tensor: Any) -> TensorLayout:
+        """That of ``tensor``."""
+        return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class EagerOperand:
+    """A tensor that an eager call is given: word number i of its launch for operand i. ``argument``: the very object
+    that is passed at this position; -1: none. ``like`` is the tensor itself where its memory is no allocation's."""
+
+    layout: TensorLayout
+    argument: int = -1
+    like: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class EagerResult:
+    """A tensor that an eager call returns: ``offset`` bytes behind the first element of operand ``operand``, which it
+    is ``itself`` or not; -1: in memory of its own, to which the next word behind those of the operands points."""
+
+    layout: TensorLayout
+    operand: int = -1
+    offset: int = 0
+    itself: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EagerCall:
+    """How an operator is called between two segments. ``call`` is the native OperatorCall, without tensors; ``leaves``
+    are the operands that stand in their places. ``returned`` has the place of each of ``results``, by number, in what
+    it returns: nested lists. ``drawn``: how far the launches before it advance the generator."""
+
+    name: str
+    call: Any
+    leaves: tuple[int, ...]
+    operands: tuple[EagerOperand, ...]
+    results: tuple[EagerResult, ...]
+    returned: Any = None
+    drawn: int = 0
 
 
 class OutputKind(Enum):

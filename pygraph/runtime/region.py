@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
@@ -24,16 +24,17 @@ from typing import Any
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
 from pygraph.runtime.compare import Verdict, compare, verify
-from pygraph.runtime.contract import Driver, Executable, Program
+from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program
 from pygraph.runtime.critical import capturing, capturing_turn
 from pygraph.runtime.discover import Captured, capture
+from pygraph.runtime.eager import base_of, is_operator
 from pygraph.runtime.measure import REPLAY, Decision, Measurement, invalidate_all, kept_path, read, several_ranks
 from pygraph.runtime.provenance import Refusal, tracing
 from pygraph.runtime.recording import Origin
 from pygraph.runtime.slots import SlotTable
 from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
 
-__all__ = ["Region", "RegionOptions", "RegionRecord", "counts"]
+__all__ = ["EagerCalls", "Region", "RegionOptions", "RegionRecord", "counts"]
 
 counts: defaultdict[str, int] = defaultdict(int)
 """What happened so far in this process: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled`` decisions,
@@ -57,6 +58,9 @@ _ONE_CALLS_FAULT = (
 _REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
 """Refusals that say something about every capture of the region: none is used any more."""
 
+_NO_OPERATORS_FAULT = ("comparison-failed", "dynamic-output", "host-read", "metadata-mutation", "only-eager")
+"""Refusals that name an operator, and would name it as well if each replay called it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RegionOptions:
@@ -74,15 +78,24 @@ class RegionOptions:
     cache_dir: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EagerCalls:
+    """Calls of one operator by one line of the user's, in each replay."""
+
+    operator: str
+    loc: str | None
+    count: int
+
+
 @dataclass
 class RegionRecord:
     """What a report reads of one region.
 
-    ``keys`` counts distinct keys (one that was forgotten counts again); ``slots``, ``launches`` and ``workspace_bytes``
-    are those of the last capture. ``python_runs``: how often bodies of operators written in Python ran for captures and
-    comparisons. ``refusals`` holds the first of each reason, ``decisions`` one for each measured variant; where all are
-    left uncaptured, the state is ``uncaptured`` without a ``reason``.
-    """
+    ``keys`` counts distinct keys (one that was forgotten counts again); ``slots``, ``launches``, ``workspace_bytes``,
+    ``segments`` and the ``eager`` calls between them are those of the last capture. ``eager_since`` says why operators
+    are called that were to be captured. ``python_runs``: how often bodies of operators written in Python ran for
+    captures and comparisons. ``refusals`` holds the first of each reason, ``decisions`` one for each measured variant;
+    where all are left uncaptured, the state is ``uncaptured`` without a ``reason``."""
 
     name: str
     state: State = State.COLD
@@ -94,6 +107,9 @@ class RegionRecord:
     slots: int = 0
     launches: int = 0
     workspace_bytes: int = 0
+    segments: int = 0
+    eager: list[EagerCalls] = field(default_factory=list)
+    eager_since: dict[str, str] = field(default_factory=dict)
     python_runs: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     refusals: dict[str, Refusal] = field(default_factory=dict)
@@ -116,12 +132,10 @@ class Region:
     ``fn`` is what is captured; ``uncaptured`` (``fn``, unless it is given) does the same to the caller's own arguments
     where nothing is replayed, and a new capture is compared with what it does. ``label`` is what profilers call a
     replay (``name``, unless it is given), ``held`` positions of arguments that outlive the call, such as parameters,
-    ``lent`` of those that may.
-    ``on_capture`` is told each program that will be replayed, ``on_refusal`` why a capture failed that leaves none,
-    if that names operators; neither may raise. ``origins`` says what the lines of ``fn`` run.
-    Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises, and ReplayError when a
-    replay broke its contract; a capture that fails never shows but in ``record``.
-    """
+    ``lent`` of those that may. ``on_capture`` is told each program that will be replayed; it may not raise. ``origins``
+    says what the lines of ``fn`` run. Replays call the operators ``eager`` (without overloads), and those that turn out
+    to fail in a capture. Nothing of a call is kept after it. Calling raises what ``fn`` or a replayed kernel raises,
+    and ReplayError when a replay broke its contract; a capture that fails never shows but in ``record``."""
 
     def __init__(
         self,
@@ -135,7 +149,7 @@ class Region:
         lent: Iterable[int] = (),
         on_capture: Callable[[Program], None] | None = None,
         origins: Mapping[int, Origin] | None = None,
-        on_refusal: Callable[[Refusal], None] | None = None,
+        eager: Iterable[str] = (),
         clock: Callable[[], float] = perf_counter,
         uncaptured: Callable[[list[Any]], Sequence[Any]] | None = None,
     ) -> None:
@@ -145,7 +159,8 @@ class Region:
         self._driver = driver
         self._options = options or RegionOptions()
         self._facts = {"held": frozenset(held), "lent": frozenset(lent), "name": label or name}
-        self._on_capture, self._on_refusal = on_capture, on_refusal
+        self._on_capture = on_capture
+        self._eager = dict.fromkeys(map(base_of, eager))
         self._origins: Mapping[int, Origin] = origins or {}
         self._variants = VariantTable(self._options.max_captures, self._options.capture_after - 1)
         self._clock = clock
@@ -332,9 +347,7 @@ class Region:
         made = self._try_capture(args)
         if isinstance(made, Refusal):
             self._refuse(variant, made)
-            outputs = self._uncaptured(args)  # where this raises too, it is the call that is at fault
-            self._tell(made)
-            return outputs
+            return self._uncaptured(args)
         try:
             sensitive = made.program.recording.offset_sensitive
             self._sensitive |= sensitive
@@ -354,22 +367,43 @@ class Region:
         return verdict.outputs
 
     def _try_capture(self, args: list[Any]) -> Captured | Refusal:
+        """A capture, in which operators that fail are eager calls, one after the other."""
         with tracing(self._fn, self._origins) as bodies:
             try:
-                return capture(self._fn, self._driver, args, self._slots, **self._facts)
-            except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
-                return Refusal.of(error)
+                while True:
+                    made = self._capture_once(args)
+                    if not isinstance(made, Refusal) or not self._make_eager(made):
+                        return made
             finally:
                 self.record.python_runs.update(bodies)
+
+    def _capture_once(self, args: list[Any]) -> Captured | Refusal:
+        try:
+            return capture(self._fn, self._driver, args, self._slots, tuple(self._eager), **self._facts)
+        except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
+            return Refusal.of(error)
+
+    def _make_eager(self, refusal: Refusal) -> bool:
+        """Have replays call the operators that ``refusal`` names; whether that is new. A capture that fails has run
+        nothing."""
+        if refusal.reason in _NO_OPERATORS_FAULT + _ONE_CALLS_FAULT:
+            return False
+        new = [base_of(name) for name in refusal.operators if is_operator(name) and base_of(name) not in self._eager]
+        self._eager.update(dict.fromkeys(new))
+        if new:
+            self._note(refusal)
+            self.record.eager_since[", ".join(new)] = str(refusal)
+        return bool(new)
 
     def _settle(self, variant: Variant, made: Captured, verdict: Verdict) -> None:
         """Use the executable from now on, or close it."""
         if verdict.refusal is not None or self._closed:
             made.executable.close()
             refusal = verdict.refusal or Refusal("closed")
-            self._refuse(variant, refusal)
-            if refusal.reason == "stateful-operator":
-                self._tell(refusal)
+            if self._make_eager(refusal):
+                self._forget()
+            else:
+                self._refuse(variant, refusal)
             return
         variant.spread = verdict.spread
         variant.program = made.program if self._options.verify_always else None
@@ -381,6 +415,10 @@ class Region:
         record.state, record.reason, record.captures = State.REPLAY, None, record.captures + 1
         record.slots, record.launches = len(program.slots), len(program.recording.launches)
         record.workspace_bytes = program.layout.nbytes
+        steps = program.steps
+        record.segments = sum(isinstance(step, GraphSegment) for step in steps)
+        called = Counter((step.call.name, step.origin.loc) for step in steps if isinstance(step, EagerStep))
+        record.eager = [EagerCalls(*call, count) for call, count in called.items()]
         tolerated = ["non-deterministic: compared within a tolerance"] if verdict.spread is not None else []
         record.notes.extend(note for note in [*made.table.notes, *tolerated] if note not in record.notes)
         if self._on_capture is not None:
@@ -401,14 +439,6 @@ class Region:
             if self._failures >= (_MAX_REFUSALS if variant.key else 1):
                 self._retire(refusal)
 
-    def _tell(self, refusal: Refusal) -> None:
-        """Have the operators that a refusal names cut, if it leaves the region without any capture."""
-        if not refusal.nodes or self._variants.captured or self._on_refusal is None:
-            return
-        runs = ", ".join(f"{name} {count}" for name, count in sorted(self.record.python_runs.items()))
-        said = f"{refusal.detail} (runs of Python bodies for captures: {runs})" if runs else refusal.detail
-        self._on_refusal(replace(refusal, detail=said))
-
     def _raised(self, args: list[Any], error: BaseException) -> None:
         """A call raised: ``args`` is emptied as ever, and a replay that broke its contract is the region's last."""
         args.clear()
@@ -420,9 +450,14 @@ class Region:
 
     def _retire(self, refusal: Refusal) -> None:
         self._closed = True
+        self._forget()
+        self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
+
+    def _forget(self) -> None:
+        """Free everything that was captured; what comes next is captured anew."""
         self._replay_last = self._timed = None
         self._slots = None
-        self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
+        self.record.state = State.WARM
         self._variants.clear()
 
     def _note(self, refusal: Refusal) -> None:

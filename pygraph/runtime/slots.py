@@ -204,7 +204,7 @@ def _counting(first: Recording, second: Recording) -> Refusal | None:
         for call, again in zip_longest(one.calls, other.calls, fillvalue="nothing"):
             if call != again:
                 said = f"{one.name} calls {call}, then {again}: it depends on more than its arguments"
-                return Refusal("unstable-number", said, one.name, one.loc, one.nodes)
+                return Refusal("unstable-number", said, one.name, one.loc, one.nodes, (one.name,))
     return None
 
 

@@ -47,7 +47,6 @@ host-read: %r = aten.histc.default(%x, 10) : f32[10]@cuda:0
 host-read: %r = aten.segment_reduce.default(%x, "sum", lengths = %i) : f32[4]@cuda:0
 host-read: %r = aten.linspace.Tensor_Tensor(%v, %v, 5, device = @cuda:0) : f32[5]@cuda:0
 host-read: %r = aten.index_put.default(%x, [%m], %x) : $T !sync
-failed-capture: %r = aten.mm.default(%x, %x) : $T {failed = "host-read: it reads"}
 attention-dropout: %r = aten._scaled_dot_product_flash_attention.default(%x, %x, %x, 0.1) : $T
 attention-dropout: %r = aten._scaled_dot_product_flash_attention.default(%x, %x, %x, dropout_p = 0.1) : $T
 attention-dropout: %r = aten._scaled_dot_product_cudnn_attention.default(%x, %x, %x, None, true, %f) : $T

@@ -6,12 +6,13 @@ Tests script it: what a capture says or raises, what a replay computes, when it 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from threading import Lock
 from typing import Any
 
 import torch
 
+from pygraph.errors import CaptureError
 from pygraph.runtime.contract import Executable, Program, ScratchPool
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.provenance import ran
@@ -61,7 +62,8 @@ class FakeDriver(HostDriver):
     ``drains`` waits for the device, and says whether it could. ``nondeterministic``: of how many outputs the launch is
     known to come out otherwise each time; None: it is not, and nobody knows the outputs. ``random``: whether it draws.
     ``python``: operators written in Python that a capture calls. ``within``: whether transient memory is in use now;
-    ``given_back``: how often it was given back, ``trimmed``: what uncaptured runs had left."""
+    ``eager``: what each capture was told that replays call. ``given_back``: how often it was given back, ``trimmed``:
+    what uncaptured runs had left."""
 
     def __init__(self, kernel: Function | None = None, written: Sequence[int] | None = ()) -> None:
         super().__init__()
@@ -80,9 +82,11 @@ class FakeDriver(HostDriver):
         self.random = True
         self.spare = 1 << 30
         self.python: tuple[PythonCall, ...] = ()
+        self.eager: list[tuple[str, ...]] = []
 
-    def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
+    def capture(self, fn: Function, args: Sequence[Any], eager: Collection[str] = ()) -> Recording:
         self.captures += 1
+        self.eager.append(tuple(eager))
         capture = Capture(0x7000_0000_0000 + (self.captures << 32), gap=4096 + 64 * self.captures)
         sizes = {i: extent(a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
         words = [capture.input(nbytes, index=i) for i, nbytes in sizes.items()]
@@ -93,6 +97,8 @@ class FakeDriver(HostDriver):
             uses.append(Use(len(words), 0, 64, False, True))
         unsteady = self.nondeterministic is not None
         facts: dict[str, Any] = {"origin": Origin(locs=("toy.py:1",)), "nondeterministic": unsteady}
+        if any(call.name.startswith(f"{name}.") for call in self.python for name in eager):
+            raise CaptureError("no-calls", "this driver's replays call no operators")
         for call in self.python:
             ran(call.name)
             facts.update(call=call.name, origin=Origin(call.nodes, ("toy.py:1",)))

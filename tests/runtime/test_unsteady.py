@@ -17,7 +17,6 @@ from pygraph.debug import diagnose
 from pygraph.debug.diagnose import Finding
 from pygraph.errors import ReplayError
 from pygraph.runtime.nondeterminism import RUNS
-from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import PythonCall
 from pygraph.runtime.region import Region, RegionOptions, RegionRecord
 from tests.runtime.captures import Capture
@@ -317,9 +316,9 @@ COUNTER = PythonCall("lib.counter.default", ("counter",), "model.py:3")
 
 
 @pytest.mark.parametrize("nondeterministic", [False, True])
-def test_an_operator_that_counts_is_refused_and_named(nondeterministic: bool) -> None:
+def test_an_operator_that_counts_is_named_and_called_by_each_replay_from_then_on(nondeterministic: bool) -> None:
     """A replay repeats the number of the run that was captured, here the first."""
-    told, runs = list[Refusal](), list[int]()
+    runs = list[int]()
 
     def fn(args: list[Any]) -> Sequence[Any]:
         runs.append(1)
@@ -327,16 +326,16 @@ def test_an_operator_that_counts_is_refused_and_named(nondeterministic: bool) ->
 
     driver = FakeDriver(lambda args: [args[0] + 1])
     driver.python, driver.nondeterministic = (COUNTER,), 1 if nondeterministic else None
-    region = Region(fn, driver, name="toy", on_refusal=told.append)
+    region = Region(fn, driver, name="toy")
     if nondeterministic:
         driver.edits = [lambda capture, n=n: set_number(capture, n) for n in (2, 3)]
     outputs = [float(region([torch.zeros(1)])[0]) for _ in range(4)]
     assert outputs == [1, 2, 3, 4], "each call ran once"
-    (refusal,) = told
-    assert refusal.reason == ("unstable-number" if nondeterministic else "stateful-operator")
-    assert refusal.nodes == ("counter",)
-    assert "(runs of Python bodies for captures: lib.counter.default 2)" in str(refusal)
-    assert region.record.python_runs == {"lib.counter.default": 2}
+    reason = "unstable-number" if nondeterministic else "stateful-operator"
+    refusal = region.record.refusals[reason]
+    assert (refusal.nodes, refusal.operators) == (("counter",), ("lib.counter.default",))
+    assert region.record.eager_since == {"lib.counter": str(refusal)}
+    assert driver.eager[-1] == ("lib.counter",)
     assert region.record.replays == 0
 
 

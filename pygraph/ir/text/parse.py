@@ -25,7 +25,18 @@ import sympy
 
 from pygraph.errors import ParseError, Span
 from pygraph.ir import dims
-from pygraph.ir.annotations import CAPTURABLE, DETAIL, PLACEMENT, REASON, REGION, SELECTED, TAGS, Parameter, Region
+from pygraph.ir.annotations import (
+    CAPTURABLE,
+    DETAIL,
+    EAGER,
+    PLACEMENT,
+    REASON,
+    REGION,
+    SELECTED,
+    TAGS,
+    Parameter,
+    Region,
+)
 from pygraph.ir.cost import Cost
 from pygraph.ir.effects import FLAGS, NAMED, Effects
 from pygraph.ir.graph import Graph, GraphError, Stage
@@ -57,7 +68,7 @@ _STAGES = {stage.value: stage for stage in Stage}
 _DTYPES = {dtype.value: dtype for dtype in DType}
 _TYPES: dict[str, Any] = {"int": "int", "float": "float", "bool": "bool", "opaque": OpaqueType, **_DTYPES}
 _WORDS: dict[str, object] = {"None": None, "true": True, "false": False, **_DTYPES}
-_STANDARD = {key.name: key for key in (CAPTURABLE, REASON, DETAIL, PLACEMENT, REGION, SELECTED, TAGS)}
+_STANDARD = {key.name: key for key in (CAPTURABLE, EAGER, REASON, DETAIL, PLACEMENT, REGION, SELECTED, TAGS)}
 
 
 def parse(text: str, source: str = "<text>") -> Graph:

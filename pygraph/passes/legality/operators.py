@@ -21,11 +21,13 @@ class Entry(NamedTuple):
     """Why an operator is refused: a code of ``reasons``, the cause in words, and whether only off the host.
 
     ``accelerator`` entries synchronise with a device or allocate behind its back; the CPU can replay the operator.
+    ``eager`` ones take tensors and return tensors of known sizes: a region may call them between two segments.
     """
 
     code: str
     why: str
     accelerator: bool = False
+    eager: bool = False
 
 
 _NAMES: dict[Entry | None, str] = {
@@ -53,14 +55,14 @@ _NAMES: dict[Entry | None, str] = {
         aten.nonzero aten.nonzero_numpy aten.unique_consecutive aten.unique_dim aten.unique_dim_consecutive
         torchvision.nms
     """,
-    # measured, batches included: results of the solver are checked on the host, or MAGMA allocates
-    Entry("unsafe-operator", "waits for its solver on the host", accelerator=True): """
+    # measured (mode too), batches included: results of the solver are checked on the host, or MAGMA allocates
+    Entry("unsafe-operator", "waits for its solver on the host", accelerator=True, eager=True): """
         aten._linalg_check_errors aten._linalg_eigh aten._linalg_eigvals aten._linalg_svd aten.cholesky_inverse
         aten.cholesky_solve aten.linalg_cholesky aten.linalg_cond aten.linalg_eig aten.linalg_eigh aten.linalg_eigvals
         aten.linalg_inv aten.linalg_ldl_factor aten.linalg_ldl_factor_ex aten.linalg_ldl_solve aten.linalg_lu_factor
         aten.linalg_matrix_exp aten.linalg_matrix_rank aten.linalg_pinv aten.linalg_solve aten.linalg_svd
     """,
-    Entry("unsafe-operator", "waits for the device on long rows", accelerator=True): "aten.mode",  # measured
+    Entry("unsafe-operator", "waits for the device on long rows", accelerator=True, eager=True): "aten.mode",
     Entry("unsafe-operator", "reads lengths on the host", accelerator=True): "aten._cudnn_ctc_loss",
     Entry("unsafe-operator", "keeps random state of its own", accelerator=True): "aten._cudnn_init_dropout_state",
     # FORBIDDEN_CUDAGRAPH_OPS
@@ -77,7 +79,8 @@ _NAMES: dict[Entry | None, str] = {
     """,
     Entry("host-code", "calls a Python function"): "py.*",
     Entry("stream-operator", "belongs to streams"): "aten.record_stream streams.*",
-    Entry("collective", "is a collective"): "_c10d_functional* _dtensor.* c10d*",
+    Entry("collective", "is a collective", eager=True): "_c10d_functional* _dtensor.*",
+    Entry("collective", "is a collective on a process group itself"): "c10d*",
     Entry("collective", "uses memory of other processes"): "symm_mem.*",
     Entry("unsafe-operator", "reads sizes of nested tensors on the host", accelerator=True): "aten._nested_*",
     Entry("unsafe-operator", "works on sparse tensors"): "aten._sparse_* sparse.*",

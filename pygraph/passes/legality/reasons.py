@@ -16,8 +16,6 @@ class Reason(NamedTuple):
 
 
 _TABLE = """
-failed-capture: an earlier capture of its region failed at the node, which was remembered for this compilation
-  - see what was met; tag an operator of yours cudagraph_unsafe to have it cut at once
 forbidden: the option 'forbid' of the legality pass names the operator
   - take the operator off the list to have it captured
 barrier: nothing may move across the node, so nothing can be captured together with it
@@ -49,13 +47,13 @@ opaque-operand: the node takes or returns an object that is no plain strided ten
   - pass plain tensors
 opaque-operator: the operator is no operator of torch's: what it keeps, prints or sends is not known, and on the CPU a
     replay would call it as any call does
-  - none is needed: it runs between two regions
+  - none: a region calls it between two segments
 storage-change: the node resizes or swaps the storage of a tensor, so that addresses change within the region
   - copy into the tensor instead of setting its data
 stream-operator: the node records or waits on streams and events of its own
   - leave streams to the compiled function
 collective: other processes take part, and neither a comparison nor a repeated capture may run it alone
-  - none: it runs between two regions
+  - none: a region calls it between two segments
 subgraph: a node of the subgraph that the node runs cannot be captured
   - see the node that is named
 unknown-higher-order: the higher-order operator is not known here

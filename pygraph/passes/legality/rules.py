@@ -12,6 +12,7 @@ from pygraph.ir import (
     CAPTURABLE,
     CONSTANT,
     DETAIL,
+    EAGER,
     REASON,
     TAGS,
     UPLOAD,
@@ -20,7 +21,6 @@ from pygraph.ir import (
     Graph,
     GraphRef,
     KernelNode,
-    MetaKey,
     OpaqueType,
     TensorType,
     Token,
@@ -32,7 +32,6 @@ from pygraph.ir import (
 from pygraph.passes.legality.operators import dropout_place, is_custom, known_unsafe
 
 __all__ = [
-    "FAILED",
     "Objection",
     "Target",
     "annotate",
@@ -44,15 +43,14 @@ __all__ = [
     "target_of",
 ]
 
-FAILED = MetaKey("failed", str)
-"""Node: what was met when its region was captured; set before the passes run, where a capture failed for the node."""
-
 
 class Objection(NamedTuple):
-    """Why a node cannot be captured: the code of the reason, and the sentence that names the operand."""
+    """Why a node cannot be captured: the code of the reason, and the sentence that names the operand. ``eager``: that
+    does not keep a region from calling it between two segments."""
 
     code: str
     detail: str
+    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +91,14 @@ def target_of(graph: Graph, kind: str, forbid: tuple[str, ...] = ()) -> Target:
 def annotate(node: KernelNode, target: Target) -> bool:
     """Judge ``node`` and write what was found on it; return whether that differs from what stood there."""
     before = node.meta.copy()
-    objection = judge(node, target)
-    node.meta.set(CAPTURABLE, objection is None)
-    node.meta.drop(REASON, DETAIL)
-    if objection is not None:
-        node.meta.set(REASON, objection.code)
-        node.meta.set(DETAIL, objection.detail)
+    objections = list(_objections(node, target))
+    node.meta.set(CAPTURABLE, not objections)
+    node.meta.drop(REASON, DETAIL, EAGER)
+    if objections:
+        node.meta.set(REASON, objections[0].code)
+        node.meta.set(DETAIL, objections[0].detail)
+        if all(objection.eager for objection in objections) and _returns_tensors(node):
+            node.meta.set(EAGER, True)
     return node.meta != before
 
 
@@ -111,17 +111,18 @@ def judge(node: KernelNode, target: Target) -> Objection | None:
     return next(_objections(node, target), None)
 
 
+def _returns_tensors(node: KernelNode) -> bool:
+    return all(isinstance(value.type, TensorType) for value in node.outputs)
+
+
 def _objections(node: KernelNode, target: Target) -> Iterator[Objection]:
-    met = node.meta.get(FAILED)
-    if met is not None:
-        yield Objection("failed-capture", f"{node.op} was tried: {met}")
     for op, _ in sources(node):
         yield from _forbidden(op, target)
     yield from _known(node, node.op, target)
     if node.op.startswith("hop."):
         yield from _inner(node, target)
     if "cudagraph_unsafe" in (node.meta.get(TAGS) or "").split(","):
-        yield Objection("cudagraph-unsafe-tag", f"{node.op} has the tag cudagraph_unsafe")
+        yield Objection("cudagraph-unsafe-tag", f"{node.op} has the tag cudagraph_unsafe", eager=True)
     yield from _device_copies(node)
     if not target.device.is_host:
         yield from _by_arguments(node)
@@ -137,19 +138,20 @@ def _objections(node: KernelNode, target: Target) -> Iterator[Objection]:
 
 def _forbidden(op: str, target: Target) -> Iterator[Objection]:
     if op in target.forbid or base_name(op) in target.forbid:
-        yield Objection("forbidden", f"{op} is named by the option 'forbid'")
+        named = f"{op} is named by the option 'forbid'"
+        yield Objection("forbidden", named, eager=is_custom(op))  # Inductor computes its own in kernels of any names
 
 
 def _known(node: KernelNode, op: str, target: Target) -> Iterator[Objection]:
     entry = known_unsafe(op)
     if entry is not None and not (entry.accelerator and target.device.is_host):
-        yield Objection(entry.code, f"{op} {entry.why}: {_names(node.inputs)}")
+        yield Objection(entry.code, f"{op} {entry.why}: {_names(node.inputs)}", entry.eager)
 
 
 def _custom(op: str, target: Target) -> Iterator[Objection]:
     """The host driver replays an operator by calling it: nothing is gained, and the comparison calls it once more."""
     if target.device.is_host and is_custom(op):
-        yield Objection("opaque-operator", f"{op} may do more than its schema says")
+        yield Objection("opaque-operator", f"{op} may do more than its schema says", eager=True)
 
 
 def _inner(node: KernelNode, target: Target) -> Iterator[Objection]:
@@ -157,7 +159,7 @@ def _inner(node: KernelNode, target: Target) -> Iterator[Objection]:
     if node.args and isinstance(node.args[0], Token):
         op = node.args[0].name
         for found in chain(_forbidden(op, target), _known(node, op, target), _custom(op, target)):
-            yield Objection(found.code, f"{node.op} runs an operator: {found.detail}")
+            yield Objection(found.code, f"{node.op} runs an operator: {found.detail}", found.eager)
     for reference in leaves((*node.args, *node.attrs.values()), GraphRef):
         graph = target.subgraphs.get(reference.name)
         if graph is None:
@@ -202,7 +204,9 @@ def _names(values: tuple[Value, ...]) -> str:
 def _affected(node: KernelNode) -> Iterator[Objection]:
     effects = node.effects
     if effects.collective is not None:
-        yield Objection("collective", f"{node.op} is a collective of group {effects.collective}")
+        known = known_unsafe(node.op)
+        told = f"{node.op} is a collective of group {effects.collective}"
+        yield Objection("collective", told, eager=known is not None and known.eager)
     if effects.dynamic:
         yield Objection("dynamic-shape", f"the shape of {_names(node.outputs)} depends on {_names(node.inputs)}")
     if effects.sync:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -18,13 +18,15 @@ import torch
 
 from pygraph.compat import clear_cublas_workspaces, storage_from_address
 from pygraph.errors import CaptureError
+from pygraph.runtime.calls import OperatorCall
 from pygraph.runtime.contract import describe_outputs
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas, with_unowned
 from pygraph.runtime.cuda.bindings import call, read_edges
 from pygraph.runtime.cuda.nodes import Node, handles, read_nodes
-from pygraph.runtime.cuda.observe import Observer, calls_operators, observing, with_calls
+from pygraph.runtime.cuda.observe import EagerCalls, Observer, calls_operators, observing, with_calls, with_eager
 from pygraph.runtime.cuda.phases import phases_of
+from pygraph.runtime.eager import RecordedCall, record_call
 from pygraph.runtime.provenance import is_out_of_memory, merged, reset_blame
 from pygraph.runtime.recording import Allocation, AllocationKind, Launch, Output, OutputKind, Recording
 from pygraph.runtime.slots import AddressMap
@@ -40,17 +42,18 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass
 class CudaCapture:
-    """The payload of a CUDA Recording. ``nodes`` match its launches; ``arguments`` are the stand-ins, or the Python
-    values themselves. ``kept`` is whatever the nodes' code and constants need. ``graph`` is None once an
-    executable has it."""
+    """The payload of a CUDA Recording. ``nodes`` match its launches, where eager calls have none; ``arguments`` are the
+    stand-ins, or the Python values themselves. ``kept`` is whatever the nodes' code and constants need. ``graph`` is
+    None once an executable has it. ``offset_address`` is where the generator's offset lies on the device."""
 
     graph: torch.cuda.CUDAGraph | None
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node | None, ...]
     arguments: tuple[Any, ...]
     device: int
     random: bool
     kept: tuple[object, ...]
     lease: ArenaLease
+    offset_address: int = 0
 
 
 def payload_of(recording: Recording) -> CudaCapture:
@@ -88,14 +91,14 @@ class DeviceCapture:
             flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
             self.stream = torch.cuda.ExternalStream(int(call(driver.cuStreamCreate, int(flags))), device=index)
 
-    def capture(self, fn: Function, args: Sequence[Any]) -> Recording:
-        """Record ``fn``. Whatever is raised, nothing of the capture is left. Raises CaptureError; memory that is short
-        raises what it raises."""
+    def capture(self, fn: Function, args: Sequence[Any], eager: Collection[str] = ()) -> Recording:
+        """Record ``fn``; replays call the operators ``eager``. Whatever is raised, nothing of the capture is left.
+        Raises CaptureError; memory that is short raises what it raises."""
         with only_capture(), torch.cuda.device(self.index):
             torch.cuda.set_device(self.index)
             if torch.cuda.is_current_stream_capturing():
                 raise CaptureError("outer-capture", "the caller's own stream is being captured")
-            return _Attempt(self, fn, args, ArenaLease(self.arenas)).record()
+            return _Attempt(self, fn, args, ArenaLease(self.arenas), eager).record()
 
     def intact(self) -> bool:
         """Whether the stream is being captured, and nothing has broken the capture."""
@@ -157,14 +160,16 @@ def _stand_ins(arena: Arena, device: int, args: Sequence[Any]) -> tuple[tuple[An
 class _Attempt:
     """The state of one capture."""
 
-    def __init__(self, device: DeviceCapture, fn: Function, args: Sequence[Any], lease: ArenaLease) -> None:
+    def __init__(
+        self, device: DeviceCapture, fn: Function, args: Sequence[Any], lease: ArenaLease, eager: Collection[str]
+    ) -> None:
         self._device, self._fn, self._lease = device, fn, lease
         self._constants = {n: t for n, t in module_constants(fn).items() if t.device.type == "cuda"}
         self._arguments, self._inputs = _stand_ins(lease.arena, device.index, args)
         arena, stream = lease.arena, device.stream.cuda_stream
         self._session: Any = device.native.Session(device.index, stream, arena.next, arena.end, arena.gap, arena.grow)
         lease.idle = self._session.idle
-        self._observer = Observer(self._session.nodes, device.intact)
+        self._observer = Observer(self._session.nodes, device.intact, self._eager_calls(frozenset(eager)))
         self._random: tuple[int, ...] = ()
 
     def record(self) -> Recording:
@@ -216,7 +221,7 @@ class _Attempt:
         failure: CaptureError
         try:
             with _recording(graph, self._session):
-                self._random = tuple(self._device.native.random_memory(self._device.index))
+                self._random = tuple(self._device.native.random_memory(self._device.index))[:2]
                 with observing(self._observer, self._fn) as run:
                     returned = run(list(self._arguments))
                 if not isinstance(returned, (list, tuple)):
@@ -249,20 +254,52 @@ class _Attempt:
         everything = (*own, *described.empty, *self._fixed())
         explained = with_calls(launches, self._observer.spans, everything, self._random)
         known = with_unowned(device.driver, explained, everything, self._lease.arena.covers, device.arenas.covers)
+        merged = with_eager(known, nodes, phases, everything, self._observer.eager)
         payload = CudaCapture(
             graph,
-            tuple(nodes),
+            merged.nodes,
             self._arguments,
             device.index,
             self._draws(graph, known),
             (self._fn, *self._constants.values()),
             self._lease,
+            self._random[1] if self._random else 0,
         )
         sensitive = frozenset(described.sensitive | self._sensitive(own))
         scratch = device.arenas.scratch(device.stream.cuda_stream)
-        facts = (known, everything, outputs, payload, sensitive, ALIGNMENT)
+        facts = (merged.launches, merged.allocations, outputs, payload, sensitive, ALIGNMENT)
         python = tuple(self._observer.python)
-        return Recording(*facts, out_of_range_pointers=True, scratch=scratch, phases=phases, python=python)
+        return Recording(*facts, out_of_range_pointers=True, scratch=scratch, phases=merged.phases, python=python)
+
+    def _eager_calls(self, chosen: Collection[str]) -> EagerCalls:
+        """What is asked of this capture when an eager call is met."""
+        device = self._device
+        index = device.index
+
+        def is_constant(tensor: torch.Tensor) -> bool:
+            address = tensor.untyped_storage().data_ptr()
+            if not tensor.numel() or self._lease.arena.covers(address):
+                return False
+            if all(address != constant.untyped_storage().data_ptr() for constant in self._constants.values()):
+                raise CaptureError("foreign-address", "an eager call is given memory that is nobody's")
+            return True
+
+        def allocate(fake: torch.Tensor) -> torch.Tensor:
+            if fake.device.type != "cuda" or fake.device.index not in (None, index):
+                raise CaptureError("foreign-device", f"an eager call returns a tensor on {fake.device}")
+            return torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype, device=torch.device("cuda", index))
+
+        def record(call: OperatorCall) -> RecordedCall:
+            drawn = int(device.native.random_memory(index)[2])
+            tensors = [value for value in self._arguments if isinstance(value, torch.Tensor)]
+            for tensor in call.tensors():  # it will be a view of the caller's own storage
+                base = tensor.untyped_storage().data_ptr()
+                sharing = (each for each in tensors if each.untyped_storage().data_ptr() == base)
+                if any(each.element_size() != tensor.element_size() for each in sharing):
+                    self._observer.absolute.append(tensor.data_ptr())
+            return record_call(device.native, call, self._arguments, is_constant, allocate, drawn)
+
+        return EagerCalls(chosen, record, lambda: len(self._session.pieces()))
 
     def _draws(self, graph: torch.cuda.CUDAGraph, launches: Sequence[Launch]) -> bool:
         """Whether a launch draws, or the capture advanced the generator."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -31,9 +31,11 @@ class CudaDriver:
         self._native: ModuleType = build.load()
         self._devices: dict[int, DeviceCapture] = {}
 
-    def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
+    def capture(
+        self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any], eager: Collection[str] = ()
+    ) -> Recording:
         """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back."""
-        return self._device(check_arguments(args)).capture(fn, args)
+        return self._device(check_arguments(args)).capture(fn, args, eager)
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay, once for each recording. The executable outlives the recording."""
@@ -41,10 +43,11 @@ class CudaDriver:
         return make_executable(self._device(payload.device), program, payload)
 
     def generator(self, program: Program) -> torch.Generator | None:
-        """The default generator of the region's device, if its capture advanced that. Operators that draw from the
-        CPU's are not captured."""
+        """The default generator of the region's device, if its capture advanced that, or eager calls may. Operators
+        that draw from the CPU's are not captured."""
         payload = payload_of(program.recording)
-        return torch.cuda.default_generators[payload.device] if payload.random else None
+        draws = payload.random or any(launch.random for launch in program.calls)
+        return torch.cuda.default_generators[payload.device] if draws else None
 
     def exchange_state(
         self, generator: torch.Generator, to: torch.Tensor, expected: torch.Tensor | None = None

@@ -6,7 +6,7 @@ uploaded, and the native region is told where each patched word's address comes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -14,13 +14,11 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Executable, Program, add_arguments, add_outputs, check_program
+from pygraph.runtime.contract import Executable, GraphSegment, Program, Step, add_steps, check_program
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
-from pygraph.runtime.cuda.segments import Segments, cut
-from pygraph.runtime.recording import AllocationKind
 from pygraph.runtime.slots import AddressMap
 
 __all__ = ["Part", "make_executable", "split", "with_scratch"]
@@ -38,15 +36,16 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
     graph, capture.graph = capture.graph, None
     if graph is None:
         raise CaptureError("already-instantiated", "a capture makes one executable")
-    plan = cut(program)
+    segments = [(step.begin, step.end) for step in program.steps if isinstance(step, GraphSegment)]
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
         _anchor_copies(device.driver, program, nodes)
-        parts = split(device.driver, graph, nodes, plan.bounds)
+        parts = split(device.driver, graph, nodes, segments)
         region = device.native.CudaRegion(graph, capture.device, capture.random)
         region.set_name(program.name)
-        _tell(region, program, capture.arguments, nodes, plan, parts)
-        add_outputs(region, device.native.OutputKind, program)
+        if program.calls:
+            region.set_offset_address(capture.offset_address)
+        _tell(region, device.native, program, capture.arguments, nodes, dict(zip(segments, parts, strict=True)))
     return Executable(region, capture.kept)
 
 
@@ -64,7 +63,7 @@ def _check_slots(program: Program) -> None:
                 raise CaptureError("invalid-program", f"word {position} of {launch.name} is an address without a slot")
 
 
-def with_scratch(program: Program, nodes: Sequence[Node]) -> list[Node]:
+def with_scratch(program: Program, nodes: Sequence[Node | None]) -> list[Node | None]:
     """``nodes`` with parameters in which inert words of other people's memory point at scratch memory.
 
     Nothing is told to the graph here: a kernel's first patch hands over all of its parameters, before it first runs.
@@ -88,7 +87,7 @@ def with_scratch(program: Program, nodes: Sequence[Node]) -> list[Node]:
     return made
 
 
-def _anchor_copies(driver: ModuleType, program: Program, nodes: Sequence[Node]) -> None:
+def _anchor_copies(driver: ModuleType, program: Program, nodes: Sequence[Node | None]) -> None:
     """Point the operands of copies that will be patched at ordinary memory before the graph is instantiated.
 
     An instantiated copy node accepts only addresses of the kind of memory that it was made with, and stand-ins are
@@ -122,9 +121,10 @@ class Part:
 
 
 def split(
-    driver: ModuleType, graph: torch.cuda.CUDAGraph, nodes: Sequence[Node], bounds: Sequence[tuple[int, int]]
+    driver: ModuleType, graph: torch.cuda.CUDAGraph, nodes: Sequence[Node | None], bounds: Sequence[tuple[int, int]]
 ) -> list[Part]:
-    """Cut ``graph`` at ``bounds`` (begin and end of each segment, by launch) and instantiate every part.
+    """Cut ``graph`` at ``bounds`` (begin and end of each segment, by launch) and instantiate every part. ``nodes`` are
+    its nodes by launch; eager calls have none.
 
     Each part is a clone without the nodes of the others; torch's own graph becomes the first. What is instantiated
     here belongs to the caller.
@@ -134,21 +134,23 @@ def split(
     """
     clones = [_clone(driver, graph.raw_cuda_graph(), nodes, *bound) for bound in bounds[1:]]
     begin, end = bounds[0]
-    for node in nodes[end:]:
+    for node in filter(None, nodes[end:]):
         call(driver.cuGraphDestroyNode, driver.CUgraphNode(node.handle))
     graph.instantiate()
     stream = torch.cuda.current_stream()
     for instance in (graph.raw_cuda_graph_exec(), *(part.instance for part in clones)):
         call(driver.cuGraphUpload, driver.CUgraphExec(instance), driver.CUstream(stream.cuda_stream))
     stream.synchronize()  # the first patch may come at once; a comparison waits for the stream after it anyway
-    return [Part(0, 0, {i: nodes[i].handle for i in range(begin, end)}), *clones]
+    return [Part(0, 0, {i: node.handle for i, node in enumerate(nodes[begin:end], begin) if node is not None}), *clones]
 
 
-def _clone(driver: ModuleType, graph: int, nodes: Sequence[Node], begin: int, end: int) -> Part:
+def _clone(driver: ModuleType, graph: int, nodes: Sequence[Node | None], begin: int, end: int) -> Part:
     """A copy of launches ``begin`` to ``end`` of a graph, instantiated."""
     copy = call(driver.cuGraphClone, driver.CUgraph(graph))
     handles: dict[int, int] = {}
     for index, node in enumerate(nodes):
+        if node is None:
+            continue
         found = call(driver.cuGraphNodeFindInClone, driver.CUgraphNode(node.handle), copy)
         if begin <= index < end:
             handles[index] = int(found)
@@ -163,42 +165,32 @@ def _clone(driver: ModuleType, graph: int, nodes: Sequence[Node], begin: int, en
 
 def _tell(
     region: Any,
+    native: Any,
     program: Program,
     arguments: Sequence[Any],
-    nodes: Sequence[Node],
-    plan: Segments,
-    parts: Sequence[Part],
+    nodes: Sequence[Node | None],
+    parts: Mapping[tuple[int, int], Part],
 ) -> None:
-    """Tell the native ``region`` of its segments, of the sources of addresses, and of each patched word."""
-    for part in parts:
+    """Tell the native ``region`` of its steps, of the sources of addresses, and of each patched word. ``parts`` are the
+    segments by their launches."""
+    where: dict[int, int] = {}
+
+    def add_segment(step: Step) -> None:
+        part = parts[step.begin, step.end]
+        number = len(set(where.values()))
+        where.update(dict.fromkeys(range(step.begin, step.end), number))
         region.add_segment(part.graph, part.instance)
-    places = _places(region, program, arguments, plan)
-    where = [number for number, (begin, end) in enumerate(plan.bounds) for _ in range(begin, end)]
+
+    places = add_steps(region, native, program, arguments, add_segment)
+    handles = {launch: handle for part in parts.values() for launch, handle in part.handles.items()}
     added: dict[int, int] = {}
     for slot in program.slots:
-        node, segment = nodes[slot.launch], where[slot.launch]
+        node = nodes[slot.launch]
         if slot.key not in places:
             raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
+        if node is None:  # an operand of an eager call
+            continue
         if slot.launch not in added:
-            added[slot.launch] = node.add(region, parts[segment].handles[slot.launch], segment)
+            added[slot.launch] = node.add(region, handles[slot.launch], where[slot.launch])
         source, offset = places[slot.key]
         region.add_patch(added[slot.launch], node.place(slot.word), source, offset + slot.offset)
-    for argument, segment in plan.dead.items():
-        if segment + 1 < len(parts):
-            region.add_dead(segment, argument)
-
-
-def _places(
-    region: Any, program: Program, arguments: Sequence[Any], plan: Segments
-) -> dict[tuple[AllocationKind, int], tuple[int, int]]:
-    """Tell ``region`` of all memory: the source of each allocation's address, and the bytes to add to it."""
-    recording, given, pool = program.recording, AllocationKind.INPUT, AllocationKind.POOL
-    sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is pool}
-    added = add_arguments(region, program, arguments)
-    found = {(given, index): (source, 0) for index, source in added.items()}
-    for block in plan.blocks:
-        source = region.add_block(block.nbytes, block.born, block.died)
-        found.update({(pool, index): (source, offset) for index, offset in block.offsets.items()})
-    for index in program.layout.fresh:
-        found[pool, index] = (region.add_fresh(sizes[index], plan.fresh[index]), 0)
-    return found

@@ -4,17 +4,19 @@
 #include "region.h"
 #include "scratch_pool.h"
 
-#include <ATen/cuda/CUDAGeneratorImpl.h>
-
 namespace pygraph {
 
-// Where the seed and the offset of the default generator lie for kernels that are captured now.
-std::pair<uintptr_t, uintptr_t> random_memory(c10::DeviceIndex device) {
+// Where the seed and the offset of the default generator lie for kernels that are captured now, and how far the launches
+// so far advance it.
+std::tuple<uintptr_t, uintptr_t, uint64_t> random_memory(c10::DeviceIndex device) {
   auto generator = at::cuda::detail::getDefaultCUDAGenerator(device);
   auto* own = at::check_generator<at::CUDAGeneratorImpl>(generator);
   auto state = own->philox_cuda_state(0);
   TORCH_CHECK(state.captured_, "random_memory is for captures");
-  return {reinterpret_cast<uintptr_t>(state.seed_.ptr), reinterpret_cast<uintptr_t>(state.offset_.ptr)};
+  return {
+      reinterpret_cast<uintptr_t>(state.seed_.ptr),
+      reinterpret_cast<uintptr_t>(state.offset_.ptr),
+      state.offset_intragraph_};
 }
 
 void bind(py::module_& m) {
@@ -47,9 +49,7 @@ void bind(py::module_& m) {
   bind_nodes(region);
   region.def(py::init<std::shared_ptr<at::cuda::CUDAGraph>, c10::DeviceIndex, bool>())
       .def("add_segment", &CudaRegion::add_segment)
-      .def("add_fresh", &CudaRegion::add_fresh)
-      .def("add_block", &CudaRegion::add_block)
-      .def("add_dead", &CudaRegion::add_dead)
+      .def("set_offset_address", &CudaRegion::set_offset_address)
       .def("add_patch", &CudaRegion::add_patch);
 }
 

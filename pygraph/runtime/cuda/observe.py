@@ -15,7 +15,7 @@ import ctypes
 import sys
 import types
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,9 @@ import torch
 
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
 from pygraph.errors import CaptureError
+from pygraph.runtime.calls import OperatorCall, describe
+from pygraph.runtime.cuda.nodes import Node
+from pygraph.runtime.eager import RecordedCall, is_eager
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
 from pygraph.runtime.provenance import blame, here, ran
 from pygraph.runtime.recording import (
@@ -30,6 +33,7 @@ from pygraph.runtime.recording import (
     UNKNOWN,
     Allocation,
     AllocationKind,
+    EagerCall,
     Launch,
     LaunchKind,
     Origin,
@@ -39,7 +43,7 @@ from pygraph.runtime.recording import (
 from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import rebound
 
-__all__ = ["Observer", "Span", "calls_operators", "observing", "with_calls"]
+__all__ = ["EagerCalls", "Observer", "Span", "calls_operators", "observing", "with_calls", "with_eager"]
 
 _HOST_READS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal")
 """Operators whose result is a Python value that depends on device memory."""
@@ -88,13 +92,42 @@ class Span:
     nondeterministic: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class EagerSpan:
+    """An eager call behind ``begin`` nodes, and behind ``pieces`` allocations, its results included. ``words`` are
+    those of its launch, ``reads`` and ``writes`` the addresses among them."""
+
+    begin: int
+    pieces: int
+    eager: EagerCall
+    words: tuple[int, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    signature: Hashable
+    random: bool
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class EagerCalls:
+    """Which operators each replay calls (``chosen``, besides those that no driver captures), how such a call is
+    recorded, and how many allocations there are by now."""
+
+    chosen: Collection[str]
+    record: Callable[[OperatorCall], RecordedCall]
+    pieces: Callable[[], int]
+
+
 @dataclass
 class Observer:
     """Collects spans. ``nodes`` tells how many nodes the graph has by now, ``intact`` whether the stream is still being
-    captured: not every call that breaks a capture raises, but it is the first one after which this is False."""
+    captured: not every call that breaks a capture raises, but it is the first one after which this is False.
+    ``calls``: what becomes of eager calls; None: there are none."""
 
     nodes: Callable[[], int]
     intact: Callable[[], bool] = lambda: True
+    calls: EagerCalls | None = None
+    eager: list[EagerSpan] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     absolute: list[int] = field(default_factory=list)
     """Addresses of tensors that were given an offset from the start of their storage."""
@@ -138,6 +171,33 @@ class Observer:
         span = Span(begin, end, name, tuple(reads), tuple(writes), here(), nondeterministic)
         self.spans.append(span)
         return result
+
+    def call_eagerly(self, calls: EagerCalls, call: OperatorCall) -> Any:
+        """Write down a call that each replay makes. Raises CaptureError for one that cannot be."""
+        name = str(call.op)
+        if not self.intact():
+            raise CaptureError("capture-failed", f"code before {name} broke the capture of the stream")
+        begin = self.nodes()
+        try:
+            for _, value in call.operands():
+                _refuse_host(call.op, value)
+            for tensor in call.tensors():
+                if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_conj() or tensor.is_neg():
+                    raise CaptureError("unsupported-tensor", f"{name} is given {type(tensor).__name__}, or a lazy view")
+            made = calls.record(call)
+            signature = (name, describe([value for _, value in call.operands()], {}, lambda _: None))
+        except Exception:
+            self.fail(name)
+            raise
+        given = [tensor.data_ptr() if tensor.numel() else 0 for tensor in made.operands]
+        returned = [tensor.data_ptr() if tensor.numel() else 0 for tensor in made.results]
+        reads = [word for word, written in zip(given, made.written, strict=True) if not written]
+        writes = [word for word, written in zip(given, made.written, strict=True) if written]
+        random = call.op.namespace not in _BUILT_IN | COLLECTIVES or torch.Tag.nondeterministic_seeded in call.op.tags
+        words = (*given, *returned)
+        facts = (tuple(reads), (*writes, *returned), signature, random, here())
+        self.eager.append(EagerSpan(begin, calls.pieces(), made.eager, words, *facts))
+        return made.returned
 
     def fail(self, name: str, origin: Origin | None = None) -> None:
         """Blame the call ``name``, at ``origin`` or where the region is now, unless another one was blamed before."""
@@ -227,6 +287,50 @@ def _owners(words: Iterable[int], addresses: AddressMap) -> frozenset[_Key]:
     return frozenset(owner.key for owner in map(addresses.inside, words) if owner is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What was captured, with eager calls in their places."""
+
+    launches: tuple[Launch, ...]
+    nodes: tuple[Node | None, ...]
+    phases: tuple[int, ...]
+    allocations: tuple[Allocation, ...]
+
+
+def with_eager(
+    launches: Sequence[Launch],
+    nodes: Sequence[Node],
+    phases: Sequence[int],
+    allocations: Sequence[Allocation],
+    calls: Sequence[EagerSpan],
+) -> Merged:
+    """``launches`` and their ``nodes``, with a launch for each of ``calls``; numbers count these, too. A phase ends
+    before a call: what is launched after it waits for all that was before."""
+    merged: list[Launch] = []
+    places: list[Node | None] = []
+    ranks: list[int] = []
+    addresses, waiting, since = AddressMap(allocations), list(calls), 0
+    for index in range(len(launches) + 1):
+        while waiting and waiting[0].begin == index:
+            span = waiting.pop(0)
+            only_read = _owners(span.reads, addresses) - _owners(span.writes, addresses)
+            facts = (span.eager.name, span.words, span.signature, None, span.origin, span.random, only_read)
+            merged.append(Launch(len(merged), LaunchKind.EAGER, *facts, call=span.eager.name, eager=span.eager))
+            places.append(None)
+            ranks.append(ranks[-1] + 1 if ranks else 0)
+            since = len(merged)
+        if index < len(launches):
+            same = since < len(merged) and bool(phases) and phases[index] == phases[index - 1]
+            ranks.append(ranks[-1] + (not same) if ranks else 0)
+            merged.append(replace(launches[index], index=len(merged)))
+            places.append(nodes[index])
+    pool = (a for a in allocations if a.kind is AllocationKind.POOL)
+    later = {a.index: sum(span.pieces <= a.index for span in calls) for a in pool}
+    born = (a.born + later[a.index] if a.kind is AllocationKind.POOL else a.born for a in allocations)
+    moved = tuple(replace(a, born=birth) for a, birth in zip(allocations, born, strict=True))
+    return Merged(tuple(merged), tuple(places), tuple(ranks) if phases else (), moved)
+
+
 # -- operators ----------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +349,9 @@ class _Operators(TorchDispatchMode):
         named = dict(kwargs or {})
         if not isinstance(func, OpOverload):
             return func(*args, **named)
+        calls = self._observer.calls
+        if calls is not None and is_eager(func, calls.chosen):
+            return self._observer.call_eagerly(calls, OperatorCall(func, tuple(args), named))
         try:
             reads, writes = self._operands(func, args, named)
         except CaptureError:

@@ -5,6 +5,7 @@
 #include "nodes.h"
 #include "random_order.h"
 
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -28,25 +29,11 @@ struct Generators : at::cuda::CUDAGraph {
   }
 };
 
-// Memory that is taken when a segment is launched: an output's, which stays, or of intermediates, up to a segment.
-struct Memory {
-  size_t source, nbytes;
-  size_t died = 0; // intermediates only
-};
-
 // A part of the region that is launched on its own. The first is torch's graph itself; others are owned.
 struct Segment {
   CUgraph graph = nullptr;
   CUgraphExec exec = nullptr;
-  std::vector<Memory> fresh, blocks; // taken before it is launched
-  std::vector<size_t> dead; // arguments that are not needed once it was launched
   std::vector<Node*> dirty;
-};
-
-// What lives for one replay only.
-struct Call : Operands {
-  c10::SmallVector<std::pair<size_t, at::DataPtr>, 4> blocks; // with the segment that they die in
-  c10::SmallVector<c10::Storage, 8> fresh; // in the order in which they were added
 };
 
 class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
@@ -66,22 +53,8 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     segment.exec = reinterpret_cast<CUgraphExec>(segments_.empty() ? graph_->raw_cuda_graph_exec() : nullptr);
     if (!segments_.empty()) segment.exec = reinterpret_cast<CUgraphExec>(exec);
     segments_.push_back(std::move(segment));
+    Region::add_segment();
   }
-
-  size_t add_fresh(size_t nbytes, size_t segment) {
-    fresh_.push_back(new_source());
-    segments_.at(segment).fresh.push_back({fresh_.size() - 1, nbytes});
-    return fresh_.back();
-  }
-
-  // Intermediates, from the segment `born` to `died`.
-  size_t add_block(size_t nbytes, size_t born, size_t died) {
-    auto source = new_source();
-    segments_.at(born).blocks.push_back({source, nbytes, died});
-    return source;
-  }
-
-  void add_dead(size_t segment, size_t argument) { segments_.at(segment).dead.push_back(argument); }
 
   // The number of the node.
   size_t add(std::unique_ptr<Node> node, size_t segment) {
@@ -95,22 +68,26 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     sources_.at(source).patches.push_back({nodes_.at(node).get(), place, delta});
   }
 
-  // Lets go of each argument as soon as it is dead, and empties the list in the end. None: `args` is as it was.
-  py::object replay(py::handle args) {
+  // Where the generator's offset lies on the device, for a region with eager calls between launches that draw.
+  void set_offset_address(uintptr_t address) { draws_.address = address; }
+
+  // Empties the list in the end. None: `args` is as it was. `watcher` is told of eager calls.
+  py::object replay(py::handle args, PyObject* watcher = nullptr) {
     if (!may_replay(args.ptr())) return py::none();
     Busy busy(*this);
     Call call;
+    call.watcher = watcher;
     if (!arguments_.match(args.ptr(), call)) return py::none();
     Range range(*this);
     bool launched = false;
     {
       WithoutGil released;
       c10::cuda::CUDAGuard guard(device_);
-      launched = launch(call, args.ptr());
+      launched = launch_all(call, args.ptr());
     }
     if (!launched) return py::none();
     empty(args);
-    return make_outputs(call, call.fresh);
+    return make_outputs(call);
   }
 
  private:
@@ -118,64 +95,78 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   }
 
-  // False, with nothing launched, where the graph cannot run on this stream, at these addresses, or in this turn. Once a
-  // segment was launched, no address is refused any more; errors of allocations and of launches are thrown as they are,
-  // as an uncaptured run that fails half-way throws them. Called without the GIL.
-  bool launch(Call& call, PyObject* args) {
+  // False, with nothing launched, where the graph cannot run on this stream, at these addresses, or in this turn. Called
+  // without the GIL.
+  bool launch_all(Call& call, PyObject* args) {
     if (capturing()) return false;
     auto* allocator = cached::get();
     auto stream = c10::cuda::getCurrentCUDAStream(device_);
-    call.fresh.resize(fresh_.size());
     for (auto i : call.misaligned) copy_aligned(call, i, *allocator, stream);
-    for (size_t i = 0; i < arguments_.size(); ++i) move(sources_[argument_sources_[i]], call.addresses[i]);
     RandomTurn turn(random_ ? &RandomOrder::of(device_) : nullptr, stream);
-    for (size_t s = 0; s < segments_.size(); ++s) {
-      auto& segment = segments_[s];
-      take(call, segment, *allocator);
-      if (s == 0) {
-        if (!apply(segment) || !turn.begin(/*runs_python=*/segments_.size() > 1)) return false;
-      } else if (!apply(segment)) {
-        renew(segment);
-      }
-      run(s, stream);
-      if (s + 1 < segments_.size()) let_go(call, s, args);
-    }
+    if (!turn.begin(/*runs_python=*/steps_.size() > 1)) return false;
+    draws_.begun = false;
+    if (!run(call, args, *allocator)) return false;
+    if (draws_.begun) set_offset(draws_.start + draws_.total + draws_.shift);
     turn.end();
     call.blocks.clear();
     call.temporaries.clear();
     return true;
   }
 
-  // Allocates what a segment needs from now on, and moves what it replaces.
-  void take(Call& call, Segment& segment, c10::Allocator& allocator) {
-    for (const auto& memory : segment.blocks) {
-      if (memory.nbytes == 0) continue;
-      call.blocks.emplace_back(memory.died, allocator.allocate(memory.nbytes));
-      move(sources_[memory.source], reinterpret_cast<uintptr_t>(call.blocks.back().second.get()));
+  // On the current stream, which an eager call leaves as it was. Where the region draws, torch launches its own graph, the
+  // first segment. Once something ran, no address is refused any more.
+  bool launch(size_t number, bool begun) override {
+    auto& segment = segments_[number];
+    if (!apply(segment)) {
+      if (!begun) return false;
+      renew(segment);
     }
-    for (const auto& memory : segment.fresh) {
-      auto& storage = call.fresh[memory.source];
-      storage = new_storage(memory.nbytes, allocator);
-      move(sources_[fresh_[memory.source]], reinterpret_cast<uintptr_t>(storage.data()));
+    const auto& api = DriverApi::get();
+    auto stream = c10::cuda::getCurrentCUDAStream(device_);
+    if (number > 0) {
+      api.check(api.launch(segment.exec, stream.stream()), "a segment cannot be launched");
+    } else if (random_) {
+      auto start = draws_.address == 0 ? 0 : offset();
+      graph_->replay();
+      if (draws_.address != 0) draws_ = {draws_.address, start, offset() - start, /*shift=*/0, /*begun=*/true};
+    } else {
+      C10_CUDA_CHECK(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(segment.exec), stream));
     }
+    return true;
   }
 
-  // Gives back what no later segment needs: later allocations on this stream may have it.
-  void let_go(Call& call, size_t s, PyObject* args) {
-    for (auto& [died, memory] : call.blocks) {
-      if (died == s) memory.clear();
-    }
-    if (segments_[s].dead.empty()) return;
-    py::gil_scoped_acquire gil;
-    for (auto argument : segments_[s].dead) {
-      auto position = static_cast<Py_ssize_t>(argument);
-      if (position < PyList_GET_SIZE(args)) PyList_SetItem(args, position, py::none().release().ptr());
-      call.held[argument] = py::object();
-    }
+  // Torch advances the generator by all that the region draws when it launches the first segment. What an eager call draws
+  // comes in between, as in the program: it finds the generator where the launches before it leave it, and the launches
+  // behind it go on where it leaves that.
+  void before_call(uint64_t drawn) override {
+    if (draws_.begun) set_offset(draws_.start + drawn + draws_.shift);
   }
 
-  void move(Source<Patch>& source, uintptr_t to) {
-    source.move_to(to, [&](const Patch& patch) {
+  void after_call(uint64_t drawn) override {
+    if (!draws_.begun) return;
+    auto more = offset() - (draws_.start + drawn + draws_.shift);
+    if (more == 0) return;
+    draws_.shift += more;
+    auto from = static_cast<int64_t>(draws_.start + draws_.shift);
+    auto* to = reinterpret_cast<void*>(draws_.address);
+    auto stream = c10::cuda::getCurrentCUDAStream(device_);
+    C10_CUDA_CHECK(cudaMemcpyAsync(to, &from, sizeof from, cudaMemcpyHostToDevice, stream)); // staged before it returns
+  }
+
+  uint64_t offset() const {
+    auto generator = at::cuda::detail::getDefaultCUDAGenerator(device_);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    return at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_offset_per_thread();
+  }
+
+  void set_offset(uint64_t to) const {
+    auto generator = at::cuda::detail::getDefaultCUDAGenerator(device_);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    at::check_generator<at::CUDAGeneratorImpl>(generator)->set_philox_offset_per_thread(to);
+  }
+
+  void move(size_t source, uintptr_t to) override {
+    sources_[source].move_to(to, [&](const Patch& patch) {
       patch.node->write(patch.place, to + static_cast<uintptr_t>(patch.delta));
       if (patch.node->dirty) return;
       patch.node->dirty = true;
@@ -198,6 +189,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   // the driver frees it when it is done.
   void renew(Segment& segment) {
     const auto& api = DriverApi::get();
+    TORCH_CHECK(segment.graph != nullptr, "a copy behind an eager call refuses an address");
     c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed); // it allocates
     for (const auto& node : nodes_) {
       if (&segments_[node->segment] == &segment) api.check(node->set(), "a node cannot be set");
@@ -207,18 +199,6 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     api.destroy_exec(std::exchange(segment.exec, renewed));
     for (auto* node : segment.dirty) node->dirty = false;
     segment.dirty.clear();
-  }
-
-  // Launches on the current stream. Where the region draws, torch launches its own graph, the first segment.
-  void run(size_t s, c10::cuda::CUDAStream stream) {
-    const auto& api = DriverApi::get();
-    if (s > 0) {
-      api.check(api.launch(segments_[s].exec, stream.stream()), "a segment cannot be launched");
-    } else if (random_) {
-      graph_->replay();
-    } else {
-      C10_CUDA_CHECK(cudaGraphLaunch(reinterpret_cast<cudaGraphExec_t>(segments_[s].exec), stream));
-    }
   }
 
   void copy_aligned(Call& call, size_t i, c10::Allocator& allocator, cudaStream_t stream) const {
@@ -242,7 +222,11 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   std::shared_ptr<at::cuda::CUDAGraph> graph_;
   c10::DeviceIndex device_;
   bool random_;
-  std::vector<size_t> fresh_; // sources of the outputs' memory
+  struct Draws {
+    uintptr_t address = 0; // of the offset on the device
+    uint64_t start = 0, total = 0, shift = 0; // where this replay began, what its launches draw, what eager calls drew
+    bool begun = false;
+  } draws_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<Segment> segments_;
 };

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -33,9 +33,11 @@ _FOREIGN_CODE = ("ctypes", "_ctypes", "torch._inductor.codecache", "torch._induc
 _SCALARS = (bool, int, float, type(None))
 
 
-def capture_region(native: ModuleType, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
-    """Record ``fn`` on stand-ins for ``args``. Whatever is raised, nothing of the capture is left. Raises CaptureError;
-    memory that is short raises what it raises."""
+def capture_region(
+    native: ModuleType, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any], eager: Collection[str] = ()
+) -> Recording:
+    """Record ``fn`` on stand-ins for ``args``; replays call the operators ``eager``. Whatever is raised, nothing of the
+    capture is left. Raises CaptureError; memory that is short raises what it raises."""
     if not isinstance(fn, types.FunctionType):
         raise CaptureError("unsupported-region", f"{type(fn).__name__} is no plain Python function")
     if native.modes_active():
@@ -43,7 +45,7 @@ def capture_region(native: ModuleType, fn: Callable[[list[Any]], Sequence[Any]],
     arena = Arena(native)
     try:
         with only_capture():
-            recorder = Recorder(native, arena, module_constants(fn))
+            recorder = Recorder(native, arena, module_constants(fn), eager)
             recorder.arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
             returned = _run(recorder, fn)
             outputs = describe_outputs(returned, functools.partial(_output, recorder))

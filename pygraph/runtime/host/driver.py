@@ -3,50 +3,53 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Executable, Program, ScratchPool, add_arguments, add_outputs, check_program
+from pygraph.runtime.contract import Executable, Program, ScratchPool, Step, add_steps
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
-from pygraph.runtime.host.recorder import Recorder
-from pygraph.runtime.recording import AllocationKind, Recording
+from pygraph.runtime.host.recorder import Payload, Recorder
+from pygraph.runtime.recording import AllocationKind, EagerCall, Launch, Recording
 
 __all__ = ["HostDriver"]
 
 
 def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
     """The native graph of ``program``. Raises CaptureError when an address would not be replaced, or lie outside."""
-    check_program(program)
     _check_slots(program, capture)
-    graph = native.HostGraph(program.layout.nbytes)
+    graph = native.HostGraph()
     graph.set_name(program.name)
-    sizes = {a.index: a.nbytes for a in program.recording.allocations if a.kind is AllocationKind.POOL}
-    arguments = add_arguments(graph, program, capture.arguments)
-    places = {(AllocationKind.INPUT, index): (source, 0) for index, source in arguments.items()}
-    for index, offset in program.layout.offsets.items():
-        places[AllocationKind.POOL, index] = 0, offset  # the first source is the workspace
-    for index in program.layout.fresh:
-        places[AllocationKind.POOL, index] = graph.add_fresh(sizes[index]), 0
-    for launch, payload in zip(program.recording.launches, capture.payloads, strict=True):
-        if isinstance(payload, Kernel):
-            graph.add_kernel(payload.entry, launch.words, [p is Parameter.FLOAT for p in payload.parameters])
-        else:
-            graph.add_operator(*payload)
+    added: dict[int, int] = {}
+
+    def add_segment(step: Step) -> None:
+        graph.add_segment()
+        for launch in program.recording.launches[step.begin : step.end]:
+            added[launch.index] = _add_launch(graph, launch, capture.payloads[launch.index])
+
+    places = add_steps(graph, native, program, capture.arguments, add_segment)
     for slot in program.slots:
         if slot.key not in places:
             raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
         source, start = places[slot.key]
-        graph.add_patch(slot.launch, slot.word, source, start + slot.offset)
-    add_outputs(graph, native.OutputKind, program)
+        if slot.launch in added:  # no word of an eager call's
+            graph.add_patch(added[slot.launch], slot.word, source, start + slot.offset)
     for pair in sorted(capture.exclusive):
         graph.add_exclusive(*pair)
     return graph
+
+
+def _add_launch(graph: Any, launch: Launch, payload: Payload) -> int:
+    """The number of ``launch`` in ``graph``."""
+    if isinstance(payload, Kernel):
+        return int(graph.add_kernel(payload.entry, launch.words, [p is Parameter.FLOAT for p in payload.parameters]))
+    assert not isinstance(payload, EagerCall)
+    return int(graph.add_operator(*payload))
 
 
 def _check_slots(program: Program, capture: Recorder) -> None:
@@ -69,9 +72,11 @@ class HostDriver:
     def __init__(self) -> None:
         self._native: ModuleType = build.load()
 
-    def capture(self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]) -> Recording:
+    def capture(
+        self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any], eager: Collection[str] = ()
+    ) -> Recording:
         """Record ``fn``. The payload is a Recorder; dropping it gives the address space back."""
-        return capture_region(self._native, fn, args)
+        return capture_region(self._native, fn, args, eager)
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay. The executable outlives the recording."""

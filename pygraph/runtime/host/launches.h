@@ -2,10 +2,7 @@
 // stands for tensors while they are recorded.
 #pragma once
 
-#include "../native/tensors.h"
-
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
+#include "../native/eager.h"
 
 #include <cstring>
 #include <memory>
@@ -14,9 +11,6 @@
 #include <unordered_map>
 
 namespace pygraph {
-
-namespace py = pybind11;
-using torch::jit::Stack;
 
 constexpr size_t kMaxWords = 1024;
 constexpr size_t kMaxFloats = 8;
@@ -54,49 +48,6 @@ inline Tensor tensor_at(
 inline uintptr_t element_address(const Tensor& tensor) {
   return storage_base(tensor) + static_cast<uintptr_t>(tensor.storage_offset()) * tensor.itemsize();
 }
-
-// Applies `f` to every defined tensor in `value`, lists included, and returns what it made of them.
-template <typename F>
-c10::IValue map_tensors(const c10::IValue& value, F&& f) {
-  if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(f(value.toTensor())) : value;
-  if (value.isTensorList()) {
-    c10::List<Tensor> mapped;
-    for (const Tensor& t : value.toTensorVector()) mapped.push_back(f(t));
-    return mapped;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<Tensor>> mapped;
-    for (const auto& t : value.toOptionalTensorVector()) {
-      mapped.push_back(t && t->defined() ? std::optional<Tensor>(f(*t)) : std::nullopt);
-    }
-    return mapped;
-  }
-  return value;
-}
-
-// Every defined tensor in `values`, those inside lists included, in order.
-inline std::vector<Tensor> tensors_of(const Stack& values) {
-  std::vector<Tensor> found;
-  auto note = [&](const Tensor& t) {
-    found.push_back(t);
-    return t;
-  };
-  for (const auto& value : values) map_tensors(value, note);
-  return found;
-}
-
-// One operator with its arguments as they were when it was recorded.
-struct OperatorCall {
-  c10::OperatorHandle op;
-  Stack stack;
-
-  OperatorCall(const std::string& name, const std::string& overload, const py::tuple& args, const py::dict& kwargs)
-      : op(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())) {
-    torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
-    auto named = py::reinterpret_borrow<py::kwargs>(kwargs);
-    stack = torch::jit::createStackForSchema(op.schema(), torch::jit::tuple_slice(args), named, std::nullopt);
-  }
-};
 
 // Copies tensors without their memory. What shared a tensor or a storage still does: operators look at both.
 struct Cloner {

@@ -12,32 +12,29 @@
 
 namespace pygraph {
 
-// What lives for one replay only.
-struct Call : Operands {
-  c10::SmallVector<c10::Storage, 8> fresh;
-  at::DataPtr workspace;
-};
-
 class HostGraph final : public Region<DispatchKey::CPU, Patch> {
  public:
-  // Sources are those of the workspace, of each argument, and of each fresh allocation.
-  explicit HostGraph(size_t workspace) : Region(/*device=*/-1), workspace_(workspace) { new_source(); }
+  HostGraph() : Region(/*device=*/-1) {}
 
-  size_t add_fresh(size_t nbytes) {
-    fresh_.push_back(nbytes);
-    return new_source();
+  // The next segment: the launches from here on.
+  void add_segment() {
+    Region::add_segment();
+    first_.push_back(launches_.size());
   }
 
-  void add_kernel(uintptr_t entry, const std::vector<uint64_t>& words, const std::vector<bool>& floats) {
+  // Returns the number of the launch.
+  size_t add_kernel(uintptr_t entry, const std::vector<uint64_t>& words, const std::vector<bool>& floats) {
     launches_.push_back(std::make_unique<Kernel>(entry, words, floats));
+    return launches_.size() - 1;
   }
 
-  void add_operator(
+  size_t add_operator(
       const OperatorCall& call,
       const std::vector<bool>& moves,
       const std::vector<std::optional<Tensor>>& outputs) {
     c10::InferenceMode ordinary(false); // its tensors serve replays inside and outside of inference mode
     launches_.push_back(std::make_unique<Operator>(call, moves, outputs));
+    return launches_.size() - 1;
   }
 
   void add_patch(size_t launch, size_t word, size_t source, int64_t delta) {
@@ -46,19 +43,25 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
 
   void add_exclusive(size_t written, size_t other) { exclusive_.emplace_back(written, other); }
 
-  // Empties the list in the end. None: `args` is as it was.
-  py::object replay(py::handle args) {
+  // Empties the list in the end. None: `args` is as it was. `watcher` is told of eager calls.
+  py::object replay(py::handle args, PyObject* watcher = nullptr) {
     if (!may_replay(args.ptr())) return py::none();
     Busy busy(*this);
     Call call;
+    call.watcher = watcher;
     if (!arguments_.match(args.ptr(), call) || !separate(call)) return py::none();
     Range range(*this);
     {
       WithoutGil released;
-      launch(call);
+      auto* allocator = c10::GetCPUAllocator();
+      for (auto i : call.misaligned) {
+        const auto* from = arguments_.relocate(call, i, *allocator);
+        std::memcpy(reinterpret_cast<void*>(call.addresses[i]), from, arguments_[i].nbytes);
+      }
+      run(call, args.ptr(), *allocator);
     }
     empty(args);
-    return make_outputs(call, call.fresh);
+    return make_outputs(call);
   }
 
  private:
@@ -70,35 +73,24 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
     return true;
   }
 
-  void launch(Call& call) {
-    auto* allocator = c10::GetCPUAllocator();
-    for (auto i : call.misaligned) {
-      const auto* from = arguments_.relocate(call, i, *allocator);
-      std::memcpy(reinterpret_cast<void*>(call.addresses[i]), from, arguments_[i].nbytes);
-    }
-    size_t source = 0;
-    call.workspace = allocator->allocate(workspace_);
-    move(sources_[source++], reinterpret_cast<uintptr_t>(call.workspace.get()));
-    for (auto address : call.addresses) move(sources_[source++], address);
-    for (auto nbytes : fresh_) {
-      call.fresh.push_back(new_storage(nbytes, *allocator));
-      move(sources_[source++], reinterpret_cast<uintptr_t>(call.fresh.back().data()));
-    }
-    for (const auto& each : launches_) each->run();
+  void move(size_t source, uintptr_t to) override {
+    sources_[source].move_to(to, [to](const Patch& patch) { patch.apply(to); });
   }
 
-  static void move(Source<Patch>& source, uintptr_t to) {
-    source.move_to(to, [to](const Patch& patch) { patch.apply(to); });
+  bool launch(size_t segment, bool) override {
+    auto end = segment + 1 < first_.size() ? first_[segment + 1] : launches_.size();
+    for (auto i = first_[segment]; i < end; ++i) launches_[i]->run();
+    return true;
   }
 
   void release() override {
     launches_.clear();
+    first_.clear();
     Region::release();
   }
 
-  size_t workspace_;
-  std::vector<size_t> fresh_;
   std::vector<std::unique_ptr<Launch>> launches_;
+  std::vector<size_t> first_; // launch of each segment
   std::vector<std::pair<size_t, size_t>> exclusive_; // arguments that must not overlap
 };
 
@@ -124,12 +116,8 @@ void bind(py::module_& m) {
   m.attr("NO_MEMORY") = kNoMemory;
   m.attr("MAX_WORDS") = kMaxWords;
   m.attr("MAX_FLOATS") = kMaxFloats;
-  py::class_<OperatorCall>(m, "OperatorCall")
-      .def(py::init<const std::string&, const std::string&, const py::tuple&, const py::dict&>())
-      .def("tensors", [](const OperatorCall& call) { return tensors_of(call.stack); });
   bind_region<HostGraph>(m, "HostGraph")
-      .def(py::init<size_t>())
-      .def("add_fresh", &HostGraph::add_fresh)
+      .def(py::init<>())
       .def("add_kernel", &HostGraph::add_kernel)
       .def("add_operator", &HostGraph::add_operator)
       .def("add_patch", &HostGraph::add_patch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -18,10 +18,10 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.provenance import here
-from pygraph.runtime.recording import Allocation, AllocationKind, Launch, LaunchKind, Use
+from pygraph.runtime.recording import Allocation, AllocationKind, EagerCall, Launch, LaunchKind, Use
 from pygraph.runtime.tensors import extent
 
-__all__ = ["Arena", "Operand", "OperatorLaunch", "Recorder"]
+__all__ = ["Arena", "Operand", "OperatorLaunch", "Payload", "Recorder"]
 
 _ALIGNMENT = 64
 """Bytes that every address is a multiple of, as the ordinary CPU allocator's are."""
@@ -101,6 +101,10 @@ OperatorLaunch = tuple[Any, list[bool], list[torch.Tensor | None]]
 each tensor that it returns, the memory it is copied to (None for one that is an argument), or nothing for all."""
 
 
+Payload = Kernel | OperatorLaunch | EagerCall
+"""What the native graph is told of a launch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """One word of a launch: the address of a tensor, and what happens to its memory; or a number."""
@@ -116,15 +120,22 @@ class Recorder:
 
     ``payloads`` match ``launches``. ``arguments`` are stand-ins or Python values; ``exclusive`` the pairs of a written
     argument and another that one operator is given, which must not overlap at replay, as they did not when recorded.
-    ``constants`` are the tensors of the compiled module, by name.
+    ``constants`` are the tensors of the compiled module, by name; ``eager`` the operators that each replay calls.
     """
 
-    def __init__(self, native: ModuleType, arena: Arena, constants: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        native: ModuleType,
+        arena: Arena,
+        constants: Mapping[str, torch.Tensor],
+        eager: Collection[str] = (),
+    ) -> None:
         self.native = native
+        self.eager = eager
         self.arena = arena
         self.arguments: tuple[Any, ...] = ()
         self.launches: list[Launch] = []
-        self.payloads: list[Kernel | OperatorLaunch] = []
+        self.payloads: list[Payload] = []
         self.exclusive: set[tuple[int, int]] = set()
         self.offset_sensitive: set[int] = set()
         self.constants = dict(sorted(constants.items()))
@@ -206,7 +217,7 @@ class Recorder:
 
     def launch(
         self,
-        payload: Kernel | OperatorLaunch,
+        payload: Payload,
         name: str,
         signature: Hashable,
         operands: Sequence[Operand],
@@ -215,7 +226,9 @@ class Recorder:
         random: bool = False,
     ) -> None:
         """Record a launch, which does nothing besides what ``operands`` says."""
+        eager = payload if isinstance(payload, EagerCall) else None
         kind = LaunchKind.KERNEL if isinstance(payload, Kernel) else LaunchKind.OPERATOR
+        kind = kind if eager is None else LaunchKind.EAGER
         words = tuple(each.number if each.tensor is None else self.word(each.tensor) for each in operands)
         uses: list[Use] = []
         given, written = set(), set()  # arguments
@@ -234,9 +247,8 @@ class Recorder:
             # Operators look at whether what they write overlaps what else they are given, and then do another thing.
             self.exclusive.update((w, other) for w in written for other in given if other != w)
         index, origin = len(self.launches), here()
-        self.launches.append(
-            Launch(index, kind, name, words, signature, tuple(uses), origin, random, nondeterministic=nondeterministic)
-        )
+        known = (index, kind, name, words, signature, tuple(uses), origin, random)
+        self.launches.append(Launch(*known, nondeterministic=nondeterministic, eager=eager))
         self.payloads.append(payload)
 
 

@@ -1,8 +1,8 @@
-// What the regions of both drivers are: arguments, outputs, sources of addresses, one replay at a time, and an end.
-// Launching is theirs. And what Python sees of both.
+// What the regions of both drivers are: arguments, outputs, sources of addresses, steps with the memory that they take and
+// let go of, one replay at a time, and an end. Launching is theirs. And what Python sees of both.
 #pragma once
 
-#include "arguments.h"
+#include "eager.h"
 
 #include <ATen/core/Generator.h>
 #include <ATen/record_function.h>
@@ -62,9 +62,8 @@ struct Output {
   caffe2::TypeMeta dtype;
   py::object object;
 
-  // `fresh`: memory that was allocated for this call; `before`: the list of outputs, up to this one.
-  py::object make(
-      DispatchKey backend, const Operands& call, c10::ArrayRef<c10::Storage> fresh, PyObject* before) const {
+  // `before`: the list of outputs, up to this one.
+  py::object make(DispatchKey backend, const Call& call, PyObject* before) const {
     auto number = static_cast<size_t>(index);
     switch (kind) {
       case OutputKind::argument:
@@ -74,7 +73,8 @@ struct Output {
       case OutputKind::object:
         return object;
       case OutputKind::fresh:
-        return make_tensor(backend, fresh[number], offset);
+        return make_tensor(
+            backend, call.owned[number].storage, static_cast<int64_t>(call.owned[number].start / dtype.itemsize()) + offset);
       default: // element 0 of a view lies `offset` elements of its own type behind that of the argument
         const auto& base = *call.tensors[number];
         auto bytes = base.storage_offset() * static_cast<int64_t>(base.itemsize());
@@ -87,6 +87,20 @@ struct Output {
     if (made == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(made);
   }
+};
+
+// A step of a replay: a segment of launches, or an eager call; the memory that it takes, and lets go of afterwards.
+template <DispatchKey backend>
+struct Step {
+  struct Block {
+    size_t source, nbytes, died; // up to the step `died`
+  };
+  size_t segment = 0; // of those that the driver launches
+  std::unique_ptr<EagerCall<backend>> call;
+  std::vector<Block> blocks;
+  std::vector<std::pair<size_t, size_t>> taken; // owned memory, with its bytes
+  std::vector<size_t> released; // owned memory
+  std::vector<size_t> dead; // arguments
 };
 
 // `Patch`: a place that an address was baked into.
@@ -115,6 +129,43 @@ class Region {
     auto meta = c10::scalarTypeToTypeMeta(dtype.value_or(at::kByte));
     outputs_.push_back({kind, index, offset, std::move(size), std::move(stride), meta, std::move(object)});
   }
+
+  // Steps, in order. Returns the number of the segment.
+  size_t add_segment() {
+    steps_.emplace_back();
+    steps_.back().segment = segment_count_;
+    return segment_count_++;
+  }
+
+  void add_call(
+      const OperatorCall& call,
+      std::vector<size_t> leaves,
+      std::vector<EagerOperand> operands,
+      std::vector<EagerResult> results,
+      size_t alignment,
+      uint64_t drawn) {
+    TORCH_CHECK(tensors_of(call.stack).size() == leaves.size(), "an operator's tensors do not match");
+    steps_.emplace_back();
+    steps_.back().call.reset(new EagerCall<backend>{
+        call.op, call.stack, std::move(leaves), std::move(operands), std::move(results), alignment, drawn});
+  }
+
+  // Memory for intermediates from the step `born` to `died`. Returns its source.
+  size_t add_block(size_t nbytes, size_t born, size_t died) {
+    auto source = new_source();
+    steps_.at(born).blocks.push_back({source, nbytes, died});
+    return source;
+  }
+
+  // Memory with a storage of its own. Returns its source; the first such memory is number 0, and so on.
+  size_t add_owned() {
+    owned_.push_back(new_source());
+    return owned_.back();
+  }
+
+  void add_taken(size_t step, size_t owned, size_t nbytes) { steps_.at(step).taken.emplace_back(owned, nbytes); }
+  void add_released(size_t step, size_t owned) { steps_.at(step).released.push_back(owned); }
+  void add_dead(size_t step, size_t argument) { steps_.at(step).dead.push_back(argument); }
 
   // What profilers call a replay.
   void set_name(std::string name) { name_ = std::move(name); }
@@ -148,11 +199,42 @@ class Region {
 
   bool may_replay(PyObject* args) const { return !closed_ && !busy_ && !modes_active() && PyList_CheckExact(args); }
 
-  py::object make_outputs(const Operands& call, c10::ArrayRef<c10::Storage> fresh) const {
+  // Tells the launches that an address was baked into where it is now.
+  virtual void move(size_t source, uintptr_t to) = 0;
+
+  // False, with nothing launched, where this is the first thing that the replay would do, and it cannot be done.
+  virtual bool launch(size_t segment, bool begun) = 0;
+
+  // Around each eager call.
+  virtual void before_call(uint64_t) {}
+  virtual void after_call(uint64_t) {}
+
+  // All steps, in order. Lets go of each argument as soon as it is dead. False, with nothing done, where the first one
+  // cannot be. Errors of allocations, of launches and of operators are thrown as they are, as an uncaptured run that fails
+  // half-way throws them. Called without the GIL.
+  bool run(Call& call, PyObject* args, c10::Allocator& allocator) {
+    call.owned.resize(owned_.size());
+    for (size_t i = 0; i < arguments_.size(); ++i) move(argument_sources_[i], call.addresses[i]);
+    bool begun = false;
+    for (size_t s = 0; s < steps_.size(); ++s) {
+      const auto& step = steps_[s];
+      take(call, step, allocator);
+      if (step.call) {
+        run_call(*step.call, call, allocator);
+      } else if (!launch(step.segment, begun)) {
+        return false;
+      }
+      begun = true;
+      if (s + 1 < steps_.size()) let_go(call, s, args);
+    }
+    return true;
+  }
+
+  py::object make_outputs(const Call& call) const {
     auto results = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(outputs_.size())));
     if (!results) throw py::error_already_set();
     for (size_t i = 0; i < outputs_.size(); ++i) {
-      auto made = outputs_[i].make(backend, call, fresh, results.ptr());
+      auto made = outputs_[i].make(backend, call, results.ptr());
       PyList_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), made.release().ptr());
     }
     return results;
@@ -169,6 +251,9 @@ class Region {
   }
 
   virtual void release() {
+    steps_.clear();
+    owned_.clear();
+    segment_count_ = 0;
     sources_.clear();
     argument_sources_.clear();
     arguments_.clear();
@@ -179,11 +264,75 @@ class Region {
   std::vector<Output> outputs_;
   std::vector<size_t> argument_sources_; // by argument
   std::vector<Source<Patch>> sources_;
+  std::vector<Step<backend>> steps_;
   std::string name_;
   bool busy_ = false;
   std::atomic<bool> closed_{false}; // also set while a replay runs without the GIL
 
  private:
+  // Allocates what a step needs from now on.
+  void take(Call& call, const Step<backend>& step, c10::Allocator& allocator) {
+    for (const auto& memory : step.blocks) {
+      if (memory.nbytes == 0) continue;
+      call.blocks.emplace_back(memory.died, allocator.allocate(memory.nbytes));
+      move(memory.source, reinterpret_cast<uintptr_t>(call.blocks.back().second.get()));
+    }
+    for (const auto& [number, nbytes] : step.taken) {
+      call.owned[number].storage = new_storage(nbytes, allocator);
+      move(owned_[number], call.owned[number].address());
+    }
+  }
+
+  void run_call(const EagerCall<backend>& each, Call& call, c10::Allocator& allocator) {
+    auto tensors = each.given(call);
+    std::vector<std::optional<Tensor>> returned;
+    before_call(each.drawn);
+    bool answered = call.watcher != nullptr && answer(call.watcher, tensors, returned);
+    if (!answered) {
+      for (auto& result : each.run(tensors)) returned.emplace_back(std::move(result));
+      if (call.watcher != nullptr) tell(call.watcher, returned);
+    }
+    after_call(each.drawn);
+    each.adopt(returned, tensors, call, allocator);
+    for (const auto& result : each.results) {
+      if (!result.owned || result.index < 0) continue;
+      auto number = static_cast<size_t>(result.index);
+      move(owned_[number], call.owned[number].address());
+    }
+  }
+
+  // Whether the watcher answers an eager call in the operator's place.
+  static bool answer(PyObject* watcher, std::vector<Tensor>& tensors, std::vector<std::optional<Tensor>>& returned) {
+    py::gil_scoped_acquire gil;
+    auto found = py::handle(watcher).attr("before")(tensors);
+    if (found.is_none()) return false;
+    returned = found.cast<std::vector<std::optional<Tensor>>>();
+    return true;
+  }
+
+  static void tell(PyObject* watcher, const std::vector<std::optional<Tensor>>& returned) {
+    py::gil_scoped_acquire gil;
+    py::handle(watcher).attr("after")(returned);
+  }
+
+  // Gives back what no later step needs: later allocations may have it.
+  void let_go(Call& call, size_t s, PyObject* args) {
+    for (auto& [died, memory] : call.blocks) {
+      if (died == s) memory.clear();
+    }
+    for (auto number : steps_[s].released) call.owned[number].storage = c10::Storage();
+    if (steps_[s].dead.empty()) return;
+    py::gil_scoped_acquire gil;
+    for (auto argument : steps_[s].dead) {
+      auto position = static_cast<Py_ssize_t>(argument);
+      if (position < PyList_GET_SIZE(args)) PyList_SetItem(args, position, py::none().release().ptr());
+      call.held[argument] = py::object();
+    }
+  }
+
+  std::vector<size_t> owned_; // the source of each
+  size_t segment_count_ = 0;
+
   size_t add_argument(Argument argument) {
     arguments_.add(std::move(argument));
     argument_sources_.push_back(new_source());
@@ -227,8 +376,32 @@ py::object replay_of(py::object region) {
   return function;
 }
 
+// What both modules have of operators that are called.
+inline void bind_operators(py::module_& m) {
+  py::class_<OperatorCall>(m, "OperatorCall", py::module_local())
+      .def(py::init<const std::string&, const std::string&, const py::tuple&, const py::dict&>())
+      .def("tensors", [](const OperatorCall& call) { return tensors_of(call.stack); })
+      .def("drop_tensors", &OperatorCall::drop_tensors);
+  py::enum_<OperandKind>(m, "OperandKind", py::module_local())
+      .value("ITSELF", OperandKind::itself)
+      .value("ARGUMENT", OperandKind::argument)
+      .value("OWNED", OperandKind::owned)
+      .value("CONSTANT", OperandKind::constant)
+      .value("EMPTY", OperandKind::empty);
+  using Sizes = std::vector<int64_t>;
+  py::class_<EagerOperand>(m, "EagerOperand", py::module_local())
+      .def(py::init([](OperandKind kind, size_t index, int64_t offset, Sizes size, Sizes stride, at::ScalarType dtype, std::optional<Tensor> like) {
+        return EagerOperand{kind, index, offset, Layout(std::move(size), std::move(stride), dtype), std::move(like)};
+      }));
+  py::class_<EagerResult>(m, "EagerResult", py::module_local())
+      .def(py::init([](bool owned, int64_t index, int64_t offset, size_t nbytes, Sizes size, Sizes stride, at::ScalarType dtype) {
+        return EagerResult{owned, index, offset, nbytes, Layout(std::move(size), std::move(stride), dtype)};
+      }));
+}
+
 template <typename T>
 py::class_<T> bind_region(py::module_& m, const char* name) {
+  bind_operators(m);
   m.def("exchange_state", &exchange_state);
   py::enum_<OutputKind>(m, "OutputKind", py::module_local())
       .value("ARGUMENT", OutputKind::argument)
@@ -242,6 +415,14 @@ py::class_<T> bind_region(py::module_& m, const char* name) {
       .def("add_tensor_argument", &T::add_tensor_argument)
       .def("add_value_argument", &T::add_value_argument)
       .def("add_output", &T::add_output)
+      .def("add_segment", &T::add_segment)
+      .def("add_call", &T::add_call)
+      .def("add_block", &T::add_block)
+      .def("add_owned", &T::add_owned)
+      .def("add_taken", &T::add_taken)
+      .def("add_released", &T::add_released)
+      .def("add_dead", &T::add_dead)
+      .def("replay_watched", [](T& region, py::handle args, py::handle watcher) { return region.replay(args, watcher.ptr()); })
       .def("close", &T::close);
   return type;
 }

@@ -44,6 +44,7 @@ HostAllocator& host() {
 
 void HostAllocator::give(void* memory) {
   TORCH_CHECK(host().alive.erase(memory) == 1, "memory that nobody allocated");
+  host().mapped.erase(memory);
   std::free(memory);
 }
 

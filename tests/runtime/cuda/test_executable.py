@@ -11,10 +11,10 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.contract import NonPointerWord, Program, Slot
 from pygraph.runtime.cuda.executable import Part, _tell, with_scratch
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
-from pygraph.runtime.cuda.segments import cut
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind, Recording
 from pygraph.runtime.slots import SlotTable, discover
+from pygraph.runtime.steps import cut, with_steps
 from tests.runtime.captures import Capture
 
 SIZE = 24 << 20
@@ -33,12 +33,12 @@ def test_every_patch_names_the_piece_that_its_intermediate_lies_in() -> None:
     first, second = copies(0x7F00_0000_0000, 4096), copies(0x6600_0000_0000, 8192)
     table = discover(first, second)
     assert isinstance(table, SlotTable)
-    program = Program(first, table.slots, plan(first, table.slots))
+    program = with_steps(Program(first, table.slots, plan(first, table.slots)))
     segments, region = cut(program), Mock()
     region.add_block.side_effect = itertools.count()
     region.add_copy.side_effect = lambda handle, segment: handle
     nodes = [CopyNode(i, 64) for i in range(6)]
-    _tell(region, program, (), nodes, segments, [Part(0, 0, {i: i for i in range(6)})])
+    _tell(region, Mock(), program, (), nodes, {(0, 6): Part(0, 0, {i: i for i in range(6)})})
     assert region.add_segment.mock_calls == [call(0, 0)]
     assert region.add_block.mock_calls == [call(SIZE, 0, 0)] * 4
     place = {index: (number, at) for number, block in enumerate(segments.blocks) for index, at in block.offsets.items()}

@@ -104,7 +104,8 @@ def region(first=False, random=False):
     made.add_segment(0, 0)
     made.add_segment(later, cuda.instance(later))
     written, read = (made.add_tensor_argument(cuda.tensor(8, False), i == 0, -1, 8, 1, 0) for i in range(2))
-    fresh, between = made.add_fresh(8, segment), made.add_block(8, segment, segment)
+    fresh, between = made.add_owned(), made.add_block(8, segment, segment)
+    made.add_taken(segment, 0, 8)
     made.add_patch(made.add_fill(fill, 0), 0, written, 0)
     for copy, to, source in zip(copies, (between, fresh), (read, between)):
         number = made.add_copy(copy, segment)

@@ -13,6 +13,7 @@ from pygraph.runtime.host import HostDriver
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.slots import SlotTable, discover
+from pygraph.runtime.steps import with_steps
 from tests.runtime.regions import RegionCall, copy_arguments, same_bits
 
 __all__ = ["assert_replays", "make_executable", "make_program", "replay_and_compare"]
@@ -23,7 +24,7 @@ def make_program(driver: Driver, fn: Any, args: Sequence[Any], **changes: Any) -
     first, second = driver.capture(fn, args), driver.capture(fn, args)
     table = discover(first, second)
     assert isinstance(table, SlotTable), table
-    return replace(Program(first, table.slots, plan(first, table.slots), table.non_pointers), **changes)
+    return with_steps(replace(Program(first, table.slots, plan(first, table.slots), table.non_pointers), **changes))
 
 
 def make_executable(driver: HostDriver, call: RegionCall, **options: Any) -> tuple[Executable, Recording]:

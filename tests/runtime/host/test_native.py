@@ -47,9 +47,11 @@ def test_integers_floats_and_addresses_in_any_order(native: Any, tmp_path: Path,
         t.data_ptr() if kind == "r" else int(t.view(torch.int32)) if kind == "f" else int(t)
         for t, kind in zip(held, kinds, strict=True)
     ]
-    graph = native.HostGraph(0)
+    graph = native.HostGraph()
+    graph.add_segment()
     graph.add_kernel(compile_kernel(tmp_path, kinds), [*words, 0], [*(kind == "f" for kind in kinds), False])
-    source = graph.add_fresh(8 * max(len(kinds), 1))
+    source = graph.add_owned()
+    graph.add_taken(0, 0, 8 * max(len(kinds), 1))
     graph.add_patch(0, len(kinds), source, 0)
     graph.add_output(native.OutputKind.FRESH, 0, 0, [len(kinds)], [1], torch.float64, None)
     (out,) = graph.replay([])
@@ -59,7 +61,7 @@ def test_integers_floats_and_addresses_in_any_order(native: Any, tmp_path: Path,
 def test_too_many_parameters(native: Any) -> None:
     for count, is_float in ((native.MAX_WORDS + 1, False), (native.MAX_FLOATS + 1, True)):
         with pytest.raises(RuntimeError, match="too many kernel parameters"):
-            native.HostGraph(0).add_kernel(1, [0] * count, [is_float] * count)
+            native.HostGraph().add_kernel(1, [0] * count, [is_float] * count)
 
 
 def test_parameters_are_read_from_the_source_of_the_module(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.runtime.regions import RegionCall
 
 def passing(native: Any, captured: torch.Tensor, *, offset: int, alignment: int = 1) -> Any:
     """A graph that launches nothing and returns its argument: read only, captured at a multiple of ``alignment``."""
-    graph = native.HostGraph(0)
+    graph = native.HostGraph()
     nbytes = captured.numel() * captured.itemsize
     graph.add_tensor_argument(captured, False, offset, nbytes, alignment, 0)
     graph.add_output(native.OutputKind.ARGUMENT, 0, 0, [], [], None, None)
@@ -89,12 +89,14 @@ def library() -> Iterator[torch.library.Library]:
 
 def storing(native: Any, operator: str, count: int) -> Any:
     """A graph that calls an operator, whose ``count`` results are three floats each."""
-    graph = native.HostGraph(0)
+    graph = native.HostGraph()
+    graph.add_segment()
     x = torch.zeros(3)
     call = native.OperatorCall(f"pygraph_checks::{operator}", "", (x,), {})
     graph.add_operator(call, [False], [torch.zeros(3) for _ in range(count)])
     for index in range(count):
-        graph.add_patch(0, 1 + index, graph.add_fresh(12), 0)
+        graph.add_patch(0, 1 + index, graph.add_owned(), 0)
+        graph.add_taken(0, index, 12)
         graph.add_output(native.OutputKind.FRESH, index, 0, [3], [1], torch.float32, None)
     return graph
 
@@ -132,7 +134,8 @@ def test_other_threads_run_python_code_during_a_replay(native: Any, tmp_path: Pa
         "  *asked = *answered == 0 ? 2 : 3;\n}\n"
     )
     asked, answered = ctypes.c_int64(0), ctypes.c_int64(0)
-    graph = native.HostGraph(0)
+    graph = native.HostGraph()
+    graph.add_segment()
     graph.add_kernel(load_kernel(source), [ctypes.addressof(asked), ctypes.addressof(answered)], [False] * 2)
     over = threading.Event()
 

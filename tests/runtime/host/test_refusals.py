@@ -53,7 +53,7 @@ REGIONS: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
     "no sequence": (lambda args: args[0] + 1, "unsupported-output"),
     "pinned": (lambda args: (empty_pinned((3,), (1,), torch.float32),), "pinned-memory"),
     "CUDA": (lambda args: (empty_cuda((3,), (1,), torch.float32),), "foreign-device"),
-    "collective": (lambda args: (torch.ops._c10d_functional.all_reduce(args[0], "sum", "0"),), "collective"),
+    "collective": (lambda args: (torch.ops.symm_mem.two_shot_all_reduce_(args[0], "sum", "0"),), "collective"),
     "pinned operator": (lambda args: (torch.empty(3, pin_memory=True),), "pinned-memory"),
     "error": (lambda args: (args[0] + math.sqrt(-1),), "capture-failed"),
 }

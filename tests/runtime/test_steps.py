@@ -13,19 +13,10 @@ from hypothesis import strategies as st
 
 from pygraph.runtime.contract import Layout, Program, Slot
 from pygraph.runtime.cuda.phases import phases
-from pygraph.runtime.cuda.segments import (
-    EXCESS,
-    FEWEST_LAUNCHES,
-    PIECE,
-    WORTHWHILE,
-    Segments,
-    _Facts,
-    cut,
-    pieces,
-)
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind
 from pygraph.runtime.slots import SlotTable, discover
+from pygraph.runtime.steps import EXCESS, FEWEST_LAUNCHES, PIECE, WORTHWHILE, Plan, _Facts, cut, pieces
 from tests.runtime.branches import Branched, branched
 from tests.runtime.captures import Capture
 
@@ -43,10 +34,10 @@ def program(build: Callable[..., None], *facts: Any, **keepers: Any) -> Program:
     return Program(first, table.slots, plan(first, table.slots), **keepers)
 
 
-def whole(program: Program) -> Segments:
+def whole(program: Program) -> Plan:
     """The region as one segment, with the program's own layout."""
     facts = _Facts(program)
-    return facts.plan(((0, facts.launches),), program.layout)
+    return facts.plan(((0, facts.launches),))
 
 
 def backward(capture: Capture, layers: int, size: int) -> None:
@@ -60,7 +51,7 @@ def backward(capture: Capture, layers: int, size: int) -> None:
         gradient = following
 
 
-def assert_alive(region: Program, segments: Segments) -> None:
+def assert_alive(region: Program, segments: Plan) -> None:
     """Each intermediate has its memory from the first segment that uses it to the last one."""
     where = [number for number, bound in enumerate(segments.bounds) for _ in range(*bound)]
     blocks = {index: block for block in segments.blocks for index in block.offsets}
@@ -125,7 +116,9 @@ def test_dead_arguments_are_let_go_of_and_returned_ones_are_not() -> None:
     assert 255 not in segments.dead
     assert segments.dead[254] == 0
     assert segments.dead[0] == len(segments.bounds) - 1
-    assert sorted(segments.fresh.values()) == list(segments.fresh.values())
+    firsts = [first for first, _ in segments.owned.values()]
+    assert sorted(firsts) == firsts
+    assert {last for _, last in segments.owned.values()} == {len(segments.bounds) - 1}
 
 
 def inference(capture: Capture, layers: int, size: int) -> None:

@@ -1,27 +1,29 @@
-"""Cuts a large region into segments that are launched one after the other, with memory given back in between.
+"""The steps of a program: segments of launches, eager calls between them, and the memory that each takes and gives
+back.
 
 One graph holds its arguments, outputs and intermediates all at once, where the uncaptured program gives each back
-after its last use. A segment goes on for as long as it holds no more than the uncaptured program does at its peak, and
-a little; a region that holds little is one segment. Pure functions over a Program.
+after its last use. A segment ends before an eager call. Besides, it goes on for as long as it holds no more than the
+uncaptured program does at its peak, and a little; a region that holds little and calls nothing is one segment. Pure
+functions over a Program.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from pygraph.runtime.contract import Layout, Program
+from pygraph.runtime.contract import EagerStep, GraphSegment, Layout, Program, Step, returned_by_calls
 from pygraph.runtime.layout import Lifetime, lifetimes, pack
 from pygraph.runtime.recording import AllocationKind, OutputKind
 
-__all__ = ["Block", "Segments", "cut", "pieces"]
+__all__ = ["Block", "Plan", "cut", "pieces", "with_steps"]
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
-"""The launches (begin, end) of each segment, in order."""
+"""The launches (begin, end) of each step, in order. Eager calls are steps by themselves."""
 
 WORTHWHILE = 32 << 20
 """Bytes that a cut has to save (32 MiB): below, more launches cost more than the memory is worth."""
@@ -33,6 +35,7 @@ FEWEST_LAUNCHES = 2
 """Launches that a segment has at least."""
 
 MOST_SEGMENTS = 64
+"""Besides those that eager calls make."""
 
 PIECE = 4 << 20
 """Bytes of workspace (4 MiB) from which on an intermediate is worth an allocation of its own."""
@@ -40,8 +43,8 @@ PIECE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Memory for intermediates from segment ``born`` to ``died``, both included, each ``offsets[index]`` bytes into it.
-    An intermediate that outlives its segment has one of its own; the others of a segment share one or more."""
+    """Memory for intermediates from step ``born`` to ``died``, both included, each ``offsets[index]`` bytes into it. An
+    intermediate that outlives its step has one of its own; the others of a step share one or more."""
 
     nbytes: int
     born: int
@@ -50,24 +53,48 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
-    """``bounds`` are the launches of each segment. ``fresh`` gives the segment that an output's memory is first used
-    in, ``dead`` the arguments that are not needed any more after a segment. ``held`` and ``ideal`` are bytes at the
-    peak: of this plan, and of the uncaptured program."""
+class Plan:
+    """``bounds`` are the launches of each step. ``owned`` gives the steps (first, last) that memory with a storage of
+    its own is used in: of outputs, whose last step is the region's, of what eager calls are given, and of what they
+    return. ``dead`` gives the step after which an argument is not needed any more. ``held`` and ``ideal`` are bytes at
+    the peak: of this plan, and of the uncaptured program."""
 
     bounds: Bounds
     blocks: tuple[Block, ...]
-    fresh: Mapping[int, int]
+    owned: Mapping[int, tuple[int, int]]
     dead: Mapping[int, int]
     held: int
     ideal: int
 
 
-def cut(program: Program) -> Segments:
-    """Few segments whose peak comes close to the uncaptured program's; one, with ``layout``, where that saves too
-    little."""
+def with_steps(program: Program) -> Program:
+    """``program`` with its steps, and what each takes and lets go of."""
+    plan, recording = cut(program), program.recording
+    outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
+    returned = returned_by_calls(recording, program.slots)
+    steps: list[Step] = []
+    for number, (begin, end) in enumerate(plan.bounds):
+        owned = sorted(plan.owned.items())
+        memory: dict[str, Any] = {
+            "blocks": tuple((b.nbytes, b.died, dict(b.offsets)) for b in plan.blocks if b.born == number and b.offsets),
+            "taken": tuple(i for i, (first, _) in owned if first == number and i not in returned),
+            "released": tuple(i for i, (_, last) in owned if last == number and i not in outputs),
+            "dead": tuple(sorted(argument for argument, last in plan.dead.items() if last == number)),
+        }
+        call = recording.launches[begin].eager if end > begin else None
+        if call is None:
+            steps.append(GraphSegment(begin, end, **memory))
+        else:
+            origin = recording.launches[begin].origin
+            steps.append(EagerStep(begin, end, **memory, call=call, origin=origin))
+    return replace(program, steps=tuple(steps))
+
+
+def cut(program: Program) -> Plan:
+    """Few steps whose peak comes close to the uncaptured program's; as few as there can be, where cuts save too little.
+    A single segment has the program's ``layout``."""
     facts = _Facts(program)
-    whole = facts.plan(((0, facts.launches),), program.layout)
+    whole = facts.plan(facts.fewest())
     limit = whole.ideal + max(WORTHWHILE, int(EXCESS * whole.ideal))
     if whole.held <= limit:
         return whole
@@ -114,7 +141,8 @@ class _Facts:
     """What a region holds, and the launches that use it.
 
     ``lives`` are its intermediates by their first launch; ``arguments`` and ``outputs`` say (first launch, last launch,
-    bytes) of each. ``fresh`` maps an output to its first launch, ``dying`` an argument to let go of to its last one.
+    bytes) of each. ``owned`` maps memory with a storage of its own to its first and last launch, ``dying`` an argument
+    to let go of to its last one. ``calls`` are the eager calls.
     """
 
     def __init__(self, program: Program) -> None:
@@ -128,8 +156,14 @@ class _Facts:
         for slot in program.slots:
             used.setdefault(slot.key, []).append(slot.launch)
         end = max(self.launches - 1, 0)
-        self.fresh = {i: min(used.get((pool, i), [0])) for i in program.layout.fresh}
-        self.outputs = [(first, end, sizes[pool, i]) for i, first in self.fresh.items()]
+        self.layout = program.layout
+        self.calls = [launch.index for launch in recording.launches if launch.eager is not None]
+        outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
+        self.owned: dict[int, tuple[int, int]] = {}
+        for index in sorted(returned_by_calls(recording, program.slots).union(program.layout.fresh)):
+            launches = used.get((pool, index), [0])
+            self.owned[index] = min(launches), end if index in outputs else max(launches)
+        self.outputs = [(first, last, sizes[pool, i]) for i, (first, last) in self.owned.items()]
         needed = {o.index for o in recording.outputs if o.kind in (OutputKind.ARGUMENT, OutputKind.VIEW)}
         arguments = [index for kind, index in sizes if kind is given]
         self.dying = {i: max(used.get((given, i), [0])) for i in arguments if i not in needed | program.held}
@@ -138,22 +172,31 @@ class _Facts:
         # bytes by launch: of arguments that are still needed, of older intermediates, of outputs that were made before
         self._given = _sums(self.launches + 1, self.arguments)
         self._older = _sums(self.launches + 1, ((life.first + 1, life.last, life.nbytes) for life in self.lives))
-        self._made = _sums(self.launches + 1, ((first + 1, self.launches, n) for first, _, n in self.outputs))
+        made = ((first + 1, last + 1 if last == end else last, n) for first, last, n in self.outputs)
+        self._made = _sums(self.launches + 1, (span for span in made if span[0] <= span[1]))
 
     # -- where to cut ---------------------------------------------------------------------------------------------
+
+    def fewest(self) -> Bounds:
+        """A step for each eager call, and one for all launches between two of them."""
+        edges = sorted({0, self.launches, *self.calls, *(call + 1 for call in self.calls)})
+        return tuple(pairwise(edges)) or ((0, 0),)
 
     def greedy(self, goal: int) -> Bounds:
         """Segments of which each goes on while it holds no more than ``goal`` bytes, or than its first launches. More
         bytes, where there would be more than MOST_SEGMENTS."""
-        edges = [0]
-        while edges[-1] < self.launches:
-            begin = edges[-1]
-            shortest = min(begin + FEWEST_LAUNCHES, self.launches)
-            bound = max(goal, self._needs(begin, shortest))
-            longer = range(shortest + 1, self.launches + 1)
-            edges.append(shortest + bisect_right(longer, bound, key=partial(self._needs, begin)))
-        few = len(edges) - 1 <= MOST_SEGMENTS
-        return tuple(pairwise(edges)) if few else self.greedy(goal + goal // 64)
+        fewest, cut = self.fewest(), list[tuple[int, int]]()
+        for first, last in fewest:
+            begin = first
+            while begin < last:
+                shortest = min(begin + FEWEST_LAUNCHES, last)
+                bound = max(goal, self._needs(begin, shortest))
+                longer = range(shortest + 1, last + 1)
+                end = shortest + bisect_right(longer, bound, key=partial(self._needs, begin))
+                cut.append((begin, end))
+                begin = end
+        few = len(cut) <= MOST_SEGMENTS + len(fewest) - 1
+        return tuple(cut) if few else self.greedy(goal + goal // 64)
 
     def _needs(self, begin: int, end: int) -> int:
         """Bytes that are held while the launches from ``begin`` to ``end`` run as one segment among others: what was
@@ -166,8 +209,8 @@ class _Facts:
 
     # -- what a cut comes to --------------------------------------------------------------------------------------
 
-    def plan(self, bounds: Bounds, layout: Layout | None = None) -> Segments:
-        """Segments with these ``bounds``; ``layout`` is that of a single one."""
+    def plan(self, bounds: Bounds) -> Plan:
+        """Steps with these ``bounds``."""
         where = [number for number, (begin, end) in enumerate(bounds) for _ in range(begin, end)] or [0]
         local: list[list[Lifetime]] = [[] for _ in bounds]
         crossing: list[Block] = []
@@ -177,17 +220,18 @@ class _Facts:
                 local[born].append(life)
             else:
                 crossing.append(Block(life.nbytes, born, died, {life.index: 0}))
-        layouts = (layout,) if layout is not None else tuple(pack(lives, self.alignment) for lives in local)
-        apart = [(segment, *piece) for segment, each in enumerate(layouts) for piece in pieces(each, self.sizes)]
-        blocks = (*(Block(nbytes, segment, segment, offsets) for segment, nbytes, offsets in apart), *crossing)
-        fresh = {index: where[first] for index, first in self.fresh.items()}
+        single = (self.layout,) if len(bounds) == 1 else None
+        layouts = single or tuple(pack(lives, self.alignment) for lives in local)
+        apart = [(step, *piece) for step, each in enumerate(layouts) for piece in pieces(each, self.sizes)]
+        blocks = (*(Block(nbytes, step, step, offsets) for step, nbytes, offsets in apart), *crossing)
+        owned = {index: (where[first], where[last]) for index, (first, last) in self.owned.items()}
         dead = {index: where[last] for index, last in self.dying.items()}
         outside = [*self.outputs, *self.arguments]
         kept = [(where[first], where[last], nbytes) for first, last, nbytes in outside]
         held = max(_sums(len(bounds), [*kept, *((block.born, block.died, block.nbytes) for block in blocks)]))
         everything = [*outside, *((life.first, life.last, life.nbytes) for life in self.lives)]
         ideal = max(_sums(max(self.launches, 1), everything))
-        return Segments(bounds, blocks, fresh, dead, held, ideal)
+        return Plan(bounds, blocks, owned, dead, held, ideal)
 
 
 def _sums(count: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:

@@ -1,0 +1,266 @@
+"""What eager calls did in the run that answers a call, given to the runs that it is compared with.
+
+An operator that is called by each replay may count, draw or talk to other processes: a comparison never calls it once
+more. Its results, and what it wrote, are copied in the run that answers the call, and copied into every other run. What
+it is given there is held against what it was given in the first one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph.compat import OpOverload, TorchDispatchMode
+from pygraph.runtime.calls import OperatorCall, leaves
+from pygraph.runtime.contract import Program, ScratchPool, Slot, Watcher
+from pygraph.runtime.eager import at_places
+from pygraph.runtime.recording import FUNCTIONAL_COLLECTIVES, AllocationKind, EagerCall, Launch, TensorLayout
+from pygraph.runtime.tensors import digest, span
+
+__all__ = ["Answers", "in_flight"]
+
+_WAIT = "_c10d_functional.wait_tensor"
+
+
+def _is_collective(name: str) -> bool:
+    return name.partition(".")[0] in FUNCTIONAL_COLLECTIVES
+
+
+def in_flight(program: Program) -> tuple[frozenset[tuple[AllocationKind, int]], frozenset[int]]:
+    """Memory that a collective may still fill when ``program`` ends, and arguments that one from before may fill while
+    it runs."""
+    places: dict[int, list[Slot]] = {}
+    for slot in program.slots:
+        places.setdefault(slot.launch, []).append(slot)
+    filling: set[tuple[AllocationKind, int]] = set()
+    waited: set[int] = set()
+    for launch in program.calls:
+        slots = places.get(launch.index, [])
+        if launch.name.startswith(_WAIT):
+            waited.update(slot.index for slot in slots if slot.kind is AllocationKind.INPUT)
+            filling.difference_update(slot.key for slot in slots)
+        elif _is_collective(launch.name):
+            filling.update(slot.key for slot in slots if launch.may_write(slot.word, slot.key))
+    return frozenset(filling), frozenset(waited)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A view of operand ``operand``, ``offset`` elements behind its first one; or that ``itself``."""
+
+    operand: int
+    layout: TensorLayout
+    offset: int
+    itself: bool
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What it is of these operands."""
+        base = tensors[self.operand]
+        return (
+            base
+            if self.itself
+            else base.as_strided(self.layout.size, self.layout.stride, base.storage_offset() + self.offset)
+        )
+
+
+def _view_of(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> _View | None:
+    """How to make ``result`` of the operand that it is in the memory of, if it is in any's."""
+    for operand, base in enumerate(tensors):
+        same = base.untyped_storage()._cdata == result.untyped_storage()._cdata
+        if same and base.dtype == result.dtype and result.numel():
+            offset = int(result.storage_offset() - base.storage_offset())
+            return _View(operand, TensorLayout.of(result), offset, result is base)
+    return None
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What one call did: copies of what it ``wrote``, by operand, and of its ``results`` in memory of their own; those
+    that turned out to be in an operand's are views to be made of that. ``state`` is the random state that it left, if
+    it drew."""
+
+    wrote: Mapping[int, torch.Tensor]
+    results: list[torch.Tensor | _View | None]
+    state: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An operand of an eager call of one run: its name, whose memory it is, its fingerprint (none where it may hold
+    anything), and a copy where bits may not tell."""
+
+    name: str
+    owner: tuple[AllocationKind, int]
+    content: bytes
+    value: torch.Tensor | None
+
+
+class Answers:
+    """The eager calls of ``program``, in one comparison. ``given`` are the operands of the latest run, ``answered`` of
+    the one that answers the call."""
+
+    def __init__(self, program: Program, generator: torch.Generator | None) -> None:
+        self._calls: list[tuple[Launch, EagerCall]] = [(c, c.eager) for c in program.calls if c.eager is not None]
+        self._keys = {(slot.launch, slot.word): slot.key for slot in program.slots}
+        self._generator = generator
+        self._loosely = any(launch.nondeterministic for launch in program.recording.launches)
+        self._answers: list[_Answer] = []
+        self._scratch: ScratchPool = contextlib.nullcontext
+        self.given: list[Given] = []
+        self.answered: list[Given] = []
+
+    @contextlib.contextmanager
+    def answering(self, scratch: ScratchPool) -> Iterator[None]:
+        """An uncaptured run whose operators are called; what they do is kept in ``scratch`` memory."""
+        self._begin(answering=True, scratch=scratch)
+        with _Mode(self, answering=True):
+            yield
+
+    @contextlib.contextmanager
+    def repeating(self) -> Iterator[None]:
+        """An uncaptured run that calls none of them: each gives what it gave before."""
+        self._begin(answering=False)
+        with _Mode(self, answering=False) if self._calls else contextlib.nullcontext():
+            yield
+
+    def watcher(self, *, answering: bool, scratch: ScratchPool = contextlib.nullcontext) -> Watcher:
+        """Either, for a replay."""
+        self._begin(answering=answering, scratch=scratch)
+        return _Watcher(self, answering)
+
+    def _begin(self, *, answering: bool, scratch: ScratchPool = contextlib.nullcontext) -> None:
+        self._scratch, self.given = scratch, []
+        if answering:
+            self._answers, self.answered = [], self.given
+
+    def awaits(self, number: int, name: str) -> bool:
+        """Whether the next call is of this operator."""
+        return number < len(self._calls) and self._calls[number][1].name == name
+
+    # -- one call -----------------------------------------------------------------------------------------------------
+
+    def begin(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
+        """A call is about to be made with ``tensors``: what they hold."""
+        launch, call = self._calls[number]
+        wait = call.name.startswith(_WAIT)  # until then, what it waits for may be anything
+        with self._scratch():
+            contents = [b"" if wait else digest(tensor) for tensor in tensors]
+            values = [_copied(tensor) if self._loosely and not wait else None for tensor in tensors]
+        for word, (content, value) in enumerate(zip(contents, values, strict=True)):
+            owner = self._keys.get((launch.index, word), _NOBODYS)
+            self.given.append(Given(f"operand {word} of {call.name}", owner, content, value))
+
+    def keep(
+        self, number: int, tensors: Sequence[torch.Tensor], results: Sequence[Any], before: torch.Tensor | None
+    ) -> None:
+        """A call was made: what it did. ``before`` is the random state before it."""
+        launch, call = self._calls[number]
+        everything = call.name.partition(".")[0] in FUNCTIONAL_COLLECTIVES  # a wait fills what it is given
+        with self._scratch():
+            wrote = {
+                word: _copied(tensor)
+                for word, tensor in enumerate(tensors)
+                if everything or launch.may_write(word, self._keys.get((launch.index, word), _NOBODYS))
+            }
+            pairs = zip(call.results, results, strict=False)
+            kept = [
+                None if told.operand >= 0 else _view_of(result, tensors) or _copied(result) for told, result in pairs
+            ]
+        now = self.state()
+        drew = before is not None and now is not None and not torch.equal(before, now)
+        self._answers.append(_Answer(wrote, kept, now if drew else None))
+
+    def repeat(self, number: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Do with ``tensors`` what the call did, and return its results."""
+        self.begin(number, tensors)
+        answer = self._answers[number]
+        for word, value in answer.wrote.items():
+            span(tensors[word]).copy_(span(value))
+        if answer.state is not None and self._generator is not None:
+            self._generator.set_state(answer.state)
+        return [
+            result.of(tensors) if isinstance(result, _View) else None if result is None else _copied(result)
+            for result in answer.results
+        ]
+
+    def returned(self, number: int, tensors: Sequence[torch.Tensor]) -> Any:
+        """The same, in the form in which the operator returns it."""
+        call, results = self._calls[number][1], list[torch.Tensor]()
+        for told, result in zip(call.results, self.repeat(number, tensors), strict=True):
+            if result is None:
+                offset = told.offset // tensors[told.operand].element_size()
+                result = _View(told.operand, told.layout, offset, told.itself).of(tensors)
+            results.append(result)
+        return at_places(call.returned, results)
+
+    def state(self) -> torch.Tensor | None:
+        """The random state now."""
+        return None if self._generator is None else self._generator.get_state()
+
+
+_NOBODYS = (AllocationKind.CONSTANT, -1)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same sizes and strides."""
+    memory = span(tensor).clone()
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made.set_(memory.untyped_storage(), 0, tensor.size(), tensor.stride())
+
+
+class _Watcher:
+    """Told of the eager calls of a replay."""
+
+    def __init__(self, answers: Answers, answering: bool) -> None:
+        self._answers, self._answering = answers, answering
+        self._number = 0
+        self._pending: tuple[Any, ...] = ()
+
+    def before(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None] | None:
+        if self._answering:
+            self._answers.begin(self._number, tensors)
+            self._pending = tensors, self._answers.state()
+            return None
+        self._number += 1
+        return self._answers.repeat(self._number - 1, tensors)
+
+    def after(self, results: list[torch.Tensor]) -> None:
+        (tensors, before), self._pending = self._pending, ()
+        self._answers.keep(self._number, tensors, results, before)
+        self._number += 1
+
+
+class _Mode(TorchDispatchMode):
+    """Sees the operators of an uncaptured run: the eager calls come in the order of the program."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, answers: Answers, answering: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._answers, self._answering = answers, answering
+        self._number = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+
+        def run() -> Any:
+            return func(*args, **named)
+
+        if not isinstance(func, OpOverload) or not self._answers.awaits(self._number, str(func)):
+            return run()
+        tensors = list({id(t): t for t in OperatorCall(func, tuple(args), named).tensors()}.values())
+        number, self._number = self._number, self._number + 1
+        return self._answer(number, tensors, run) if self._answering else self._answers.returned(number, tensors)
+
+    def _answer(self, number: int, tensors: list[torch.Tensor], run: Callable[[], Any]) -> Any:
+        self._answers.begin(number, tensors)
+        before = self._answers.state()
+        returned = run()
+        self._answers.keep(number, tensors, list(leaves(returned)), before)
+        return returned

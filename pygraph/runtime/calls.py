@@ -1,0 +1,172 @@
+"""One call of an operator: its arguments in the order of its schema, what it returns without running anything, and what
+tells it from another call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pygraph.compat import (
+    DataDependentOutputException,
+    DispatchKey,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+)
+from pygraph.errors import CaptureError
+from pygraph.runtime.recording import is_written
+
+__all__ = ["OperatorCall", "aliased", "check_result", "describe", "fake_results", "leaves", "run_fake"]
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None))
+"""Types of arguments whose ``repr`` is equal only for those that make an operator do the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """One operator with its arguments in the order of its schema, defaults filled in."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """``aten::addmm``."""
+        return str(self.op._schema.name)
+
+    def operands(self) -> Iterator[tuple[Any, Any]]:
+        """Each argument of the schema with its value."""
+        for position, argument in enumerate(self.op._schema.arguments):
+            if position < len(self.args):
+                yield argument, self.args[position]
+            elif argument.name in self.kwargs:
+                yield argument, self.kwargs[argument.name]
+            else:
+                yield argument, argument.default_value if argument.has_default_value() else None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor argument."""
+        return [t for _, value in self.operands() for t in leaves(value) if isinstance(t, torch.Tensor)]
+
+    def written(self) -> set[int]:
+        """The ``id`` of each tensor argument that it may write."""
+        written = (value for argument, value in self.operands() if is_written(self.op._schema, argument))
+        return {id(t) for value in written for t in leaves(value) if isinstance(t, torch.Tensor)}
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Everything in nested lists and tuples that is not None, in order."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    elif value is not None:
+        yield value
+
+
+# -- results, without running anything ----------------------------------------------------------------------------
+
+
+def run_fake(call: OperatorCall, device: str | None = None) -> tuple[list[Any], dict[int, torch.Tensor]]:
+    """What each return of the schema is on fake tensors (on tensors of ``device`` ``meta``, if that is given), and the
+    fake tensor of each tensor argument by its ``id``. Raises CaptureError: ``dynamic-output``, ``metadata-mutation``.
+    """
+    declared = call.op._schema.returns
+    fakes: dict[int, torch.Tensor] = {}
+    try:
+        with contextlib.nullcontext() if device == "meta" else FakeTensorMode(allow_non_fake_inputs=False):
+            args = _fake(call.args, fakes, device)
+            kwargs = {name: _fake(value, fakes, device) for name, value in call.kwargs.items()}
+            before = [(t, t.size(), t.stride()) for t in fakes.values()]
+            returned = call.op(*args, **kwargs)
+    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+        raise CaptureError("dynamic-output", call.name) from error
+    if any((t.size(), t.stride()) != (size, stride) for t, size, stride in before):
+        raise CaptureError("metadata-mutation", f"{call.name} resizes an argument")
+    return list(returned if len(declared) > 1 else [returned][: len(declared)]), fakes
+
+
+def fake_results(call: OperatorCall) -> list[Any]:
+    """What each return of the schema is: the argument that it is declared to be, or fake tensors (also in lists).
+
+    No fake tensor shares memory with an argument, nor with another one.
+    """
+    declared = call.op._schema.returns
+    # Fake tensors take 2 ms. Where nothing new is returned, meta tensors tell as well whether an argument is resized.
+    has_meta = call.op.namespace == "aten" and call.op.has_kernel_for_dispatch_key(DispatchKey.Meta)
+    values, fakes = run_fake(call, "meta" if has_meta and all(r.alias_info is not None for r in declared) else None)
+    results = [value if r.alias_info is None else aliased(call, r) for r, value in zip(declared, values, strict=True)]
+    storages = {fake.untyped_storage()._cdata for fake in fakes.values()}
+    for tensor in leaves(results):
+        check_result(call, tensor)
+        if not isinstance(tensor, FakeTensor):
+            continue
+        storage = tensor.untyped_storage()._cdata
+        if storage in storages:
+            raise CaptureError("aliasing-operator", f"{call.name} returns a view of an argument or of another result")
+        storages.add(storage)
+    return results
+
+
+def check_result(call: OperatorCall, result: Any) -> None:
+    """Raise CaptureError unless ``result`` is a tensor that has addresses."""
+    if not isinstance(result, torch.Tensor):
+        raise CaptureError("host-read", f"{call.name} returns {type(result).__name__}")
+    if result.layout is not torch.strided or result.is_quantized:
+        raise CaptureError("unsupported-tensor", f"{call.name} returns layout {result.layout}")
+
+
+def aliased(call: OperatorCall, declared: Any) -> Any:
+    """The written argument that a return of the schema is."""
+    for argument, value in call.operands():
+        alias = argument.alias_info
+        if alias is not None and alias.is_write and alias.before_set == declared.alias_info.before_set:
+            return value
+    raise CaptureError("aliasing-operator", call.name)
+
+
+def _fake(value: Any, fakes: dict[int, torch.Tensor], device: str | None) -> Any:
+    """``value`` with every tensor replaced by one of the same layout without memory, the same object by the same."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_fake(v, fakes, device) for v in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    if id(value) not in fakes:
+        where: Any = device or value.device
+        if value.layout is torch.strided:
+            elements = value.untyped_storage().nbytes() // value.dtype.itemsize
+            storage = torch.empty(elements, dtype=value.dtype, device=where)
+            fakes[id(value)] = storage.as_strided(value.size(), value.stride(), value.storage_offset())
+        else:
+            fakes[id(value)] = torch.empty(value.size(), dtype=value.dtype, device=where)
+    return fakes[id(value)]
+
+
+# -- comparing two calls ------------------------------------------------------------------------------------------
+
+
+def describe(value: Any, seen: dict[int, int], opaque: Callable[[torch.Tensor], str | None]) -> Hashable:
+    """A hashable that is equal for arguments that make an operator do the same, wherever their memory lies.
+
+    ``seen`` numbers the tensors and storages met so far: what shares them is part of what an operator sees. ``opaque``
+    names a tensor that has no addresses. Raises CaptureError (``unsupported-argument``) for an object that cannot be
+    compared.
+    """
+    if isinstance(value, (list, tuple)):
+        return tuple(describe(item, seen, opaque) for item in value)
+    if isinstance(value, _PLAIN):
+        return (type(value).__name__, repr(value))
+    if not isinstance(value, torch.Tensor):
+        raise CaptureError("unsupported-argument", f"an operator is given {type(value).__name__}")
+    name = opaque(value)
+    if name is not None:
+        return ("opaque", name)
+    same_tensor = seen.setdefault(id(value), len(seen))
+    same_storage = seen.setdefault(-value.untyped_storage()._cdata, len(seen))
+    return (tuple(value.size()), tuple(value.stride()), str(value.dtype), same_tensor, same_storage)

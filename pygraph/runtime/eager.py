@@ -1,0 +1,143 @@
+"""Eager calls: operators that a capture does not run and a replay calls, between two segments of what was captured.
+
+While a region is captured, such a call is written down: its operands are words like those of any launch, its results
+stand-ins like any allocation, with sizes from the operator's fake kernel. Nothing executes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pygraph.compat import OpOverload
+from pygraph.errors import CaptureError
+from pygraph.runtime.calls import OperatorCall, check_result, leaves, run_fake
+from pygraph.runtime.recording import FUNCTIONAL_COLLECTIVES, EagerCall, EagerOperand, EagerResult, TensorLayout
+
+__all__ = ["RESIZING", "RecordedCall", "at_places", "base_of", "is_eager", "is_operator", "record_call"]
+
+RESIZING = frozenset({"inductor::resize_storage_bytes_", "inductor::accumulate_grad_"})
+"""Operators that change storages behind their schema's back."""
+
+
+def base_of(operator: str) -> str:
+    """``aten.mm`` for ``aten.mm.out``: an operator is eager with all of its overloads."""
+    return ".".join(operator.split(".")[:2])
+
+
+def is_operator(name: str) -> bool:
+    """Whether ``name`` reads like that of an operator, ``mylib.op.default``, and not like a kernel's."""
+    parts = name.split(".")
+    return len(parts) == 3 and all(part.isidentifier() for part in parts)
+
+
+def is_eager(op: Any, chosen: Collection[str]) -> bool:
+    """Whether each replay calls ``op`` anew, whatever the device: a functional collective, an operator that its author
+    tagged, or one of those ``chosen`` (without overloads)."""
+    if not isinstance(op, OpOverload):
+        return False
+    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
+    return op.namespace in FUNCTIONAL_COLLECTIVES or tag in op.tags or base_of(str(op)) in chosen
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """What a capture keeps of an eager call: ``returned`` goes to the region. The words of its launch are the addresses
+    of ``operands``, then of ``results``, which are in memory of their own. ``written``: the operands it may write."""
+
+    eager: EagerCall
+    returned: Any
+    operands: tuple[torch.Tensor, ...]
+    results: tuple[torch.Tensor, ...]
+    written: tuple[bool, ...]
+
+
+def record_call(
+    native: ModuleType,
+    call: OperatorCall,
+    arguments: Iterable[Any],
+    is_constant: Callable[[torch.Tensor], bool],
+    allocate: Callable[[torch.Tensor], torch.Tensor],
+    drawn: int = 0,
+) -> RecordedCall:
+    """Write down ``call``. ``arguments`` are the region's stand-ins, ``is_constant`` says whose memory no replay moves,
+    and ``allocate`` makes a stand-in like a fake tensor. Raises CaptureError for an operator whose results no fake
+    kernel tells: of numbers, of sizes that depend on data, or of resized arguments."""
+    _check(call)
+    values, fakes = run_fake(call)
+    native_call = native.OperatorCall(call.name, call.op._schema.overload_name, call.args, dict(call.kwargs))
+    given: list[torch.Tensor] = native_call.tensors()
+    native_call.drop_tensors()
+    operands = {id(tensor): tensor for tensor in given}
+    if not operands.keys() <= {id(tensor) for tensor in call.tensors()}:
+        raise CaptureError("unsupported-operator", f"{call.name} takes tensors in a way that is not known")
+    numbers = {key: number for number, key in enumerate(operands)}
+    owners = {fakes[key].untyped_storage()._cdata: key for key in operands if fakes[key].layout is torch.strided}
+    results: list[EagerResult] = []
+    made: list[torch.Tensor] = []
+
+    def stand_in(fake: Any) -> torch.Tensor:
+        check_result(call, fake)
+        owner = owners.get(fake.untyped_storage()._cdata)
+        if owner is None:
+            made.append(allocate(fake))
+            results.append(EagerResult(TensorLayout.of(fake)))
+            return made[-1]
+        base = operands[owner]
+        if base.dtype != fake.dtype:
+            raise CaptureError("aliasing-operator", f"{call.name} returns an argument as another dtype")
+        offset = int(fake.storage_offset() - base.storage_offset()) * base.element_size()
+        itself = fake is fakes[owner]
+        results.append(EagerResult(TensorLayout.of(fake), numbers[owner], offset, itself))
+        return base if itself else base.as_strided(fake.size(), fake.stride(), fake.storage_offset())
+
+    shown: list[torch.Tensor] = []
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [placed(item) for item in value]
+        if value is None:
+            return None
+        shown.append(stand_in(value))
+        return len(shown) - 1
+
+    places = [placed(value) for value in values]
+    returned = places[0] if len(places) == 1 else places or None
+    positions = {id(argument): position for position, argument in enumerate(arguments)}
+    told = tuple(
+        EagerOperand(TensorLayout.of(tensor), positions.get(key, -1), tensor if is_constant(tensor) else None)
+        for key, tensor in operands.items()
+    )
+    order = tuple(numbers[id(tensor)] for tensor in given)
+    eager = EagerCall(str(call.op), native_call, order, told, tuple(results), returned, drawn)
+    written = call.written()
+    return RecordedCall(
+        eager,
+        at_places(returned, shown),
+        tuple(operands.values()),
+        tuple(made),
+        tuple(key in written for key in operands),
+    )
+
+
+def at_places(places: Any, results: Sequence[torch.Tensor]) -> Any:
+    """What an operator returns: ``results`` at their ``places``."""
+    if isinstance(places, list):
+        return [at_places(place, results) for place in places]
+    return None if places is None else results[places]
+
+
+def _check(call: OperatorCall) -> None:
+    tags, schema = call.op.tags, call.op._schema
+    if torch.Tag.dynamic_output_shape in tags:
+        raise CaptureError("dynamic-output", call.name)
+    if torch.Tag.data_dependent_output in tags or any("Tensor" not in str(r.type) for r in schema.returns):
+        raise CaptureError("host-read", call.name)
+    if torch.Tag.inplace_view in tags or call.name in RESIZING:
+        raise CaptureError("metadata-mutation", call.name)
+    if any(isinstance(value, torch.Generator) for _, each in call.operands() for value in leaves(each)):
+        raise CaptureError("generator-argument", call.name)

@@ -1,0 +1,232 @@
+// Operators that a replay calls through the dispatcher, between what it launches: their arguments over the memory of the
+// call, and what becomes of their results.
+#pragma once
+
+#include "arguments.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace pygraph {
+
+using torch::jit::Stack;
+
+// Applies `f` to every defined tensor in `value`, lists included, and returns what it made of them.
+template <typename F>
+c10::IValue map_tensors(const c10::IValue& value, F&& f) {
+  if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(f(value.toTensor())) : value;
+  if (value.isTensorList()) {
+    c10::List<Tensor> mapped;
+    for (const Tensor& t : value.toTensorVector()) mapped.push_back(f(t));
+    return mapped;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> mapped;
+    for (const auto& t : value.toOptionalTensorVector()) {
+      mapped.push_back(t && t->defined() ? std::optional<Tensor>(f(*t)) : std::nullopt);
+    }
+    return mapped;
+  }
+  return value;
+}
+
+// Every defined tensor in `values`, those inside lists included, in order.
+inline std::vector<Tensor> tensors_of(const Stack& values) {
+  std::vector<Tensor> found;
+  auto note = [&](const Tensor& t) {
+    found.push_back(t);
+    return t;
+  };
+  for (const auto& value : values) map_tensors(value, note);
+  return found;
+}
+
+// One operator with its arguments as they were when it was recorded.
+struct OperatorCall {
+  c10::OperatorHandle op;
+  Stack stack;
+
+  OperatorCall(const std::string& name, const std::string& overload, const py::tuple& args, const py::dict& kwargs)
+      : op(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())) {
+    torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
+    auto named = py::reinterpret_borrow<py::kwargs>(kwargs);
+    stack = torch::jit::createStackForSchema(op.schema(), torch::jit::tuple_slice(args), named, std::nullopt);
+  }
+
+  // Lets go of its tensors: something else stands in their places.
+  void drop_tensors() {
+    auto placeholder = tensor_over(
+        c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), 0, at::DataPtr(nullptr, c10::kCPU), nullptr, false),
+        DispatchKeySet(DispatchKey::CPU),
+        caffe2::TypeMeta::Make<float>(),
+        {0},
+        {1},
+        0);
+    for (auto& value : stack) value = map_tensors(value, [&](const Tensor&) { return placeholder; });
+  }
+};
+
+// A replay cannot be what it was captured as. Called without the GIL.
+[[noreturn]] inline void break_contract(const std::string& said) {
+  py::gil_scoped_acquire gil;
+  PyErr_SetString(py::module_::import("pygraph.errors").attr("ReplayError").ptr(), said.c_str());
+  throw py::error_already_set();
+}
+
+// Memory of one call that has a storage of its own: an output's, what an eager call is given, or what it returned.
+struct Owned {
+  c10::Storage storage;
+  size_t start = 0; // bytes from where the storage begins to where the allocation does
+
+  uintptr_t address() const { return reinterpret_cast<uintptr_t>(storage.data()) + start; }
+};
+
+// What lives for one replay only.
+struct Call : Operands {
+  c10::SmallVector<std::pair<size_t, at::DataPtr>, 4> blocks; // with the step that they die in
+  std::vector<Owned> owned;
+  PyObject* watcher = nullptr; // told of each eager call, and may answer it
+};
+
+struct Layout {
+  std::vector<int64_t> size, stride;
+  caffe2::TypeMeta dtype;
+
+  Layout(std::vector<int64_t> sizes, std::vector<int64_t> strides, at::ScalarType type)
+      : size(std::move(sizes)), stride(std::move(strides)), dtype(c10::scalarTypeToTypeMeta(type)) {}
+
+  template <DispatchKey backend>
+  Tensor over(const c10::Storage& storage, int64_t bytes) const {
+    auto at = bytes / static_cast<int64_t>(dtype.itemsize());
+    return tensor_over(storage, DispatchKeySet(backend), dtype, size, stride, at);
+  }
+
+  bool same_size(const Tensor& tensor) const { return tensor.dtype() == dtype && same_list(tensor.sizes(), size); }
+
+  // Strides of dimensions with one element, or of a tensor with none, address nothing.
+  bool same_stride(const Tensor& tensor) const {
+    for (size_t i = 0; i < size.size() && tensor.numel() != 0; ++i) {
+      if (size[i] > 1 && tensor.stride(static_cast<int64_t>(i)) != stride[i]) return false;
+    }
+    return true;
+  }
+};
+
+enum class OperandKind { itself, argument, owned, constant, empty };
+
+// A tensor that an eager call is given: an argument of the region itself, a view of one or of owned memory, a constant.
+struct EagerOperand {
+  OperandKind kind;
+  size_t index; // of the argument, or of the owned memory
+  int64_t offset; // in bytes
+  Layout layout;
+  std::optional<Tensor> constant;
+};
+
+// A tensor that an eager call returns: in memory of its own, or in that of an operand.
+struct EagerResult {
+  bool owned;
+  int64_t index; // of the owned memory, or of the operand; -1: nobody looks for it
+  int64_t offset; // in bytes, from the operand's first element
+  size_t nbytes;
+  Layout layout;
+};
+
+template <DispatchKey backend>
+struct EagerCall {
+  c10::OperatorHandle op;
+  Stack stack;
+  std::vector<size_t> leaves; // the operand that stands in the place of each tensor of the stack
+  std::vector<EagerOperand> operands;
+  std::vector<EagerResult> results;
+  size_t alignment; // of results' addresses, in bytes
+  uint64_t drawn; // how far the launches before it advance the generator
+
+  static constexpr auto kDevice = backend == DispatchKey::CPU ? c10::kCPU : c10::kCUDA;
+
+  std::vector<Tensor> given(const Call& call) const {
+    std::vector<Tensor> made;
+    for (const auto& each : operands) made.push_back(operand(each, call));
+    return made;
+  }
+
+  // As the program calls it uncaptured: nothing of the thread's state is changed.
+  std::vector<Tensor> run(const std::vector<Tensor>& tensors) const {
+    Stack values;
+    values.reserve(stack.size());
+    size_t next = 0;
+    auto put = [&](const Tensor&) { return tensors[leaves[next++]]; };
+    for (const auto& value : stack) values.push_back(map_tensors(value, put));
+    op.callBoxed(&values);
+    return tensors_of(values);
+  }
+
+  // Keeps what was returned where later steps look for it.
+  void adopt(
+      const std::vector<std::optional<Tensor>>& returned,
+      const std::vector<Tensor>& tensors,
+      Call& call,
+      c10::Allocator& allocator) const {
+    const auto& name = op.schema().name();
+    if (returned.size() != results.size()) break_contract(name + " returned another number of tensors than when captured");
+    for (size_t i = 0; i < results.size(); ++i) {
+      const auto& expected = results[i];
+      if (!expected.owned) {
+        const auto& operand = tensors.at(static_cast<size_t>(expected.index));
+        if (returned[i] && address(*returned[i]) != address(operand) + static_cast<uintptr_t>(expected.offset)) {
+          break_contract(name + " returned other memory than when captured");
+        }
+        continue;
+      }
+      const auto& result = *returned[i];
+      if (!is_plain<backend>(result) || !expected.layout.same_size(result)) {
+        break_contract(name + " returned another size or dtype than when captured");
+      }
+      if (expected.index >= 0) call.owned[static_cast<size_t>(expected.index)] = placed(result, expected, allocator);
+    }
+  }
+
+ private:
+  static uintptr_t address(const Tensor& tensor) {
+    return storage_base(tensor) + static_cast<uintptr_t>(tensor.storage_offset()) * tensor.itemsize();
+  }
+
+  static Tensor operand(const EagerOperand& each, const Call& call) {
+    switch (each.kind) {
+      case OperandKind::itself:
+        return *call.tensors[each.index];
+      case OperandKind::argument: {
+        const auto& base = *call.tensors[each.index];
+        auto bytes = base.storage_offset() * static_cast<int64_t>(base.itemsize());
+        return each.layout.template over<backend>(storage_of(base), bytes + each.offset);
+      }
+      case OperandKind::owned: {
+        const auto& memory = call.owned[each.index];
+        return each.layout.template over<backend>(memory.storage, static_cast<int64_t>(memory.start) + each.offset);
+      }
+      case OperandKind::empty:
+        return at::empty_strided(each.layout.size, each.layout.stride, at::device(kDevice).dtype(each.layout.dtype));
+      default:
+        return *each.constant;
+    }
+  }
+
+  // The result's own memory, if the launches that were captured can use it as it is; else a copy.
+  Owned placed(const Tensor& result, const EagerResult& expected, c10::Allocator& allocator) const {
+    auto start = static_cast<size_t>(result.storage_offset()) * result.itemsize();
+    auto aligned = expected.nbytes == 0 || (start % alignment == 0 && address(result) % alignment == 0);
+    if (aligned && expected.layout.same_stride(result)) return {storage_of(result), start};
+    Owned copy{new_storage(expected.nbytes, allocator)};
+    expected.layout.template over<backend>(copy.storage, 0).copy_(result);
+    return copy;
+  }
+};
+
+} // namespace pygraph
