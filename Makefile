@@ -12,7 +12,7 @@ CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py te
 	tests/runtime/test_region.py tests/runtime/cuda/test_build.py tests/training/test_step.py tests/training/test_standins.py \
 	tests/property/test_placed_programs.py tests/property/test_region_replays.py
 
-.PHONY: docs demo test pytest test-fast test-all test-versions $(TORCH) test-gpu bench bench-gpu lint types imports check clean
+.PHONY: docs demo test pytest test-fast test-all test-versions $(TORCH) test-gpu test-multi-gpu bench bench-gpu lint types imports check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -53,6 +53,9 @@ $(VERSIONS)/%/.ready: pyproject.toml constraints.txt
 test-gpu: $(READY)  ## the driver contract, programs and a wide sweep of models, on a CUDA device
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt timm torchvision
 	$(BIN)/python -m pytest -m gpu
+
+test-multi-gpu: $(READY)  ## programs of several processes, on as many CUDA devices as there are; NVLink multicast stays off
+	NCCL_NVLS_ENABLE=0 $(BIN)/python -m pytest -m gpu tests/gpu/test_ranks.py
 
 bench: $(READY)  ## the suite in small, and the compiler, as ratios within one run
 	$(BIN)/python -m benchmarks --sides default,pygraph --out bench-results

@@ -1,0 +1,1 @@
+"""Several processes that run compiled programs together, on the host driver and ``gloo``."""

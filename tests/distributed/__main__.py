@@ -1,0 +1,39 @@
+"""One of several processes: ``python -m tests.distributed RANK SIZE STORE NAMES`` runs the checks NAMES, and prints the
+error of each."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+
+from tests.distributed.processes import Rank
+
+SECONDS = 60.0
+"""What a check may take."""
+
+
+def main(number: int, size: int, store: str, names: str) -> None:
+    import torch
+
+    import pygraph
+    from tests.distributed import hazards, programs
+    from tests.distributed.checks import CHECKS
+
+    assert hazards, programs  # they add checks
+    warnings.simplefilter("ignore")
+    rank = Rank(number, size, store)
+    for name in names.split(","):
+        rank.begin(name, SECONDS)
+        error = None
+        try:
+            CHECKS[name](rank)
+        except Exception:  # noqa: BLE001 - whatever it is, the parent tells
+            error = traceback.format_exc()
+        rank.say(name=name, error=error)
+        pygraph.reset()
+        torch._dynamo.reset()
+    rank.end()
+
+
+main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -1,0 +1,88 @@
+"""What the processes check: each check is a function of a rank, which raises AssertionError for what is wrong.
+
+``same`` holds a compiled function against itself without a compiler; ``captured`` looks at what became of its regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import distributed
+
+from tests.distributed.processes import Rank
+
+WIDTH = 4
+CALLS = 8
+
+PASSES = "legality,placement,partitioning,indirection"
+"""Regions are captured though they are small."""
+
+CHECKS: dict[str, Callable[[Rank], None]] = {}
+"""By name."""
+
+
+def check(run: Callable[[Rank], None]) -> Callable[[Rank], None]:
+    """Decorator: adds it to CHECKS."""
+    CHECKS[run.__name__] = run
+    return run
+
+
+def group() -> Any:
+    return distributed.group.WORLD
+
+
+def sent() -> int:
+    """Collectives of the group so far, by the number that it gives to each."""
+    return int(group()._get_sequence_number_for_group())
+
+
+def tensor(rank: Rank, call: int, rows: int = 4) -> torch.Tensor:
+    """Whole numbers between 0 and 6, others on each rank and call."""
+    values = torch.arange(rows * WIDTH, dtype=torch.float32) * 3 + 5 * call + rank.number
+    return (values % 7).view(rows, WIDTH)
+
+
+def compiled(fn: Callable[..., Any], dynamic: bool = False, **options: Any) -> Callable[..., Any]:
+    given = {"passes": PASSES, "measure": False, **options}
+    return torch.compile(fn, backend="pygraph", options=given, dynamic=dynamic or None)
+
+
+def same(ours: Any, fn: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    """One call of ``ours`` does what ``fn`` does: results and arguments bit by bit, what it raises, and how many
+    collectives it sends."""
+    did = []
+    for each in (fn, ours):
+        given = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+        before, raised = sent(), None
+        try:
+            found = each(*given)
+        except ValueError as error:
+            found, raised = (), str(error)
+        found = [found] if isinstance(found, torch.Tensor) else list(found)
+        tensors = [t.clone() for t in [*found, *given] if isinstance(t, torch.Tensor)]
+        did.append((tensors, raised, sent() - before))
+    (expected, why, count), (found, ours_why, ours_count) = did
+    assert ours_why == why
+    assert ours_count == count, f"{ours_count} collectives instead of {count}"
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32)), f"{one} instead of {other}"
+
+
+def regions() -> list[Any]:
+    """The records of all regions so far."""
+    import pygraph
+
+    return [r.record for report in pygraph.reports() for r in report.regions if r.record is not None]
+
+
+def captured(count: int | None = None) -> None:
+    """There are regions, all replay, so often."""
+    found = regions()
+    assert found
+    for record in found:
+        assert record.state == "replay", (record.state, record.reason, record.refusals)
+        assert record.replays > 0
+        assert count is None or record.replays == count, record.replays

@@ -1,0 +1,234 @@
+"""Random programs with collectives in random regions: ranks capture, evict, fail, raise and close at random calls.
+
+Run as ``python -m tests.distributed.episodes RANK SIZE STORE COUNT SEED``. An episode is one program, which all ranks
+draw from the episode's seed, and some calls of it. When a rank captures, how many captures it keeps, which operators
+fail in its captures, the sizes of its own work: these each rank draws for itself. Values are small whole numbers, and
+each call is compared bit for bit with an eager one. Prints what differed, by seed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import random
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+
+from pygraph.runtime.host import HostDriver
+from pygraph.runtime.region import Region, RegionOptions, counts
+from tests.distributed.processes import Rank
+
+WIDTH = 4
+SECONDS = 60.0
+"""What an episode may take."""
+
+LOCAL = ("relu", "modulo", "subtract", "write", "noise", "product", "view", "suspect", "opaque")
+COLLECTIVES = ("all_reduce", "all_gather", "scatter", "exchange", "reduce_here")
+
+broken: set[str] = set()
+"""Operators that fail in this rank's captures: ``suspect`` while it is in here, ``opaque`` as an eager call, too."""
+raises = [False]
+"""Whether ``opaque`` raises."""
+
+_library = torch.library.Library("pygraph_episodes", "DEF")
+
+
+def _fake(name: str) -> Any:
+    def fake(x: torch.Tensor) -> torch.Tensor:
+        if name in broken:
+            raise RuntimeError("not while capturing")
+        return torch.empty_like(x)
+
+    return fake
+
+
+def _opaque(x: torch.Tensor) -> torch.Tensor:
+    if raises[0]:
+        raise ValueError("as asked")
+    return x % 3 + 1
+
+
+for _name, _run in (("suspect", lambda x: x % 5), ("opaque", _opaque)):
+    _library.define(f"{_name}(Tensor x) -> Tensor")
+    _library.impl(_name, _run, "CPU")
+    _library.impl(_name, _fake(_name), "Meta")
+
+
+@dataclass(frozen=True)
+class Line:
+    """An operator, the values that it takes, the process group that it is sent by, and how many lines later what it
+    fills is waited for."""
+
+    op: str
+    a: int
+    b: int
+    group: int
+    beside: int
+
+
+def draw(source: random.Random) -> tuple[Line, ...]:
+    """A program of some lines; all ranks draw the same."""
+    ops = [*source.choices((*LOCAL, *COLLECTIVES, *COLLECTIVES), k=source.randint(3, 8)), "all_reduce"]
+    source.shuffle(ops)
+    return tuple(
+        Line(op, source.randrange(12), source.randrange(12), source.randrange(2), source.randrange(4)) for op in ops
+    )
+
+
+class Program:
+    """What ``lines`` do with arguments (x, cache, sent, splits of what is sent …, splits of what is received …)."""
+
+    def __init__(self, lines: Sequence[Line], groups: Sequence[Any], rank: Rank) -> None:
+        self._lines, self._rank = lines, rank
+        self._groups = [group.group_name for group in groups]
+
+    def __call__(self, args: list[Any]) -> Sequence[torch.Tensor]:
+        x, cache, sent, *splits = args
+        args.clear()
+        values: list[torch.Tensor] = [x, cache]
+        waiting: list[tuple[int, torch.Tensor]] = []
+        for at, line in enumerate(self._lines):
+            waiting = self._wait(waiting, values, at)
+            a, b = values[line.a % len(values)], values[line.b % len(values)]
+            if line.op in COLLECTIVES:
+                waiting.append((at + line.beside, self._issue(line, a, sent, splits)))
+            else:
+                self._local(line.op, a, b, cache, values)
+        self._wait(waiting, values, len(self._lines) + 9)
+        return [values[-1], values[len(values) // 2] + 0, sum(value.sum(0) for value in values[-4:]) % 11]
+
+    def _wait(
+        self, waiting: list[tuple[int, torch.Tensor]], values: list[torch.Tensor], at: int
+    ) -> list[tuple[int, torch.Tensor]]:
+        for until, result in waiting:
+            if until <= at:
+                done = torch.ops._c10d_functional.wait_tensor(result)
+                values.append(values[0] + done.view(-1, WIDTH).sum(0) % 7)
+        return [each for each in waiting if each[0] > at]
+
+    def _issue(self, line: Line, a: torch.Tensor, sent: torch.Tensor, splits: list[int]) -> torch.Tensor:
+        ops, name, size = torch.ops._c10d_functional, self._groups[line.group], self._rank.size
+        row = a.sum(0) % 7  # of a size that ranks agree on
+        match line.op:
+            case "all_reduce":
+                return ops.all_reduce(row, "sum", name)
+            case "reduce_here":
+                return ops.all_reduce_(row, "max", name)
+            case "all_gather":
+                return ops.all_gather_into_tensor(row, size, name)
+            case "scatter":
+                return ops.reduce_scatter_tensor(row.repeat(size), "sum", size, name)
+        return ops.all_to_all_single(sent + row % 2, splits[size:], splits[:size], name)
+
+    def _local(
+        self, op: str, a: torch.Tensor, b: torch.Tensor, cache: torch.Tensor, values: list[torch.Tensor]
+    ) -> None:
+        match op:
+            case "relu":
+                values.append(torch.relu(a - 2) + 1)
+            case "modulo":
+                values.append(a % 5)
+            case "subtract":
+                values.append((a * 2 - b) % 7)
+            case "write":
+                cache.add_(a % 3)
+            case "noise":
+                values.append(a + torch.floor(torch.rand_like(a) * 3))
+            case "product":
+                values.append(torch.mm(a % 3, torch.ones(WIDTH, WIDTH)) % 7)
+            case "view":
+                values.append(a[:, :])
+            case name:
+                values.append(getattr(torch.ops.pygraph_episodes, name)(a))
+
+
+def arguments(rank: Rank, shared: random.Random, own: random.Random) -> list[Any]:
+    """Of one call: rows of each rank's own, and splits that all ranks know."""
+    size, rows = rank.size, own.choice((3, 3, 3, 5))
+    step = shared.choice((0, 0, 0, 1))
+    sent = [[1 + (a + b * step) % 2 for b in range(size)] for a in range(size)]
+    mine, theirs = sent[rank.number], [row[rank.number] for row in sent]
+
+    def whole(rows: int) -> torch.Tensor:
+        return torch.tensor([[float(own.randint(0, 6)) for _ in range(WIDTH)] for _ in range(rows)])
+
+    return [whole(rows), whole(rows), whole(sum(mine)), *mine, *theirs]
+
+
+def call(run: Any, args: list[Any], seed: int, groups: Sequence[Any]) -> tuple[Any, ...]:
+    """All that one call does."""
+    given = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    tensors = [arg for arg in given if isinstance(arg, torch.Tensor)]
+    torch.manual_seed(seed)
+    before, raised, outputs = [g._get_sequence_number_for_group() for g in groups], None, []
+    try:
+        outputs = run(given)
+    except ValueError as error:
+        raised = str(error)
+    sent = [group._get_sequence_number_for_group() - n for group, n in zip(groups, before, strict=True)]
+    drawn = torch.get_rng_state()[:64].tolist() if raised is None else None
+    return [t.tolist() for t in (*outputs, *tensors)], raised, sent, given, drawn
+
+
+def episode(seed: int, rank: Rank, groups: Sequence[Any], happened: Counter[str]) -> None:
+    shared, own = random.Random(seed), random.Random(seed * 64 + rank.number + 1)
+    lines = draw(shared)
+    last = max((at for at, line in enumerate(lines) if line.op in COLLECTIVES), default=-1)
+    first = next((at for at, line in enumerate(lines) if line.op == "opaque"), -1)
+    alone = first > last  # a rank that raises before a collective leaves the others waiting, uncaptured, too
+    program = Program(lines, groups, rank)
+    always = own.random() < 0.1
+    options = RegionOptions(own.randint(2, 4), own.choice((1, 1, 2, 64)), verify_always=always)
+    region = Region(lambda args: program(args), HostDriver(), name=f"episode{seed}", options=options)
+    broken.clear()
+    broken.update(name for name in ("suspect", "opaque") if own.random() < 0.1)
+    ours: Any = program if own.random() < 0.1 else region
+    closes = own.randint(2, 12) if own.random() < 0.15 else None
+    for number in range(shared.randint(6, 14)):
+        raises[0] = (own if alone else shared).random() < 0.15
+        if broken and own.random() < 0.2:
+            broken.clear()
+        if number == closes:
+            region.close()
+        args = arguments(rank, shared, own)
+        expected = call(program, args, seed + number, groups)
+        found = call(ours, args, seed + number, groups)
+        names = ("results", "what was raised", "collectives", "arguments that are held", "draws")
+        for what, one, other in zip(names, found, expected, strict=True):
+            assert one == other, f"call {number}: {what}: {one} instead of {other}; {options} {lines} {region.record}"
+        happened["raised"] += found[1] is not None
+    happened["evicting"] += options.max_captures < region.record.captures
+    happened["not captured"] += region.record.captures == 0
+    happened.update(f"refused {reason}" for reason in region.record.refusals)
+    region.close()
+
+
+def main(number: int, size: int, store: str, count: int, seed: int) -> None:
+    rank = Rank(number, size, store)
+    rank.begin("episodes", SECONDS)
+    groups = [distributed.group.WORLD, distributed.new_group(list(range(size)))]
+    happened: Counter[str] = Counter()
+    differed = 0
+    for current in range(seed, seed + count):
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        if current % 100 == 0:
+            rank.say(reached=current)
+        print(f"episode {current}", file=sys.stderr)
+        try:
+            with torch.no_grad():
+                episode(current, rank, groups, happened)
+        except AssertionError:
+            differed += 1
+            rank.say(seed=current, error=traceback.format_exc())
+    rank.say(episodes=count, first=seed, differed=differed, happened={**happened, **counts})
+    rank.end()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))

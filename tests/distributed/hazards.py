@@ -1,0 +1,243 @@
+"""Ranks that decide otherwise: when to capture, what to keep, what fails, which sizes.
+
+Values are small whole numbers: results are exact in any order of sums, and compared bit for bit with eager ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import distributed
+from torch.distributed import _functional_collectives as functional
+
+from tests.distributed.checks import CALLS, captured, check, compiled, group, regions, same, tensor
+from tests.distributed.processes import Rank
+
+failing: set[str] = set()
+"""Operators whose fake kernel raises outside of a compilation: they can be neither captured nor recorded."""
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("quantized::pygraph_hazard", mutates_args=())
+def hazard(x: torch.Tensor) -> torch.Tensor:
+    """Fine by its schema; in a namespace of torch's own, so that it is tried in a capture."""
+    return x * 2
+
+
+@hazard.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    from pygraph import compat
+
+    if "hazard" in failing and compat.TracingContext.try_get() is None:
+        raise RuntimeError("not while capturing")
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("pygraph_hazards::positive", mutates_args=())
+def positive(x: torch.Tensor) -> torch.Tensor:
+    """Raises ValueError for a negative number."""
+    if bool((x < 0).any()):
+        raise ValueError("negative")
+    return x + 1
+
+
+positive.register_fake(torch.empty_like)
+
+
+@torch.library.custom_op("pygraph_hazards::partly", mutates_args=())
+def partly(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """``x`` in its first ``rows``; the others are not initialised, and hold what memory held."""
+    y = torch.full_like(x, float("nan") if next(_numbers) % 2 else 1e30)
+    y[:rows] = x[:rows]
+    return y
+
+
+partly.register_fake(lambda x, rows: torch.empty_like(x))
+_numbers = iter(range(1 << 30))
+
+
+def layer(x: torch.Tensor) -> torch.Tensor:
+    """Two segments around a collective, or more."""
+    y = functional.all_reduce(torch.relu(x * 2 - 3) + 1, "sum", group())
+    y = functional.all_reduce(torch.relu(y - x) % 5, "sum", group())
+    return torch.relu(y - 2) * 2
+
+
+# -- ranks that decide otherwise ---------------------------------------------------------------------------------------
+
+
+@check
+def captures_at_different_calls(rank: Rank) -> None:
+    ours = compiled(layer, capture_after=2 + rank.number)
+    for call in range(CALLS):
+        same(ours, layer, [tensor(rank, call)])
+    captured(CALLS - 2 - rank.number)
+
+
+@check
+def one_rank_evicts(rank: Rank) -> None:
+    """Work of each rank's own size around a collective."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = functional.all_reduce((torch.relu(x * 2 - 3) + 1).sum(0), "sum", group())
+        return torch.relu(x + y) - 2
+
+    ours = compiled(fn, dynamic=True, max_captures=1 if rank.number == 0 else 64)
+    for call in range(3 * CALLS):
+        same(ours, fn, [tensor(rank, call, (2, 4, 4, 6)[call * (1 + rank.number) % 4])])
+    (record,) = regions()
+    assert record.captures > 3 if rank.number == 0 else record.captures <= 3, record.captures
+
+
+@check
+def one_rank_fails_to_capture(rank: Rank) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(functional.all_reduce(hazard(layer(x) % 3), "sum", group()) - 1)
+
+    ours = compiled(fn)
+    for call in range(CALLS):
+        if call == 1 and rank.number == 1:
+            failing.add("hazard")
+        same(ours, fn, [tensor(rank, call)])
+    states = [record.state for record in regions()]
+    assert ("uncaptured" in states) == (rank.number == 1), states
+    failing.clear()
+
+
+@check
+def one_rank_is_never_captured(rank: Rank) -> None:
+    ours = compiled(layer, disable=rank.number == 1)
+    for call in range(CALLS):
+        same(ours, layer, [tensor(rank, call)])
+    if rank.number != 1:
+        captured()
+
+
+@check
+def one_rank_compares_each_call(rank: Rank) -> None:
+    ours = compiled(layer, verify="always" if rank.number == 1 else "first")
+    for call in range(CALLS):
+        same(ours, layer, [tensor(rank, call)])
+    captured()
+
+
+@check
+def one_rank_raises_in_the_middle(rank: Rank) -> None:
+    """Between the issue of a collective and its wait."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x) + 1
+        under_way = functional.all_reduce(y, "sum", group())
+        z = positive(x * 2)
+        return torch.relu(under_way + z)
+
+    ours = compiled(fn)
+    for call in range(2 * CALLS):
+        x = tensor(rank, call)
+        same(ours, fn, [x - 10 if rank.number == 1 and call in (0, 1, 3, 6, 7) else x])
+    captured()
+
+
+@check
+def sizes_are_each_ranks_own(rank: Rank) -> None:
+    """Ragged splits: what a rank sends and receives differs by rank and call."""
+
+    def fn(x: torch.Tensor, received: list[int], given: list[int]) -> torch.Tensor:
+        y = functional.all_to_all_single(torch.relu(x * 2 - 3), received, given, group())
+        return torch.relu(y - 1) * 2
+
+    ours = compiled(fn, dynamic=True)
+    for call in range(2 * CALLS):
+        counts = [[2 + (a * b + a + call // 4) % 3 for b in range(rank.size)] for a in range(rank.size)]
+        given, received = counts[rank.number], [row[rank.number] for row in counts]
+        same(ours, fn, [tensor(rank, call, sum(given)), received, given])
+
+
+@check
+def memory_is_not_initialised(rank: Rank) -> None:
+    """Rows that hold anything, NaN among it, are exchanged; what is returned of them is defined."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(x.shape[0]).unsqueeze(1) < 2
+        y = functional.all_reduce(partly(torch.relu(x) + 1, 2), "sum", group())
+        return torch.where(rows, torch.relu(y - 1), 0.0)
+
+    ours = compiled(fn)
+    for call in range(CALLS):
+        same(ours, fn, [tensor(rank, call)])
+    captured()
+
+
+@check
+def one_rank_returns_what_is_not_initialised(rank: Rank) -> None:
+    """A rank may refuse its region for that; the others go on with theirs."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = functional.all_reduce(torch.relu(x) + 1, "sum", group())
+        return torch.relu(y - 1), torch.cat([torch.empty(64, 64), y.new_zeros(1, 64)]) + 0
+
+    ours = compiled(lambda x: fn(x))
+    for call in range(CALLS):
+        hole = torch.full((64, 64), float("nan") if rank.number == 0 else float(call))
+        del hole
+        x = tensor(rank, call)
+        assert torch.equal(ours(x)[0], fn(x)[0])
+
+
+# -- what runs beside and in which order -------------------------------------------------------------------------------
+
+
+@check
+def work_between_issue_and_wait(rank: Rank) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        one = torch.ops._c10d_functional.all_reduce(torch.relu(x) + 1, "sum", group().group_name)
+        two = torch.ops._c10d_functional.all_gather_into_tensor(x * 2, rank.size, group().group_name)
+        y = torch.relu(x - 3) * 2  # beside both
+        y = y + torch.ops._c10d_functional.wait_tensor(two).view(rank.size, *x.shape).sum(0)
+        return torch.relu(y - torch.ops._c10d_functional.wait_tensor(one))
+
+    ours = compiled(fn)
+    for call in range(CALLS):
+        same(ours, fn, [tensor(rank, call)])
+    captured()
+
+
+@check
+def groups_take_turns(rank: Rank) -> None:
+    """Collectives of several groups, waited for in another order than they were issued in."""
+    ranks = list(range(rank.size))
+    other, half = distributed.new_group(ranks), None
+    for first in range(0, rank.size, 2):
+        made = distributed.new_group(ranks[first : first + 2])
+        half = made if rank.number in ranks[first : first + 2] else half
+    assert half is not None
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        a = functional.all_reduce(torch.relu(x) + 1, "sum", group())
+        b = functional.all_reduce(x * 3, "sum", other)
+        c = functional.all_reduce(x - 1, "max", half)
+        y = torch.relu(c) + b
+        d = functional.all_reduce(y % 4, "sum", group())
+        return torch.relu(a - d) + functional.all_reduce(torch.relu(a) % 5, "sum", half)
+
+    ours = compiled(fn, capture_after=2 + rank.number % 2)
+    for call in range(CALLS):
+        same(ours, fn, [tensor(rank, call)])
+    captured()
+
+
+@check
+def arguments_are_written(rank: Rank) -> None:
+    """A cache is written in place on both sides of a collective."""
+
+    def fn(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache[1:3] += torch.relu(x[:2]) + 1
+        y = functional.all_reduce(cache % 5, "sum", group())
+        cache.copy_(torch.relu(y - cache))
+        return y * 2
+
+    ours = compiled(fn, capture_after=2 + rank.number)
+    for call in range(CALLS):
+        same(ours, fn, [tensor(rank, call + 1), tensor(rank, call)])
+    captured()

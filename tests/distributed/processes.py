@@ -1,0 +1,101 @@
+"""Several processes that belong together, each under a watchdog: one that is stuck prints all its stacks and ends.
+
+The parent starts them with ``launch``; a child opens its end with ``Rank``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pygraph.runtime.host import HostDriver
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYGRAPH_MEASURE": "0", "PYTHONUNBUFFERED": "1"}
+
+
+def launch(module: str, size: int, arguments: Sequence[str] = (), *, seconds: float) -> list[list[dict[str, Any]]]:
+    """The JSON lines that each of ``size`` processes ``python -m MODULE RANK SIZE STORE ARGUMENTS`` printed, by rank.
+    All are killed after ``seconds``. Raises AssertionError with what they wrote to stderr if one failed."""
+    HostDriver()  # built here, if it has to be: the ranks' time is for what they do
+    with tempfile.TemporaryDirectory() as folder:
+        files = [open(Path(folder, f"{kind}{rank}"), "w+") for rank in range(size) for kind in ("out", "err")]  # noqa: SIM115 - closed below
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", module, str(rank), str(size), str(Path(folder, "store")), *arguments],
+                cwd=Path(__file__).parents[2],
+                env={**os.environ, **ENVIRONMENT},
+                stdout=files[2 * rank],
+                stderr=files[2 * rank + 1],
+            )
+            for rank in range(size)
+        ]
+        end = time.monotonic() + seconds
+        try:
+            while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:
+                if any(rank.poll() for rank in ranks):  # the others wait for it: their watchdogs say where
+                    end = min(end, time.monotonic() + 10)
+                time.sleep(0.05)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        texts = []
+        for file in files:
+            file.seek(0)
+            texts.append(file.read())
+            file.close()
+    said = [[json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in texts[::2]]
+    failed = [number for number, rank in enumerate(ranks) if rank.returncode]
+    told = "\n".join(f"rank {n}: status {ranks[n].returncode}\n{texts[2 * n + 1][-6000:]}" for n in failed)
+    assert not failed, told
+    return said
+
+
+class Rank:
+    """This process among ``size``. Each ``begin`` makes process groups of its own, so that what failed before it leaves
+    nothing behind."""
+
+    def __init__(self, number: int, size: int, store: str, device: str = "cpu") -> None:
+        from torch import distributed
+
+        self.number, self.size, self.device = number, size, device
+        self._store = distributed.FileStore(store, size)
+        self._begun = 0
+
+    def begin(self, name: str, seconds: float) -> None:
+        """Start something that ends within ``seconds``, or this process does, with its stacks on stderr."""
+        from torch import distributed
+
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        self.end()
+        self._begun += 1
+        store = distributed.PrefixStore(f"{self._begun}", self._store)
+        store.set(f"{name}{self.number}", "")
+        store.wait([f"{name}{other}" for other in range(self.size)], timedelta(seconds=seconds))
+        distributed.init_process_group(
+            "gloo" if self.device == "cpu" else "nccl",
+            store=store,
+            rank=self.number,
+            world_size=self.size,
+            timeout=timedelta(seconds=seconds / 2),
+        )
+
+    def end(self) -> None:
+        """Give up the process groups."""
+        from torch import distributed
+
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def say(self, **facts: Any) -> None:
+        """Tell the parent."""
+        print(json.dumps(facts), flush=True)
