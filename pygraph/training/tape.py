@@ -200,6 +200,11 @@ class Tape(TorchDispatchMode):
         """Whether no operator has made the memory of ``tensor``, nor was it there before the step."""
         return memory_of(tensor)[0] not in self._storages
 
+    def _is_idle(self, tensor: torch.Tensor) -> bool:
+        """Whether a new tensor is an empty one of the CPU, in a step that computes elsewhere. No replay makes it."""
+        elsewhere = not any(each.is_cpu for each in self._outside)
+        return elsewhere and tensor.is_cpu and not tensor.numel() and self._is_new(tensor)
+
     def _constant(self, tensor: torch.Tensor) -> str:
         """The name of a tensor that Python code fills with numbers, as ``torch.tensor`` does: one for its contents."""
         if tensor.nbytes > _CONSTANT:
@@ -214,8 +219,8 @@ class Tape(TorchDispatchMode):
 
     def _record(self, func: Any, call: str, result: Any) -> None:
         before = self._made
-        if isinstance(result, torch.Tensor) and result.is_cpu and not result.numel() and self._is_new(result):
-            call = self._constant(result)  # it holds no numbers: no replay on another device need make it
+        if isinstance(result, torch.Tensor) and self._is_idle(result):
+            call = self._constant(result)
         target = self._target(result)
         if func._schema.is_mutable or self._made > before:
             self.lines.append((target if self._made > before else "", call, user_line() or ""))
