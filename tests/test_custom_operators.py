@@ -95,3 +95,24 @@ def test_a_region_that_calls_one_stays_uncaptured() -> None:
     found = [float(region([torch.zeros(1)])[0]) for _ in range(CALLS)]
     assert found == [float(call + 1) for call in range(CALLS)]
     assert str(region.record.reason).startswith("only-eager")
+
+
+def test_a_region_neither_begins_nor_ends_with_a_call() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x = counter(x)
+        x = torch.relu(counter(torch.relu(x) * 2) - 1)
+        return counter(x + 1)
+
+    ours = torch.compile(fn, backend="pygraph", options=EVERYTHING)
+    found: list[list[float]] = []
+    for run in (fn, ours):
+        _runs.clear()
+        found.append([float(run(torch.full((4,), float(i)))[0]) for i in range(CALLS)])
+    assert found[0] == found[1]
+    (report,) = pygraph.reports()
+    (region,) = report.regions
+    assert region.record is not None
+    assert report.emitted is not None
+    assert report.emitted.outside == ("pygraph_custom.counter.default",) * 2
+    assert (region.record.segments, [call.count for call in region.record.eager]) == (2, [1])
+    assert [left.reason for left in report.uncaptured()] == ["opaque-operator"] * 3

@@ -31,6 +31,35 @@ def perceptron(compile: Compile, device: str, *, layers: int, width: int, batch:
     return step
 
 
+@torch.library.custom_op("pygraph_benchmarks::rescaled", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def rescaled(x: torch.Tensor) -> torch.Tensor:
+    """A user's operator that its author does not let be captured."""
+    return x * 1.01
+
+
+rescaled.register_fake(torch.empty_like)
+
+
+def with_operators(compile: Compile, device: str, *, layers: int, width: int, batch: int) -> Step:
+    torch.manual_seed(0)
+    linears = nn.ModuleList(nn.Linear(width, width) for _ in range(2 * layers + 2)).to(device).eval()
+
+    def model(x: torch.Tensor) -> Any:
+        first, last, *middle = linears
+        x = first(x)
+        for one, other in zip(middle[::2], middle[1::2], strict=True):
+            x = torch.relu(other(torch.relu(one(rescaled(x)))))
+        return last(x)
+
+    run, x = compile(model), torch.randn(batch, width, device=device)
+
+    def step() -> Any:
+        with torch.no_grad():
+            return run(x)
+
+    return step
+
+
 class Recurrence(nn.Module):
     """An LSTM cell over a sequence [length, batch, width], one call for each element; returns the last state."""
 
@@ -156,6 +185,17 @@ WORKLOADS: tuple[Workload, ...] = (
         tolerance=1e-4,
         why_tolerance=FLOAT,
         whole_step=True,
+    ),
+    Workload(
+        "uncapturable-operators",
+        "inference",
+        "perceptrons",
+        "Ten operators that must not be captured between twenty-two linear layers of width 256 at batch 8.",
+        partial(with_operators, layers=10, width=256, batch=8),
+        partial(with_operators, layers=2, width=16, batch=4),
+        calls=100,
+        tolerance=1e-4,
+        why_tolerance=FLOAT,
     ),
     Workload(
         "lstm-loop",

@@ -137,6 +137,10 @@ class Answers:
         if answering:
             self._answers, self.answered = [], self.given
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._answers, self.given, self.answered = [], [], []
+
     def awaits(self, number: int, name: str) -> bool:
         """Whether the next call is of this operator."""
         return number < len(self._calls) and self._calls[number][1].name == name
@@ -148,8 +152,10 @@ class Answers:
         launch, call = self._calls[number]
         wait = call.name.startswith(_WAIT)  # until then, what it waits for may be anything
         with self._scratch():
-            contents = [b"" if wait else digest(tensor) for tensor in tensors]
-            values = [_copied(tensor) if self._loosely and not wait else None for tensor in tensors]
+            known = [not wait and operand.like is None for operand in call.operands]
+            pairs = list(zip(tensors, known, strict=True))
+            contents = [digest(tensor) if looked else b"" for tensor, looked in pairs]
+            values = [_copied(tensor) if looked and self._loosely else None for tensor, looked in pairs]
         for word, (content, value) in enumerate(zip(contents, values, strict=True)):
             owner = self._keys.get((launch.index, word), _NOBODYS)
             self.given.append(Given(f"operand {word} of {call.name}", owner, content, value))
@@ -164,7 +170,8 @@ class Answers:
             wrote = {
                 word: _copied(tensor)
                 for word, tensor in enumerate(tensors)
-                if everything or launch.may_write(word, self._keys.get((launch.index, word), _NOBODYS))
+                if call.operands[word].like is None
+                and (everything or launch.may_write(word, self._keys.get((launch.index, word), _NOBODYS)))
             }
             pairs = zip(call.results, results, strict=False)
             kept = [

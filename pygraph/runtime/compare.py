@@ -174,7 +174,10 @@ def verify(
         note(Refusal("unverified", trial.over_budget))
         return None
     with driver.scratch_pool(args) as scratch:
-        return _verify(trial, name, scratch, note)
+        try:
+            return _verify(trial, name, scratch, note)
+        finally:
+            trial.answers.clear()
 
 
 def _verify(trial: _Trial, name: str, scratch: ScratchPool, note: Callable[[Refusal], None]) -> Sequence[Any] | None:
@@ -460,6 +463,7 @@ class _Trial:
         """``refusal`` with the launch that differs, if it refuses a replay as wrong. Nothing is run any more."""
         self.pristine.clear()
         self.first_copies.clear()
+        self.answers.clear()
         found = self.diagnosed() if refusal is not None and refusal.reason in _WRONG else None
         return refusal if refusal is None or found is None else found.added_to(refusal)
 

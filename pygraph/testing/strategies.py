@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pygraph.ir import (
     CAPTURABLE,
+    EAGER,
     FREE,
     PURE,
     REASON,
@@ -67,9 +68,8 @@ KINDS = (
 def operator_graphs(draw: st.DrawFn, max_nodes: int = 10, judged: bool = False, kinds: Sequence[Kind] = KINDS) -> Graph:
     """Graphs of up to ``max_nodes`` operators of ``kinds`` on tensors of one type and device.
 
-    With ``judged`` the graph is at the stage ``judged``: each node is marked capturable or not (with a reason), at
-    random. Otherwise it is at the stage ``lifted``.
-    """
+    With ``judged`` the graph is at the stage ``judged``: each node is marked capturable or not (with a reason), and
+    then perhaps as one that a region may call, at random. Otherwise it is at the stage ``lifted``."""
     graph = Graph(stage=Stage.JUDGED if judged else Stage.LIFTED)
     device = draw(st.sampled_from([Device("cpu"), Device("cuda", 0)]))
     tensor = TensorType(DType.F32, (symbol("s0"), 4), device)
@@ -81,10 +81,12 @@ def operator_graphs(draw: st.DrawFn, max_nodes: int = 10, judged: bool = False, 
         cost = FREE if kind.effects.reads == () else Cost(symbol("s0") * 4, tensor.nbytes, tensor.nbytes, 1, 0)
         node = graph.add(kind.op, operands, [result] * kind.results, effects=kind.effects, cost=cost)
         if judged:
-            capturable = draw(st.booleans())
-            node.meta.set(CAPTURABLE, capturable)
-            if not capturable:
+            verdict = draw(st.sampled_from(["captured", "captured", "called", "outside"]))
+            node.meta.set(CAPTURABLE, verdict == "captured")
+            if verdict != "captured":
                 node.meta.set(REASON, "chosen")
+            if verdict == "called":
+                node.meta.set(EAGER, True)
         tensors += [out for out in node.outputs if isinstance(out.type, TensorType)]
     for first, then in draw(st.lists(st.tuples(*[st.integers(0, max_nodes)] * 2), max_size=1)):
         if first < then < len(graph.nodes):

@@ -6,6 +6,7 @@ from random import Random
 
 from pygraph.ir import (
     CAPTURABLE,
+    EAGER,
     FREE,
     REASON,
     REGION,
@@ -36,6 +37,7 @@ _COSTS = {
     "write": Cost(256, 1024, 1024, 1, 0),
     "size": FREE,
     "host": Cost(0, 4, 0, 0, 5),
+    "call": UNKNOWN,
 }
 _EFFECTS = {
     "view": Effects(aliases=((0, 0),)),
@@ -47,9 +49,9 @@ _EFFECTS = {
 def build(*rows: str, returns: str = "", stage: Stage = Stage.PLACED) -> Graph:
     """A graph of ``rows``, each ``name: kind operand …``; operands that no row makes are inputs.
 
-    Kinds: launch, heavy (much work), many (40 launches), unknown (cost), view, write (in place), size (a number) and
-    host (not capturable). An input called ``w…`` is static, one called ``s…`` a number.
-    """
+    Kinds: launch, heavy (much work), many (40 launches), unknown (cost), view, write (in place), size (a number), host
+    (not capturable) and call (not capturable, but a region may call it). An input called ``w…`` is static, one called
+    ``s…`` a number."""
     graph = Graph(stage=stage)
     values: dict[str, Value] = {}
     parsed = [(row.partition(":")[0], row.partition(":")[2].split()) for row in rows]
@@ -67,9 +69,11 @@ def _add(graph: Graph, name: str, kind: str, operands: list[Value]) -> KernelNod
     type = ScalarType("int") if kind == "size" else TENSOR
     effects = _EFFECTS.get(kind, Effects())
     node = graph.add(f"test.{kind}", operands, [type], name=name, cost=_COSTS[kind], effects=effects)
-    node.meta.set(CAPTURABLE, kind != "host")
-    if kind == "host":
-        node.meta.set(REASON, "host-read")
+    node.meta.set(CAPTURABLE, kind not in ("host", "call"))
+    if kind in ("host", "call"):
+        node.meta.set(REASON, "host-read" if kind == "host" else "collective")
+    if kind == "call":
+        node.meta.set(EAGER, True)
     return node
 
 

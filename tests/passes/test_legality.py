@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.ir import CAPTURABLE, DETAIL, REASON, Device, Graph, parse
+from pygraph.ir import CAPTURABLE, DETAIL, EAGER, REASON, Device, Graph, parse
 from pygraph.passes import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.legality.reasons import REASONS
@@ -240,3 +240,36 @@ def test_the_captured_device_is_the_one_that_most_nodes_compute_on() -> None:
         "%c1 = aten.relu.default(%b) : f32[4, 4]@cuda:1",
     )
     assert legal(graph) == ["multi-device", None, None]
+
+
+CALLED = """
+cudagraph-unsafe-tag: %r = mylib.op.default(%x) : $T {tags = "cudagraph_unsafe"}
+forbidden: %r = mylib.forbidden.default(%x) : $T
+forbidden: %r = hop.auto_functionalized(#mylib.forbidden.default, x = %x) : $T
+unsafe-operator: %r:2 = aten.mode.default(%x) : (f32[4]@cuda:0, i64[4]@cuda:0)
+collective: %r = _c10d_functional.all_reduce.default(%x, "sum", "0") : $T !collective("0")
+collective: %r = _c10d_functional.wait_tensor.default(%x) : $T !collective("0")
+"""
+
+CUT = """
+cudagraph-unsafe-tag: %r = mylib.op.default(%x) : f32[u1]@cuda:0 !dynamic {tags = "cudagraph_unsafe"}
+cudagraph-unsafe-tag: %r = mylib.op.default(%x) : int {tags = "cudagraph_unsafe"}
+forbidden: %r = aten.forbidden.default(%x) : $T
+collective: %r = c10d.allreduce_.default(%x) : $T !collective("0")
+collective: %r = symm_mem.one_shot_all_reduce.default(%x) : $T !collective("0")
+unsafe-operator: %r = fbgemm.dense_to_jagged.default(%x, [%i], 4) : f32[4]@cuda:0
+host-read: %r = mylib.waits.default(%x) : f32[4]@cuda:0 !sync {tags = "cudagraph_unsafe"}
+barrier: ^e = mylib.log.default(%x) !barrier
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "eager"),
+    [*((row, True) for row in CALLED.strip().splitlines()), *((row, None) for row in CUT.strip().splitlines())],
+)
+def test_a_region_may_call_what_takes_tensors_and_returns_tensors_of_known_sizes(row: str, eager: bool | None) -> None:
+    reason, _, line = row.partition(": ")
+    graph = graph_of(line.replace("$T", GPU))
+    found = legal(graph, "mylib.forbidden", "aten.forbidden")[-1]
+    assert graph.nodes[-1].meta.get(EAGER) == eager
+    assert found == reason or not eager

@@ -31,6 +31,13 @@ CTX = PassContext()
             "a c | b d",
             "a c u v b d",
         ),
+        # a region calls what lies between its launches, and neither begins nor ends so, whatever depends on what
+        (("a: launch x", "c: call a", "b: launch c"), "a c b", "a c b"),
+        (("c: call x", "a: launch c", "b: launch a", "d: call b"), "a b", "c a b d"),
+        (("c: call x", "v: view c", "a: launch y", "b: launch v"), "v a b", "c v a b"),
+        (("a: launch x", "c: call y", "b: launch x", "d: call a", "e: launch x"), "a c b d e", "a c b d e"),
+        (("c: call x", "d: call c"), "", "c d"),
+        (("a: launch x", "c: call a", "u: host c", "d: call u", "b: launch d"), "a | b", "a c u d b"),
         # unknown launches count as launches
         (("a: unknown x",), "a", "a"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pygraph.ir import DETAIL, H200, REASON, SELECTED, Graph, Parameter
 from pygraph.passes import PassContext, PassManager
 from pygraph.passes.selection import Selection
@@ -58,3 +60,14 @@ def test_an_unknown_cost_of_a_parameter_is_left_to_measurement() -> None:
     graph.regions[0].parameters[graph.value("x")] = Parameter("patched", "another pass said so", None)
     Selection().run(graph, CTX)
     assert graph.regions[0].meta.get(DETAIL) == "the cost of patching is unknown: to be measured"
+
+
+def test_each_segment_costs_a_replay_and_calls_cost_the_same_in_any_case() -> None:
+    replayed: list[float] = []
+    for rows in (("a: many x", "b: many a"), ("a: many x", "c: call a", "b: many c")):
+        graph = build(*rows, returns="b")
+        assert select(graph) == [(True, "gain")]
+        detail = graph.regions[0].meta.get(DETAIL) or ""
+        assert f"launches before fusion: 80, uncaptured {80 * H200.launch_us:.2f} µs" in detail
+        replayed.append(float(detail.split()[-2]))
+    assert replayed[1] - replayed[0] == pytest.approx(H200.replay_us)

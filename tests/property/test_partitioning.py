@@ -12,7 +12,7 @@ import networkx as nx
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from pygraph.ir import CAPTURABLE, REASON, REGION, Graph, KernelNode, Stage, dependences
+from pygraph.ir import CAPTURABLE, EAGER, REASON, REGION, Graph, KernelNode, Stage, dependences
 from pygraph.ir.annotations import unit_of
 from pygraph.passes import PassContext, PassManager
 from pygraph.passes.analysis import dependence_lists
@@ -44,7 +44,7 @@ def partition(graph: Graph, limit: int | None = None) -> Graph:
 
 def kind_of(node: KernelNode) -> Kind:
     if not node.meta.get(CAPTURABLE):
-        return Kind.OUTSIDE
+        return Kind.EAGER if node.meta.get(EAGER) else Kind.OUTSIDE
     return Kind.FREE if node.cost.launches == 0 else Kind.LAUNCHES
 
 
@@ -63,7 +63,13 @@ def test_regions_hold_all_that_launches_are_adjacent_and_have_an_acyclic_quotien
     assert runs == list(range(len(done.regions)))
     launching = {node.meta.get(REGION) for node in done.nodes if kind_of(node) is Kind.LAUNCHES}
     assert launching >= set(runs)
-    assert all((REGION in node.meta) is (REASON not in node.meta) for node in done.nodes)
+    called = [node for node in done.nodes if kind_of(node) is Kind.EAGER]
+    assert all((REGION in node.meta) is (REASON not in node.meta) for node in done.nodes if node not in called)
+    for index in done.regions:
+        kinds = [
+            kind_of(node) for node in done.nodes if node.meta.get(REGION) == index and kind_of(node) is not Kind.FREE
+        ]
+        assert Kind.EAGER not in (kinds[0], kinds[-1])
     if limit is None:
         assert all(REGION in node.meta for node in done.nodes if kind_of(node) is Kind.LAUNCHES)
     else:
@@ -84,7 +90,7 @@ def acyclic(units: Sequence[int], before: Lists) -> bool:
 
 
 def partitions(kinds: Sequence[Kind], most: int) -> Iterator[list[int]]:
-    """Every choice of at most ``most`` regions (0, 1, …) for LAUNCHES and FREE nodes; others get negative numbers."""
+    """Every choice of at most ``most`` regions (0, 1, …) for all but OUTSIDE nodes; others get negative numbers."""
 
     def extend(chosen: list[int], used: int) -> Iterator[list[int]]:
         v = len(chosen)

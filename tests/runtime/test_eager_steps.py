@@ -8,10 +8,13 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed._functional_collectives
+from torch import distributed
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pygraph.errors import ReplayError
@@ -503,3 +506,45 @@ def test_a_program_that_does_not_repeat_itself_is_compared_within_a_tolerance() 
 
     region = check(fn, lambda call: [randn(9, 4), torch.arange(9) % 4])
     assert region.record.replays == CALLS - 2
+
+
+# -- collectives -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[str]:
+    """The name of a group of this process alone."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        yield str(distributed.group.WORLD.group_name)  # type: ignore[union-attr]
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_what_is_under_way_at_either_end_of_a_region_is_not_compared(group: str) -> None:
+    """A region returns what a collective still fills, and another one waits for it."""
+    functional = torch.ops._c10d_functional
+
+    def issue(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        return [functional.all_reduce(torch.relu(x), "sum", group), torch.mm(x, x)]
+
+    def wait(args: list[Any]) -> Sequence[Any]:
+        flying, x = args
+        args.clear()
+        other = torch.mm(x, x)
+        return [torch.relu(functional.wait_tensor(flying)) + other]
+
+    regions = [region_of(fn) for fn in (issue, wait)]
+    for _ in range(CALLS):
+        x = randn(4, 4)
+        flying, product = regions[0]([x])
+        (out,) = regions[1]([flying, x])
+        assert torch.equal(product, torch.mm(x, x))
+        assert torch.equal(out, torch.relu(x) + torch.mm(x, x))
+    assert [region.record.replays for region in regions] == [CALLS - 2] * 2
+    assert [call.operator for region in regions for call in region.record.eager] == [
+        "_c10d_functional.all_reduce.default",
+        "_c10d_functional.wait_tensor.default",
+    ]

@@ -192,3 +192,114 @@ with cuda.RandomTurn(0, 0) as mine:
 print(*call(drawing, 4))
 """
     assert run(library, TWO_SEGMENTS + code) == ["True False", "1 None 7 3", "7 4"]
+
+
+# -- eager calls -------------------------------------------------------------------------------------------------------
+
+CALLING = """
+library = torch.library.Library("simulated", "DEF")
+runs, answers = [], []
+
+
+def twice(x):
+    runs.append(cuda.read(x)[0])
+    if cuda.read(x)[0] == 99:
+        raise ValueError("ninety-nine")
+    y = cuda.tensor(8, False)
+    cuda.write(y, 2 * cuda.read(x)[0])
+    return y
+
+
+def overwrite(x):
+    cuda.write(x, cuda.read(x)[0] + 1)
+
+
+for schema, kernel in (("twice(Tensor x) -> Tensor", twice), ("overwrite(Tensor(a!) x) -> ()", overwrite)):
+    library.define(schema)
+    library.impl(schema.partition("(")[0], kernel, "CUDA")
+
+
+def calling():
+    '''Copies the argument to an intermediate, calls an operator with that, copies its result to another one, has it
+    overwritten, and copies it to the output.'''
+    captured = [cuda.tensor(8, False) for _ in range(5)]
+    places = [each.data_ptr() for each in captured]
+    first, later, last = cuda.Graph(True), cuda.graph(), cuda.graph()
+    copies = [cuda.add_copy(graph, places[to], places[to - 1], 8)
+              for graph, to in ((first.raw(), 1), (later, 3), (last, 4))]
+    made = cuda.CudaRegion(first, 0, False)
+    argument = made.add_tensor_argument(captured[0], False, -1, 8, 1, 0)
+    given, returned, changed, output = (made.add_owned() for _ in range(4))
+    made.add_segment(0, 0)
+    calls = [cuda.OperatorCall(f"simulated::{name}", "", (torch.empty(1),), {}) for name in ("twice", "overwrite")]
+    operands = [cuda.EagerOperand(cuda.OperandKind.OWNED, owned, 0, [8], [1], torch.uint8, None) for owned in (0, 2)]
+    made.add_call(calls[0], [0], [operands[0]], [cuda.EagerResult(True, 1, 0, 8, [8], [1], torch.uint8)], 1, 0)
+    made.add_segment(later, cuda.instance(later))
+    made.add_call(calls[1], [0], [operands[1]], [], 1, 0)
+    made.add_segment(last, cuda.instance(last))
+    for step, owned in ((0, 0), (2, 2), (4, 3)):
+        made.add_taken(step, owned, 8)
+    for step, owned in ((1, 0), (2, 1), (4, 2)):
+        made.add_released(step, owned)
+    made.add_dead(0, 0)
+    for segment, (copy, to, source) in enumerate(zip(copies, (given, changed, output), (argument, returned, changed))):
+        number = made.add_copy(copy, segment)
+        made.add_patch(number, 0, to, 0)
+        made.add_patch(number, 1, source, 0)
+    made.add_output(cuda.OutputKind.FRESH, 3, 0, [8], [1], torch.uint8, None)
+    return made
+
+
+def filled(value):
+    tensor = cuda.tensor(8, False)
+    cuda.write(tensor, value)
+    return tensor
+
+
+class Watcher:
+    def __init__(self, *results):
+        self.results, self.told = list(results), []
+
+    def before(self, tensors):
+        self.told.append([cuda.read(tensor)[0] for tensor in tensors])
+        return self.results.pop(0) if self.results else None
+
+    def after(self, results):
+        self.told.append([cuda.read(result)[0] for result in results])
+
+
+made = calling()
+"""
+
+
+def test_an_operator_is_called_between_segments_with_memory_that_is_let_go_of(library: Path) -> None:
+    code = """
+before = cuda.alive()
+for value in (3, 4, 5):
+    (output,) = made.replay([filled(value)])
+    print(cuda.read(output)[0], runs, cuda.alive() - before)
+    del output
+"""
+    assert run(library, CALLING + code) == ["7 [3] 1", "9 [3, 4] 1", "11 [3, 4, 5] 1"]
+
+
+def test_an_operator_that_raises_ends_the_call_and_not_the_region(library: Path) -> None:
+    code = """
+before = cuda.alive()
+for value in (3, 99, 4):
+    try:
+        said = cuda.read(made.replay([filled(value)])[0])[0]
+    except ValueError as error:
+        said = str(error)
+    print(said, cuda.alive() - before)
+"""
+    assert run(library, CALLING + code) == ["7 0", "ninety-nine 0", "9 0"]
+
+
+def test_a_watcher_is_told_of_calls_and_may_answer_them(library: Path) -> None:
+    code = """
+for watcher in (Watcher(), Watcher([filled(20)], [])):
+    (output,) = made.replay_watched([filled(3)], watcher)
+    print(cuda.read(output)[0], watcher.told, runs)
+"""
+    assert run(library, CALLING + code) == ["7 [[3], [6], [6], []] [3]", "20 [[3], [20]] [3]"]
