@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pygraph.compat import OpOverload, TorchDispatchMode
+from pygraph.errors import CaptureError
 from pygraph.runtime.calls import OperatorCall, leaves
 from pygraph.runtime.contract import Program, ScratchPool, Slot, Watcher
 from pygraph.runtime.eager import at_places
@@ -112,6 +113,8 @@ class Answers:
         self._scratch: ScratchPool = contextlib.nullcontext
         self.given: list[Given] = []
         self.answered: list[Given] = []
+        self.failure: Exception | None = None
+        """Why what operators did in the answering run could not be kept: nothing can be compared with that run."""
 
     @contextlib.contextmanager
     def answering(self, scratch: ScratchPool) -> Iterator[None]:
@@ -147,6 +150,15 @@ class Answers:
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[bool]:
+        """Whether there still is a reason to keep what the answering run does. What is raised is the ``failure``: the
+        run goes on."""
+        try:
+            yield self.failure is None
+        except Exception as error:  # noqa: BLE001 - memory may be short, and operators return anything
+            self.failure = error
+
     def begin(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
         """A call is about to be made with ``tensors``: what they hold."""
         launch, call = self._calls[number]
@@ -163,8 +175,11 @@ class Answers:
     def keep(
         self, number: int, tensors: Sequence[torch.Tensor], results: Sequence[Any], before: torch.Tensor | None
     ) -> None:
-        """A call was made: what it did. ``before`` is the random state before it."""
+        """A call was made: what it did. ``before`` is the random state before it. Raises CaptureError if it returned
+        something else than was captured."""
         launch, call = self._calls[number]
+        if not _as_told(call, tensors, results):
+            raise CaptureError("comparison-failed", f"{call.name} returns something else than its fake kernel tells")
         everything = call.name.partition(".")[0] in FUNCTIONAL_COLLECTIVES  # a wait fills what it is given
         with self._scratch():
             wrote = {
@@ -173,7 +188,7 @@ class Answers:
                 if call.operands[word].like is None
                 and (everything or launch.may_write(word, self._keys.get((launch.index, word), _NOBODYS)))
             }
-            pairs = zip(call.results, results, strict=False)
+            pairs = zip(call.results, results, strict=True)
             kept = [
                 None if told.operand >= 0 else _view_of(result, tensors) or _copied(result) for told, result in pairs
             ]
@@ -212,6 +227,22 @@ class Answers:
 _NOBODYS = (AllocationKind.CONSTANT, -1)
 
 
+def _as_told(call: EagerCall, tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> bool:
+    """Whether ``results`` are plain tensors of the sizes and types that were captured, each in the memory of the
+    operand that it was to be in."""
+    if len(results) != len(call.results):
+        return False
+    for told, result in zip(call.results, results, strict=True):
+        if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or result._is_zerotensor():
+            return False
+        if (tuple(result.size()), result.dtype) != (told.layout.size, told.layout.dtype):
+            return False
+        inside = told.operand >= 0 and result.numel()
+        if inside and result.data_ptr() != tensors[told.operand].data_ptr() + told.offset:
+            return False
+    return True
+
+
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same sizes and strides."""
     memory = span(tensor).clone()
@@ -229,7 +260,9 @@ class _Watcher:
 
     def before(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None] | None:
         if self._answering:
-            self._answers.begin(self._number, tensors)
+            with self._answers.keeping() as kept:
+                if kept:
+                    self._answers.begin(self._number, tensors)
             self._pending = tensors, self._answers.state()
             return None
         self._number += 1
@@ -237,7 +270,9 @@ class _Watcher:
 
     def after(self, results: list[torch.Tensor]) -> None:
         (tensors, before), self._pending = self._pending, ()
-        self._answers.keep(self._number, tensors, results, before)
+        with self._answers.keeping() as kept:
+            if kept:
+                self._answers.keep(self._number, tensors, results, before)
         self._number += 1
 
 
@@ -266,8 +301,12 @@ class _Mode(TorchDispatchMode):
         return self._answer(number, tensors, run) if self._answering else self._answers.returned(number, tensors)
 
     def _answer(self, number: int, tensors: list[torch.Tensor], run: Callable[[], Any]) -> Any:
-        self._answers.begin(number, tensors)
+        with self._answers.keeping() as kept:
+            if kept:
+                self._answers.begin(number, tensors)
         before = self._answers.state()
         returned = run()
-        self._answers.keep(number, tensors, list(leaves(returned)), before)
+        with self._answers.keeping() as kept:
+            if kept:
+                self._answers.keep(number, tensors, list(leaves(returned)), before)
         return returned

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph.errors import ReplayError
+from pygraph.errors import CaptureError, ReplayError
 from pygraph.runtime.answers import Answers, in_flight
 from pygraph.runtime.contract import Driver, Executable, Program, ScratchPool
 from pygraph.runtime.nondeterminism import AGREED, RUNS, Distance, Spread, distance, too_far, unrepeatable
@@ -133,6 +133,8 @@ def _compare_after(
         return Verdict(answer(list(args)), refusal)
     with trial.answers.answering(scratch):
         outputs = answer(list(args))
+    if trial.answers.failure is not None:
+        return Verdict(outputs, _raised(trial.answers.failure, trial))
     try:
         with scratch():
             first = trial.replay_prepared()
@@ -146,7 +148,7 @@ def _compare_after(
 
 def _raised(error: Exception, trial: _Trial | None) -> Refusal:
     """Why a replay may not be used: memory was short, it raised, or what compares it did, which says nothing of it."""
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or isinstance(error, CaptureError):
         return Refusal.of(error)
     replaying = trial is not None and trial.replaying
     return Refusal("replay-raised" if replaying else "comparison-raised", f"{type(error).__name__}: {error}")
@@ -200,6 +202,9 @@ def _verify(trial: _Trial, name: str, scratch: ScratchPool, note: Callable[[Refu
     outputs = trial.replay(list(trial.args), answering=True, scratch=scratch)
     if outputs is None:
         return None
+    if trial.answers.failure is not None:
+        note(Refusal("unverified", f"what operators did could not be kept: {trial.answers.failure}"))
+        return outputs
     try:
         with scratch():
             expected = trial.run_on(copies) if expected is None else expected

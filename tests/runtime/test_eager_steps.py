@@ -83,6 +83,14 @@ def _resized(x: torch.Tensor) -> torch.Tensor:
     return x + 1 if len(seen) < 4 else torch.ones(len(seen), 4)
 
 
+def _grown(x: torch.Tensor) -> torch.Tensor:
+    x.untyped_storage().resize_(1 << 16)
+    return x + 1
+
+
+define("grown(Tensor x) -> Tensor", _grown, torch.empty_like)
+define("sparse(Tensor x) -> Tensor", lambda x: x.to_sparse(), torch.empty_like)
+define("wider(Tensor x) -> Tensor", lambda x: x.double(), torch.empty_like)
 define("counter(Tensor x) -> Tensor", _counter, torch.empty_like)
 define("probe(Tensor x) -> Tensor", _probe, torch.empty_like)
 define("fails(Tensor x) -> Tensor", _fails, torch.empty_like)
@@ -548,3 +556,24 @@ def test_what_is_under_way_at_either_end_of_a_region_is_not_compared(group: str)
         "_c10d_functional.all_reduce.default",
         "_c10d_functional.wait_tensor.default",
     ]
+
+
+@pytest.mark.parametrize("verify", [False, True], ids=["", "always compared"])
+@pytest.mark.parametrize(("name", "replays"), [("grown", CALLS - 2), ("sparse", 0), ("wider", 0)])
+def test_operators_that_do_not_keep_their_word(name: str, replays: int, verify: bool) -> None:
+    """One gives what it is given other memory; two return something else than their fake kernels tell."""
+
+    def fn(args: list[Any]) -> list[torch.Tensor]:
+        x, w = args
+        args.clear()
+        hidden = torch.mm(x, w)
+        made = getattr(ops, name)(hidden)
+        return [torch.mm(torch.relu(hidden), w), torch.relu(hidden), made]
+
+    region = region_of(fn, verify_always=verify)
+    for call in range(CALLS):
+        torch.manual_seed(call)
+        given = [torch.randn(3, 3), torch.randn(3, 3)]
+        pairs = zip(region([each.clone() for each in given]), fn(given), strict=True)
+        assert all(torch.equal(mine.to_dense(), right.to_dense()) for mine, right in pairs)
+    assert region.record.replays == replays

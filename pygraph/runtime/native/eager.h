@@ -194,10 +194,6 @@ struct EagerCall {
   }
 
  private:
-  static uintptr_t address(const Tensor& tensor) {
-    return storage_base(tensor) + static_cast<uintptr_t>(tensor.storage_offset()) * tensor.itemsize();
-  }
-
   static Tensor operand(const EagerOperand& each, const Call& call) {
     switch (each.kind) {
       case OperandKind::itself:

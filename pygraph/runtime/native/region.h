@@ -12,6 +12,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -285,6 +286,8 @@ class Region {
 
   void run_call(const EagerCall<backend>& each, Call& call, c10::Allocator& allocator) {
     auto tensors = each.given(call);
+    c10::SmallVector<uintptr_t, 8> bases;
+    for (const auto& tensor : tensors) bases.push_back(storage_base(tensor));
     std::vector<std::optional<Tensor>> returned;
     before_call(each.drawn);
     bool answered = call.watcher != nullptr && answer(call.watcher, tensors, returned);
@@ -293,11 +296,26 @@ class Region {
       if (call.watcher != nullptr) tell(call.watcher, returned);
     }
     after_call(each.drawn);
+    bool moved = false;
+    for (size_t i = 0; i < tensors.size(); ++i) moved = moved || storage_base(tensors[i]) != bases[i];
+    if (moved) follow(call);
     each.adopt(returned, tensors, call, allocator);
     for (const auto& result : each.results) {
       if (!result.owned || result.index < 0) continue;
       auto number = static_cast<size_t>(result.index);
       move(owned_[number], call.owned[number].address());
+    }
+  }
+
+  // An operator has given what it was given other memory, as one that resizes a storage does: later launches find it.
+  void follow(Call& call) {
+    for (size_t i = 0; i < call.owned.size(); ++i) {
+      if (call.owned[i].storage) move(owned_[i], call.owned[i].address());
+    }
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      bool alive = call.held[i] && call.tensors[i] != nullptr && call.tensors[i]->numel() != 0;
+      bool copied = std::find(call.misaligned.begin(), call.misaligned.end(), i) != call.misaligned.end();
+      if (alive && !copied) move(argument_sources_[i], call.addresses[i] = address(*call.tensors[i]));
     }
   }
 

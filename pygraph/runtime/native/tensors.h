@@ -45,6 +45,11 @@ inline uintptr_t storage_base(const Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(storage_of(tensor).unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
 }
 
+// Of element 0.
+inline uintptr_t address(const Tensor& tensor) {
+  return storage_base(tensor) + static_cast<uintptr_t>(tensor.storage_offset()) * tensor.itemsize();
+}
+
 // The keys that an ordinary dense tensor of a backend has none of. With one of them, operators treat it in their own
 // way.
 template <DispatchKey backend>
