@@ -251,6 +251,7 @@ class _Pair:
     def _moved(self, launch: Launch, position: int, x: int, y: int) -> Slot | Refusal | None:
         """What a word that differs is: a slot, a doubt, or (None) padding."""
         left, right = self.left.places(x, launch.index), self.right.places(y, launch.index)
+        unborn = self.left.inside(x) or self.right.inside(y)
         common = [place for place in left if place in right]
         if len(common) > 1 and common[1].rank == 1:
             said = "is the end of one allocation and the start of another"
@@ -266,6 +267,8 @@ class _Pair:
             reason, said = "half-address", f"points into {_name((left or right)[0].key)} in one capture only"
         elif movers:
             reason, said = "stray-address", "moves with an allocation that it lies outside of"
+        elif unborn is not None:
+            reason, said = "half-address", f"points into {_name(unborn.key)} in one capture only, and too early"
         else:
             return None
         return Refusal.at(launch, reason, f"word {position} {said}")

@@ -76,9 +76,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     capture, instantiate = CudaDriver.capture, CudaDriver.instantiate
     found = Counted(0, weakref.WeakSet())
 
-    def capturing(self: CudaDriver, fn: Any, args: Sequence[Any]) -> Any:
+    def capturing(self: CudaDriver, *arguments: Any) -> Any:
         found.captures += 1
-        return capture(self, fn, args)
+        return capture(self, *arguments)
 
     def instantiating(self: CudaDriver, program: Any) -> Any:
         executable = instantiate(self, program)

@@ -224,6 +224,21 @@ def test_an_address_that_moves_with_several_or_with_the_unborn_is_refused() -> N
         assert refused(twice(build, out_of_range_pointers=True)) == "stray-address"
 
 
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("may_access", [frozenset({(INPUT, 0)}), None])
+def test_a_word_that_nobody_sets_may_point_at_memory_before_it_is_made(side: int, may_access: Reach | None) -> None:
+    def build(capture: Capture, number: int) -> None:
+        x = capture.input(64)
+        capture.launch(x, x + 64 + 4096 * (number + 1) if number == side else 77, may_access=may_access)
+        assert capture.pool(64) == x + 64 + 4096 * (number + 1)
+
+    result = twice(build)
+    if may_access is None:
+        assert refused(result) == "half-address"
+    else:
+        assert [(word.launch, word.word, word.scratch) for word in found(result).non_pointers] == [(0, 1, False)]
+
+
 def test_half_an_earlier_address_beside_a_number_is_no_address() -> None:
     captures = Capture(0x7FBF_5AC0_0000), Capture(0x7FBF_73A0_0000)
     for capture in captures:
