@@ -145,7 +145,10 @@ class PartitionHooks:
         for part in _scheduled_parts(snode):
             for origin in _origins(part):
                 placed = self.decision.nodes.get(origin.name)
-                found.update(dict.fromkeys((RNG,) * _draws(origin) if placed is None else placed.chains))
+                made_from = [self.decision.nodes[name] for name in self._sources(origin)] if placed is None else [placed]
+                found.update(dict.fromkeys(chain for one in made_from for chain in one.chains))
+                if placed is None and _draws(origin):
+                    found[RNG] = None
         return list(found)
 
     # -- reasons ---------------------------------------------------------------------------------------------------
