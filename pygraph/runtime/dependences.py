@@ -6,33 +6,83 @@
 A launch waits for earlier ones that write what it uses, and for earlier ones that use what it writes. What draws random
 numbers keeps its order, and a launch of which nothing is known waits for all before it, and all behind it for it. Pure
 functions over a Recording and its slots.
+
+``check`` proves an order again, from what a driver has made of it: the edges of its graph, and where memory lies.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from pygraph.runtime.contract import Order, Slot
+from pygraph.errors import CaptureError
+from pygraph.runtime.contract import Order, Program, Slot
 from pygraph.runtime.recording import Access, AllocationKind, Bytes, Launch, Recording
 
-__all__ = ["order_of"]
+__all__ = ["check", "order_of"]
 
 _Key = tuple[AllocationKind, int]
+_Memory = TypeVar("_Memory", bound=Hashable)
 
 
 def order_of(recording: Recording, slots: Sequence[Slot], window: int = 0) -> Order:
     """The true dependences of the launches of ``recording``. With a ``window``, a launch also waits for the one so many
     places before it: what is emitted far apart never runs side by side, and memory is used again sooner."""
-    table = _Table()
+    table: _Table[_Key] = _Table()
     waits: list[set[int]] = []
     for launch, accesses in zip(recording.launches, _accesses(recording, slots), strict=True):
-        found = table.add(launch, accesses)
+        found = table.add(launch, None if accesses is None else [(a.key, a.bytes, a.writes) for a in accesses])
         if window and launch.index >= window:
             found.add(launch.index - window)
         waits.append(found)
     return Order.of(waits)
+
+
+def check(program: Program, edges: Collection[tuple[int, int]]) -> None:
+    """Raise CaptureError (``unordered-launches``) unless of any two launches of a step that use the same memory, one of
+    them to write it, the later one waits for the earlier one, by ``edges`` (earlier, later) or a path of these.
+
+    Memory is told by where it lies in a replay: intermediates that share bytes are the same memory.
+    """
+    waited: list[set[int]] = [set() for _ in program.recording.launches]
+    for earlier, later in edges:
+        waited[later].add(earlier)
+    before = Order.of(waited).before
+    places = _places(program)
+    accesses = list(_accesses(program.recording, program.slots))
+    for number, step in enumerate(program.steps):
+        table: _Table[Hashable] = _Table()
+        for launch in program.recording.launches[step.begin : step.end]:
+            used = accesses[launch.index]
+            physical = None if used is None else [_moved(places, number, access) for access in used]
+            for other in sorted(table.add(launch, physical)):
+                if not before[launch.index] >> other & 1:
+                    said = f"{launch.name} (launch {launch.index}) does not wait for launch {other}"
+                    raise CaptureError("unordered-launches", said, launch=launch.index)
+
+
+def _places(program: Program) -> dict[int, list[tuple[int, int, Hashable, int]]]:
+    """Where intermediates lie: for each, the steps (first, last) in which it is at a byte of a block."""
+    found: dict[int, list[tuple[int, int, Hashable, int]]] = {}
+    for number, step in enumerate(program.steps):
+        for block, (_, died, offsets) in enumerate(step.blocks):
+            for index, offset in offsets.items():
+                found.setdefault(index, []).append((number, died, ("block", number, block), offset))
+    return found
+
+
+def _moved(
+    places: Mapping[int, Sequence[tuple[int, int, Hashable, int]]], step: int, access: Access
+) -> tuple[Hashable, Bytes, bool]:
+    """The memory that ``access`` is to in step number ``step``, the bytes of it, and whether they are written."""
+    kind, index = access.key
+    if kind is AllocationKind.POOL:
+        for first, last, block, offset in places.get(index, ()):
+            if first <= step <= last:
+                return block, access.bytes.moved(offset), access.writes
+    return access.key, access.bytes, access.writes
 
 
 def _accesses(recording: Recording, slots: Sequence[Slot]) -> Iterator[list[Access] | None]:
@@ -78,18 +128,19 @@ class _Used:
     writes: list[tuple[int, Bytes]] = field(default_factory=list)
 
 
-class _Table:
+class _Table(Generic[_Memory]):
     """Who used what, up to some launch."""
 
     def __init__(self) -> None:
-        self._used: dict[_Key, _Used] = {}
+        self._used: dict[_Memory, _Used] = {}
         self._open: set[int] = set()
         """Launches that no later one waits for, since the last one that all wait for."""
         self._last: int | None = None
         self._drew: int | None = None
 
-    def add(self, launch: Launch, accesses: Sequence[Access] | None) -> set[int]:
-        """The launches that this one, the next, waits for."""
+    def add(self, launch: Launch, accesses: Sequence[tuple[_Memory, Bytes, bool]] | None) -> set[int]:
+        """The launches that this one, the next, waits for: (memory, bytes, whether they are written) is what it uses;
+        None: anything."""
         waits = {number for number in (self._last,) if number is not None}
         if launch.random:
             waits.update(number for number in (self._drew,) if number is not None)
@@ -100,18 +151,18 @@ class _Table:
             self._open.clear()
             self._last = self._drew = launch.index
             return waits
-        for access in accesses:
-            used = self._used.get(access.key, _Used())
-            met = used.writes + used.reads if access.writes else used.writes
-            waits.update(number for number, there in met if number != launch.index and there.meets(access.bytes))
-        for access in accesses:
-            used = self._used.setdefault(access.key, _Used())
-            if access.writes:
-                used.reads = [each for each in used.reads if not access.bytes.covers(each[1])]
-                used.writes = [each for each in used.writes if not access.bytes.covers(each[1])]
-                used.writes.append((launch.index, access.bytes))
+        for memory, there, writes in accesses:
+            used = self._used.get(memory, _Used())
+            met = used.writes + used.reads if writes else used.writes
+            waits.update(number for number, where in met if where.meets(there))
+        for memory, there, writes in accesses:
+            used = self._used.setdefault(memory, _Used())
+            if writes:
+                used.reads = [each for each in used.reads if not there.covers(each[1])]
+                used.writes = [each for each in used.writes if not there.covers(each[1])]
+                used.writes.append((launch.index, there))
             else:
-                used.reads.append((launch.index, access.bytes))
+                used.reads.append((launch.index, there))
         self._open -= waits
         self._open.add(launch.index)
         return waits

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -15,10 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.contract import Order, Slot
-from pygraph.runtime.dependences import order_of
-from pygraph.runtime.layout import lifetimes, pack
+from pygraph.errors import CaptureError
+from pygraph.runtime.contract import Order, Program, Slot
+from pygraph.runtime.dependences import check, order_of
+from pygraph.runtime.layout import lifetimes, pack, plan
 from pygraph.runtime.recording import Access, AllocationKind, Bytes, Recording
+from pygraph.runtime.steps import concurrently, with_steps
 from tests.property.test_region_replays import Machine, draw_places
 from tests.runtime.captures import Capture, reads, writes
 from tests.runtime.programs import PROGRAMS, region_calls
@@ -154,6 +157,43 @@ def test_memory_is_shared_by_what_is_ordered_alone(made: tuple[Recording, list[S
         one_way = all(order.before[j] >> i & 1 for i in mine for j in theirs)
         other_way = all(order.before[i] >> j & 1 for i in mine for j in theirs)
         assert apart or one_way or other_way
+
+
+@settings(deadline=None, max_examples=200)
+@given(recordings(), st.data())
+def test_each_edge_is_missed_by_the_proof(made: tuple[Recording, list[Slot]], data: st.DataObject) -> None:
+    recording, slots = made
+    program = concurrently(Program(recording, tuple(slots), plan(recording, slots)))
+    order = program.order or order_of(recording, slots)
+    program = with_steps(replace(program, order=order, layout=plan(recording, slots, order)))
+    assert len(program.steps) == 1
+    edges = [(earlier, later) for later, waited in enumerate(order.edges) for earlier in waited]
+    check(program, edges)
+    if edges:
+        left = data.draw(st.sampled_from(edges))
+        with pytest.raises(CaptureError, match="does not wait"):
+            check(program, [edge for edge in edges if edge != left])
+
+
+def test_memory_that_is_shared_without_order_is_found_by_the_proof() -> None:
+    """Two chains of two launches each: after the first chain, its intermediate's memory serves the second one."""
+    capture, slots = Capture(), list[Slot]()
+    for chain in range(2):
+        x, made, out = capture.input(64), capture.pool(64), capture.input(64)
+        capture.launch(x, made, uses=[reads(0, 64), writes(1, 64)])
+        capture.launch(made, out, uses=[reads(0, 64), writes(1, 64)])
+        words = [(INPUT, 2 * chain), (POOL, chain), (POOL, chain), (INPUT, 2 * chain + 1)]
+        slots += [Slot(2 * chain + word // 2, word % 2, *key, 0) for word, key in enumerate(words)]
+    recording, chains = capture.recording(), [(0, 1), (2, 3)]
+    order = order_of(recording, slots)
+    assert order.edges == ((), (0,), (), (2,))
+    serial = with_steps(Program(recording, tuple(slots), plan(recording, slots), order=order))
+    with pytest.raises(CaptureError, match=r"launch 2\) does not wait for launch 0"):
+        check(serial, chains)
+    check(serial, [*chains, (1, 2)])
+    apart = plan(recording, slots, order)
+    assert (serial.layout.nbytes, apart.nbytes) == (64, 128)
+    check(with_steps(replace(serial, layout=apart)), chains)
 
 
 def test_ten_thousand_launches_are_ordered_within_two_seconds() -> None:

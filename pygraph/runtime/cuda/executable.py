@@ -16,9 +16,10 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.runtime.contract import Executable, GraphSegment, Order, Program, Step, add_steps, check_program
 from pygraph.runtime.cuda.addresses import ALIGNMENT
-from pygraph.runtime.cuda.bindings import call, replace_edges
+from pygraph.runtime.cuda.bindings import call, read_edges, replace_edges
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
+from pygraph.runtime.dependences import check
 from pygraph.runtime.slots import AddressMap
 
 __all__ = ["Part", "make_executable", "split", "with_scratch"]
@@ -46,6 +47,8 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
         if program.calls:
             region.set_offset_address(capture.offset_address)
         _tell(region, device.native, program, capture.arguments, nodes, dict(zip(segments, parts, strict=True)))
+        if program.order is not None:
+            check(program, _edges(parts, graph.raw_cuda_graph()))
     return Executable(region, capture.kept)
 
 
@@ -167,6 +170,16 @@ def _clone(
     _reorder(int(copy), handles, order)
     instance: Any = call(driver.cuGraphInstantiate, copy, 0)
     return Part(int(copy), int(instance), handles)
+
+
+def _edges(parts: Sequence[Part], first: int) -> list[tuple[int, int]]:
+    """The edges of all ``parts`` by launch, as the CUDA driver tells them; ``first`` is the graph of the first part."""
+    found: list[tuple[int, int]] = []
+    for part in parts:
+        launches = {handle: launch for launch, handle in part.handles.items()}
+        edges = read_edges(part.graph or first)
+        found += [(launches[earlier], launches[later]) for earlier, later, data in edges if not any(data[:3])]
+    return found
 
 
 def _reorder(graph: int, handles: Mapping[int, int], order: Order | None) -> None:
