@@ -185,8 +185,11 @@ class Answers:
             self.failure = error
 
     def begin(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
-        """A call is about to be made with ``tensors``: what they hold."""
+        """A call is about to be made with ``tensors``: what they hold. Raises CaptureError if they are fewer than were
+        captured, as two of them are one."""
         launch, call = self._calls[number]
+        if len(tensors) != len(call.operands):
+            raise CaptureError("comparison-failed", f"{call.name} is given one tensor where two were captured")
         wait = call.name.startswith(_WAIT)  # until then, what it waits for may be anything
         with self._scratch():
             known = [

@@ -293,6 +293,18 @@ def test_a_result_that_is_an_operand_though_its_schema_denies_it(itself: bool) -
     assert region.record.state == ("uncaptured" if itself else "replay"), "one object is returned twice"
 
 
+def test_two_operands_that_turn_out_to_be_one_tensor_are_told_of() -> None:
+    def fn(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        hidden = torch.relu(x)
+        _add_into(hidden, ops.identity(hidden))
+        return [torch.relu(hidden)]
+
+    region = check(fn, lambda call: [randn(4, 4)])
+    assert "pygraph_eager.add_into.default is given one tensor where two were captured" in str(region.record.reason)
+
+
 def test_draws_come_in_program_order() -> None:
     def fn(args: list[Any]) -> Sequence[Any]:
         (x,) = args
