@@ -62,7 +62,7 @@ def profiled(name: str, side: str) -> dict[str, list[float]]:
         torch.cuda.synchronize()
     found: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
     for event in profile.events():
-        if event.device_type is torch.autograd.DeviceType.CUDA:
+        if event.device_type == torch.autograd.DeviceType.CUDA:
             found[event.name][0] += event.device_time / PROFILED
             found[event.name][1] += 1 / PROFILED
     return found

@@ -141,12 +141,15 @@ class _Compiler:
         from pygraph.inductor.attention import define_seeds, inputs_in_use, unwrap_idle
         from pygraph.inductor.compile import compile_under, pass_context, program_key
         from pygraph.inductor.decision import decide
+        from pygraph.inductor.layouts import align_convolutions
         from pygraph.inductor.scalars import compute_scalars_once
         from pygraph.inductor.write_back import fingerprint, write_back
         from pygraph.passes.manager import PassManager
 
         with _timed(report, "lift"):
             compute_scalars_once(gm)
+            layout = align_convolutions(gm)
+            kwargs = kwargs if layout is None else {**kwargs, "layout_opt": layout}
             report.notes += unwrap_idle(gm) + define_seeds(gm)
             graph = lift(gm, kind=report.kind, static_inputs=self._static_inputs(gm, kwargs))
             lifted = fingerprint(graph)

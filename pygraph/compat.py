@@ -158,6 +158,10 @@ NopKernelSchedulerNode = _find(
 )
 Scheduler = _find("torch._inductor.scheduler.Scheduler")
 SubgraphLowering = _find("torch._inductor.graph.SubgraphLowering")
+decide_layout_opt = _find(
+    "torch._inductor.graph.GraphLowering.decide_layout_opt",
+    cost="training steps with convolutions are left to plain Inductor",
+)
 inductor_virtualized = _find("torch._inductor.virtualized.V")
 _REORDER = "operators are not reordered for fewer regions"
 estimate_peak_memory = _find("torch._inductor.memory.estimate_peak_memory", cost=_REORDER)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
