@@ -238,6 +238,7 @@ def render_text(
 def _document(reports: Sequence[GraphReport], ranks: Sequence[Any] | None) -> Iterator[RenderableType]:
     if not reports:
         yield NOTHING
+        yield ""
     for report in reports:
         yield Text.assemble((report.name, "bold"), (f"  {', '.join(badges(report))}", "dim"))
         if report.error is not None:
