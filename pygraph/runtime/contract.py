@@ -32,6 +32,7 @@ __all__ = [
     "GraphSegment",
     "Layout",
     "NonPointerWord",
+    "Order",
     "Places",
     "Program",
     "ScratchPool",
@@ -119,13 +120,46 @@ class EagerStep(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """A partial order of launches. ``edges[i]`` are the launches that launch i waits for, but for those that another of
+    them waits for; bit j of ``before[i]`` is set where launch j has completed before i starts."""
+
+    edges: tuple[tuple[int, ...], ...]
+    before: tuple[int, ...]
+
+    @classmethod
+    def of(cls, waits: Sequence[set[int]]) -> Order:
+        """The order in which launch i waits for the earlier launches ``waits[i]``."""
+        edges: list[tuple[int, ...]] = []
+        before: list[int] = []
+        for waited in waits:
+            reached, kept = 0, list[int]()
+            for launch in sorted(waited, reverse=True):  # a path to an earlier one leads by way of a later one
+                if not reached >> launch & 1:
+                    kept.append(launch)
+                    reached |= before[launch] | 1 << launch
+            edges.append(tuple(reversed(kept)))
+            before.append(reached)
+        return cls(tuple(edges), tuple(before))
+
+    def sequence(self, begin: int, end: int) -> list[int]:
+        """The launches from ``begin`` to ``end`` (excluded), each behind those that it waits for: by the length of the
+        longest path to them, so that what may run side by side stands side by side."""
+        depth: dict[int, int] = {}
+        for launch in range(begin, end):
+            depth[launch] = 1 + max((depth[waited] for waited in self.edges[launch] if waited >= begin), default=0)
+        return sorted(depth, key=lambda launch: depth[launch])
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """All that a driver needs to replay: the recording, which of its words are addresses, and where memory lies.
 
     Addresses of arguments stay congruent to the captured ones by ``alignment`` bytes, since kernels load vectors; an
     argument that is only read is copied otherwise. ``non_pointers`` are words that read as addresses and are no slots.
     Somebody else keeps the arguments ``held`` beyond the call, so that to let go of them early gains nothing, and those
-    ``lent`` perhaps. ``name`` is what profilers call a replay. ``steps`` are what it does, in order.
+    ``lent`` perhaps. ``name`` is what profilers call a replay. ``steps`` are what it does, in order;
+    ``order`` is that of launches within one (None: as captured).
     """
 
     recording: Recording
@@ -137,6 +171,7 @@ class Program:
     name: str = ""
     alignment: int = 16
     steps: tuple[Step, ...] = ()
+    order: Order | None = None
 
     @property
     def calls(self) -> tuple[Launch, ...]:
@@ -277,6 +312,8 @@ def add_steps(
     owned = sorted({index for step in steps for index in (*step.taken, *step.released)}.union(_outputs(program)))
     numbers = {index: number for number, index in enumerate(owned)}
     places.update({(pool, index): (region.add_owned(), 0) for index in owned})
+    if program.order is not None:
+        region.keep_apart()
     for step in steps:
         if isinstance(step, EagerStep):
             region.add_call(*_native_call(native, program, step, numbers))

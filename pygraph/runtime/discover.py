@@ -17,7 +17,7 @@ from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
 from pygraph.runtime.slots import SPORADIC, SlotTable, discover, outside, resolve
-from pygraph.runtime.steps import with_steps
+from pygraph.runtime.steps import concurrently, with_steps
 from pygraph.runtime.tensors import extent
 
 __all__ = ["Captured", "capture"]
@@ -41,11 +41,12 @@ def capture(
     args: Sequence[Any],
     table: SlotTable | None = None,
     eager: Collection[str] = (),
+    concurrent: bool = False,
     **facts: Any,
 ) -> Captured | Refusal:
     """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture. Replays
-    call the operators ``eager``. ``facts`` are fields of the program that no capture tells. Raises CaptureError, and
-    anything that ``fn`` does on stand-ins."""
+    call the operators ``eager``. If ``concurrent``, launches wait for those alone that they depend on. ``facts`` are
+    fields of the program that no capture tells. Raises CaptureError, and anything that ``fn`` does on stand-ins."""
     first = driver.capture(fn, list(args), eager)
     alone = next((launch for launch in first.launches if launch.collective), None)
     if alone is not None:  # it can be neither captured again nor compared: it would run more often here than elsewhere
@@ -65,8 +66,8 @@ def capture(
     doubt = outside(first, found.slots)
     if doubt is not None:
         return doubt
-    layout = plan(first, found.slots)
-    program = with_steps(Program(first, found.slots, layout, found.non_pointers, **facts))
+    program = with_steps(Program(first, found.slots, plan(first, found.slots), found.non_pointers, **facts))
+    program = concurrently(program) if concurrent else program
     return Captured(driver.instantiate(program), program, found)
 
 

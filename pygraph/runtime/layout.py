@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pygraph.runtime.contract import Layout, Slot, returned_by_calls, used_by_calls
+from pygraph.runtime.contract import Layout, Order, Slot, returned_by_calls, used_by_calls
 from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
 
 __all__ = ["Lifetime", "lifetimes", "pack", "plan"]
@@ -18,34 +18,45 @@ __all__ = ["Lifetime", "lifetimes", "pack", "plan"]
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """An intermediate of ``nbytes`` that is needed from launch ``first`` to ``last`` (both included)."""
+    """An intermediate of ``nbytes`` that is needed from launch ``first`` to ``last`` (both included). In a partial
+    order, the bits of ``users`` are the launches that use it, and those of ``before`` the ones that complete before any
+    of these starts."""
 
     index: int
     nbytes: int
     first: int
     last: int
+    users: int = 0
+    before: int = 0
 
     def meets(self, other: Lifetime) -> bool:
-        """Whether both are alive at some launch."""
+        """Whether both may be alive at once."""
+        if self.users:
+            return bool(self.users & ~other.before) and bool(other.users & ~self.before)
         return self.first <= other.last and other.first <= self.last
 
 
-def plan(recording: Recording, slots: Sequence[Slot]) -> Layout:
-    """Place every intermediate. Those that are never alive together may share bytes, however the launches of one phase
-    overlap. What an eager call is given has a storage of its own: it may hold on to that, or use it on another stream.
+def plan(recording: Recording, slots: Sequence[Slot], order: Order | None = None) -> Layout:
+    """Place every intermediate. Those that are never alive together may share bytes, however launches overlap that
+    ``order`` leaves open (None: those of one phase). What an eager call is given has a storage of its own: it may hold
+    on to that, or use it on another stream.
     """
     outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
     fresh = tuple(sorted((outputs | used_by_calls(recording, slots)) - returned_by_calls(recording, slots)))
-    return pack(lifetimes(recording, slots, fresh), recording.alignment, fresh)
+    return pack(lifetimes(recording, slots, fresh, order), recording.alignment, fresh)
 
 
-def lifetimes(recording: Recording, slots: Sequence[Slot], fresh: Collection[int]) -> tuple[Lifetime, ...]:
+def lifetimes(
+    recording: Recording, slots: Sequence[Slot], fresh: Collection[int], order: Order | None = None
+) -> tuple[Lifetime, ...]:
     """How long each POOL allocation in the workspace is needed: those that a launch touches, and that are neither in
     ``fresh`` nor returned by eager calls. From its first launch to its last. Where these lie in phases of several
-    launches, all along these phases, as no order holds in them."""
+    launches, all along these phases, as no order holds in them. In an ``order``, each by the launches that use it."""
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
-    phases = recording.phases or range(len(recording.launches))
+    phases = (recording.phases if order is None else ()) or range(len(recording.launches))
     spans: dict[int, tuple[int, int]] = {}
+    users: dict[int, int] = {}
+    before: dict[int, int] = {}
     elsewhere = returned_by_calls(recording, slots).union(fresh)
     for slot in slots:
         if slot.kind is not AllocationKind.POOL or slot.index in elsewhere:
@@ -54,7 +65,10 @@ def lifetimes(recording: Recording, slots: Sequence[Slot], fresh: Collection[int
         begin, end = bisect_left(phases, phase), bisect_right(phases, phase) - 1
         first, last = spans.get(slot.index, (begin, end))
         spans[slot.index] = (min(first, begin), max(last, end))
-    return tuple(Lifetime(index, sizes[index], *spans[index]) for index in sorted(spans))
+        if order is not None:
+            users[slot.index] = users.get(slot.index, 0) | 1 << slot.launch
+            before[slot.index] = before.get(slot.index, -1) & order.before[slot.launch]
+    return tuple(Lifetime(i, sizes[i], *spans[i], users.get(i, 0), before.get(i, 0)) for i in sorted(spans))
 
 
 def pack(lives: Sequence[Lifetime], alignment: int, fresh: tuple[int, ...] = ()) -> Layout:

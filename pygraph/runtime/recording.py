@@ -5,7 +5,7 @@ Drivers produce it; ``slots`` compares two of them; ``layout`` places their inte
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -14,8 +14,10 @@ __all__ = [
     "COLLECTIVES",
     "FUNCTIONAL_COLLECTIVES",
     "UNKNOWN",
+    "Access",
     "Allocation",
     "AllocationKind",
+    "Bytes",
     "EagerCall",
     "EagerOperand",
     "EagerResult",
@@ -113,6 +115,56 @@ class Use:
     writes: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Bytes ``start`` to ``end`` (excluded) of an allocation. With a ``period``, of every so many bytes from ``start``
+    on the first ``width`` alone: a slice of channels, where these come last."""
+
+    start: int
+    end: int
+    period: int = 0
+    width: int = 0
+
+    @classmethod
+    def of(cls, start: int, size: Sequence[int], stride: Sequence[int], itemsize: int) -> Bytes:
+        """Those of a tensor's elements, whose first is at ``start``."""
+        if 0 in size:
+            return cls(start, start)
+        axes = sorted((step, count) for step, count in zip(stride, size, strict=True) if count > 1)
+        width, period, inner = 1, 0, 0
+        for place, (step, count) in enumerate(axes):
+            if not period and step > width and all(further % step == 0 for further, _ in axes[place:]):
+                period, inner = step, width
+            width += (count - 1) * step
+        return cls(start, start + width * itemsize, period * itemsize, inner * itemsize)
+
+    def moved(self, distance: int) -> Bytes:
+        """The same, so many bytes further on."""
+        return Bytes(self.start + distance, self.end + distance, self.period, self.width)
+
+    def meets(self, other: Bytes) -> bool:
+        """Whether a byte may be of both."""
+        if self.end <= other.start or other.end <= self.start:
+            return False
+        if not self.period or self.period != other.period:
+            return True
+        apart = (other.start - self.start) % self.period
+        return apart < self.width or apart + other.width > self.period
+
+    def covers(self, other: Bytes) -> bool:
+        """Whether each byte of ``other`` is surely one of these."""
+        return not self.period and self.start <= other.start and other.end <= self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What is done to bytes of the allocation ``key``: read, or also written."""
+
+    key: tuple[AllocationKind, int]
+    bytes: Bytes
+    writes: bool
+
+
 class UnownedMemory(Enum):
     """Where an address lies that is none of a capture's own."""
 
@@ -183,6 +235,9 @@ class Launch:
     """Words that read as addresses of memory that is nobody's: the driver looked each of them up."""
     eager: EagerCall | None = None
     """How the operator is called, where each replay calls it."""
+    operands: tuple[Access, ...] | None = None
+    """What the call that it came from was given, and does to that, where it has no other effect but on what it
+    allocates. None: it may do anything."""
 
     @property
     def collective(self) -> bool:

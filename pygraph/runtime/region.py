@@ -69,6 +69,7 @@ class RegionOptions:
     ``capture_after``: the occurrence of a variant at which it is captured (at least 2). ``max_captures``: executables
     that one region holds; the least recently used goes. ``verify_always``: compare every replay with an uncaptured run.
     ``measure``: else, let real calls decide whether a replay pays. ``cache_dir``: where decisions are kept, if at all.
+    ``concurrent``: launches of a replay wait for those alone that they depend on.
     """
 
     capture_after: int = 2
@@ -76,6 +77,7 @@ class RegionOptions:
     verify_always: bool = False
     measure: bool = False
     cache_dir: str | None = None
+    concurrent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +381,8 @@ class Region:
 
     def _capture_once(self, args: list[Any]) -> Captured | Refusal:
         try:
-            return capture(self._fn, self._driver, args, self._slots, tuple(self._eager), **self._facts)
+            concurrent = self._options.concurrent
+            return capture(self._fn, self._driver, args, self._slots, tuple(self._eager), concurrent, **self._facts)
         except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
             return Refusal.of(error)
 

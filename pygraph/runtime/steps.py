@@ -17,10 +17,11 @@ from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 from pygraph.runtime.contract import EagerStep, GraphSegment, Layout, Program, Step, returned_by_calls
-from pygraph.runtime.layout import Lifetime, lifetimes, pack
+from pygraph.runtime.dependences import order_of
+from pygraph.runtime.layout import Lifetime, lifetimes, pack, plan
 from pygraph.runtime.recording import AllocationKind, OutputKind
 
-__all__ = ["Block", "Plan", "cut", "pieces", "with_steps"]
+__all__ = ["Block", "Plan", "concurrently", "cut", "pieces", "with_steps"]
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """The launches (begin, end) of each step, in order. Eager calls are steps by themselves."""
@@ -30,6 +31,9 @@ WORTHWHILE = 32 << 20
 
 EXCESS = 0.02
 """Part of the uncaptured program's peak by which segments may exceed it."""
+
+CONCURRENT_EXCESS = 0.1
+"""Part of the peak by which a program may exceed it for having launches run side by side."""
 
 FEWEST_LAUNCHES = 2
 """Launches that a segment has at least."""
@@ -88,6 +92,23 @@ def with_steps(program: Program) -> Program:
             origin = recording.launches[begin].origin
             steps.append(EagerStep(begin, end, **memory, call=call, origin=origin))
     return replace(program, steps=tuple(steps))
+
+
+def concurrently(program: Program) -> Program:
+    """``program``, whose launches wait for those alone that they depend on, where that takes little more memory: what
+    lies far apart waits as well, if need be. The same program, where nothing is left to run side by side."""
+    recording, slots = program.recording, program.slots
+    limit = cut(program).held * (1 + CONCURRENT_EXCESS) + WORTHWHILE
+    window = len(recording.launches)
+    while window > 1:
+        order = order_of(recording, slots, window)
+        if all(len(waited) == 1 for waited in order.edges[1:]):
+            break
+        made = replace(program, order=order, layout=plan(recording, slots, order))
+        if cut(made).held <= limit:
+            return with_steps(made)
+        window //= 2
+    return program
 
 
 def cut(program: Program) -> Plan:
@@ -149,7 +170,8 @@ class _Facts:
         recording = program.recording
         pool, given = AllocationKind.POOL, AllocationKind.INPUT
         self.launches, self.alignment = len(recording.launches), recording.alignment
-        self.lives = sorted(lifetimes(recording, program.slots, program.layout.fresh), key=lambda life: life.first)
+        lives = lifetimes(recording, program.slots, program.layout.fresh, program.order)
+        self.lives = sorted(lives, key=lambda life: life.first)
         sizes = {a.key: a.nbytes for a in recording.allocations}
         self.sizes = {index: nbytes for (kind, index), nbytes in sizes.items() if kind is pool}
         used: dict[tuple[AllocationKind, int], list[int]] = {}

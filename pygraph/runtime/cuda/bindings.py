@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from pygraph.errors import CaptureError
 
-__all__ = ["call", "load", "read_edges", "succeeded"]
+__all__ = ["call", "load", "read_edges", "replace_edges", "succeeded"]
 
 _OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
@@ -53,6 +53,24 @@ def read_edges(graph: int) -> list[tuple[int, int, bytes]]:
         raise CaptureError("driver-error", "cuGraphGetEdges fails")
     facts = data.raw
     return [(earlier[i], later[i], facts[8 * i : 8 * i + 8]) for i in range(min(count, length.value))]
+
+
+def replace_edges(graph: int, edges: Sequence[tuple[int, int]]) -> None:
+    """Have each (earlier, later) of ``edges`` be the edges of a graph, of which the later node waits until the earlier
+    one has completed. Raises CaptureError (``driver-error``)."""
+    library = ctypes.CDLL("libcuda.so.1")
+    before = read_edges(graph)
+    steps: tuple[tuple[Any, list[tuple[int, int]], bytes | None], ...] = (
+        (library.cuGraphRemoveDependencies_v2, [edge[:2] for edge in before], b"".join(data for *_, data in before)),
+        (library.cuGraphAddDependencies_v2, list(edges), None),
+    )
+    for function, chosen, data in steps:
+        function.restype = ctypes.c_int
+        function.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_size_t]
+        array = ctypes.c_uint64 * len(chosen)
+        earlier, later = array(*(edge[0] for edge in chosen)), array(*(edge[1] for edge in chosen))
+        if chosen and function(graph, earlier, later, data, len(chosen)):
+            raise CaptureError("driver-error", f"{function.__name__} fails")
 
 
 def succeeded(result: Any) -> bool:

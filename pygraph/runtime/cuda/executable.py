@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Executable, GraphSegment, Program, Step, add_steps, check_program
+from pygraph.runtime.contract import Executable, GraphSegment, Order, Program, Step, add_steps, check_program
 from pygraph.runtime.cuda.addresses import ALIGNMENT
-from pygraph.runtime.cuda.bindings import call
+from pygraph.runtime.cuda.bindings import call, read_edges, replace_edges
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
+from pygraph.runtime.dependences import check
 from pygraph.runtime.slots import AddressMap
 
 __all__ = ["Part", "make_executable", "split", "with_scratch"]
@@ -40,12 +41,14 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
         _anchor_copies(device.driver, program, nodes)
-        parts = split(device.driver, graph, nodes, segments)
+        parts = split(device.driver, graph, nodes, segments, program.order)
         region = device.native.CudaRegion(graph, capture.device, capture.random)
         region.set_name(program.name)
         if program.calls:
             region.set_offset_address(capture.offset_address)
         _tell(region, device.native, program, capture.arguments, nodes, dict(zip(segments, parts, strict=True)))
+        if program.order is not None:
+            check(program, _edges(parts, graph.raw_cuda_graph()))
     return Executable(region, capture.kept)
 
 
@@ -121,10 +124,14 @@ class Part:
 
 
 def split(
-    driver: ModuleType, graph: torch.cuda.CUDAGraph, nodes: Sequence[Node | None], bounds: Sequence[tuple[int, int]]
+    driver: ModuleType,
+    graph: torch.cuda.CUDAGraph,
+    nodes: Sequence[Node | None],
+    bounds: Sequence[tuple[int, int]],
+    order: Order | None = None,
 ) -> list[Part]:
     """Cut ``graph`` at ``bounds`` (begin and end of each segment, by launch) and instantiate every part. ``nodes`` are
-    its nodes by launch; eager calls have none.
+    its nodes by launch; eager calls have none. Nodes wait for each other as captured, or as ``order`` says.
 
     Each part is a clone without the nodes of the others; torch's own graph becomes the first. What is instantiated
     here belongs to the caller.
@@ -132,19 +139,23 @@ def split(
     Instances are uploaded before anybody patches them. A kernel that is patched before its first upload takes 0.3 µs
     longer at every launch from then on (H200, driver 580), as nothing later puts right; one patched after it does not.
     """
-    clones = [_clone(driver, graph.raw_cuda_graph(), nodes, *bound) for bound in bounds[1:]]
+    clones = [_clone(driver, graph.raw_cuda_graph(), nodes, *bound, order) for bound in bounds[1:]]
     begin, end = bounds[0]
     for node in filter(None, nodes[end:]):
         call(driver.cuGraphDestroyNode, driver.CUgraphNode(node.handle))
+    first = {i: node.handle for i, node in enumerate(nodes[begin:end], begin) if node is not None}
+    _reorder(graph.raw_cuda_graph(), first, order)
     graph.instantiate()
     stream = torch.cuda.current_stream()
     for instance in (graph.raw_cuda_graph_exec(), *(part.instance for part in clones)):
         call(driver.cuGraphUpload, driver.CUgraphExec(instance), driver.CUstream(stream.cuda_stream))
     stream.synchronize()  # the first patch may come at once; a comparison waits for the stream after it anyway
-    return [Part(0, 0, {i: node.handle for i, node in enumerate(nodes[begin:end], begin) if node is not None}), *clones]
+    return [Part(0, 0, first), *clones]
 
 
-def _clone(driver: ModuleType, graph: int, nodes: Sequence[Node | None], begin: int, end: int) -> Part:
+def _clone(
+    driver: ModuleType, graph: int, nodes: Sequence[Node | None], begin: int, end: int, order: Order | None
+) -> Part:
     """A copy of launches ``begin`` to ``end`` of a graph, instantiated."""
     copy = call(driver.cuGraphClone, driver.CUgraph(graph))
     handles: dict[int, int] = {}
@@ -156,8 +167,26 @@ def _clone(driver: ModuleType, graph: int, nodes: Sequence[Node | None], begin: 
             handles[index] = int(found)
         else:
             call(driver.cuGraphDestroyNode, found)
+    _reorder(int(copy), handles, order)
     instance: Any = call(driver.cuGraphInstantiate, copy, 0)
     return Part(int(copy), int(instance), handles)
+
+
+def _edges(parts: Sequence[Part], first: int) -> list[tuple[int, int]]:
+    """The edges of all ``parts`` by launch, as the CUDA driver tells them; ``first`` is the graph of the first part."""
+    found: list[tuple[int, int]] = []
+    for part in parts:
+        launches = {handle: launch for launch, handle in part.handles.items()}
+        edges = read_edges(part.graph or first)
+        found += [(launches[earlier], launches[later]) for earlier, later, data in edges if not any(data[:3])]
+    return found
+
+
+def _reorder(graph: int, handles: Mapping[int, int], order: Order | None) -> None:
+    """Have the nodes of ``graph``, whose ``handles`` are given by launch, wait as ``order`` says, if there is one."""
+    if order is not None:
+        pairs = ((earlier, later) for later in handles for earlier in order.edges[later] if earlier in handles)
+        replace_edges(graph, [(handles[earlier], handles[later]) for earlier, later in pairs])
 
 
 # -- the native region --------------------------------------------------------------------------------------------

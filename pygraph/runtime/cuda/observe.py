@@ -31,8 +31,10 @@ from pygraph.runtime.provenance import blame, here, ran
 from pygraph.runtime.recording import (
     COLLECTIVES,
     UNKNOWN,
+    Access,
     Allocation,
     AllocationKind,
+    Bytes,
     EagerCall,
     Launch,
     LaunchKind,
@@ -43,7 +45,7 @@ from pygraph.runtime.recording import (
 from pygraph.runtime.slots import AddressMap
 from pygraph.runtime.tensors import rebound
 
-__all__ = ["EagerCalls", "Observer", "Span", "calls_operators", "observing", "with_calls", "with_eager"]
+__all__ = ["EagerCalls", "Observer", "Operand", "Span", "calls_operators", "observing", "with_calls", "with_eager"]
 
 _HOST_READS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal")
 """Operators whose result is a Python value that depends on device memory."""
@@ -65,6 +67,9 @@ _OF_THE_WRAPPER = frozenset(
 )
 """Globals that Inductor's code uses besides its Triton kernels, and that run no operator but to allocate."""
 
+_GENERATED = "triton_"
+"""How Inductor names kernels of its own."""
+
 _READ_ONLY_NAMES = ("in_ptr", "arg_")
 """How Inductor names the pointers of its own Triton kernels that it only loads from."""
 
@@ -72,24 +77,51 @@ _READ_ONLY_NAMES = ("in_ptr", "arg_")
 _Key = tuple[AllocationKind, int]
 
 _CLOSED = "aten."
-"""How the names of calls begin that use their operands, what they allocate, the generator and libraries' own memory."""
+"""How the names of operators begin that are ``Span.closed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that a call is given: its first element is at ``address``, and ``bytes`` relative to that are its
+    elements; None: nobody knows which bytes around them the call uses."""
+
+    address: int
+    bytes: Bytes | None
+    writes: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, *, writes: bool, exact: bool = True) -> Operand:
+        """``tensor``, of which a call uses its elements alone, if ``exact``."""
+        made = Bytes.of(0, tensor.size(), tensor.stride(), tensor.element_size()) if exact else None
+        return cls(tensor.data_ptr(), made, writes)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The nodes ``begin`` to ``end`` (excluded) came from the call ``name``; addresses of elements, as captured.
+    """The nodes ``begin`` to ``end`` (excluded) came from the call ``name``, which was given ``operands``.
 
     ``origin`` is where that call stands in the region and in the user's program. ``nondeterministic``: it is known to
-    come out otherwise each time.
+    come out otherwise each time. ``closed``: it uses its operands, what it allocates, the generator and libraries' own
+    memory, and nothing else.
     """
 
     begin: int
     end: int
     name: str
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
+    operands: tuple[Operand, ...]
     origin: Origin = UNKNOWN
     nondeterministic: bool = False
+    closed: bool = False
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Addresses of operands that it only reads."""
+        return tuple(operand.address for operand in self.operands if not operand.writes)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """Addresses of operands that it may write."""
+        return tuple(operand.address for operand in self.operands if operand.writes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +171,11 @@ class Observer:
     def call(
         self,
         name: str,
-        reads: Sequence[int],
-        writes: Sequence[int],
+        operands: Sequence[Operand],
         run: Callable[[], Any],
         *,
         nondeterministic: bool = False,
+        closed: bool = False,
         inside: _Inside | None = None,
     ) -> Any:
         """Run one call, and note the nodes that it added. That of a custom operator, seen from ``inside``, has to add
@@ -164,11 +196,15 @@ class Observer:
             self.fail(name)
             raise CaptureError("capture-failed", f"{name} broke the capture of the stream")
         end = self.nodes()
-        if inside is not None and end == begin and (any(writes) or any(t.numel() for t in tensors_in(result))):
+        if (
+            inside is not None
+            and end == begin
+            and (any(o.writes and o.address for o in operands) or any(t.numel() for t in tensors_in(result)))
+        ):
             self.fail(name)
             raise CaptureError("uncaptured-work", f"{name} adds nothing to the capture: its work goes another way")
         nondeterministic = nondeterministic or (inside is not None and inside.nondeterministic)
-        span = Span(begin, end, name, tuple(reads), tuple(writes), here(), nondeterministic)
+        span = Span(begin, end, name, tuple(operands), here(), nondeterministic, closed)
         self.spans.append(span)
         return result
 
@@ -245,10 +281,12 @@ def with_calls(
     ``random`` draw."""
     addresses = AddressMap(allocations)
     reach = _reach(allocations, addresses)
+    everything = (addresses, [a for a in allocations if a.kind is AllocationKind.CONSTANT])
     made = [replace(launch, random=any(word in random for word in launch.words)) for launch in launches]
     for span in spans:
         only_read = _owners(span.reads, addresses) - _owners(span.writes, addresses)
         may_access = reach(span)
+        operands = _accesses(span.operands, everything) if span.closed else None
         for launch in made[span.begin : span.end]:
             made[launch.index] = replace(
                 launch,
@@ -257,6 +295,7 @@ def with_calls(
                 nondeterministic=span.nondeterministic,
                 read_only=only_read,
                 may_access=may_access if launch.kind is LaunchKind.KERNEL else None,
+                operands=operands,
             )
     return tuple(made)
 
@@ -281,6 +320,23 @@ def _reach(allocations: Sequence[Allocation], addresses: AddressMap) -> Callable
         return frozenset(given.union(a.key for a in pool[first:last]))
 
     return of
+
+
+def _accesses(
+    operands: Sequence[Operand], allocations: tuple[AddressMap, Sequence[Allocation]]
+) -> tuple[Access, ...] | None:
+    """What is done to ``allocations``, those that move and constants. None where an operand is nobody's."""
+    moving, constants = allocations
+    made: list[Access] = []
+    for operand in operands:
+        owner = moving.inside(operand.address) or next((c for c in constants if c.covers(operand.address)), None)
+        if owner is None and operand.address and (operand.bytes is None or operand.bytes.end):
+            return None
+        if owner is not None:
+            start = operand.address - owner.address
+            there = Bytes(0, owner.nbytes) if operand.bytes is None else operand.bytes.moved(start)
+            made.append(Access(owner.key, there, operand.writes))
+    return tuple(made)
 
 
 def _owners(words: Iterable[int], addresses: AddressMap) -> frozenset[_Key]:
@@ -353,38 +409,37 @@ class _Operators(TorchDispatchMode):
         if calls is not None and is_eager(func, calls.chosen):
             return self._observer.call_eagerly(calls, OperatorCall(func, tuple(args), named))
         try:
-            reads, writes = self._operands(func, args, named)
+            operands = self._operands(func, args, named)
         except CaptureError:
             self._observer.fail(str(func))
             raise
         name = str(func)
         if func.namespace in _BUILT_IN:
             known = nondeterministic_operator(func)
-            return self._observer.call(name, reads, writes, lambda: func(*args, **named), nondeterministic=known)
+            run, closed = (lambda: func(*args, **named)), name.startswith(_CLOSED)
+            return self._observer.call(name, operands, run, nondeterministic=known, closed=closed)
         inside = _Inside(self._observer, func)
-        return self._observer.call(name, reads, writes, lambda: inside.run(args, named), inside=inside)
+        return self._observer.call(name, operands, lambda: inside.run(args, named), inside=inside)
 
-    def _operands(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        """Addresses that ``func`` only reads, and those that it may write. Raises CaptureError if it needs the host or
-        other processes."""
+    def _operands(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[Operand]:
+        """What ``func`` is given. Raises CaptureError if it needs the host or other processes."""
         schema = func._schema
         if func.namespace in COLLECTIVES:
             raise CaptureError("collective", f"{func} talks to other processes")
         if schema.name in _HOST_READS:
             raise CaptureError("host-read", f"{func} reads device memory while capturing")
-        reads: list[int] = []
-        writes: list[int] = []
+        operands: list[Operand] = []
         absolute = False
         given = [*zip(schema.arguments, args, strict=False)]  # those by name alone come last
         given += [(argument, named[argument.name]) for argument in schema.arguments if argument.name in named]
         for argument, value in given:
             _refuse_host(func, value)
-            (writes if is_written(schema, argument) else reads).extend(t.data_ptr() for t in tensors_in(value))
+            operands += [Operand.of(t, writes=is_written(schema, argument)) for t in tensors_in(value)]
             if argument.name == "storage_offset" and value is not None:
                 absolute = True
         if absolute:
-            self._observer.absolute += reads + writes
-        return reads, writes
+            self._observer.absolute += [operand.address for operand in operands]
+        return operands
 
 
 class _Inside(TorchDispatchMode):
@@ -502,25 +557,26 @@ class _Kernel:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel, and note what its parameters' names say."""
-        reads, writes = _triton_operands(self._kernel, args, kwargs)
+        operands = _triton_operands(self._kernel, args, kwargs)
         name = str(getattr(getattr(self._kernel, "fn", None), "__name__", "triton"))
         run, known = (lambda: self._kernel.run(*args, **kwargs)), self._nondeterministic
-        return self._observer.call(name, reads, writes, run, nondeterministic=known)
+        return self._observer.call(name, operands, run, nondeterministic=known, closed=True)
 
 
-def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Addresses that a kernel only reads, and all others that it is given."""
+def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Operand]:
+    """What a kernel is given: those that it only reads by the names of its parameters. Kernels of the user's may go
+    beyond a tensor's elements."""
     mutated = getattr(kernel, "mutated_arg_names", None)
     signature = (getattr(kernel, "triton_meta", None) or {}).get("signature")
     names = list(signature) if isinstance(signature, dict) and mutated is not None else []
-    reads: list[int] = []
-    writes: list[int] = []
+    exact = str(getattr(getattr(kernel, "fn", None), "__name__", "")).startswith(_GENERATED)
+    operands: list[Operand] = []
     for position, value in enumerate(args):
         name = names[position] if position < len(names) else ""
         read_only = name.startswith(_READ_ONLY_NAMES) and name not in (mutated or ())
-        (reads if read_only else writes).extend(t.data_ptr() for t in tensors_in(value))
-    writes.extend(t.data_ptr() for value in kwargs.values() for t in tensors_in(value))
-    return reads, writes
+        operands += [Operand.of(t, writes=not read_only, exact=exact) for t in tensors_in(value)]
+    operands += [Operand.of(t, writes=True, exact=False) for value in kwargs.values() for t in tensors_in(value)]
+    return operands
 
 
 def _rebound(observer: Observer, fn: Callable[..., Any]) -> contextlib.AbstractContextManager[Callable[..., Any]]:

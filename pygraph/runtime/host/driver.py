@@ -29,8 +29,9 @@ def _make_graph(native: ModuleType, program: Program, capture: Recorder) -> Any:
 
     def add_segment(step: Step) -> None:
         graph.add_segment()
-        for launch in program.recording.launches[step.begin : step.end]:
-            added[launch.index] = _add_launch(graph, launch, capture.payloads[launch.index])
+        launches, order = range(step.begin, step.end), program.order
+        for index in launches if order is None else order.sequence(step.begin, step.end):
+            added[index] = _add_launch(graph, program.recording.launches[index], capture.payloads[index])
 
     places = add_steps(graph, native, program, capture.arguments, add_segment)
     for slot in program.slots:

@@ -6,7 +6,9 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace pygraph {
@@ -108,8 +110,11 @@ class Arguments {
       call.tensors.push_back(expected_[i].is_tensor() ? &THPVariable_Unpack(object) : nullptr);
     }
     locate(call);
-    return copyable(call);
+    return copyable(call) && (!apart_ || are_apart(call));
   }
+
+  // From now on, only lists are accepted in which no written argument shares memory with another.
+  void keep_apart() { apart_ = true; }
 
   // Bytes from element 0 on.
   Range elements(const Operands& call, size_t i) const {
@@ -158,7 +163,27 @@ class Arguments {
     return true;
   }
 
+  // Whether no element of a written argument is another's as well.
+  bool are_apart(const Operands& call) const {
+    if (std::equal(apart_at_.begin(), apart_at_.end(), call.addresses.begin(), call.addresses.end())) return true;
+    c10::SmallVector<std::pair<Range, bool>, 32> ranges;
+    for (size_t i = 0; i < size(); ++i) {
+      if (expected_[i].nbytes != 0) ranges.emplace_back(elements(call, i), expected_[i].written);
+    }
+    std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.first.begin < b.first.begin; });
+    uintptr_t end = 0, end_of_written = 0; // of those that begin before
+    for (const auto& [range, written] : ranges) {
+      if (range.begin < (written ? end : end_of_written)) return false;
+      end = std::max(end, range.end);
+      if (written) end_of_written = std::max(end_of_written, range.end);
+    }
+    apart_at_.assign(call.addresses.begin(), call.addresses.end());
+    return true;
+  }
+
   c10::DeviceIndex device_;
+  bool apart_ = false;
+  mutable std::vector<uintptr_t> apart_at_; // addresses that were found apart; one replay at a time looks
   std::vector<Argument> expected_;
 };
 

@@ -119,6 +119,9 @@ class Region {
 
   size_t add_value_argument(py::object value) { return add_argument(Argument(std::move(value))); }
 
+  // Launches run in another order than the program's, which holds for arguments that are apart.
+  void keep_apart() { arguments_.keep_apart(); }
+
   void add_output(
       OutputKind kind,
       int64_t index,
@@ -432,6 +435,7 @@ py::class_<T> bind_region(py::module_& m, const char* name) {
       .def("set_name", &T::set_name)
       .def("add_tensor_argument", &T::add_tensor_argument)
       .def("add_value_argument", &T::add_value_argument)
+      .def("keep_apart", &T::keep_apart)
       .def("add_output", &T::add_output)
       .def("add_segment", &T::add_segment)
       .def("add_call", &T::add_call)

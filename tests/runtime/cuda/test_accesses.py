@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 
 from pygraph.runtime.contract import Layout, Program, Slot
-from pygraph.runtime.cuda.observe import Span, with_calls
-from pygraph.runtime.recording import AllocationKind, LaunchKind
+from pygraph.runtime.cuda.observe import Operand, Span, with_calls
+from pygraph.runtime.recording import AllocationKind, Bytes, LaunchKind
 from tests.runtime.captures import Capture
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
+
+
+def given(*addresses: int, writes: bool = False) -> tuple[Operand, ...]:
+    """Operands at ``addresses``, of eight bytes each."""
+    return tuple(Operand(address, Bytes(0, 8), writes) for address in addresses)
 
 
 def test_an_argument_is_written_unless_its_call_says_that_it_is_only_read() -> None:
@@ -18,7 +23,7 @@ def test_an_argument_is_written_unless_its_call_says_that_it_is_only_read() -> N
     out = capture.pool(64)
     capture.launch(x, y, out)
     capture.launch(z)
-    span = Span(0, 1, "add", reads=(x, y + 8), writes=(y, out))
+    span = Span(0, 1, "add", given(x, y + 8) + given(y, out, writes=True))
     launches = with_calls(capture.launches, [span], capture.allocations, [])
     assert [launch.uses for launch in launches] == [None, None]
     assert launches[0].read_only == {(INPUT, 0)}
@@ -45,7 +50,7 @@ def reach_of(name: str, reads: tuple[int, ...]) -> frozenset[tuple[AllocationKin
     capture.launch(2)
     capture.launch(3)
     capture.pool(64)
-    spans = [Span(0, 1, "aten.relu.default", (), ()), Span(1, 2, name, reads, ())]
+    spans = [Span(0, 1, "aten.relu.default", ()), Span(1, 2, name, given(*reads))]
     launches = with_calls(capture.launches, spans, capture.allocations, [])
     assert [launch.call for launch in launches] == ["aten.relu.default", name, None]
     assert launches[2].may_access is None
@@ -74,7 +79,7 @@ def test_copies_and_fills_use_every_word() -> None:
     x = capture.input(64)
     capture.launch(x, x + 32, kind=LaunchKind.MEMCPY, signature=(8, 1, 1))
     capture.launch(x, kind=LaunchKind.MEMSET, signature=(0, 1, 8))
-    spans = [Span(0, 2, "aten.copy_.default", (x,), (x,))]
+    spans = [Span(0, 2, "aten.copy_.default", given(x) + given(x, writes=True))]
     launches = with_calls(capture.launches, spans, capture.allocations, [])
     assert [launch.may_access for launch in launches] == [None, None]
     assert [launch.call for launch in launches] == ["aten.copy_.default"] * 2

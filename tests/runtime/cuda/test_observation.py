@@ -33,7 +33,7 @@ class Stream:
             return result
 
         inside: Any = SimpleNamespace(nondeterministic=False) if foreign else None
-        return self.observer.call(name, (), (), run, inside=inside)
+        return self.observer.call(name, (), run, inside=inside)
 
 
 def region(stream: Stream) -> None:

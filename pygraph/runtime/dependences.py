@@ -1,0 +1,168 @@
+"""True dependences between launches: which has to wait for which, by the bytes that they use.
+
+    k0 writes a[0:64]     k1 writes a[64:128]     k2 reads a           k0 ─┬─ k2, and k0 beside k1
+                                                                       k1 ─┘
+
+A launch waits for earlier ones that write what it uses, and for earlier ones that use what it writes. What draws random
+numbers keeps its order, and a launch of which nothing is known waits for all before it, and all behind it for it. Pure
+functions over a Recording and its slots.
+
+``check`` proves an order again, from what a driver has made of it: the edges of its graph, and where memory lies.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.contract import Order, Program, Slot
+from pygraph.runtime.recording import Access, AllocationKind, Bytes, Launch, Recording
+
+__all__ = ["check", "order_of"]
+
+_Key = tuple[AllocationKind, int]
+_Memory = TypeVar("_Memory", bound=Hashable)
+
+
+def order_of(recording: Recording, slots: Sequence[Slot], window: int = 0) -> Order:
+    """The true dependences of the launches of ``recording``. With a ``window``, a launch also waits for the one so many
+    places before it: what is emitted far apart never runs side by side, and memory is used again sooner."""
+    table: _Table[_Key] = _Table()
+    waits: list[set[int]] = []
+    for launch, accesses in zip(recording.launches, _accesses(recording, slots), strict=True):
+        found = table.add(launch, None if accesses is None else [(a.key, a.bytes, a.writes) for a in accesses])
+        if window and launch.index >= window:
+            found.add(launch.index - window)
+        waits.append(found)
+    return Order.of(waits)
+
+
+def check(program: Program, edges: Collection[tuple[int, int]]) -> None:
+    """Raise CaptureError (``unordered-launches``) unless of any two launches of a step that use the same memory, one of
+    them to write it, the later one waits for the earlier one, by ``edges`` (earlier, later) or a path of these.
+
+    Memory is told by where it lies in a replay: intermediates that share bytes are the same memory.
+    """
+    waited: list[set[int]] = [set() for _ in program.recording.launches]
+    for earlier, later in edges:
+        waited[later].add(earlier)
+    before = Order.of(waited).before
+    places = _places(program)
+    accesses = list(_accesses(program.recording, program.slots))
+    for number, step in enumerate(program.steps):
+        table: _Table[Hashable] = _Table()
+        for launch in program.recording.launches[step.begin : step.end]:
+            used = accesses[launch.index]
+            physical = None if used is None else [_moved(places, number, access) for access in used]
+            for other in sorted(table.add(launch, physical)):
+                if not before[launch.index] >> other & 1:
+                    said = f"{launch.name} (launch {launch.index}) does not wait for launch {other}"
+                    raise CaptureError("unordered-launches", said, launch=launch.index)
+
+
+def _places(program: Program) -> dict[int, list[tuple[int, int, Hashable, int]]]:
+    """Where intermediates lie: for each, the steps (first, last) in which it is at a byte of a block."""
+    found: dict[int, list[tuple[int, int, Hashable, int]]] = {}
+    for number, step in enumerate(program.steps):
+        for block, (_, died, offsets) in enumerate(step.blocks):
+            for index, offset in offsets.items():
+                found.setdefault(index, []).append((number, died, ("block", number, block), offset))
+    return found
+
+
+def _moved(
+    places: Mapping[int, Sequence[tuple[int, int, Hashable, int]]], step: int, access: Access
+) -> tuple[Hashable, Bytes, bool]:
+    """The memory that ``access`` is to in step number ``step``, the bytes of it, and whether they are written."""
+    kind, index = access.key
+    if kind is AllocationKind.POOL:
+        for first, last, block, offset in places.get(index, ()):
+            if first <= step <= last:
+                return block, access.bytes.moved(offset), access.writes
+    return access.key, access.bytes, access.writes
+
+
+def _accesses(recording: Recording, slots: Sequence[Slot]) -> Iterator[list[Access] | None]:
+    """What each launch uses; None: anything. A call's launches share its operands: each uses those that its own words
+    point to, and constants, which no word is known to point to. All else that its words point to, it may write."""
+    places: dict[int, dict[int, Slot]] = {}
+    for slot in slots:
+        places.setdefault(slot.launch, {})[slot.word] = slot
+    sizes = {allocation.key: allocation.nbytes for allocation in recording.allocations}
+    constants = sorted((a.address, a.nbytes, a.key) for a in recording.allocations if a.kind is AllocationKind.CONSTANT)
+    for launch in recording.launches:
+        words = places.get(launch.index, {})
+        if launch.eager is not None or (launch.uses is None and launch.operands is None):
+            yield None
+        elif launch.uses is not None:
+            yield [
+                Access(key, Bytes(start + use.start, start + use.start + use.nbytes), use.writes)
+                for use in launch.uses
+                for key, start in _owner(launch.words[use.word], words.get(use.word), constants)
+            ]
+        else:
+            touched = {slot.key for slot in words.values()}
+            given = [a for a in launch.operands or () if a.key in touched or a.key[0] is AllocationKind.CONSTANT]
+            others = touched.difference(a.key for a in given)
+            yield given + [Access(key, Bytes(0, sizes[key]), writes=True) for key in sorted(others, key=str)]
+
+
+def _owner(word: int, slot: Slot | None, constants: Sequence[tuple[int, int, _Key]]) -> Iterator[tuple[_Key, int]]:
+    """The allocation that a word points into, and how far; nothing for one that points nowhere."""
+    if slot is not None:
+        yield slot.key, slot.offset
+        return
+    place = bisect_right(constants, word, key=lambda each: each[0]) - 1
+    if place >= 0 and word < constants[place][0] + constants[place][1]:
+        yield constants[place][2], word - constants[place][0]
+
+
+@dataclass(slots=True)
+class _Used:
+    """Launches that use an allocation, of those that a later one may still have to wait for."""
+
+    reads: list[tuple[int, Bytes]] = field(default_factory=list)
+    writes: list[tuple[int, Bytes]] = field(default_factory=list)
+
+
+class _Table(Generic[_Memory]):
+    """Who used what, up to some launch."""
+
+    def __init__(self) -> None:
+        self._used: dict[_Memory, _Used] = {}
+        self._open: set[int] = set()
+        """Launches that no later one waits for, since the last one that all wait for."""
+        self._last: int | None = None
+        self._drew: int | None = None
+
+    def add(self, launch: Launch, accesses: Sequence[tuple[_Memory, Bytes, bool]] | None) -> set[int]:
+        """The launches that this one, the next, waits for: (memory, bytes, whether they are written) is what it uses;
+        None: anything."""
+        waits = {number for number in (self._last,) if number is not None}
+        if launch.random:
+            waits.update(number for number in (self._drew,) if number is not None)
+            self._drew = launch.index
+        if accesses is None:
+            waits |= self._open
+            self._used.clear()
+            self._open.clear()
+            self._last = self._drew = launch.index
+            return waits
+        for memory, there, writes in accesses:
+            used = self._used.get(memory, _Used())
+            met = used.writes + used.reads if writes else used.writes
+            waits.update(number for number, where in met if where.meets(there))
+        for memory, there, writes in accesses:
+            used = self._used.setdefault(memory, _Used())
+            if writes:
+                used.reads = [each for each in used.reads if not there.covers(each[1])]
+                used.writes = [each for each in used.writes if not there.covers(each[1])]
+                used.writes.append((launch.index, there))
+            else:
+                used.reads.append((launch.index, there))
+        self._open -= waits
+        self._open.add(launch.index)
+        return waits

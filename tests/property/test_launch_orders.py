@@ -1,0 +1,260 @@
+"""Launches in any order that their dependences allow: the same bits, in programs of Inductor's and in made-up ones.
+
+The dependences themselves are held against the definition, pair by pair, and against time.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pygraph.errors import CaptureError
+from pygraph.runtime.contract import Order, Program, Slot
+from pygraph.runtime.dependences import check, order_of
+from pygraph.runtime.layout import lifetimes, pack, plan
+from pygraph.runtime.recording import Access, AllocationKind, Bytes, Recording
+from pygraph.runtime.steps import concurrently, with_steps
+from tests.property.test_region_replays import Machine, draw_places
+from tests.runtime.captures import Capture, reads, writes
+from tests.runtime.programs import PROGRAMS, region_calls
+from tests.runtime.regions import compile_regions
+
+INPUT, POOL, CONSTANT = AllocationKind.INPUT, AllocationKind.POOL, AllocationKind.CONSTANT
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+layouts = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 24)), max_size=3)
+
+
+def elements(start: int, layout: list[tuple[int, int]], itemsize: int) -> set[int]:
+    found = {start}
+    for count, stride in layout:
+        found = {place + step * stride * itemsize for place in found for step in range(count)}
+    return {place + byte for place in found for byte in range(itemsize)}
+
+
+@given(st.integers(0, 40), layouts, st.integers(0, 40), layouts, st.sampled_from([1, 2, 4]))
+def test_bytes_that_do_not_meet_have_none_in_common(
+    start: int, one: list[tuple[int, int]], other_start: int, other: list[tuple[int, int]], itemsize: int
+) -> None:
+    a, b = (
+        Bytes.of(at * itemsize, [n for n, _ in layout], [s for _, s in layout], itemsize)
+        for at, layout in ((start, one), (other_start, other))
+    )
+    left, right = elements(start * itemsize, one, itemsize), elements(other_start * itemsize, other, itemsize)
+    assert min(left) >= a.start
+    assert max(left) < a.end
+    assert a.meets(b) == b.meets(a)
+    if left & right:
+        assert a.meets(b)
+    if a.covers(b):
+        assert right <= set(range(a.start, a.end))
+
+
+def test_slices_of_channels_are_apart_whichever_axis_comes_last() -> None:
+    def slices(channels_last: bool) -> list[Bytes]:
+        size, whole = (1, 64, 7, 7), 192
+        stride = (49 * whole, 1, 7 * whole, whole) if channels_last else (49 * whole, 49, 7, 1)
+        step = 64 if channels_last else 64 * 49
+        return [Bytes.of(number * step * 2, size, stride, 2) for number in range(3)]
+
+    for made in (slices(True), slices(False)):
+        assert not any(a.meets(b) for a, b in combinations(made, 2))
+        assert all(Bytes(0, 64 * 49 * 3 * 2).covers(each) for each in made)
+    assert slices(True)[0].meets(slices(False)[0])
+
+
+# -- dependences -------------------------------------------------------------------------------------------------------
+
+USE = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 4), st.booleans())
+"""An allocation of 8 bytes, where in it, how many bytes, and whether they are written."""
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> tuple[Recording, list[Slot]]:
+    capture = Capture()
+    starts = [capture.input(8), capture.pool(8), capture.pool(8), capture.constant(0x5500_0000_0000, 8)]
+    keys = [(INPUT, 0), (POOL, 0), (POOL, 1)]
+    slots: list[Slot] = []
+    for index in range(draw(st.integers(1, 12))):
+        used = draw(st.lists(USE, min_size=1, max_size=3))
+        words = [starts[owner] + at for owner, at, _, _ in used]
+        kind = draw(st.sampled_from(["exact", "exact", "operands", "unknown", "random"]))
+        slots += [Slot(index, w, *keys[use[0]], use[1]) for w, use in enumerate(used) if use[0] < len(keys)]
+        exact = [writes(w, n) if written else reads(w, n) for w, (_, _, n, written) in enumerate(used)]
+        given = [Access([*keys, (CONSTANT, 0)][o], Bytes(at, at + n), written) for o, at, n, written in used]
+        facts: dict[str, Any] = {"random": kind == "random"}
+        if kind == "operands":
+            facts["operands"] = tuple(given)
+        capture.launch(*words, uses=None if kind in ("operands", "unknown") else exact, **facts)
+    return capture.recording(), slots
+
+
+def conflict(recording: Recording, slots: list[Slot], one: int, other: int) -> bool:
+    """The definition."""
+    a, b = recording.launches[one], recording.launches[other]
+    if any(launch.uses is None and launch.operands is None for launch in (a, b)) or (a.random and b.random):
+        return True
+
+    def used(index: int) -> list[tuple[Any, int, int, bool]]:
+        launch = recording.launches[index]
+        if launch.operands is not None:
+            return [(x.key, x.bytes.start, x.bytes.end, x.writes) for x in launch.operands]
+        places = {slot.word: (slot.key, slot.offset) for slot in slots if slot.launch == index}
+        found = []
+        for use in launch.uses or ():
+            key, at = places.get(use.word, ((CONSTANT, 0), launch.words[use.word] - 0x5500_0000_0000))
+            found.append((key, at, at + use.nbytes, use.writes))
+        return found
+
+    return any(
+        key == their and (w or their_w) and start < their_end and their_start < end
+        for key, start, end, w in used(one)
+        for their, their_start, their_end, their_w in used(other)
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(recordings(), st.sampled_from([0, 1, 3]))
+def test_exactly_what_conflicts_is_ordered_and_no_edge_says_what_others_say(
+    made: tuple[Recording, list[Slot]], window: int
+) -> None:
+    recording, slots = made
+    order, count = order_of(recording, slots, window), len(recording.launches)
+    expected = [0] * count
+    for later in range(count):
+        for earlier in range(later):
+            apart = window and later - earlier == window
+            if apart or conflict(recording, slots, earlier, later):
+                expected[later] |= expected[earlier] | 1 << earlier
+    assert list(order.before) == expected
+    for later, waited in enumerate(order.edges):
+        assert not any(order.before[b] >> a & 1 for a, b in combinations(waited, 2)), "a path says it already"
+        reached = 0
+        for earlier in waited:
+            reached |= order.before[earlier] | 1 << earlier
+        assert reached == order.before[later]
+
+
+@settings(deadline=None, max_examples=200)
+@given(recordings())
+def test_memory_is_shared_by_what_is_ordered_alone(made: tuple[Recording, list[Slot]]) -> None:
+    recording, slots = made
+    order = order_of(recording, slots)
+    lives = lifetimes(recording, slots, (), order)
+    layout = pack(lives, 8)
+    for a, b in combinations(lives, 2):
+        apart = abs(layout.offsets[a.index] - layout.offsets[b.index]) >= 8
+        mine, theirs = ([s.launch for s in slots if s.key == (POOL, x.index)] for x in (a, b))
+        one_way = all(order.before[j] >> i & 1 for i in mine for j in theirs)
+        other_way = all(order.before[i] >> j & 1 for i in mine for j in theirs)
+        assert apart or one_way or other_way
+
+
+@settings(deadline=None, max_examples=200)
+@given(recordings(), st.data())
+def test_each_edge_is_missed_by_the_proof(made: tuple[Recording, list[Slot]], data: st.DataObject) -> None:
+    recording, slots = made
+    program = concurrently(Program(recording, tuple(slots), plan(recording, slots)))
+    order = program.order or order_of(recording, slots)
+    program = with_steps(replace(program, order=order, layout=plan(recording, slots, order)))
+    assert len(program.steps) == 1
+    edges = [(earlier, later) for later, waited in enumerate(order.edges) for earlier in waited]
+    check(program, edges)
+    if edges:
+        left = data.draw(st.sampled_from(edges))
+        with pytest.raises(CaptureError, match="does not wait"):
+            check(program, [edge for edge in edges if edge != left])
+
+
+def test_memory_that_is_shared_without_order_is_found_by_the_proof() -> None:
+    """Two chains of two launches each: after the first chain, its intermediate's memory serves the second one."""
+    capture, slots = Capture(), list[Slot]()
+    for chain in range(2):
+        x, made, out = capture.input(64), capture.pool(64), capture.input(64)
+        capture.launch(x, made, uses=[reads(0, 64), writes(1, 64)])
+        capture.launch(made, out, uses=[reads(0, 64), writes(1, 64)])
+        words = [(INPUT, 2 * chain), (POOL, chain), (POOL, chain), (INPUT, 2 * chain + 1)]
+        slots += [Slot(2 * chain + word // 2, word % 2, *key, 0) for word, key in enumerate(words)]
+    recording, chains = capture.recording(), [(0, 1), (2, 3)]
+    order = order_of(recording, slots)
+    assert order.edges == ((), (0,), (), (2,))
+    serial = with_steps(Program(recording, tuple(slots), plan(recording, slots), order=order))
+    with pytest.raises(CaptureError, match=r"launch 2\) does not wait for launch 0"):
+        check(serial, chains)
+    check(serial, [*chains, (1, 2)])
+    apart = plan(recording, slots, order)
+    assert (serial.layout.nbytes, apart.nbytes) == (64, 128)
+    check(with_steps(replace(serial, layout=apart)), chains)
+
+
+def test_ten_thousand_launches_are_ordered_within_two_seconds() -> None:
+    capture, slots = Capture(), list[Slot]()
+    weight = capture.input(1 << 20)
+    for index in range(10_000):
+        made = capture.pool(4096)
+        capture.launch(weight, made, made - 8192, uses=[reads(0, 1 << 20), writes(1, 4096), reads(2, 4096)])
+        slots += [Slot(index, 0, INPUT, 0, 0), Slot(index, 1, POOL, index, 0)]
+        slots += [Slot(index, 2, POOL, index - 8, 0)] if index >= 8 else []
+    start = time.perf_counter()
+    order = order_of(capture.recording(), slots)
+    assert time.perf_counter() - start < 2
+    assert [len(waited) for waited in order.edges] == [0] * 8 + [1] * 9_992
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@settings(deadline=None, max_examples=10, derandomize=True)
+@given(data=st.data())
+def test_any_order_of_launches_equals_uncaptured_runs(program: str, data: st.DataObject) -> None:
+    drawn = random.Random(data.draw(st.integers(0, 1 << 16), label="order"))
+
+    def shuffled(order: Order, begin: int, end: int) -> list[int]:
+        left, found = set(range(begin, end)), list[int]()
+        while left:
+            ready = [i for i in sorted(left) if not left.intersection(order.edges[i])]
+            found.append(drawn.choice(ready))
+            left.remove(found[-1])
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Order, "sequence", shuffled)
+        for versions in region_calls(program):
+            machine = Machine(versions[0], max_captures=3, concurrent=True)
+            for _ in range(data.draw(st.integers(3, 6), label="calls")):
+                version = data.draw(st.sampled_from(versions))
+                machine.call(version.args, draw_places(data, machine, version.args))
+            refused = {"comparison-failed", "replay-raised", "capture-failed"}
+            assert not refused.intersection(machine.region.record.refusals)
+
+
+def counted(x: torch.Tensor, count: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    count.add_(1)
+    return x @ w
+
+
+def test_arguments_that_share_memory_are_not_replayed_out_of_order() -> None:
+    compiled = compile_regions(counted)
+    compiled.call(torch.randn(8, 8), torch.randn(8, 8), torch.randn(8, 8))
+    (call,) = compiled.regions
+    machine = Machine(call, concurrent=True)
+    for _ in range(4):
+        machine.region(call.fresh(1))
+    record = machine.region.record
+    assert (record.captures, record.replays) == (1, 2)
+    for shared, replays in ((True, 2), (False, 3)):
+        args = call.fresh(1)
+        if shared:
+            args = [args[0]] * len(args)
+        machine.region(list(args))
+        assert record.replays == replays
