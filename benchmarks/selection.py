@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pygraph.backend import driver_for
-from pygraph.runtime.measure import CALLS, MARGIN, ROUNDS
+from pygraph.runtime.measure import CALLS, MARGIN, ROUNDS, UNCAPTURED
 from pygraph.runtime.region import Region, RegionOptions
 
 __all__ = ["CALLERS", "PROGRAMS", "Program", "decide"]
@@ -161,9 +161,9 @@ def decide(program: Program, caller: str, device: str) -> dict[str, Any]:
     return {
         "choice": decision.choice,
         "calls": decision.calls,
-        "measured_us": {"replay": decision.replay_us, "uncaptured": decision.uncaptured_us},
+        "measured_us": {"replay": decision.replay_us, "uncaptured": decision.other_us},
         "apart_us": {name: seconds * 1e6 for name, seconds in apart.items()},
-        "right": slower <= 1 + 2 * MARGIN,
+        "right": slower <= 1 + 2 * MARGIN[UNCAPTURED],
     }
 
 

@@ -347,7 +347,7 @@ def attach(
                 max_captures=settings.max_captures,
                 verify_always=settings.verify == "always",
                 measure=settings.measure,
-                concurrent=settings.concurrent,
+                order=settings.order,
                 cache_dir=settings.cache_dir,
             ),
             held=known.held,

@@ -34,7 +34,8 @@ class Settings:
     capture_after  the occurrence of a set of sizes at which it is captured (2 or more)
     max_captures   captures that one region keeps
     measure        whether real calls try if a replay pays, and what does not is left uncaptured
-    concurrent     whether launches of a replay wait for those alone that they depend on
+    order          what launches of a replay wait for: ``program``, all before them, as captured; ``dependences``, those
+                   that they depend on; ``measured``, the one of both that real calls find faster
     cache_dir      where native libraries and decisions of measured selection are kept for later processes; with
                    None, no decision is kept, and libraries are where they are by default
     inductor       patches to Inductor's configuration for this compilation
@@ -48,7 +49,7 @@ class Settings:
     capture_after: int = 2
     max_captures: int = 64
     measure: bool = True
-    concurrent: bool = False
+    order: str = "measured"
     cache_dir: str | None = field(default_factory=user_dir)
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
@@ -95,7 +96,7 @@ _KINDS = {
     "capture_after": "a whole number of at least 2",
     "max_captures": "a whole number of at least 1",
     "measure": "true or false",
-    "concurrent": "true or false",
+    "order": "'measured', 'program' or 'dependences'",
     "cache_dir": "a path",
     "inductor": "a mapping of Inductor's options",
 }
@@ -125,13 +126,15 @@ def _read(option: str, text: str) -> object:
 def _checked(option: str, name: str, value: Any) -> Any:
     """``value`` as the settings hold it. Raises OptionError, which calls it ``name``, for another kind of value."""
     match option, value:
-        case "strict" | "disable" | "measure" | "concurrent", bool():
+        case "strict" | "disable" | "measure", bool():
             return value
         case "capture_after", int() if not isinstance(value, bool) and value >= 2:
             return value
         case "max_captures", int() if not isinstance(value, bool) and value >= 1:
             return value
         case "verify", "first" | "always":
+            return value
+        case "order", "measured" | "program" | "dependences":
             return value
         case "dump_dir" | "cache_dir", None | str() | os.PathLike():
             return (os.fspath(value) or None) if value is not None else None

@@ -171,7 +171,7 @@ class Serving:
 def _settling() -> bool:
     """Whether a captured region has not decided yet what becomes of its captures."""
     records = [region.record for report in pygraph.reports() for region in report.regions if region.record is not None]
-    return any(record.captures > len(record.decisions) for record in records)
+    return any(record.captures > len(record.decisions) or record.contests > len(record.orders) for record in records)
 
 
 def what_was_captured() -> dict[str, Any]:
@@ -182,7 +182,8 @@ def what_was_captured() -> dict[str, Any]:
     summary = summarize(reports)
     regions = []
     for region in (region for report in reports for region in report.regions):
-        decisions = map(asdict, region.record.decisions if region.record is not None else ())
+        record = region.record
+        decisions = map(asdict, (*record.decisions, *record.orders) if record is not None else ())
         regions.append({"state": region.state, "why": region.why, "decisions": list(decisions)})
     coverage = {"share": summary.coverage, "captures": summary.captures, "replays": summary.replays}
     return {"coverage": coverage, "regions": regions}

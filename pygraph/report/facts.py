@@ -50,7 +50,7 @@ from pygraph.passes.analysis import node_time_us
 from pygraph.passes.legality.reasons import REASONS
 from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
-from pygraph.runtime.measure import REPLAY, UNCAPTURED, Decision
+from pygraph.runtime.measure import REPLAY, Decision
 
 __all__ = ["CostRow", "Quantity", "Summary", "cost_rows", "json_text", "membership", "summarize", "to_json", "why"]
 
@@ -93,8 +93,9 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     record = region.record
     if record is None:
         return
-    if record.decisions:
-        yield measured_text(record.decisions)
+    for decisions in (record.decisions, record.orders):
+        if decisions:
+            yield measured_text(decisions)
     if record.eager:
         calls = plural(sum(call.count for call in record.eager), "eager call")
         yield f"{plural(record.segments, 'segment')}, and {calls} between them"
@@ -112,10 +113,10 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
 def measured_text(decisions: Sequence[Decision]) -> str:
     """What measured selection decided on a region, in one line; of several variants, how many and the latest."""
     last, counts = decisions[-1], Counter(each.choice for each in decisions)
-    several = ", ".join(f"{counts[choice]} {choice}" for choice in (REPLAY, UNCAPTURED) if counts[choice])
+    several = ", ".join(f"{counts[choice]} {choice}" for choice in (REPLAY, last.other) if counts[choice])
     choice = last.choice if len(decisions) == 1 else f"{several}; last {last.choice}"
     why = ", its calls were never undisturbed for long enough" if last.disturbed else ""
-    times = ((REPLAY, last.replay_us), (UNCAPTURED, last.uncaptured_us))
+    times = ((REPLAY, last.replay_us), (last.other, last.other_us))
     medians = ", ".join(f"{name} {us:.1f}" for name, us in times if us is not None)
     figures = f"; µs per call of the program: {medians}" if medians else ""
     source = f"read from {last.path}" if last.path else f"{last.calls} calls"

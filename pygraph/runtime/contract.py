@@ -142,13 +142,21 @@ class Order:
             before.append(reached)
         return cls(tuple(edges), tuple(before))
 
+    def longest_path(self) -> int:
+        """How many launches the longest path has."""
+        return max(self._depths(0, len(self.edges)).values(), default=0)
+
     def sequence(self, begin: int, end: int) -> list[int]:
         """The launches from ``begin`` to ``end`` (excluded), each behind those that it waits for: by the length of the
         longest path to them, so that what may run side by side stands side by side."""
-        depth: dict[int, int] = {}
+        depths = self._depths(begin, end)
+        return sorted(depths, key=lambda launch: depths[launch])
+
+    def _depths(self, begin: int, end: int) -> dict[int, int]:
+        found: dict[int, int] = {}
         for launch in range(begin, end):
-            depth[launch] = 1 + max((depth[waited] for waited in self.edges[launch] if waited >= begin), default=0)
-        return sorted(depth, key=lambda launch: depth[launch])
+            found[launch] = 1 + max((found[waited] for waited in self.edges[launch] if waited >= begin), default=0)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +235,10 @@ class Executable:
 
 
 class Driver(Protocol):
-    """Captures and replays regions on one kind of device."""
+    """Captures and replays regions on one kind of device. ``parallel``: whether launches may run side by side there."""
+
+    @property
+    def parallel(self) -> bool: ...
 
     def capture(
         self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any], eager: Collection[str] = ()

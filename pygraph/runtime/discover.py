@@ -41,12 +41,13 @@ def capture(
     args: Sequence[Any],
     table: SlotTable | None = None,
     eager: Collection[str] = (),
-    concurrent: bool = False,
+    order: str = "program",
     **facts: Any,
 ) -> Captured | Refusal:
     """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture. Replays
-    call the operators ``eager``. If ``concurrent``, launches wait for those alone that they depend on. ``facts`` are
-    fields of the program that no capture tells. Raises CaptureError, and anything that ``fn`` does on stand-ins."""
+    call the operators ``eager``. ``order`` is ``program``, or ``dependences``: launches wait for those alone that they
+    depend on. ``facts`` are fields of the program that no capture tells. Raises CaptureError, and anything that ``fn``
+    does on stand-ins."""
     first = driver.capture(fn, list(args), eager)
     alone = next((launch for launch in first.launches if launch.collective), None)
     if alone is not None:  # it can be neither captured again nor compared: it would run more often here than elsewhere
@@ -67,7 +68,8 @@ def capture(
     if doubt is not None:
         return doubt
     program = with_steps(Program(first, found.slots, plan(first, found.slots), found.non_pointers, **facts))
-    program = concurrently(program) if concurrent else program
+    if order == "dependences":
+        program = concurrently(program)
     return Captured(driver.instantiate(program), program, found)
 
 

@@ -1,9 +1,10 @@
-"""Measured selection: is a captured variant faster replayed or uncaptured? Its own calls tell, once.
+"""Measured selection: is a captured variant faster replayed or uncaptured, and if replayed, in which order of its
+launches? Its own calls tell, once each.
 
 A new variant's calls run in blocks of one candidate each. The first call of a block is dropped; the device is drained
 after it and after the last one, and the time per call is the wall time between the two drains. A round is one block of
-each candidate. Of ROUNDS rounds, uncaptured has to win all but one by MARGIN; anything less is a tie, and replays. The
-decision is kept on disk for later processes. Nothing here makes a call, and no call runs twice.
+each candidate. Of ROUNDS rounds, the other candidate has to win all but one by its margin; anything less is a tie, and
+replays as before. The decision is kept on disk for later processes. Nothing here makes a call, and no call runs twice.
 """
 
 from __future__ import annotations
@@ -33,23 +34,35 @@ from pygraph.runtime.tensors import bits
 from pygraph.runtime.variants import signature
 from pygraph.version import __version__
 
-__all__ = ["REPLAY", "UNCAPTURED", "Decision", "Measurement", "invalidate_all", "kept_path", "read", "several_ranks"]
+__all__ = [
+    "CONCURRENT",
+    "REPLAY",
+    "UNCAPTURED",
+    "Decision",
+    "Measurement",
+    "invalidate_all",
+    "kept_path",
+    "read",
+    "several_ranks",
+]
 
 _log = logging.getLogger("pygraph.selection")
 
 Function = Callable[[list[Any]], Sequence[Any]]
 Clock = Callable[[], float]
 
-REPLAY, UNCAPTURED = "replay", "uncaptured"
+REPLAY, UNCAPTURED, CONCURRENT = "replay", "uncaptured", "concurrent"
+"""Candidates. CONCURRENT is a replay whose launches wait for those alone that they depend on."""
 
 ROUNDS = 5
 CALLS = 8
 """Timed calls of a block: an even number, since many callers do one thing on even calls and another on odd ones."""
-MARGIN = 0.05
-"""Uncaptured wins a round if its time is below the replay's by more than this fraction."""
+MARGIN = {UNCAPTURED: 0.05, CONCURRENT: 0.02}
+"""A candidate wins a round if its time is below the replay's by more than this fraction."""
 
 _LOST = {2: 1.5, 3: 1.0}
-"""The first so many rounds, if uncaptured loses each by this factor, end the measurement: more would only cost."""
+"""The first so many rounds, if the other candidate loses each by this factor, end the measurement: more would only
+cost."""
 _MOST = 3 * 2 * ROUNDS
 """Blocks that are begun, disturbed ones included."""
 _PATIENCE = 200
@@ -58,16 +71,17 @@ _PATIENCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided on one variant, in REPLAY or UNCAPTURED. Times are medians of the blocks, in µs per call of the
-    caller's whole loop (None: no block). ``calls`` were in blocks. ``disturbed``: too few blocks counted, so that it is
-    replayed untested. ``path``: the file that an earlier process's decision was read from."""
+    """What was decided on one variant: ``choice`` of REPLAY and ``other``. Times are medians of the blocks, in µs per
+    call of the caller's whole loop (None: no block). ``calls`` were in blocks. ``disturbed``: too few blocks counted,
+    so that it is replayed untested. ``path``: the file that an earlier process's decision was read from."""
 
     choice: str
     replay_us: float | None
-    uncaptured_us: float | None
+    other_us: float | None
     calls: int
     disturbed: bool = False
     path: str | None = None
+    other: str = UNCAPTURED
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -101,17 +115,25 @@ def invalidate_all() -> None:
 class Measurement:
     """Times one variant, as the calls of a region come in: from several threads at once, without a lock, in blocks that
     do not count. ``args`` is the call that was captured (only facts of it are kept), ``sensitive`` its arguments whose
-    storage offset was captured. ``path`` is the file that the decision goes to, if it is kept."""
+    storage offset was captured. ``path`` is the file that the decision goes to, if it is kept. ``other`` is what the
+    replay is held against."""
 
     def __init__(
-        self, driver: Driver, args: Sequence[Any], sensitive: frozenset[int], clock: Clock, path: Path | None
+        self,
+        driver: Driver,
+        args: Sequence[Any],
+        sensitive: frozenset[int],
+        clock: Clock,
+        path: Path | None,
+        other: str = UNCAPTURED,
     ) -> None:
         self._driver, self._clock, self._path = driver, clock, path
         self._device = _device(args)
         self._sensitive, self._facts = sensitive, signature(args, sensitive)
-        self._times: dict[str, list[float]] = {REPLAY: [], UNCAPTURED: []}
+        self._other = other
+        self._times: dict[str, list[float]] = {REPLAY: [], other: []}
         self._block: _Block | None = None
-        self._other: _Block | None = None
+        self._foreign: _Block | None = None
         self._begun = self._calls = self._waited = 0
         self._over = self._tried = False
         self._once = Lock()
@@ -170,13 +192,13 @@ class Measurement:
         if self._over:
             return None
         if _under_way is not None and _under_way is not self._block:
-            self._waited = self._waited + 1 if _under_way is self._other else 0
-            self._other = _under_way
+            self._waited = self._waited + 1 if _under_way is self._foreign else 0
+            self._foreign = _under_way
             if self._waited < _PATIENCE:
                 return None
         self._begun += 1
         rounds = min(len(times) for times in self._times.values())
-        first, second = (REPLAY, UNCAPTURED) if rounds % 2 == 0 else (UNCAPTURED, REPLAY)
+        first, second = (REPLAY, self._other) if rounds % 2 == 0 else (self._other, REPLAY)
         candidate = first if len(self._times[first]) == rounds else second
         self._tried |= candidate == UNCAPTURED
         _under_way = _Block(candidate)
@@ -192,16 +214,16 @@ class Measurement:
             return self._decide(REPLAY)
         if len(pairs) < ROUNDS:
             return None
-        won = sum(other < (1 - MARGIN) * replay for replay, other in pairs)
-        return self._decide(UNCAPTURED if won >= ROUNDS - 1 else REPLAY)
+        won = sum(other < (1 - MARGIN[self._other]) * replay for replay, other in pairs)
+        return self._decide(self._other if won >= ROUNDS - 1 else REPLAY)
 
     def _decide(self, choice: str, *, disturbed: bool = False) -> Decision | None:
         """The decision, for whoever comes first."""
         self._over = True
         if not self._once.acquire(blocking=False):
             return None
-        replayed, uncaptured = (median(times) * 1e6 if times else None for times in self._times.values())
-        return Decision(choice, replayed, uncaptured, self._calls, disturbed)
+        replayed, others = (median(times) * 1e6 if times else None for times in self._times.values())
+        return Decision(choice, replayed, others, self._calls, disturbed, other=self._other)
 
 
 def _device(args: Sequence[Any]) -> torch.device | None:
@@ -217,13 +239,13 @@ def several_ranks() -> bool:
 
 # -- decisions on disk -------------------------------------------------------------------------------------------------
 
-_SCHEMA = 5
+_SCHEMA = 6
 """Part of the key. Raised when a field or the procedure changes."""
 
 
-def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None) -> Path | None:
-    """The file in ``cache_dir`` for decisions on calls of ``fn`` like this; None if nothing is kept, or if ``fn`` is in
-    no file, or depends on a closure.
+def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None, other: str = UNCAPTURED) -> Path | None:
+    """The file in ``cache_dir`` for decisions against ``other`` on calls of ``fn`` like this; None if nothing is kept,
+    or if ``fn`` is in no file, or depends on a closure.
 
     The key has the text of ``fn``'s module, with the source of every kernel. The insides of custom operators are not
     covered: a decision that is wrong for that reason costs time and makes no result wrong.
@@ -238,7 +260,7 @@ def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None) -> Path 
         for arg in args
     ]
     versions = __version__, torch.__version__, platform.python_version()
-    key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call
+    key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call, other
     try:
         folder = usable(cache_dir) / "decisions"
     except OSError:  # there is no temporary folder either
@@ -263,10 +285,14 @@ def read(path: Path) -> Decision | None:
     if found is None:
         return None
     try:
-        times = float(found["replay_us"]), float(found["uncaptured_us"])
-        if found["choice"] not in (REPLAY, UNCAPTURED) or not all(0 <= time < math.inf for time in times):
+        times, other = (float(found["replay_us"]), float(found["other_us"])), found["other"]
+        if (
+            other not in MARGIN
+            or found["choice"] not in (REPLAY, other)
+            or not all(0 <= time < math.inf for time in times)
+        ):
             raise ValueError("it is no decision")
-        return Decision(found["choice"], *times, int(found["calls"]), path=str(path))
+        return Decision(found["choice"], *times, int(found["calls"]), path=str(path), other=other)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         warn_once(path, f"{type(error).__name__}: {error}")
         return None

@@ -28,10 +28,21 @@ from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment
 from pygraph.runtime.critical import capturing, capturing_turn
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
-from pygraph.runtime.measure import REPLAY, Decision, Measurement, invalidate_all, kept_path, read, several_ranks
+from pygraph.runtime.measure import (
+    CONCURRENT,
+    REPLAY,
+    UNCAPTURED,
+    Decision,
+    Measurement,
+    invalidate_all,
+    kept_path,
+    read,
+    several_ranks,
+)
 from pygraph.runtime.provenance import Refusal, tracing
 from pygraph.runtime.recording import Origin
 from pygraph.runtime.slots import SlotTable
+from pygraph.runtime.steps import leaves_open
 from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
 
 __all__ = ["EagerCalls", "Region", "RegionOptions", "RegionRecord", "counts"]
@@ -69,7 +80,7 @@ class RegionOptions:
     ``capture_after``: the occurrence of a variant at which it is captured (at least 2). ``max_captures``: executables
     that one region holds; the least recently used goes. ``verify_always``: compare every replay with an uncaptured run.
     ``measure``: else, let real calls decide whether a replay pays. ``cache_dir``: where decisions are kept, if at all.
-    ``concurrent``: launches of a replay wait for those alone that they depend on.
+    ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as real calls decide, ``measured``.
     """
 
     capture_after: int = 2
@@ -77,7 +88,7 @@ class RegionOptions:
     verify_always: bool = False
     measure: bool = False
     cache_dir: str | None = None
-    concurrent: bool = False
+    order: str = "program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +108,8 @@ class RegionRecord:
     ``segments`` and the ``eager`` calls between them are those of the last capture. ``eager_since`` says why operators
     are called that were to be captured. ``python_runs``: how often bodies of operators written in Python ran for
     captures and comparisons. ``refusals`` holds the first of each reason, ``decisions`` one for each measured variant;
-    where all are left uncaptured, the state is ``uncaptured`` without a ``reason``."""
+    where all are left uncaptured, the state is ``uncaptured`` without a ``reason``. ``orders`` are the decisions on the
+    order of launches, of as many ``contests``."""
 
     name: str
     state: State = State.COLD
@@ -116,6 +128,8 @@ class RegionRecord:
     notes: list[str] = field(default_factory=list)
     refusals: dict[str, Refusal] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    orders: list[Decision] = field(default_factory=list)
+    contests: int = 0
 
     def count_replay(self) -> None:
         """Here, and for the process."""
@@ -220,7 +234,10 @@ class Region:
         if not watched:
             variants = self._variants.under(key)
             for variant in variants:
-                outputs = self._use(variant, args, alone=len(variants) == 1)
+                if variant.open is not None and variant.measurement is None:
+                    outputs = self._contest(variant, args)
+                else:
+                    outputs = self._use(variant, args, alone=len(variants) == 1)
                 if outputs is not None:
                     return outputs
             if any(variant.state is State.SKIPPED for variant in variants):  # a look at each tensor takes time
@@ -251,6 +268,8 @@ class Region:
             block = None if measurement is None else measurement.enter()
             if measurement is None or block is None or block.candidate == REPLAY:
                 outputs = self._replay(variant, executable, args)
+            elif block.candidate == CONCURRENT:
+                outputs = self._replay(variant, variant.rival or executable, args)
             elif (alone and block.calls) or measurement.fits(args):
                 self._prefer(variant)
                 outputs = self._run(args)
@@ -287,7 +306,8 @@ class Region:
         measured = variant.measurement is not None
         plain = self._key is not None and self._key.plain and not self._options.verify_always
         self._timed = variant if executable is not None and measured else None
-        self._replay_last = executable.replay if executable is not None and plain and not measured else None
+        settled = plain and not measured and variant.open is None
+        self._replay_last = executable.replay if executable is not None and settled else None
 
     def _timed_replay(self) -> Variant | None:
         """The variant that was used last, if it is being measured and a call that comes now is to be replayed."""
@@ -296,15 +316,24 @@ class Region:
         if measurement is None or key is None or not key.plain:
             return None
         block = measurement.enter()
-        return variant if block is None or block.candidate == REPLAY else None
+        return variant if block is None or block.candidate != UNCAPTURED else None
 
     def _decide(self, variant: Variant, decision: Decision) -> None:
         """Use ``variant`` as was decided from now on."""
+        variant.measurement = None
+        if decision.other == CONCURRENT:
+            self.record.orders.append(decision)
+            if variant.rival is not None:
+                variant.choose(rival=decision.choice == CONCURRENT)
+            self._prefer(variant)
+            return
         self.record.decisions.append(decision)
-        variant.measurement, variant.decided = None, True
+        variant.decided = True
         if decision.choice == REPLAY:
             self._prefer(variant)
             return
+        self.record.contests -= variant.open is not None
+        variant.open = None
         self._replay_last = self._timed = None
         self._variants.skip(variant)
         if not self._variants.captured:
@@ -313,15 +342,17 @@ class Region:
     def _due(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
         try:
-            measures = self._options.measure and not self._options.verify_always and not variant.decided
-            measures = measures and not several_ranks()  # each would decide by itself
+            may_measure = self._options.measure and not self._options.verify_always
+            may_measure = may_measure and not several_ranks()  # each would decide by itself
+            measures = may_measure and not variant.decided
             path = kept_path(self._fn, args, self._options.cache_dir) if measures else None
             decision = None if path is None else read(path)
-            if decision is None:
-                return self._capture(variant, args, measures, path)
-            counts["recalled"] += 1
-            self._decide(variant, decision)
-            return self._uncaptured(args) if variant.off else self._capture(variant, args, False, None)
+            if decision is not None:
+                counts["recalled"] += 1
+                self._decide(variant, decision)
+                if variant.off:
+                    return self._uncaptured(args)
+            return self._capture(variant, args, measures and decision is None, path, may_measure)
         finally:
             invalidate_all()
 
@@ -344,17 +375,31 @@ class Region:
             self.record.state = State.WARM
         return outputs
 
-    def _capture(self, variant: Variant, args: list[Any], measures: bool, path: Path | None) -> Sequence[Any]:
+    def _capture(
+        self, variant: Variant, args: list[Any], measures: bool, path: Path | None, may_measure: bool
+    ) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
-        made = self._try_capture(args)
+        concurrent = variant.concurrent or self._options.order == "dependences"
+        made = self._try_capture(args, "dependences" if concurrent else "program")
         if isinstance(made, Refusal):
             self._refuse(variant, made)
             return self._uncaptured(args)
+        sensitive = made.program.recording.offset_sensitive
+        self._sensitive |= sensitive
+        if measures:
+            variant.measurement = Measurement(self._driver, args, sensitive, self._clock, path)
+        contests = may_measure and self._contests(variant) and leaves_open(made.program)
+        facts = signature(args, self._sensitive) if contests else None
+        verdict = self._compare(variant, made, args)
+        if contests and verdict.refusal is None:
+            variant.open, variant.contested = facts, True
+            self.record.contests += 1
+        self._settle(variant, made, verdict)
+        return verdict.outputs
+
+    def _compare(self, variant: Variant, made: Captured, args: list[Any]) -> Verdict:
+        """Compare what was captured, which is closed if that raises."""
         try:
-            sensitive = made.program.recording.offset_sensitive
-            self._sensitive |= sensitive
-            if measures:
-                variant.measurement = Measurement(self._driver, args, sensitive, self._clock, path)
             verdict = compare(self._fn, self._driver, made.executable, args, made.program, self._run_fn)
         except BaseException as error:
             made.executable.close()
@@ -365,24 +410,78 @@ class Region:
         self.record.count_uncaptured()
         for call in made.program.recording.python * verdict.runs:
             self.record.python_runs[call.name] += 1
-        self._settle(variant, made, verdict)
+        return verdict
+
+    def _contests(self, variant: Variant) -> bool:
+        """Whether another order of launches may be tried for ``variant``."""
+        return self._driver.parallel and self._options.order == "measured" and not variant.contested
+
+    def _contest(self, variant: Variant, args: list[Any]) -> Sequence[Any] | None:
+        """A call of a captured variant whose launches another order is to be tried for: what an earlier process found,
+        or a second replay, which is compared like the first, and then measured."""
+        if signature(args, self._sensitive) != variant.open:
+            return self._use(variant, args)
+        with capturing_turn() as mine:
+            if not mine or variant.open is None:
+                return self._use(variant, args)
+            variant.open = None
+            path = kept_path(self._fn, args, self._options.cache_dir, CONCURRENT)
+            decision = None if path is None else read(path)
+            if decision is not None and decision.choice == REPLAY:
+                counts["recalled"] += 1
+                self._decide(variant, decision)
+                return self._use(variant, args)
+            try:
+                return self._capture_rival(variant, args, path, decision)
+            finally:
+                invalidate_all()
+
+    def _capture_rival(
+        self, variant: Variant, args: list[Any], path: Path | None, decision: Decision | None
+    ) -> Sequence[Any]:
+        made = self._try_capture(args, "dependences")
+        if isinstance(made, Refusal):
+            self._reject(variant, made)
+            return self._uncaptured(args)
+        measurement = Measurement(
+            self._driver, args, made.program.recording.offset_sensitive, self._clock, path, CONCURRENT
+        )
+        verdict = self._compare(variant, made, args)
+        refusal = verdict.refusal or (Refusal("closed") if self._closed or variant.executable is None else None)
+        if made.program.order is None or refusal is not None:
+            made.executable.close()
+            self._reject(variant, refusal)
+            return verdict.outputs
+        variant.rival = made.executable
+        if decision is None:
+            variant.measurement = measurement
+            self._prefer(variant)
+        else:
+            counts["recalled"] += 1
+            self._decide(variant, decision)
         return verdict.outputs
 
-    def _try_capture(self, args: list[Any]) -> Captured | Refusal:
+    def _reject(self, variant: Variant, refusal: Refusal | None) -> None:
+        """Keep the order of the program."""
+        self.record.contests -= 1
+        if refusal is not None:
+            self._note(refusal)
+        self._prefer(variant)
+
+    def _try_capture(self, args: list[Any], order: str) -> Captured | Refusal:
         """A capture, in which operators that fail are eager calls, one after the other."""
         with tracing(self._fn, self._origins) as bodies:
             try:
                 while True:
-                    made = self._capture_once(args)
+                    made = self._capture_once(args, order)
                     if not isinstance(made, Refusal) or not self._make_eager(made):
                         return made
             finally:
                 self.record.python_runs.update(bodies)
 
-    def _capture_once(self, args: list[Any]) -> Captured | Refusal:
+    def _capture_once(self, args: list[Any], order: str) -> Captured | Refusal:
         try:
-            concurrent = self._options.concurrent
-            return capture(self._fn, self._driver, args, self._slots, tuple(self._eager), concurrent, **self._facts)
+            return capture(self._fn, self._driver, args, self._slots, tuple(self._eager), order, **self._facts)
         except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
             return Refusal.of(error)
 

@@ -85,7 +85,9 @@ class State(str, Enum):
 @dataclass(slots=True, eq=False)
 class Variant:
     """One combination of key and signature. ``ran`` counts uncaptured runs, ``wanted`` how many of them make it due to
-    be captured. ``decided``: it was measured and will not be again. ``off``: SKIPPED or UNCAPTURED, for good."""
+    be captured. ``decided``: it was measured and will not be again. ``open``: another order of its launches is to be
+    tried; what calls to do so with are like. ``contested``: it was so. ``rival``: the replay in that order, while it is
+    measured. ``concurrent``: it has won. ``off``: SKIPPED or UNCAPTURED, for good."""
 
     key: Hashable
     signature: Hashable
@@ -96,6 +98,10 @@ class Variant:
     program: Program | None = None
     spread: Spread | None = None
     decided: bool = False
+    open: Hashable = None
+    contested: bool = False
+    rival: Executable | None = None
+    concurrent: bool = False
     off: State | None = None
 
     @property
@@ -117,9 +123,19 @@ class Variant:
 
     def release(self) -> None:
         """Free what was captured for it."""
-        executable, self.executable, self.program = self.executable, None, None
-        if executable is not None:
-            executable.close()
+        held = self.executable, self.rival
+        self.executable = self.rival = self.program = self.measurement = None
+        for executable in held:
+            if executable is not None:
+                executable.close()
+
+    def choose(self, *, rival: bool) -> None:
+        """Keep one of the two replays."""
+        assert self.executable is not None
+        assert self.rival is not None
+        chosen, other = (self.rival, self.executable) if rival else (self.executable, self.rival)
+        self.executable, self.rival, self.concurrent = chosen, None, rival
+        other.close()
 
 
 class VariantTable:

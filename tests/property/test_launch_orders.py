@@ -230,7 +230,7 @@ def test_any_order_of_launches_equals_uncaptured_runs(program: str, data: st.Dat
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Order, "sequence", shuffled)
         for versions in region_calls(program):
-            machine = Machine(versions[0], max_captures=3, concurrent=True)
+            machine = Machine(versions[0], max_captures=3, order="dependences")
             for _ in range(data.draw(st.integers(3, 6), label="calls")):
                 version = data.draw(st.sampled_from(versions))
                 machine.call(version.args, draw_places(data, machine, version.args))
@@ -247,7 +247,7 @@ def test_arguments_that_share_memory_are_not_replayed_out_of_order() -> None:
     compiled = compile_regions(counted)
     compiled.call(torch.randn(8, 8), torch.randn(8, 8), torch.randn(8, 8))
     (call,) = compiled.regions
-    machine = Machine(call, concurrent=True)
+    machine = Machine(call, order="dependences")
     for _ in range(4):
         machine.region(call.fresh(1))
     record = machine.region.record

@@ -118,7 +118,7 @@ def test_the_document_says_what_the_report_says() -> None:
     replayed, refused = graph["regions"]
     assert (replayed["state"], refused["state"], refused["selected"]) == ("replay", "uncaptured", True)
     assert (replayed["record"]["workspace_bytes"], replayed["record"]["replays"]) == (4096, 1234)
-    assert replayed["record"]["decisions"][0]["uncaptured_us"] == DECISION.uncaptured_us
+    assert replayed["record"]["decisions"][0]["other_us"] == DECISION.other_us
     assert refused["record"]["refusals"]["host-read"]["loc"] == "model.py:14"
     assert refused["why"][0] == "address-escapes: a word is nobody's"
     (left,) = graph["uncaptured"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import runpy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,8 +17,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph.errors import ReplayError
+from pygraph.runtime.contract import Executable, Program
 from pygraph.runtime.measure import Decision
+from pygraph.runtime.recording import Recording
 from pygraph.runtime.region import Region, RegionOptions, counts
+from tests.runtime.captures import writes
 from tests.runtime.fake import FakeDriver
 
 BLOCK = 9
@@ -35,8 +38,8 @@ class World:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.host = {"replay": FAST, "uncaptured": SLOW}
-        self.device = {"replay": 0.0, "uncaptured": 0.0}
+        self.host = {"replay": FAST, "uncaptured": SLOW, "concurrent": FAST}
+        self.device = {"replay": 0.0, "uncaptured": 0.0, "concurrent": 0.0}
         self.ran: list[str] = []
         self.fails: set[int] = set()
         self._idle_at = 0.0
@@ -115,7 +118,7 @@ def test_a_faster_replay_is_used_after_three_rounds() -> None:
 
 
 def test_a_faster_uncaptured_function_is_used_after_all_rounds() -> None:
-    world.host = {"replay": SLOW, "uncaptured": FAST}
+    world.host |= {"replay": SLOW, "uncaptured": FAST}
     region, driver = make()
     ran = timed(region, ALL + 20)
     assert (ran.count("replay"), ran[ALL:]) == (5 * BLOCK, ["uncaptured"] * 20)
@@ -127,7 +130,7 @@ def test_a_faster_uncaptured_function_is_used_after_all_rounds() -> None:
 
 @pytest.mark.parametrize("cost", [FAST, 0.96 * FAST, 1.01 * FAST])
 def test_a_tie_replays(cost: float) -> None:
-    world.host = {"replay": FAST, "uncaptured": cost}
+    world.host |= {"replay": FAST, "uncaptured": cost}
     region, _ = make()
     assert timed(region, ALL + 5)[ALL:] == ["replay"] * 5
     assert [each.choice for each in region.record.decisions] == ["replay"]
@@ -136,7 +139,7 @@ def test_a_tie_replays(cost: float) -> None:
 @pytest.mark.parametrize(("blocks", "choice"), [((1,), "uncaptured"), ((9,), "uncaptured"), ((2, 6), "replay")])
 def test_uncaptured_may_lose_one_round(blocks: tuple[int, ...], choice: str) -> None:
     """The second, third, sixth, seventh and tenth block are uncaptured."""
-    world.host = {"replay": SLOW, "uncaptured": FAST}
+    world.host |= {"replay": SLOW, "uncaptured": FAST}
     region, _ = make()
     call(region, 2)
     for number in range(10):
@@ -144,7 +147,7 @@ def test_uncaptured_may_lose_one_round(blocks: tuple[int, ...], choice: str) -> 
         world.now += 10_000.0 * (number in blocks)  # a pause
         call(region, BLOCK - 3)
     (decision,) = region.record.decisions
-    assert (decision.choice, decision.uncaptured_us) == (choice, pytest.approx(FAST))
+    assert (decision.choice, decision.other_us) == (choice, pytest.approx(FAST))
 
 
 @pytest.mark.parametrize("slow", ["replay", "uncaptured"])
@@ -156,14 +159,148 @@ def test_the_time_of_the_device_counts(slow: str) -> None:
     timed(region)
     (decision,) = region.record.decisions
     assert decision.choice == ("replay" if slow == "uncaptured" else "uncaptured")
-    times = (decision.replay_us, decision.uncaptured_us)
+    times = (decision.replay_us, decision.other_us)
     assert times == pytest.approx(tuple(world.device[name] for name in ("replay", "uncaptured")), rel=0.01)
+
+
+# -- the order of launches ---------------------------------------------------------------------------------------------
+
+
+class Parallel(FakeDriver):
+    """A region of two launches, of which neither depends on the other. ``wrong``: in another order it goes wrong."""
+
+    parallel = True
+
+    def __init__(self, *, wrong: bool = False) -> None:
+        super().__init__(replayed, written=[1])
+        self.wrong = wrong
+
+    def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = ()) -> Recording:
+        self.edits.append(lambda capture: capture.launch(capture.pool(64), name="beside", uses=[writes(0, 64)]))
+        return super().capture(fn, args, eager)
+
+    def instantiate(self, program: Program) -> Executable:
+        made = super().instantiate(program)
+        if program.order is not None:
+            self.executables[-1].driver = concurrent_driver(self)
+        return made
+
+
+def concurrent_driver(of: Parallel) -> FakeDriver:
+    """What a replay in another order does."""
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        made, total = world.run("concurrent", args)
+        return [made + 1 if of.wrong else made, total]
+
+    return FakeDriver(run, written=[1])
+
+
+def contested(region: Region) -> None:
+    """Calls until the replay has been held against uncaptured calls, and one that captures it in another order."""
+    call(region, 2 + LOST)
+    assert [each.choice for each in region.record.decisions] == ["replay"]
+    before = len(world.ran)
+    call(region, 1)
+    assert world.ran[before:] == ["concurrent", "uncaptured"], "compared, and answered"
+    world.ran.clear()
+
+
+@pytest.mark.parametrize("cost", [0.9 * FAST, 0.97 * FAST])
+def test_another_order_of_launches_is_used_if_it_is_faster(cost: float) -> None:
+    world.host["concurrent"] = cost
+    region, driver = make(driver=Parallel(), order="measured")
+    contested(region)
+    call(region, ALL + 20)
+    assert world.ran[ALL:] == ["concurrent"] * 20
+    assert set(world.ran) == {"concurrent", "replay"}
+    assert region.record.orders == [
+        Decision("concurrent", pytest.approx(FAST), pytest.approx(cost), ALL, other="concurrent")
+    ]
+    assert [executable.closed for executable in driver.executables] == [True, False]
+    assert (region.record.contests, region.record.captures) == (1, 1)
+
+
+@pytest.mark.parametrize("cost", [0.99 * FAST, FAST, 2 * FAST])
+def test_a_tie_keeps_the_order_of_the_program(cost: float) -> None:
+    world.host["concurrent"] = cost
+    region, driver = make(driver=Parallel(), order="measured")
+    contested(region)
+    call(region, ALL + 20)
+    assert world.ran[ALL:] == ["replay"] * 20
+    assert [each.choice for each in region.record.orders] == ["replay"]
+    assert [executable.closed for executable in driver.executables] == [False, True]
+
+
+def test_an_order_that_goes_wrong_is_never_used() -> None:
+    world.host["concurrent"] = 1.0
+    region, driver = make(driver=Parallel(wrong=True), order="measured")
+    contested(region)
+    call(region, 200)
+    assert set(world.ran) == {"replay"}
+    assert (region.record.state, list(region.record.refusals)) == ("replay", ["comparison-failed"])
+    assert [executable.closed for executable in driver.executables] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "options"),
+    [(False, {"order": "measured"}), (True, {"order": "program"}), (True, {"order": "measured", "measure": False})],
+)
+def test_no_other_order_is_tried(parallel: bool, options: dict[str, Any]) -> None:
+    driver = Parallel()
+    driver.parallel = parallel
+    region, _ = make(driver=driver, **options)
+    call(region, 300)
+    assert "concurrent" not in world.ran
+    assert (region.record.orders, region.record.contests) == ([], 0)
+
+
+def test_a_program_without_other_orders_is_not_captured_again() -> None:
+    driver = FakeDriver(replayed, written=[1])
+    driver.parallel = True  # type: ignore[misc]
+    region, _ = make(driver=driver, order="measured")
+    call(region, 300)
+    assert (driver.captures, region.record.contests) == (2, 0)
+
+
+def test_an_order_by_dependences_needs_no_calls() -> None:
+    region, _ = make(driver=Parallel(), order="dependences", measure=False)
+    call(region, 5)
+    assert world.ran == ["uncaptured", "concurrent", "uncaptured", "concurrent", "concurrent", "concurrent"]
+
+
+def test_what_was_decided_on_an_order_is_kept(tmp_path: Path) -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    region, _ = make(driver=Parallel(), order="measured", cache_dir=str(tmp_path))
+    contested(region)
+    call(region, ALL)
+    assert len(files(tmp_path)) == 2
+    again, driver = make(driver=Parallel(), order="measured", cache_dir=str(tmp_path))
+    world.ran.clear()
+    call(again, 20)
+    assert world.ran[:5] == ["uncaptured", "replay", "uncaptured", "concurrent", "uncaptured"]
+    assert world.ran[5:] == ["concurrent"] * 17
+    assert [each.path is not None for each in (*again.record.decisions, *again.record.orders)] == [True, True]
+    assert [executable.closed for executable in driver.executables] == [True, False]
+
+
+def test_an_evicted_capture_keeps_its_order() -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    region, driver = make(driver=Parallel(), order="measured", max_captures=1)
+    contested(region)
+    call(region, ALL)
+    call(region, 3 + LOST, 3)
+    assert all(executable.closed for executable in driver.executables[:2])
+    world.ran.clear()
+    call(region, 6)
+    assert world.ran == [*["uncaptured"] * 2, "concurrent", "uncaptured", *["concurrent"] * 3]
+    assert len(region.record.orders) == 1
 
 
 def test_each_variant_is_measured_once() -> None:
     region, _ = make()
     call(region, 2 + LOST, 2)
-    world.host = {"replay": SLOW, "uncaptured": FAST}
+    world.host |= {"replay": SLOW, "uncaptured": FAST}
     call(region, 2 + ALL, 3, 7)
     assert [each.choice for each in region.record.decisions] == ["replay", "uncaptured"]
     assert region.record.state == "replay", "one of them is"
@@ -274,13 +411,13 @@ def test_a_disturbed_block_is_run_again(disturb: Callable[[Region, FakeDriver], 
         call(region, 2, *USUAL)
     call(region, ALL, *USUAL)
     decision = region.record.decisions[0]
-    times = (decision.replay_us, decision.uncaptured_us)
+    times = (decision.replay_us, decision.other_us)
     assert (decision.choice, times) == (fast, pytest.approx((world.host["replay"], world.host["uncaptured"])))
 
 
 @pytest.mark.parametrize("scalars", [((), ()), ((1,), (2,)), ((1.5,), (2.5,))], ids=["sizes", "keys", "floats"])
 def test_sizes_that_alternate_end_on_replays(scalars: tuple[tuple[Any, ...], tuple[Any, ...]]) -> None:
-    world.host = {"replay": SLOW, "uncaptured": FAST}
+    world.host |= {"replay": SLOW, "uncaptured": FAST}
     region, _ = make()
     for _ in range(400):
         call(region, 1, 2, *scalars[0])
@@ -294,7 +431,7 @@ def test_sizes_that_alternate_end_on_replays(scalars: tuple[tuple[Any, ...], tup
 
 def test_one_block_is_timed_at_a_time() -> None:
     """A block takes the time of the whole program, so that two at once would be timed together."""
-    world.host = {"replay": SLOW, "uncaptured": FAST}
+    world.host |= {"replay": SLOW, "uncaptured": FAST}
     regions = [make()[0] for _ in range(3)]
     decisions = [region.record.decisions for region in regions]
     for region in regions:
@@ -303,7 +440,7 @@ def test_one_block_is_timed_at_a_time() -> None:
         for region in regions:
             call(region)
     (first,) = [each for found in decisions for each in found]
-    assert (first.replay_us, first.uncaptured_us) == (pytest.approx(3 * SLOW), pytest.approx(2 * SLOW + FAST))
+    assert (first.replay_us, first.other_us) == (pytest.approx(3 * SLOW), pytest.approx(2 * SLOW + FAST))
     for _ in range(2 * ALL):
         for region in regions:
             call(region)
@@ -365,7 +502,7 @@ def test_one_of_several_ranks_replays_unmeasured(
     group: Callable[[int], None], tmp_path: Path, size: int, choices: list[str], known: bool
 ) -> None:
     """Also what an earlier process ``known`` decided is not for several ranks."""
-    world.host = {"replay": SLOW, "uncaptured": FAST}
+    world.host |= {"replay": SLOW, "uncaptured": FAST}
     if known:
         timed(make(cache_dir=str(tmp_path))[0])
     group(size)
@@ -376,7 +513,7 @@ def test_one_of_several_ranks_replays_unmeasured(
 
 
 def test_a_group_that_begins_meanwhile_ends_on_replays(group: Callable[[int], None], tmp_path: Path) -> None:
-    world.host = {"replay": SLOW, "uncaptured": FAST}
+    world.host |= {"replay": SLOW, "uncaptured": FAST}
     region, _ = make(cache_dir=str(tmp_path))
     call(region, 2 + 3 * BLOCK)
     group(2)
@@ -458,7 +595,7 @@ def _edited(**fields: Any) -> Callable[[Path], None]:
         lambda path: path.write_text("[]"),
         _edited(choice="copied"),
         _edited(replay_us="fast"),
-        _edited(uncaptured_us=float("inf")),
+        _edited(other_us=float("inf")),
         _edited(calls=None),
     ],
 )

@@ -24,6 +24,8 @@ class CudaDriver:
     """``Driver`` for regions on CUDA devices. Raises CaptureError (``bindings-unavailable``, ``no-device``,
     ``native-unavailable``)."""
 
+    parallel = True
+
     def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise CaptureError("no-device", "torch sees no CUDA device")

@@ -70,6 +70,8 @@ def _check_slots(program: Program, capture: Recorder) -> None:
 class HostDriver:
     """``Driver`` for regions on the CPU. Raises CaptureError (``native-unavailable``) where there is no compiler."""
 
+    parallel = False
+
     def __init__(self) -> None:
         self._native: ModuleType = build.load()
 
