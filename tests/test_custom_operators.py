@@ -47,6 +47,9 @@ _total = torch.zeros(4)
 _library.define("accumulate(Tensor x) -> Tensor")
 _library.impl("accumulate", _accumulate, "CPU")
 _library.impl("accumulate", lambda x: torch.empty_like(x), "Meta")
+_library.define("noise(Tensor x) -> Tensor")
+_library.impl("noise", lambda x: x + torch.rand_like(x), "CPU")
+_library.impl("noise", lambda x: torch.empty_like(x), "Meta")
 
 
 def counted(x: torch.Tensor) -> torch.Tensor:
@@ -116,3 +119,26 @@ def test_a_region_neither_begins_nor_ends_with_a_call() -> None:
     assert report.emitted.outside == ("pygraph_custom.counter.default",) * 2
     assert (region.record.segments, [call.count for call in region.record.eager]) == (2, [1])
     assert [left.reason for left in report.uncaptured()] == ["opaque-operator"] * 3
+
+
+@pytest.mark.parametrize("second", [counter, torch.rand_like], ids=["operator", "draw"])
+def test_operators_and_draws_keep_their_order_where_fewer_regions_are_to_be_had(second: Callable[..., Any]) -> None:
+    """No data leads from the first operator to the second draw: a region fewer would be had if they changed places."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = x @ x
+        first = counter(torch.ops.pygraph_custom.noise(torch.nonzero(hidden).float()))
+        total = y @ y + first.sum()
+        other = torch.nonzero(y)
+        drawn = second(hidden) + hidden
+        return total @ total, drawn @ drawn, other
+
+    keep = {"fallback_random": True, "reorder_for_locality": False, "reorder_for_peak_memory": False}
+    found: list[list[Any]] = []
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for run in (fn, torch.compile(fn, backend="pygraph", options={**EVERYTHING, "inductor": keep})):
+            _runs.clear()
+            torch.manual_seed(0)
+            found.append([run(torch.randn(4, 4), torch.randn(4, 4)) for _ in range(CALLS)])
+    torch.testing.assert_close(found[1], found[0])
+    assert pygraph.counters()["replays"] > 0

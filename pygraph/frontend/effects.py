@@ -16,6 +16,7 @@ from torch import fx
 from pygraph import compat
 from pygraph.frontend.names import is_symbolic, words
 from pygraph.ir import PURE, Arg, Device, DType, Effects, Graph, TensorType, Type, Value, base_name, values_in
+from pygraph.passes.legality.operators import is_custom
 
 __all__ = ["DRAWS", "VIEWS", "Call", "Path", "effects_of", "schema_facts", "tags_of", "tags_text"]
 
@@ -262,10 +263,15 @@ def _reads(call: Call) -> tuple[int, ...] | None:
 
 
 def _rng(call: Call) -> str | None:
-    drawing = call.base in DRAWS or "nondeterministic_seeded" in tags_of(call.target)
+    drawing = call.base in DRAWS or "nondeterministic_seeded" in tags_of(call.target) or _hides_state(call)
     if not drawing or call.base in _PURE_RANDOM or call.argument("dropout_p") in (0, 0.0):
         return None
     return "cpu" if call.device is None else str(call.device)
+
+
+def _hides_state(call: Call) -> bool:
+    """Whether an operator may draw, or count, though no tag says so: it keeps its place among draws and its like."""
+    return is_custom(call.op) and not call.op.startswith(_COLLECTIVES) and {*call.operand_devices} <= {call.device}
 
 
 def _sync(call: Call) -> bool:

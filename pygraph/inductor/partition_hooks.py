@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -145,7 +146,11 @@ class PartitionHooks:
         for part in _scheduled_parts(snode):
             for origin in _origins(part):
                 placed = self.decision.nodes.get(origin.name)
-                found.update(dict.fromkeys((RNG,) * _draws(origin) if placed is None else placed.chains))
+                if placed is not None:
+                    found.update(dict.fromkeys(placed.chains))
+                    continue
+                made_from = (self.decision.nodes[name].chains for name in self._sources(origin))
+                found.update(dict.fromkeys((*chain.from_iterable(made_from), *(RNG,) * _draws(origin))))
         return list(found)
 
     # -- reasons ---------------------------------------------------------------------------------------------------

@@ -49,6 +49,30 @@ def in_flight(program: Program) -> tuple[frozenset[tuple[AllocationKind, int]], 
     return frozenset(filling), frozenset(waited)
 
 
+def _unset(program: Program) -> frozenset[tuple[int, int]]:
+    """Operands (launch, word) that an eager call may write, in memory of the region that no launch before it may have
+    written: results that it is given to fill. They hold anything."""
+    launches = program.recording.launches
+    written: dict[tuple[AllocationKind, int], list[tuple[int, float, float]]] = {}
+    for slot in program.slots:
+        launch = launches[slot.launch]
+        if slot.kind is AllocationKind.POOL and launch.may_write(slot.word, slot.key):
+            everything = (slot.launch, float("-inf"), float("inf"))
+            uses = [use for use in launch.uses or () if use.word == slot.word and use.writes]
+            spans = [(slot.launch, slot.offset + use.start, slot.offset + use.start + use.nbytes) for use in uses]
+            written.setdefault(slot.key, []).extend(spans if launch.uses is not None else [everything])
+    found: set[tuple[int, int]] = set()
+    for slot in program.slots:
+        call = launches[slot.launch].eager
+        if call is None or slot.key not in written or slot.word >= len(call.operands):
+            continue
+        begin, end = slot.offset, slot.offset + call.operands[slot.word].layout.nbytes
+        before = [low < end and begin < high for launch, low, high in written[slot.key] if launch < slot.launch]
+        if not any(before) and launches[slot.launch].may_write(slot.word, slot.key):
+            found.add((slot.launch, slot.word))
+    return frozenset(found)
+
+
 @dataclass(frozen=True, slots=True)
 class _View:
     """A view of operand ``operand``, ``offset`` elements behind its first one; or that ``itself``."""
@@ -107,6 +131,7 @@ class Answers:
     def __init__(self, program: Program, generator: torch.Generator | None) -> None:
         self._calls: list[tuple[Launch, EagerCall]] = [(c, c.eager) for c in program.calls if c.eager is not None]
         self._keys = {(slot.launch, slot.word): slot.key for slot in program.slots}
+        self._unset = _unset(program)
         self._generator = generator
         self._loosely = any(launch.nondeterministic for launch in program.recording.launches)
         self._answers: list[_Answer] = []
@@ -164,7 +189,10 @@ class Answers:
         launch, call = self._calls[number]
         wait = call.name.startswith(_WAIT)  # until then, what it waits for may be anything
         with self._scratch():
-            known = [not wait and operand.like is None for operand in call.operands]
+            known = [
+                not wait and operand.like is None and (launch.index, word) not in self._unset
+                for word, operand in enumerate(call.operands)
+            ]
             pairs = list(zip(tensors, known, strict=True))
             contents = [digest(tensor) if looked else b"" for tensor, looked in pairs]
             values = [_copied(tensor) if looked and self._loosely else None for tensor, looked in pairs]

@@ -267,12 +267,18 @@ class TensorLayout:
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
-    dtype: object
+    dtype: Any
 
     @classmethod
     def of(cls, tensor: Any) -> TensorLayout:
         """That of ``tensor``."""
         return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """From the first element to one past the last."""
+        reach = 1 + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
+        return 0 if 0 in self.size else reach * int(self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

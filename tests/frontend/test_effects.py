@@ -132,12 +132,12 @@ def library() -> Iterator[torch.library.Library]:
 @pytest.mark.parametrize(
     ("name", "expected", "tags"),
     [
-        ("plain", PURE, None),
-        ("unsafe", PURE, "cudagraph_unsafe"),
+        ("plain", Effects(rng="cpu"), None),
+        ("unsafe", Effects(rng="cpu"), "cudagraph_unsafe"),
         ("noise", Effects(rng="cpu"), "nondeterministic_seeded"),
-        ("log", Effects(barrier=True), None),
-        ("view", Effects(aliases=((0, 0),)), None),
-        ("bump", Effects(writes=(0, 1)), None),
+        ("log", Effects(rng="cpu", barrier=True), None),
+        ("view", Effects(aliases=((0, 0),), rng="cpu"), None),
+        ("bump", Effects(writes=(0, 1), rng="cpu"), None),
     ],
 )
 def test_custom_operators(library: torch.library.Library, name: str, expected: Effects, tags: str | None) -> None:

@@ -99,6 +99,7 @@ define("resized(Tensor x) -> Tensor", _resized, torch.empty_like)
 define("noise(Tensor x) -> Tensor", lambda x: x + torch.rand_like(x), torch.empty_like)
 define("identity(Tensor x) -> Tensor", lambda x: x, torch.empty_like)
 define("add_into(Tensor(a!) x, Tensor y) -> ()", lambda x, y: [x.add_(y)].clear(), lambda x, y: None)
+define("fill(Tensor(a!) out, Tensor x) -> ()", lambda out, x: [out.copy_(x)].clear(), lambda out, x: None)
 define("scaled_(Tensor(a!) x, float by) -> Tensor(a!)", lambda x, by: x.mul_(by), lambda x, by: x)
 define("rows(Tensor(a) x, int n) -> Tensor(a)", lambda x, n: x[n:], lambda x, n: x[n:])
 define(
@@ -514,6 +515,67 @@ def test_a_program_that_does_not_repeat_itself_is_compared_within_a_tolerance() 
 
     region = check(fn, lambda call: [randn(9, 4), torch.arange(9) % 4])
     assert region.record.replays == CALLS - 2
+
+
+@pytest.fixture
+def unset() -> Iterator[None]:
+    """Memory that nobody set holds NaN where a program allocates it; a replay's holds what was there."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _fill_all(hidden: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    _fill(out := torch.empty_like(hidden), hidden)
+    return out
+
+
+def _fill_by_out(hidden: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cumsum(hidden, 0, out=torch.empty_like(hidden))
+
+
+def _fill_halves(hidden: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(2, *hidden.shape)
+    _fill(out[1], hidden)
+    _fill(out[0], torch.relu(y))
+    return out.sum(0)
+
+
+def _fill_part(hidden: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(2, *hidden.shape)
+    _fill(out[:1], hidden[None])
+    out[1].copy_(y)
+    return out.sum(0)
+
+
+def _fill(out: torch.Tensor, x: torch.Tensor) -> None:
+    ops.fill(out, x)
+
+
+@pytest.mark.parametrize("fill", [_fill_all, _fill_by_out, _fill_halves, _fill_part])
+def test_memory_that_an_operator_is_given_to_fill_may_hold_anything(
+    fill: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], unset: None
+) -> None:
+    def fn(args: list[Any]) -> Sequence[Any]:
+        x, y = args
+        args.clear()
+        filled = fill(torch.mm(x, y), y)
+        return [torch.relu(filled), filled]
+
+    region = check(fn, lambda call: [randn(4, 4), randn(4, 4)], eager=["aten.cumsum"])
+    assert (region.record.replays, region.record.refusals) == (CALLS - 2, {})
+
+
+def test_memory_that_an_operator_reads_is_compared_though_nobody_set_it(unset: None) -> None:
+    def fn(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        return [torch.relu(ops.counter(torch.empty(4, 4))), torch.relu(x)]
+
+    region = region_of(fn)
+    for _ in range(3):
+        region([randn(4, 4)])
+    assert str(region.record.reason).startswith("comparison-failed")
 
 
 # -- collectives -------------------------------------------------------------------------------------------------------
