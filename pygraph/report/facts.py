@@ -96,6 +96,9 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     for decisions in (record.decisions, record.orders):
         if decisions:
             yield measured_text(decisions)
+    if record.longest_path:
+        launches = plural(record.launches, "launch", "launches")
+        yield f"order: the longest path of dependences has {record.longest_path} of {launches}"
     if record.eager:
         calls = plural(sum(call.count for call in record.eager), "eager call")
         yield f"{plural(record.segments, 'segment')}, and {calls} between them"

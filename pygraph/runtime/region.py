@@ -42,7 +42,7 @@ from pygraph.runtime.measure import (
 from pygraph.runtime.provenance import Refusal, tracing
 from pygraph.runtime.recording import Origin
 from pygraph.runtime.slots import SlotTable
-from pygraph.runtime.steps import leaves_open
+from pygraph.runtime.steps import longest_path
 from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
 
 __all__ = ["EagerCalls", "Region", "RegionOptions", "RegionRecord", "counts"]
@@ -53,6 +53,9 @@ counts: defaultdict[str, int] = defaultdict(int)
 
 _MAX_REFUSALS = 2
 """Captures that fail before a region without any executable is left off (one, where no scalar tells calls apart)."""
+
+_WORTH_TRYING = 0.95
+"""Part of the launches that the longest path has at most, for another order to be tried."""
 
 _ONE_CALLS_FAULT = (
     "argument-misaligned",
@@ -109,7 +112,8 @@ class RegionRecord:
     are called that were to be captured. ``python_runs``: how often bodies of operators written in Python ran for
     captures and comparisons. ``refusals`` holds the first of each reason, ``decisions`` one for each measured variant;
     where all are left uncaptured, the state is ``uncaptured`` without a ``reason``. ``orders`` are the decisions on the
-    order of launches, of as many ``contests``."""
+    order of launches, of as many ``contests``; ``longest_path``: of launches of the last capture that depend on each
+    other (0: nobody asked)."""
 
     name: str
     state: State = State.COLD
@@ -130,6 +134,7 @@ class RegionRecord:
     decisions: list[Decision] = field(default_factory=list)
     orders: list[Decision] = field(default_factory=list)
     contests: int = 0
+    longest_path: int = 0
 
     def count_replay(self) -> None:
         """Here, and for the process."""
@@ -388,7 +393,7 @@ class Region:
         self._sensitive |= sensitive
         if measures:
             variant.measurement = Measurement(self._driver, args, sensitive, self._clock, path)
-        contests = may_measure and self._contests(variant) and leaves_open(made.program)
+        contests = self._contests(variant, made.program) and may_measure
         facts = signature(args, self._sensitive) if contests else None
         verdict = self._compare(variant, made, args)
         if contests and verdict.refusal is None:
@@ -412,9 +417,14 @@ class Region:
             self.record.python_runs[call.name] += 1
         return verdict
 
-    def _contests(self, variant: Variant) -> bool:
-        """Whether another order of launches may be tried for ``variant``."""
-        return self._driver.parallel and self._options.order == "measured" and not variant.contested
+    def _contests(self, variant: Variant, program: Program) -> bool:
+        """Whether another order of launches is to be tried for ``variant``."""
+        if not self._driver.parallel or self._options.order == "program":
+            return False
+        path, launches = longest_path(program), len(program.recording.launches)
+        self.record.longest_path = path
+        untried = self._options.order == "measured" and not variant.contested
+        return untried and program.order is None and path < _WORTH_TRYING * launches
 
     def _contest(self, variant: Variant, args: list[Any]) -> Sequence[Any] | None:
         """A call of a captured variant whose launches another order is to be tried for: what an earlier process found,

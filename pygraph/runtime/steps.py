@@ -21,7 +21,7 @@ from pygraph.runtime.dependences import order_of
 from pygraph.runtime.layout import Lifetime, lifetimes, pack, plan
 from pygraph.runtime.recording import AllocationKind, OutputKind
 
-__all__ = ["Block", "Plan", "concurrently", "cut", "leaves_open", "pieces", "with_steps"]
+__all__ = ["Block", "Plan", "concurrently", "cut", "longest_path", "pieces", "with_steps"]
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """The launches (begin, end) of each step, in order. Eager calls are steps by themselves."""
@@ -34,9 +34,6 @@ EXCESS = 0.02
 
 CONCURRENT_EXCESS = 0.1
 """Part of the peak by which a program may exceed it for having launches run side by side."""
-
-WORTH_TRYING = 0.95
-"""Part of the launches that the longest path has at most, for another order to be tried."""
 
 FEWEST_LAUNCHES = 2
 """Launches that a segment has at least."""
@@ -97,10 +94,9 @@ def with_steps(program: Program) -> Program:
     return replace(program, steps=tuple(steps))
 
 
-def leaves_open(program: Program) -> bool:
-    """Whether so much of the order of launches is left open by their dependences that another one may pay."""
-    count = len(program.recording.launches)
-    return order_of(program.recording, program.slots).longest_path() < WORTH_TRYING * count
+def longest_path(program: Program) -> int:
+    """How many launches wait for each other in a row, where they wait for those alone that they depend on."""
+    return (program.order or order_of(program.recording, program.slots)).longest_path()
 
 
 def concurrently(program: Program) -> Program:

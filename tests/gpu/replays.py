@@ -14,11 +14,11 @@ from tests.runtime.regions import copy_arguments, same_bits
 Function = Callable[[list[Any]], Sequence[Any]]
 
 
-def captured(driver: Driver, fn: Function, args: Sequence[Any]) -> Captured:
+def captured(driver: Driver, fn: Function, args: Sequence[Any], order: str = "program") -> Captured:
     """An executable for ``fn`` on ``args``, by the same road that a region takes."""
     fn(list(copy_arguments(args)))
     torch.cuda.synchronize()
-    made = capture(fn, driver, list(args))
+    made = capture(fn, driver, list(args), order=order)
     assert isinstance(made, Captured), made
     return made
 

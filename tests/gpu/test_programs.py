@@ -44,7 +44,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [(name, {}) for name in PROGRAMS] + [(name, {"verify": "always"}) for name in ("attention", "dropout", "decode")],
+    [(name, {}) for name in PROGRAMS]
+    + [(name, {"verify": "always"}) for name in ("attention", "dropout", "decode")]
+    + [(name, {"verify": "always", "order": "dependences"}) for name in PROGRAMS],
     ids=str,
 )
 def test_equals_inductor(name: str, options: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from pygraph.report.facts import (
     why,
 )
 from pygraph.report.model import RegionReport, Uncaptured
+from pygraph.runtime.measure import Decision
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import RegionRecord
 from pygraph.runtime.variants import State
@@ -90,6 +91,15 @@ def test_a_region_says_why_once() -> None:
         measured_text([DECISION]),
         "lib.b.default is written in Python: its body ran 1 time to be captured and compared",
         "opaque: y",
+    ]
+
+
+def test_a_region_says_what_order_it_is_replayed_in() -> None:
+    order = Decision("concurrent", 30.0, 20.0, 90, other="concurrent")
+    record = RegionRecord("r", State.REPLAY, launches=122, longest_path=48, orders=[order])
+    assert list(why(full_report(), RegionReport(0, (0,), (), (), True, "", record))) == [
+        "measured: concurrent; µs per call of the program: replay 30.0, concurrent 20.0 (90 calls)",
+        "order: the longest path of dependences has 48 of 122 launches",
     ]
 
 

@@ -1,0 +1,114 @@
+"""Launches in the order of their dependences on a device: side by side, with equal bits, and proven for each graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.runtime.contract import Driver
+from pygraph.runtime.cuda import executable
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.recording import LaunchKind
+from tests.gpu.programs import compiled
+from tests.gpu.replays import captured, fresh_arguments, microseconds, replay_and_compare
+from tests.runtime.regions import same_bits
+
+CHAINS, STEPS = 4, 40
+
+
+def chains(args: list[Any]) -> Sequence[torch.Tensor]:
+    """Short kernels, fills and copies: none of a chain needs those of another."""
+    x, w = args
+    made = []
+    for chain in range(CHAINS):
+        y = x * (chain + 1)
+        for _ in range(STEPS):
+            y = torch.sin(y)
+        made.append(torch.zeros_like(y).copy_(y) + w)
+    return [torch.cat(made), sum(made[1:], made[0])]
+
+
+def products(args: list[Any]) -> Sequence[torch.Tensor]:
+    """Products, which share what their library works in."""
+    x, w = args
+    made = [(x * (chain + 1)) @ w @ w for chain in range(CHAINS)]
+    return [torch.stack(made)]
+
+
+@pytest.mark.parametrize("fn", [chains, products], ids=lambda fn: str(fn.__name__))
+def test_any_addresses_give_the_bits_of_the_uncaptured_run(driver: Driver, fn: Any) -> None:
+    args = [torch.randn(64, 64, device="cuda"), torch.randn(64, 64, device="cuda")]
+    made = captured(driver, fn, args, "dependences")
+    order = made.program.order
+    assert order is not None
+    assert order.longest_path() < len(made.program.recording.launches) / 2
+    for seed in range(20):
+        replay_and_compare(driver, fn, made, fresh_arguments(args, seed))
+    kinds = {launch.kind for launch in made.program.recording.launches}
+    assert kinds >= ({LaunchKind.MEMSET, LaunchKind.MEMCPY, LaunchKind.KERNEL} if fn is chains else {LaunchKind.KERNEL})
+
+
+def test_chains_run_side_by_side(driver: Driver) -> None:
+    args = [torch.randn(64, 64, device="cuda"), torch.randn(64, 64, device="cuda")]
+    times = []
+    for order in ("program", "dependences"):
+        made = captured(driver, chains, args, order)
+        times.append(min(microseconds(lambda m=made: m.executable.replay(list(args)), 50) for _ in range(5)))
+    assert times[1] < 0.6 * times[0], times
+
+
+def test_a_graph_that_lacks_an_edge_is_never_replayed(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = executable.replace_edges
+    monkeypatch.setattr(executable, "replace_edges", lambda graph, edges: replace(graph, list(edges)[1:]))
+    args = [torch.randn(8, 8, device="cuda"), torch.randn(8, 8, device="cuda")]
+    with pytest.raises(pygraph.errors.CaptureError, match="does not wait for launch"):
+        captured(driver, chains, args, "dependences")
+    monkeypatch.undo()
+    assert not isinstance(captured(driver, chains, args, "dependences"), Refusal)
+
+
+def test_arguments_that_share_memory_are_turned_away(driver: Driver) -> None:
+    def counted(args: list[Any]) -> Sequence[torch.Tensor]:
+        x, count = args
+        made = torch.sin(x)
+        count.add_(1)
+        return [torch.cos(x) + made]
+
+    args = [torch.randn(64, device="cuda") for _ in range(2)]
+    made = captured(driver, counted, args, "dependences")
+    assert made.program.order is not None
+    replay_and_compare(driver, counted, made, fresh_arguments(args, 1))
+    assert made.executable.replay([args[0], args[0]]) is None
+    memory = torch.randn(96, device="cuda")
+    assert made.executable.replay([memory[:64], memory[32:]]) is None
+    assert made.executable.replay([memory[:64], torch.randn(64, device="cuda")]) is not None
+
+
+def test_real_calls_choose_the_faster_order(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGRAPH_MEASURE", "1")
+
+    def towers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        made = []
+        for tower in range(CHAINS):
+            y = x + tower
+            for _ in range(12):
+                y = torch.softmax(y @ w, -1)
+            made.append(y)
+        return torch.cat(made)
+
+    x, w = torch.randn(64, 64, device="cuda"), torch.randn(64, 64, device="cuda")
+    ours, theirs = compiled(towers, cache_dir=None), torch.compile(towers)
+    expected = theirs(x, w)
+    for _ in range(400):
+        found = ours(x, w)
+    torch.testing.assert_close(found, expected)
+    (report,) = pygraph.reports()
+    (region,) = report.regions
+    assert region.record is not None
+    assert [decision.choice for decision in region.record.decisions] == ["replay"]
+    assert [decision.choice for decision in region.record.orders] == ["concurrent"]
+    assert same_bits(found, ours(x, w))
