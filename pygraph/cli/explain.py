@@ -6,6 +6,7 @@ import contextlib
 import os
 import runpy
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +17,11 @@ from unittest import mock
 import click
 
 from pygraph.cli import Failure, ScriptCommand, writing
+from pygraph.logs import working
 
 if TYPE_CHECKING:
     from pygraph.report.model import GraphReport
+    from pygraph.report.ranks import Ranks
 
 __all__ = ["STRICT_STATUS", "explain"]
 
@@ -26,6 +29,38 @@ STRICT_STATUS = 3
 """Exit status of ``--strict`` when something could not be captured."""
 
 _FRAMES = (__file__, "<frozen runpy>", runpy.__file__)
+
+
+class _Nothing(Failure):
+    """Nothing was compiled: of several ranks, some may well compile nothing."""
+
+
+class _Sigterm:
+    """How rank 0 takes the signal by which torchrun ends the others once a rank has failed: it ends the script, which
+    runs within ``with``. Outside of that it is noted only: the report is still written."""
+
+    def __init__(self) -> None:
+        self.came = self._ends = False
+        self._process = os.getpid()
+
+    def install(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, *_: object) -> None:
+        if os.getpid() != self._process:  # the script forked
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.came = True
+        if self._ends:
+            raise SystemExit("SIGTERM, which torchrun sends once another rank has failed")
+
+    def __enter__(self) -> None:
+        self._ends = True
+        if self.came:
+            self._on_signal()
+
+    def __exit__(self, *_: object) -> None:
+        self._ends = False
 
 
 @click.command(cls=ScriptCommand)
@@ -45,30 +80,52 @@ def explain(script: str, args: tuple[str, ...], html: str | None, json: str | No
     Options of this command may stand before or after SCRIPT. Those of the script go after '--', as in
     'pygraph explain train.py -- --lr 3'. For FILE, '-' is stdout, which then holds nothing else: what the script prints
     goes to stderr.
+
+    Under torchrun, as in 'torchrun --nproc-per-node 2 -m pygraph explain train.py', rank 0 writes the report: its own,
+    and how the other ranks differ from it.
     """
     from pygraph.report.facts import json_text
     from pygraph.report.html import render_html
+    from pygraph.report.ranks import Ranks
     from pygraph.report.text import render_text
 
     if html == json == "-":
         raise click.UsageError("only one of --html and --json can go to stdout")
     kept = "-" in (html, json)
+    ranks, sigterm = Ranks.of_torchrun(), _Sigterm()
+    if ranks is not None and ranks.rank:
+        html = json = None  # rank 0 writes them
+    elif ranks is not None:
+        sigterm.install()
     with writing(html, json) as files:
         with contextlib.redirect_stdout(sys.stderr) if kept else contextlib.nullcontext():
-            reports = _run(script, args)
+            reports, failure = _run(script, args, sigterm)
+        told = None
+        if ranks is None:
+            if failure is not None:
+                raise failure
+        elif ranks.rank:
+            _send(ranks, reports, failure)
+            return
+        else:
+            sigterm.install()  # the script may have put a handler of its own in its place
+            told, failure = _gather(ranks, reports, failure, sigterm)
         for file, render in zip(files, (render_html, json_text), strict=True):
             if file is not None:
-                file.write(render(reports))
+                file.write(render(reports, ranks=told))
     if not kept:
         shown = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if shown else 100
-        click.echo(render_text(reports, width, color=shown and not os.environ.get("NO_COLOR")), nl=False)
-    if strict and any(_incomplete(report) for report in reports):
+        color = shown and not os.environ.get("NO_COLOR")
+        click.echo(render_text(reports, width, color, told), nl=False)
+    if failure is not None:
+        raise failure
+    if strict and (any(map(_incomplete, reports)) or any(rank["incomplete"] for rank in told or ())):
         raise click.exceptions.Exit(STRICT_STATUS)
 
 
-def _run(script: str, args: Sequence[str]) -> list[GraphReport]:
-    """The reports of the graphs that the script compiled, or that its model was compiled to."""
+def _run(script: str, args: Sequence[str], sigterm: _Sigterm) -> tuple[list[GraphReport], Failure | None]:
+    """The reports of the graphs that the script compiled, or that its model was compiled to, and what ended it."""
     import pygraph
 
     before = {report.index for report in pygraph.reports()}
@@ -76,30 +133,78 @@ def _run(script: str, args: Sequence[str]) -> list[GraphReport]:
     def fresh() -> list[GraphReport]:
         return [report for report in pygraph.reports() if report.index not in before]
 
-    found: dict[str, Any] = {}
     path = [str(Path(script).resolve().parent), *sys.path]
+    found: dict[str, Any] = {}
+    failure = None
     with mock.patch.object(sys, "argv", [script, *args]), mock.patch.object(sys, "path", path):
-        with _shown_as_python_would(script):
-            found = runpy.run_path(script, run_name="__main__")
-        if fresh():
-            return fresh()
-        if "model" not in found or "inputs" not in found:
-            raise Failure(
-                f"{script}: PyGraph compiled nothing. Compile with torch.compile(…, backend='pygraph'), "
-                "or leave a 'model' and its 'inputs' at the top level of the script"
-            )
-        inputs = found["inputs"]
-        keywords = inputs if isinstance(inputs, Mapping) else {}
-        given = inputs if isinstance(inputs, (tuple, list)) else () if isinstance(inputs, Mapping) else (inputs,)
-        with _shown_as_python_would(script):
-            pygraph.explain(found["model"], *given, **keywords)
-    if not fresh():
-        raise Failure(
-            f"{script}: the model was called, but Dynamo found nothing in it to compile: torch skips some modules, "
-            "such as nn.LSTM, and code without tensors. TORCH_LOGS=graph_breaks says what it met; torch.compile(…, "
-            "fullgraph=True) raises there"
+        try:
+            with _shown_as_python_would(script), sigterm:
+                found = runpy.run_path(script, run_name="__main__")
+            if not fresh():
+                _call_model(script, found, sigterm)
+            if not fresh():
+                raise _Nothing(
+                    f"{script}: the model was called, but Dynamo found nothing in it to compile: torch skips some "
+                    "modules, such as nn.LSTM, and code without tensors. TORCH_LOGS=graph_breaks says what it met; "
+                    "torch.compile(…, fullgraph=True) raises there"
+                )
+        except Failure as error:
+            failure = error
+    return fresh(), failure
+
+
+def _call_model(script: str, found: Mapping[str, Any], sigterm: _Sigterm) -> None:
+    """Compile and call the model that the script left in ``found``, at its top level."""
+    import pygraph
+
+    if "model" not in found or "inputs" not in found:
+        raise _Nothing(
+            f"{script}: PyGraph compiled nothing. Compile with torch.compile(…, backend='pygraph'), "
+            "or leave a 'model' and its 'inputs' at the top level of the script"
         )
-    return fresh()
+    inputs = found["inputs"]
+    keywords = inputs if isinstance(inputs, Mapping) else {}
+    given = inputs if isinstance(inputs, (tuple, list)) else () if isinstance(inputs, Mapping) else (inputs,)
+    with _shown_as_python_would(script), sigterm:
+        pygraph.explain(found["model"], *given, **keywords)
+
+
+def _document(reports: Sequence[GraphReport], failure: Failure | None) -> dict[str, Any]:
+    """What rank 0 has to know of a rank."""
+    from pygraph.report.facts import to_json
+
+    error = None if failure is None or isinstance(failure, _Nothing) else failure.message
+    told = to_json(reports)
+    return {"error": error, "incomplete": any(map(_incomplete, reports)), **{k: told[k] for k in ("summary", "graphs")}}
+
+
+def _send(ranks: Ranks, reports: Sequence[GraphReport], failure: Failure | None) -> None:
+    """Tell rank 0. Raises Failure for what ended the script, and when rank 0 cannot be told."""
+    document = _document(reports, failure)
+    try:
+        ranks.send(document)
+    except RuntimeError as error:
+        document["error"] = document["error"] or f"rank 0 cannot be told: {error}"
+    if document["error"] is not None:
+        raise Failure(f"rank {ranks.rank}: {document['error']}")
+
+
+def _gather(
+    ranks: Ranks, reports: Sequence[GraphReport], failure: Failure | None, sigterm: _Sigterm
+) -> tuple[list[dict[str, Any]], Failure | None]:
+    """What is told of all ranks, and a failure if one of them failed or none compiled anything."""
+    from pygraph.report.ranks import compared
+
+    with working("waiting for the other ranks"):
+        others = ranks.gather(lambda: sigterm.came)
+    told = compared([_document(reports, failure), *others])
+    own = told[0]["error"]
+    failed = [f"rank 0: {own}"] if own else []
+    # they have printed their tracebacks
+    failed += (f"rank {i}: {other['error'].splitlines()[-1]}" for i, other in enumerate(others, 1) if other["error"])
+    if failed:
+        return told, Failure("\n".join(failed))
+    return told, None if any(each["graphs"] for each in told) else failure
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """What is computed from reports: regions of nodes, cost by region, sums over graphs, words for numbers, and JSON.
 
-The JSON document is ``{schema, pygraph, summary, graphs}``. ``pygraph`` is the version that wrote it, ``summary`` a
-``Summary``. Every key is always there, null where unknown; units are in the names; shares are 0 to 1. A graph has:
+The JSON document is ``{schema, pygraph, summary, graphs, ranks}``. ``pygraph`` is the version that wrote it,
+``summary`` a ``Summary``. Every key is always there, null where unknown; units are in the names; shares are 0 to 1. A
+graph has:
 
 ``index``, ``name``, ``kind``, ``device``
     ``kind`` is forward, backward or inference.
@@ -25,6 +26,10 @@ The JSON document is ``{schema, pygraph, summary, graphs}``. ``pygraph`` is the 
 ``cost_model``, ``cost``
     A ``CostRow`` for each region, and one whose ``region`` is null for what is outside. Each sum is ``{known,
     unknown}``: what is known of it, and how many summands are not.
+
+``ranks`` is null but for ``pygraph explain`` under torchrun, where the rest is of rank 0. It has ``{rank, error,
+incomplete, differences, summary, graphs}`` of each rank: why its report is not whole, whether ``--strict`` fails on it,
+and what differs from rank 0, in words. ``summary`` is null for a rank that sent no report.
 """
 
 from __future__ import annotations
@@ -301,19 +306,19 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def to_json(reports: Iterable[GraphReport]) -> dict[str, Any]:
-    """The report on all ``reports`` as plain JSON values; the module's docstring lists the keys.
+def to_json(reports: Iterable[GraphReport], ranks: Sequence[Any] | None = None) -> dict[str, Any]:
+    """The report on all ``reports``, and on ``ranks`` as ``compared`` gives them, as plain JSON values.
 
-    Raises TypeError where a graph has an operand without text.
+    The module's docstring lists the keys. Raises TypeError where a graph has an operand without text.
     """
     chosen = list(reports)
     head = {"schema": SCHEMA_VERSION, "pygraph": __version__, "summary": _plain(summarize(chosen))}
-    return {**head, "graphs": [_graph(report) for report in chosen]}
+    return {**head, "graphs": [_graph(report) for report in chosen], "ranks": ranks}
 
 
-def json_text(reports: Iterable[GraphReport]) -> str:
+def json_text(reports: Iterable[GraphReport], ranks: Sequence[Any] | None = None) -> str:
     """``to_json`` as text, indented, ending in a newline."""
-    return json.dumps(to_json(reports), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(to_json(reports, ranks), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 _SAME = ("index", "name", "kind", "device", "error", "notes", "pipeline", "passes", "times_ms")

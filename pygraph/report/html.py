@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,7 @@ from pygraph import __version__
 from pygraph.report.facts import clean, percent, plural, summarize
 from pygraph.report.model import GraphReport
 from pygraph.report.picture import draw
-from pygraph.report.text import NOTHING, badges, head, sections, summary_lines
+from pygraph.report.text import NOTHING, badges, head, ranks_section, sections, summary_lines
 
 __all__ = ["render_html", "template"]
 
@@ -20,12 +20,18 @@ HUES = 12
 """Regions take their colours in turn from this many."""
 
 
-def render_html(reports: Iterable[GraphReport]) -> str:
-    """The page on all ``reports``. Raises TypeError where a graph has an operand without text."""
+def render_html(reports: Iterable[GraphReport], ranks: Sequence[Any] | None = None) -> str:
+    """The page on all ``reports``, and on how ``ranks`` differ.
+
+    Raises TypeError where a graph has an operand without text."""
     chosen = list(reports)
     lines = [*summary_lines(summarize(chosen)), plural(len(chosen), "graph")]
     return template("report.html.jinja").render(
-        lines=lines, pages=list(map(_page, chosen)), version=__version__, nothing=NOTHING
+        lines=lines,
+        pages=list(map(_page, chosen)),
+        ranks=None if ranks is None else ranks_section(ranks),
+        version=__version__,
+        nothing=NOTHING,
     )
 
 

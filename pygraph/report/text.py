@@ -10,6 +10,7 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -32,7 +33,18 @@ from pygraph.report.facts import (
 )
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 
-__all__ = ["MIN_WIDTH", "NOTHING", "Cell", "Section", "badges", "head", "render_text", "sections", "summary_lines"]
+__all__ = [
+    "MIN_WIDTH",
+    "NOTHING",
+    "Cell",
+    "Section",
+    "badges",
+    "head",
+    "ranks_section",
+    "render_text",
+    "sections",
+    "summary_lines",
+]
 
 MIN_WIDTH = 60
 """Narrower than this, tables cannot be read; render_text does not go below it."""
@@ -48,6 +60,7 @@ _SUMS = ("operators", "flops", "share", "moved", "share", "time", "share")
 _LEFT = (("operator", "name"), ("reason", "name"), ("detail", "words"), ("user line", "words"))
 _REGIONS = (("region", "name"), ("state", "name"), *((name, "number") for name in _NUMBERS), ("decision", "words"))
 _COSTS = (("where", "name"), *((name, "number") for name in _SUMS))
+_RANKS = (("rank", "words"), ("differs from rank 0", "words"))
 _PASSES = (("pass", "name"), ("ms", "number"), ("changed", "name"), ("notes", "words"))
 _STYLES = {"replay": "green", "warm": "yellow", "cold": "cyan", "uncaptured": "red", "reason": "red", "dim": "dim"}
 
@@ -182,10 +195,30 @@ def summary_lines(summary: Summary) -> Iterator[str]:
     )
 
 
-def render_text(reports: Sequence[GraphReport], width: int = 100, color: bool = False) -> str:
-    """The report on all ``reports`` as one string of lines no wider than ``width`` columns (at least MIN_WIDTH).
+def ranks_section(ranks: Sequence[Any]) -> Section:
+    """How ``ranks``, as ``compared`` gives them, differ from rank 0; those that say the same share a row. What rank 0
+    says of itself is left out, unless it failed."""
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for told in ranks:
+        error = [f"failed: {told['error'].splitlines()[-1]}"] if told["error"] else []
+        if told["rank"] or error:
+            rows.setdefault((*error, *told["differences"]), []).append(told["rank"])
+    return Section("Ranks", _RANKS, tuple(_rank(numbers, lines) for lines, numbers in rows.items()))
 
-    With ``color`` it holds ANSI escapes; without, it is plain text.
+
+def _rank(numbers: Sequence[int], lines: Sequence[str]) -> tuple[Cell, ...]:
+    more = [f"… and {len(lines) - _NOTES} more"] if len(lines) > _NOTES else []
+    text = "\n".join((*map(clean, lines[:_NOTES]), *more)) or "nothing"
+    return Cell(", ".join(map(str, numbers))), Cell(text, "" if lines else "dim")
+
+
+def render_text(
+    reports: Sequence[GraphReport], width: int = 100, color: bool = False, ranks: Sequence[Any] | None = None
+) -> str:
+    """The report on all ``reports``, and on how ``ranks`` differ, as one string.
+
+    No line is wider than ``width`` columns (at least MIN_WIDTH). With ``color`` it holds ANSI escapes; without, it
+    is plain text.
     """
     out = io.StringIO()
     console = Console(
@@ -197,14 +230,15 @@ def render_text(reports: Sequence[GraphReport], width: int = 100, color: bool = 
         highlight=False,
         _environ={},
     )
-    for renderable in _document(reports):
+    for renderable in _document(reports, ranks):
         console.print(renderable)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip("\n") + "\n"
 
 
-def _document(reports: Sequence[GraphReport]) -> Iterator[RenderableType]:
+def _document(reports: Sequence[GraphReport], ranks: Sequence[Any] | None) -> Iterator[RenderableType]:
     if not reports:
         yield NOTHING
+        yield ""
     for report in reports:
         yield Text.assemble((report.name, "bold"), (f"  {', '.join(badges(report))}", "dim"))
         if report.error is not None:
@@ -217,6 +251,11 @@ def _document(reports: Sequence[GraphReport]) -> Iterator[RenderableType]:
     if len(reports) > 1:
         yield Text(plural(len(reports), "graph"), style="bold")
         yield _indented(Text("\n".join(summary_lines(summarize(reports)))))
+        yield ""
+    if ranks is not None:
+        section = ranks_section(ranks)
+        yield Text(section.title, style="bold")
+        yield _indented(Group(*_section(section)))
 
 
 def _indented(body: RenderableType) -> Padding:

@@ -1,0 +1,183 @@
+"""Reports of the ranks of one program: how rank 0 gets them, and where the others differ from it.
+
+torchrun hosts a store that outlives the script, its process groups and each rank. A rank that is done sends its
+document there, and rank 0 waits for all. No rank waits within the script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import zip_longest
+from typing import Any
+
+__all__ = ["Ranks", "compared"]
+
+PATIENCE_S = 300.0
+"""How long rank 0 waits for the others once its own script has ended."""
+
+_POLL_S = 0.1
+_PIECE = 1 << 20  # bytes; the store takes no value above 8 MiB
+
+_DEVICE = re.compile(r"\bcuda:\d+")
+_RECORD = {"segments": "segments", "captures": "captures", "replays": "replays", "uncaptured": "uncaptured calls"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those that torchrun started: its ``rank``, how many there are, and where their store is."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    attempt: str
+
+    @classmethod
+    def of_torchrun(cls) -> Ranks | None:
+        """As torchrun's environment has it; None for a process alone. The script may change the environment later."""
+        environ = os.environ
+        if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or environ["WORLD_SIZE"] == "1":
+            return None
+        rank, size, port = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        return cls(rank, size, environ["MASTER_ADDR"], port, environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+    def _store(self) -> Any:
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+        store = TCPStore(self.host, self.port, timeout=timedelta(seconds=PATIENCE_S), wait_for_workers=False)
+        return PrefixStore(f"pygraph.explain.{self.attempt}", store)  # ranks that torchrun restarts find the same store
+
+    def send(self, document: Mapping[str, Any]) -> None:
+        """Leave ``document`` for rank 0. Raises RuntimeError when the store cannot be reached."""
+        data, store = zlib.compress(json.dumps(document).encode()), self._store()
+        starts = range(0, len(data), _PIECE)
+        for piece, start in enumerate(starts):
+            store.set(f"{self.rank}.{piece}", data[start : start + _PIECE])
+        store.add(f"{self.rank}", len(starts))  # answered once all of it is there: this process may end
+
+    def gather(self, ended: Callable[[], bool]) -> list[dict[str, Any]]:
+        """What the ranks after 0 sent, in order. The wait is over after PATIENCE_S, and as soon as ``ended``; a rank
+        that sent nothing by then has an ``error`` and no ``summary``."""
+        found: dict[int, dict[str, Any]] = {}
+        missing = f"sent no report within {PATIENCE_S:.0f} s"
+        deadline, last = time.monotonic() + PATIENCE_S, False
+        try:
+            store = self._store()
+            while not last and len(found) < self.size - 1:
+                last = ended() or time.monotonic() > deadline  # what was sent before that is still read
+                for rank in range(1, self.size):
+                    if rank not in found and store.check([f"{rank}"]):
+                        pieces = (store.get(f"{rank}.{piece}") for piece in range(int(store.get(f"{rank}"))))
+                        found[rank] = json.loads(zlib.decompress(b"".join(pieces)))
+                time.sleep(0 if last else _POLL_S)
+        except RuntimeError as error:  # as the store raises, torchrun's own process being gone
+            missing = f"sent no report: {error}"
+        if ended():
+            missing = "sent no report before it ended"
+        none = {"error": missing, "incomplete": False, "summary": None, "graphs": []}
+        return [found.get(rank, none) for rank in range(1, self.size)]
+
+
+def compared(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The documents of all ranks, each with its ``rank`` and the ``differences`` from rank 0, in words."""
+    first = documents[0]["graphs"]
+    return [
+        {"rank": rank, "differences": list(_differences(first, told["graphs"])) if told["summary"] else [], **told}
+        for rank, told in enumerate(documents)
+    ]
+
+
+def _differences(ours: Sequence[Any], theirs: Sequence[Any]) -> Iterator[str]:
+    """Graphs correspond that are the n-th of one kind from one line of the user's."""
+    first, other = _by_origin(ours), _by_origin(theirs)
+    for key in dict.fromkeys((*first, *other)):
+        if key not in other:
+            yield f"did not compile {_called(first[key])}"
+        elif key not in first:
+            yield f"compiled {_called(other[key])}; rank 0 did not"
+        else:
+            yield from (f"{other[key]['name']}: {text}" for text in _in_graph(first[key], other[key]))
+
+
+def _called(graph: Any) -> str:
+    at = f" at {graph['loc']}" if graph["loc"] else ""
+    return f"{graph['name']} ({graph['function'] or 'unknown function'}{at})"
+
+
+def _by_origin(graphs: Sequence[Any]) -> dict[tuple[Any, ...], Any]:
+    seen: Counter[tuple[Any, ...]] = Counter()
+    found = {}
+    for graph in graphs:
+        origin = graph["kind"], graph["function"], graph["loc"]
+        key = (*origin, seen[origin])
+        found[key] = graph
+        seen[origin] += 1
+    return found
+
+
+def _in_graph(ours: Any, theirs: Any) -> Iterator[str]:
+    yield from _changed(_facts(ours), _facts(theirs))
+    yield from _said(_left(ours), _left(theirs))
+    for mine, its in zip_longest(_inputs(ours), _inputs(theirs)):
+        if mine != its:
+            yield f"input {its or 'none'}, on rank 0 {mine or 'none'}"
+            break
+    for index, (mine, its) in enumerate(zip_longest(ours["regions"], theirs["regions"])):
+        if mine is None or its is None:
+            yield f"no region {index}" if its is None else f"region {index}: {its['state']}; rank 0 has none"
+            continue
+        yield from (f"region {index}: {text}" for text in _in_region(mine, its))
+
+
+def _in_region(ours: Any, theirs: Any) -> Iterator[str]:
+    def facts(region: Any) -> dict[str, Any]:
+        record = region["record"] or {}
+        counts = {words: record.get(name, 0) for name, words in _RECORD.items()}
+        return {"state": region["state"], "kernels": len(region["kernels"]), **counts}
+
+    yield from _changed(facts(ours), facts(theirs))
+    yield from _said(_why(ours), _why(theirs))
+
+
+def _changed(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{name} {theirs[name]}, on rank 0 {ours[name]}" for name in ours if ours[name] != theirs[name])
+
+
+def _said(ours: Sequence[str], theirs: Sequence[str]) -> Iterator[str]:
+    yield from (text for text in theirs if text not in ours)
+    yield from (f"on rank 0 only: {text}" for text in ours if text not in theirs)
+
+
+def _facts(graph: Any) -> dict[str, Any]:
+    coverage = graph["coverage"]
+    return {
+        "error": graph["error"] or "none",
+        "operators": "unknown" if graph["operators"] is None else graph["operators"],
+        "launches": "unknown" if coverage is None else f"{coverage['selected_launches']} of {coverage['launches']}",
+    }
+
+
+def _left(graph: Any) -> list[str]:
+    """What is not captured of a graph, and what broke it."""
+    rows = Counter(f"{row['op']} at {row['loc'] or 'unknown line'}: {row['reason']}" for row in graph["uncaptured"])
+    breaks = [f"graph break at {each['loc']}: {each['reason']}" for each in graph["graph_breaks"]]
+    return [*(f"not captured: {what}" + (f" ×{n}" if n > 1 else "") for what, n in rows.items()), *breaks]
+
+
+def _inputs(graph: Any) -> list[str]:
+    """The inputs of a graph with their types, from its text; without the number of a GPU: each rank has its own."""
+    lines = (graph["pgir"] or "").splitlines()
+    return [_DEVICE.sub("cuda", line.partition(" {role")[0].strip()) for line in lines if " {role = " in line]
+
+
+def _why(region: Any) -> list[str]:
+    """What is said of a region; not what was measured, which is never the same twice."""
+    return [_DEVICE.sub("cuda", text) for text in region["why"] if not text.startswith("measured: ")]
