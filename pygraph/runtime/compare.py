@@ -491,8 +491,11 @@ class _Trial:
         return None
 
     def _left(self, outputs: Sequence[Any], args: Sequence[Any], *, answering: bool = False) -> _Outcome:
-        """What a run returned, and left behind in ``args`` and in the generator. ``answering``: it answers the call."""
-        return self._observe(outputs, args, self.random.state(), answering=answering)
+        """What a run returned, and left behind in ``args``; and in the generator, unless eager calls alone draw, which
+        are repeated: then other states are other threads'. ``answering``: it answers the call."""
+        program = self.program
+        draws = not program.calls or any(each.random and each.eager is None for each in program.recording.launches)
+        return self._observe(outputs, args, self.random.state() if draws else None, answering=answering)
 
     def _observe(
         self, outputs: Sequence[Any], args: Sequence[Any], rng: torch.Tensor | None, *, answering: bool = False

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -516,6 +517,39 @@ def test_an_operator_that_is_given_other_memory_is_noticed_though_its_results_ar
         region([randn(4, 4)])
     assert len(seen) == 3
     assert "comparison-failed: replayed: operand 0 of pygraph_eager.counter.default" in str(region.record.reason)
+
+
+class Disturbed(HostDriver):
+    """Another thread draws at the end of each compared replay."""
+
+    def instantiate(self, program: Program) -> Executable:
+        made = super().instantiate(program)
+
+        class Drawing:
+            close, replay = made.close, made.replay
+
+            @staticmethod
+            def replay_watched(args: list[Any], watcher: Any) -> Sequence[Any] | None:
+                outputs = made.replay_watched(args, watcher)
+                thread = threading.Thread(target=lambda: torch.rand(3))
+                thread.start()
+                thread.join()
+                return outputs
+
+        return cast("Executable", Drawing())
+
+
+@pytest.mark.parametrize(("draws", "captured"), [(False, True), (True, False)])
+def test_draws_of_other_threads_do_not_matter_where_operators_alone_draw(draws: bool, captured: bool) -> None:
+    def fn(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        return [torch.relu(ops.noise(torch.mm(x, x))), torch.rand(4, 4) if draws else x]
+
+    region = region_of(fn, Disturbed(), verify_always=True)
+    for _ in range(CALLS):
+        region([randn(4, 4)])
+    assert (region.record.replays > 0, "random-state" in region.record.refusals) == (captured, not captured)
 
 
 def test_a_program_that_does_not_repeat_itself_is_compared_within_a_tolerance() -> None:
