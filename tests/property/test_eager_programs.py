@@ -51,11 +51,12 @@ _define("half_(Tensor(a!) x) -> Tensor(a!)", lambda x: x.mul_(0.5), lambda x: x)
 _define("rows(Tensor(a) x) -> Tensor(a)", lambda x: x[:], lambda x: x[:])
 _define("add_into(Tensor(a!) x, Tensor y) -> ()", lambda x, y: [x.add_(y, alpha=0.1)].clear(), lambda x, y: None)
 _define("pair(Tensor x, Tensor y) -> Tensor[]", lambda x, y: [x - y, y.clone()], lambda x, y: [x.clone(), y.clone()])
+_define("fill(Tensor(a!) out, Tensor x) -> ()", lambda out, x: [out.copy_(x * 0.5)].clear(), lambda out, x: None)
 _define("raises(Tensor x) -> Tensor", _raising, torch.empty_like)
 ops = torch.ops.pygraph_eager_property
 
 CAPTURED = ("mm", "relu", "add_", "rand", "view", "cumsum")
-EAGER = ("fresh", "noise", "turned", "same", "half_", "rows", "add_into", "pair", "raises")
+EAGER = ("fresh", "noise", "turned", "same", "half_", "rows", "add_into", "pair", "fill", "raises")
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,9 @@ def apply(line: Line, values: list[torch.Tensor]) -> None:
             values.append(a.t())
         case "cumsum":
             values.append(torch.tanh(torch.cumsum(a, 0)))
+        case "fill":
+            values.append(torch.empty(2, N, N)[line.b % 2])
+            ops.fill(values[-1], a)
         case "add_into" | "pair":
             values.extend(getattr(ops, line.op)(a, b) or ())
         case name:
