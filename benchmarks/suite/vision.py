@@ -96,6 +96,54 @@ def tiny_deeplabv3() -> nn.Module:
     return model
 
 
+def googlenet() -> nn.Module:
+    import torchvision
+
+    model: nn.Module = torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=False)
+    return model
+
+
+def tiny_googlenet() -> nn.Module:
+    """Two of GoogLeNet's blocks of four branches."""
+    from torchvision.models.googlenet import BasicConv2d, Inception
+
+    blocks = (Inception(8, 4, 4, 8, 2, 4, 4), Inception(20, 4, 4, 8, 2, 4, 4))
+    return nn.Sequential(BasicConv2d(3, 8, kernel_size=3), *blocks, *_head(20))
+
+
+def inception_v3() -> nn.Module:
+    import torchvision
+
+    model: nn.Module = torchvision.models.inception_v3(weights=None, aux_logits=False, init_weights=False)
+    return model
+
+
+def tiny_inception_v3() -> nn.Module:
+    """One of Inception's blocks of four branches."""
+    from torchvision.models.inception import BasicConv2d, InceptionA
+
+    return nn.Sequential(BasicConv2d(3, 8, kernel_size=3), InceptionA(8, pool_features=8), *_head(232))
+
+
+def _head(channels: int) -> tuple[nn.Module, ...]:
+    return nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, TINY_CLASSES)
+
+
+def densenet121() -> nn.Module:
+    import torchvision
+
+    model: nn.Module = torchvision.models.densenet121(weights=None)
+    return model
+
+
+def tiny_densenet() -> nn.Module:
+    """Two blocks of two layers, each of which is given the results of all before it."""
+    from torchvision.models.densenet import DenseNet
+
+    model: nn.Module = DenseNet(8, (2, 2), 8, num_classes=TINY_CLASSES)
+    return model
+
+
 def hrnet_w18() -> nn.Module:
     return timm_model("hrnet_w18")
 
@@ -208,6 +256,9 @@ EFFICIENTNET = Network(
     why_tolerance=SENSITIVE,
 )
 SWIN = Network("swin-t", "torchvision", swin_t, tiny_swin, batch_norms=False, why_tolerance=ATTENTION)
+GOOGLENET = Network("googlenet", "torchvision", googlenet, tiny_googlenet, batch_norms=True)
+INCEPTION = Network("inception-v3", "torchvision", inception_v3, tiny_inception_v3, batch_norms=True, size=299)
+DENSENET = Network("densenet121", "torchvision", densenet121, tiny_densenet, batch_norms=True)
 HRNET = Network("hrnet-w18", "timm", hrnet_w18, tiny_hrnet, batch_norms=True, tiny_size=64)
 DEEPLAB = Network(
     "deeplabv3",
@@ -230,6 +281,9 @@ WORKLOADS: tuple[Workload, ...] = (
     CONVNEXT.at(1, calls=30, about="ConvNeXt-tiny on one image: depthwise convolutions, layer norms and products."),
     EFFICIENTNET.at(1, calls=30, about="EfficientNet-B0 on one image: made for phones, very short kernels on a GPU."),
     SWIN.at(1, calls=30, about="Swin-T on one image: attention in shifted windows, with rolls and position biases."),
+    GOOGLENET.at(1, calls=60, about="GoogLeNet on one image: nine blocks of four short branches."),
+    INCEPTION.at(1, calls=30, about="Inception v3 on one image: eleven blocks of up to six branches, some long."),
+    DENSENET.at(1, calls=30, about="DenseNet-121 on one image: short kernels, and slices of wide concatenations."),
     HRNET.at(1, calls=30, about="HRNet-W18 on one image: over a thousand short kernels in four parallel branches."),
     DEEPLAB.at(1, calls=20, about="DeepLabV3 with ResNet-50 on an image of 520 pixels: dilated branches side by side."),
 )

@@ -8,12 +8,14 @@ from typing import Any
 
 from pygraph.passes.pipeline import nearest
 
-__all__ = ["BASELINES", "OURS", "REFERENCE", "SIDES", "UNCAPTURED", "Side", "compile_as", "sides_for"]
+__all__ = ["BASELINES", "IN_ORDER", "OURS", "REFERENCE", "SIDES", "UNCAPTURED", "Side", "compile_as", "sides_for"]
 
 REFERENCE = "eager"
 """The side whose results are right."""
 OURS = "pygraph"
 """The side that every other one is compared with in time and memory."""
+IN_ORDER = "in-order"
+"""PyGraph with launches in the order of the program."""
 UNCAPTURED = "uncaptured"
 """PyGraph's program without any region: for profiles, and no side of a benchmark."""
 BASELINES = ("default", "reduce-overhead")
@@ -22,11 +24,13 @@ BASELINES = ("default", "reduce-overhead")
 
 @dataclass(frozen=True)
 class Side:
-    """``arguments`` returns those of torch.compile; None: it does not compile. ``cuda``: it needs a GPU."""
+    """``arguments`` returns those of torch.compile; None: it does not compile. ``cuda``: it needs a GPU. ``asked``: it
+    is measured only where it is named."""
 
     name: str
     arguments: Callable[[], Mapping[str, Any]] | None = None
     cuda: bool = False
+    asked: bool = False
 
 
 def _ours() -> Mapping[str, Any]:
@@ -34,6 +38,11 @@ def _ours() -> Mapping[str, Any]:
     from pygraph.backend import pygraph  # the function itself: the entry point may not be installed
 
     return {"backend": pygraph, "options": {"cache_dir": None}}
+
+
+def _in_order() -> Mapping[str, Any]:
+    ours = _ours()
+    return {**ours, "options": {**ours["options"], "order": "program"}}
 
 
 def _uncaptured() -> Mapping[str, Any]:
@@ -54,6 +63,7 @@ SIDES: dict[str, Side] = {
         Side(REFERENCE),
         Side("default", dict),
         Side("reduce-overhead", lambda: {"mode": "reduce-overhead"}, True),
+        Side(IN_ORDER, _in_order, True, asked=True),
         Side(OURS, _ours),
     )
 }
@@ -61,7 +71,8 @@ SIDES: dict[str, Side] = {
 
 
 def sides_for(names: Sequence[str], device: str, known: Mapping[str, Side] = SIDES) -> tuple[str, ...]:
-    """The sides of ``known`` that are asked for (all, if none is named) and that ``device`` has, the reference too.
+    """The sides of ``known`` that are asked for (all but ``asked`` ones, if none is named) and that ``device`` has, the
+    reference too.
 
     Raises ValueError for a name that is not known, or that needs another device.
     """
@@ -70,7 +81,7 @@ def sides_for(names: Sequence[str], device: str, known: Mapping[str, Side] = SID
             raise ValueError(f"no side is called '{name}'{nearest(name, known)}")
         if known[name].cuda and device != "cuda":
             raise ValueError(f"the side '{name}' needs a GPU")
-    wanted = {*(names or known), REFERENCE}
+    wanted = {*(names or (name for name, side in known.items() if not side.asked)), REFERENCE}
     return tuple(name for name, side in known.items() if name in wanted and (device == "cuda" or not side.cuda))
 
 
