@@ -22,9 +22,9 @@ from pygraph.compat import (
 from pygraph.errors import CaptureError
 from pygraph.runtime.recording import is_written
 
-__all__ = ["OperatorCall", "aliased", "check_result", "describe", "fake_results", "leaves", "run_fake"]
+__all__ = ["PLAIN", "OperatorCall", "aliased", "check_result", "describe", "fake_results", "leaves", "run_fake"]
 
-_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None))
+PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None))
 """Types of arguments whose ``repr`` is equal only for those that make an operator do the same."""
 
 
@@ -160,7 +160,7 @@ def describe(value: Any, seen: dict[int, int], opaque: Callable[[torch.Tensor], 
     """
     if isinstance(value, (list, tuple)):
         return tuple(describe(item, seen, opaque) for item in value)
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN):
         return (type(value).__name__, repr(value))
     if not isinstance(value, torch.Tensor):
         raise CaptureError("unsupported-argument", f"an operator is given {type(value).__name__}")

@@ -20,8 +20,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import pygraph
 from pygraph.compat import OpOverload, TorchDispatchMode, below_autocast
 from pygraph.errors import CaptureError
+from pygraph.runtime.calls import PLAIN, OperatorCall
 from pygraph.runtime.provenance import Refusal
-from pygraph.runtime.recording import COLLECTIVES, Origin, is_written
+from pygraph.runtime.recording import COLLECTIVES, Origin
 from pygraph.runtime.tensors import digest
 
 __all__ = ["Memory", "Tape", "memory_of", "user_line"]
@@ -42,9 +43,6 @@ _RESIZING = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_", "aten:
 """Operators that give a tensor other memory."""
 
 _HOMES = tuple(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, pygraph))
-
-_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None))
-"""Arguments of operators that are written as Python writes them."""
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:
@@ -155,12 +153,10 @@ class Tape(TorchDispatchMode):
         if func is torch.ops.aten.set_.source_Storage and self._made_here(args[0]) and not args[0].numel():
             return self._whole_storage(args[1], args[0].dtype)
         _check(func)
-        for argument, value in _operands(func, args, kwargs):
-            if is_written(func._schema, argument):
-                for tensor in _tensors(value):
-                    owner = self._owner(tensor)
-                    if owner.startswith("a"):
-                        self.written.add(int(owner[1:]) % len(self._outside))
+        call = OperatorCall(func, tuple(args), kwargs)
+        written = call.written()
+        owners = [self._owner(tensor) for tensor in call.tensors() if id(tensor) in written]
+        self.written.update(int(owner[1:]) % len(self._outside) for owner in owners if owner.startswith("a"))
         if func is torch.ops.aten.lift_fresh.default and self._is_new(args[0]):
             if not args[0].numel():
                 made = f"{list(args[0].size())}, dtype={args[0].dtype}, device={args[0].device!r}"
@@ -284,7 +280,7 @@ class Tape(TorchDispatchMode):
             return f"[{', '.join(map(self._text, value))}]"
         if isinstance(value, torch.Generator):
             raise CaptureError("generator-argument", "an operator draws from a generator that it is given")
-        if type(value) not in _PLAIN:
+        if type(value) not in PLAIN:  # these are written as Python writes them
             raise CaptureError("unsupported-argument", f"an operator is given {type(value).__name__}")
         return repr(value)
 
@@ -370,23 +366,6 @@ def _check(func: Any) -> None:
         raise CaptureError("host-read", f"{name} reads a value on the host")
     if torch.Tag.inplace_view in tags or name in _RESIZING:
         raise CaptureError("metadata-mutation", name)
-
-
-def _operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Each argument of the schema that is given, with its value."""
-    for position, argument in enumerate(func._schema.arguments):
-        if position < len(args):
-            yield argument, args[position]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _returns_views(func: Any) -> bool:
