@@ -62,6 +62,7 @@ def told(result: subprocess.CompletedProcess[str]) -> str:
     return " ".join(after[0].split())
 
 
+@pytest.mark.sweep
 def test_ranks_that_do_the_same_do_not_differ(tmp_path: Path) -> None:
     """Also when the script's process group is gone; a process that it forks is none of the ranks."""
     script = """
@@ -119,7 +120,7 @@ distributed.all_reduce(torch.ones(2))
     assert re.search(r"^rank 0: (Traceback|net\.py: .* SIGTERM)", result.stderr, re.MULTILINE)
 
 
-@pytest.mark.parametrize("more", ["", "time.sleep(120)"])
+@pytest.mark.parametrize("more", [pytest.param("", marks=pytest.mark.sweep), "time.sleep(120)"])
 def test_a_rank_that_dies_is_told_at_once(tmp_path: Path, more: str) -> None:
     """Rank 0 has ended, or is in the middle of its script."""
     script = f"""
@@ -139,6 +140,7 @@ open("ran", "w").close()
     assert ("0 failed: net.py: the script exited with status SIGTERM" in shown) is bool(more)
 
 
+@pytest.mark.sweep
 def test_a_rank_may_compile_nothing_and_a_restart_begins_anew(tmp_path: Path) -> None:
     script = "if rank == 0: run(plain)\nelif attempt == 0: sys.exit(4)\n"
     result = launch(tmp_path, script, "--json", "all.json", restarts=1)
