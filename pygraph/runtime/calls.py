@@ -22,7 +22,17 @@ from pygraph.compat import (
 from pygraph.errors import CaptureError
 from pygraph.runtime.recording import is_written
 
-__all__ = ["PLAIN", "OperatorCall", "aliased", "check_result", "describe", "fake_results", "leaves", "run_fake"]
+__all__ = [
+    "PLAIN",
+    "OperatorCall",
+    "aliased",
+    "check_call",
+    "check_result",
+    "describe",
+    "fake_results",
+    "leaves",
+    "run_fake",
+]
 
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None))
 """Types of arguments whose ``repr`` is equal only for those that make an operator do the same."""
@@ -68,6 +78,24 @@ def leaves(value: Any) -> Iterator[Any]:
             yield from leaves(item)
     elif value is not None:
         yield value
+
+
+_RESIZING = frozenset({"inductor::resize_storage_bytes_", "inductor::accumulate_grad_"})
+"""Operators that change storages behind their schema's back."""
+
+
+def check_call(call: OperatorCall) -> None:
+    """Raise CaptureError for an operator of which nobody can say without running it what it returns, and for one that
+    changes what its arguments are, or draws from a generator that it is given."""
+    tags = call.op.tags
+    if torch.Tag.dynamic_output_shape in tags:
+        raise CaptureError("dynamic-output", call.name)
+    if torch.Tag.data_dependent_output in tags or any("Tensor" not in str(r.type) for r in call.op._schema.returns):
+        raise CaptureError("host-read", call.name)
+    if torch.Tag.inplace_view in tags or call.name in _RESIZING:
+        raise CaptureError("metadata-mutation", call.name)
+    if any(isinstance(value, torch.Generator) for _, each in call.operands() for value in leaves(each)):
+        raise CaptureError("generator-argument", call.name)
 
 
 # -- results, without running anything ----------------------------------------------------------------------------

@@ -15,13 +15,10 @@ import torch
 
 from pygraph.compat import OpOverload
 from pygraph.errors import CaptureError
-from pygraph.runtime.calls import OperatorCall, check_result, leaves, run_fake
+from pygraph.runtime.calls import OperatorCall, check_call, check_result, run_fake
 from pygraph.runtime.recording import FUNCTIONAL_COLLECTIVES, EagerCall, EagerOperand, EagerResult, TensorLayout
 
-__all__ = ["RESIZING", "RecordedCall", "at_places", "base_of", "is_eager", "is_operator", "record_call"]
-
-RESIZING = frozenset({"inductor::resize_storage_bytes_", "inductor::accumulate_grad_"})
-"""Operators that change storages behind their schema's back."""
+__all__ = ["RecordedCall", "at_places", "base_of", "is_eager", "is_operator", "record_call"]
 
 
 def base_of(operator: str) -> str:
@@ -67,7 +64,7 @@ def record_call(
     """Write down ``call``. ``arguments`` are the region's stand-ins, ``is_constant`` says whose memory no replay moves,
     and ``allocate`` makes a stand-in like a fake tensor. Raises CaptureError for an operator whose results no fake
     kernel tells: of numbers, of sizes that depend on data, or of resized arguments."""
-    _check(call)
+    check_call(call)
     values, fakes = run_fake(call)
     native_call = native.OperatorCall(call.name, call.op._schema.overload_name, call.args, dict(call.kwargs))
     given: list[torch.Tensor] = native_call.tensors()
@@ -129,15 +126,3 @@ def at_places(places: Any, results: Sequence[torch.Tensor]) -> Any:
     if isinstance(places, list):
         return [at_places(place, results) for place in places]
     return None if places is None else results[places]
-
-
-def _check(call: OperatorCall) -> None:
-    tags, schema = call.op.tags, call.op._schema
-    if torch.Tag.dynamic_output_shape in tags:
-        raise CaptureError("dynamic-output", call.name)
-    if torch.Tag.data_dependent_output in tags or any("Tensor" not in str(r.type) for r in schema.returns):
-        raise CaptureError("host-read", call.name)
-    if torch.Tag.inplace_view in tags or call.name in RESIZING:
-        raise CaptureError("metadata-mutation", call.name)
-    if any(isinstance(value, torch.Generator) for _, each in call.operands() for value in leaves(each)):
-        raise CaptureError("generator-argument", call.name)

@@ -13,8 +13,8 @@ import torch
 
 from pygraph.compat import DispatchKey, FakeTensor, OpOverload, TorchDispatchMode
 from pygraph.errors import CaptureError
-from pygraph.runtime.calls import OperatorCall, describe, fake_results, leaves
-from pygraph.runtime.eager import RESIZING, is_eager, record_call
+from pygraph.runtime.calls import OperatorCall, check_call, describe, fake_results, leaves
+from pygraph.runtime.eager import is_eager, record_call
 from pygraph.runtime.host.recorder import Operand, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
 from pygraph.runtime.provenance import blame
@@ -79,18 +79,10 @@ class RecordOperators(TorchDispatchMode):
 
 
 def _refuse(recorder: Recorder, call: OperatorCall) -> None:
-    tags = call.op.tags
     if call.op.namespace in COLLECTIVES:
         raise CaptureError("collective", call.name)
-    if torch.Tag.dynamic_output_shape in tags:
-        raise CaptureError("dynamic-output", call.name)
-    if torch.Tag.data_dependent_output in tags or any("Tensor" not in str(r.type) for r in call.op._schema.returns):
-        raise CaptureError("host-read", call.name)
-    if torch.Tag.inplace_view in tags or call.name in RESIZING:
-        raise CaptureError("metadata-mutation", call.name)
+    check_call(call)
     for argument, value in call.operands():
-        if isinstance(value, torch.Generator):
-            raise CaptureError("generator-argument", call.name)
         if isinstance(value, torch.device) and value.type != "cpu":
             raise CaptureError("foreign-device", f"{call.name} on {value}")
         if argument.name == "pin_memory" and value:
