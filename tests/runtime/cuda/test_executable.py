@@ -8,7 +8,8 @@ from unittest.mock import Mock, call
 import pytest
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import NonPointerWord, Program, Slot
+from pygraph.runtime.contract import NonPointerWord, Order, Program, Slot
+from pygraph.runtime.cuda import executable
 from pygraph.runtime.cuda.executable import Part, _tell, with_scratch
 from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
 from pygraph.runtime.layout import plan
@@ -103,3 +104,25 @@ def test_what_cannot_point_there_is_an_error(word: NonPointerWord, node: Node, s
     with pytest.raises(CaptureError) as caught:
         with_scratch(with_stranger(word, scratch=scratch), [node])
     assert caught.value.reason == "invalid-program"
+
+
+# -- the order of launches ---------------------------------------------------------------------------------------------
+
+
+def test_edges_are_those_of_the_order_within_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, list[tuple[int, int]]]] = []
+    monkeypatch.setattr(executable, "replace_edges", lambda graph, edges: told.append((graph, list(edges))))
+    order = Order.of([set(), {0}, {0}, {1, 2}, {3}])
+    executable._reorder(7, {2: 102, 3: 103, 4: 104}, order)
+    executable._reorder(7, {2: 102}, None)
+    assert told == [(7, [(102, 103), (103, 104)])]
+
+
+def test_edges_are_read_back_by_launch_and_those_that_do_not_wait_for_completion_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    complete, programmatic = bytes(8), bytes((1, 0, 1, 0, 0, 0, 0, 0))
+    edges = {5: [(100, 101, complete), (101, 102, programmatic)], 6: [(203, 204, complete)]}
+    monkeypatch.setattr(executable, "read_edges", edges.__getitem__)
+    parts = [Part(0, 0, {0: 100, 1: 101, 2: 102}), Part(6, 1, {3: 203, 4: 204})]
+    assert executable._edges(parts, 5) == [(0, 1), (3, 4)]
