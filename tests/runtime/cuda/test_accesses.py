@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
+import torch
 
 from pygraph.runtime.contract import Layout, Program, Slot
-from pygraph.runtime.cuda.observe import Operand, Span, with_calls
-from pygraph.runtime.recording import AllocationKind, Bytes, LaunchKind
+from pygraph.runtime.cuda.observe import Operand, Span, _triton_operands, with_calls
+from pygraph.runtime.recording import Access, AllocationKind, Bytes, LaunchKind
 from tests.runtime.captures import Capture
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
@@ -83,3 +86,61 @@ def test_copies_and_fills_use_every_word() -> None:
     launches = with_calls(capture.launches, spans, capture.allocations, [])
     assert [launch.may_access for launch in launches] == [None, None]
     assert [launch.call for launch in launches] == ["aten.copy_.default"] * 2
+
+
+# -- what a call does to its operands ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_operands_are_told_by_allocation_and_bytes(closed: bool) -> None:
+    capture = Capture(X)
+    x = capture.input(64)
+    capture.constant(WEIGHT, 64)
+    out = capture.pool(64)
+    capture.launch(x, out)
+    operands = (
+        Operand(x + 16, Bytes(0, 32, 16, 4), writes=False),
+        Operand(WEIGHT + 8, None, writes=False),
+        Operand(out, Bytes(0, 64), writes=True),
+        Operand(0, Bytes(0, 0), writes=True),
+    )
+    span = Span(0, 1, "triton_poi_fused_0", operands, closed=closed)
+    (launch,) = with_calls(capture.launches, [span], capture.allocations, [])
+    if not closed:
+        assert launch.operands is None
+        return
+    assert launch.operands == (
+        Access((INPUT, 0), Bytes(16, 48, 16, 4), writes=False),
+        Access((AllocationKind.CONSTANT, 0), Bytes(0, 64), writes=False),
+        Access((POOL, 0), Bytes(0, 64), writes=True),
+    )
+
+
+def test_a_call_that_is_given_memory_of_nobodys_may_do_anything() -> None:
+    capture = Capture(X)
+    capture.launch(capture.input(64))
+    span = Span(0, 1, "aten.add.Tensor", given(X, NOBODYS), closed=True)
+    (launch,) = with_calls(capture.launches, [span], capture.allocations, [])
+    assert launch.operands is None
+
+
+class Compiled:
+    """One of Inductor's kernels, or of the user's, by its name."""
+
+    def __init__(self, name: str, *parameters: str, mutated: tuple[str, ...] = ()) -> None:
+        self.fn = types.SimpleNamespace(__name__=name)
+        self.triton_meta = {"signature": dict.fromkeys(parameters, "*fp32")}
+        self.mutated_arg_names = list(mutated)
+
+
+def test_kernels_of_inductors_use_elements_alone_and_say_by_name_what_they_write() -> None:
+    x, y = torch.zeros(4, 8)[:, 2:4], torch.zeros(6)
+    parameters = ("in_ptr0", "in_ptr1", "out_ptr0")
+    operands = _triton_operands(Compiled("triton_poi_0", *parameters, mutated=("in_ptr1",)), [x, y, y, 7], {})
+    assert operands == [
+        Operand(x.data_ptr(), Bytes(0, 104, 32, 8), writes=False),
+        Operand(y.data_ptr(), Bytes(0, 24), writes=True),
+        Operand(y.data_ptr(), Bytes(0, 24), writes=True),
+    ]
+    (own,) = _triton_operands(Compiled("my_kernel", "in_ptr0"), [x], {})
+    assert own == Operand(x.data_ptr(), None, writes=False)
