@@ -12,7 +12,6 @@ functions over a Recording and its slots.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -25,6 +24,9 @@ __all__ = ["check", "order_of"]
 
 _Key = tuple[AllocationKind, int]
 _Memory = TypeVar("_Memory", bound=Hashable)
+
+_FIXED: _Key = (AllocationKind.CONSTANT, -1)
+"""Memory that never moves, from address 0 on: constants may be views of one another."""
 
 
 def order_of(recording: Recording, slots: Sequence[Slot], window: int = 0) -> Order:
@@ -86,38 +88,35 @@ def _moved(
 
 
 def _accesses(recording: Recording, slots: Sequence[Slot]) -> Iterator[list[Access] | None]:
-    """What each launch uses; None: anything. A call's launches share its operands: each uses those that its own words
-    point to, and constants, which no word is known to point to. All else that its words point to, it may write."""
+    """What each launch uses; None: anything. A copy or fill uses what its words say. Any other launch of a call uses
+    what words of that call point to, since a kernel may leave addresses in memory for the next one: operands, and all
+    else, which it may write. It also uses constants among the operands, which no word is known to point to."""
     places: dict[int, dict[int, Slot]] = {}
     for slot in slots:
         places.setdefault(slot.launch, {})[slot.word] = slot
     sizes = {allocation.key: allocation.nbytes for allocation in recording.allocations}
-    constants = sorted((a.address, a.nbytes, a.key) for a in recording.allocations if a.kind is AllocationKind.CONSTANT)
-    for launch in recording.launches:
-        words = places.get(launch.index, {})
-        if launch.eager is not None or (launch.uses is None and launch.operands is None):
-            yield None
-        elif launch.uses is not None:
-            yield [
-                Access(key, Bytes(start + use.start, start + use.start + use.nbytes), use.writes)
-                for use in launch.uses
-                for key, start in _owner(launch.words[use.word], words.get(use.word), constants)
-            ]
-        else:
-            touched = {slot.key for slot in words.values()}
-            given = [a for a in launch.operands or () if a.key in touched or a.key[0] is AllocationKind.CONSTANT]
-            others = touched.difference(a.key for a in given)
-            yield given + [Access(key, Bytes(0, sizes[key]), writes=True) for key in sorted(others, key=str)]
+    fixed = {a.key: a.address for a in recording.allocations if a.kind is AllocationKind.CONSTANT}
+    for call in recording.calls():
+        touched = {slot.key for index in call for slot in places.get(index, {}).values()}
+        for launch in recording.launches[call.start : call.stop]:
+            if launch.eager is not None or (launch.uses is None and launch.operands is None):
+                yield None
+            elif launch.uses is not None:
+                yield [
+                    Access(key, Bytes(start + use.start, start + use.start + use.nbytes), use.writes)
+                    for use in launch.uses
+                    for key, start in (_place(launch.words[use.word], places.get(launch.index, {}).get(use.word)),)
+                ]
+            else:
+                given = [a for a in launch.operands or () if a.key in touched or a.key in fixed]
+                others = touched.difference(a.key for a in given)
+                given = [Access(_FIXED, a.bytes.moved(fixed[a.key]), a.writes) if a.key in fixed else a for a in given]
+                yield given + [Access(key, Bytes(0, sizes[key]), writes=True) for key in sorted(others, key=str)]
 
 
-def _owner(word: int, slot: Slot | None, constants: Sequence[tuple[int, int, _Key]]) -> Iterator[tuple[_Key, int]]:
-    """The allocation that a word points into, and how far; nothing for one that points nowhere."""
-    if slot is not None:
-        yield slot.key, slot.offset
-        return
-    place = bisect_right(constants, word, key=lambda each: each[0]) - 1
-    if place >= 0 and word < constants[place][0] + constants[place][1]:
-        yield constants[place][2], word - constants[place][0]
+def _place(word: int, slot: Slot | None) -> tuple[_Key, int]:
+    """The memory that a word points into, and how far."""
+    return (_FIXED, word) if slot is None else (slot.key, slot.offset)
 
 
 @dataclass(slots=True)

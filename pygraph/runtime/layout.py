@@ -50,24 +50,26 @@ def lifetimes(
     recording: Recording, slots: Sequence[Slot], fresh: Collection[int], order: Order | None = None
 ) -> tuple[Lifetime, ...]:
     """How long each POOL allocation in the workspace is needed: those that a launch touches, and that are neither in
-    ``fresh`` nor returned by eager calls. From its first launch to its last. Where these lie in phases of several
-    launches, all along these phases, as no order holds in them. In an ``order``, each by the launches that use it."""
+    ``fresh`` nor returned by eager calls. From the first call that uses it to the last. Where these lie in phases of
+    several launches, all along these phases, as no order holds in them. In an ``order``, each by the launches of the
+    calls that use it."""
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
     phases = (recording.phases if order is None else ()) or range(len(recording.launches))
     spans: dict[int, tuple[int, int]] = {}
     users: dict[int, int] = {}
     before: dict[int, int] = {}
     elsewhere = returned_by_calls(recording, slots).union(fresh)
-    for slot in slots:
-        if slot.kind is not AllocationKind.POOL or slot.index in elsewhere:
-            continue
-        phase = phases[slot.launch]
-        begin, end = bisect_left(phases, phase), bisect_right(phases, phase) - 1
-        first, last = spans.get(slot.index, (begin, end))
-        spans[slot.index] = (min(first, begin), max(last, end))
+    calls = [call for call in recording.calls() for _ in call]
+    placed = (slot for slot in slots if slot.kind is AllocationKind.POOL and slot.index not in elsewhere)
+    for index, call in dict.fromkeys((slot.index, calls[slot.launch]) for slot in placed):
+        begin = bisect_left(phases, phases[call.start])
+        end = bisect_right(phases, phases[call.stop - 1]) - 1
+        first, last = spans.get(index, (begin, end))
+        spans[index] = (min(first, begin), max(last, end))
         if order is not None:
-            users[slot.index] = users.get(slot.index, 0) | 1 << slot.launch
-            before[slot.index] = before.get(slot.index, -1) & order.before[slot.launch]
+            for launch in call:
+                users[index] = users.get(index, 0) | 1 << launch
+                before[index] = before.get(index, -1) & order.before[launch]
     return tuple(Lifetime(i, sizes[i], *spans[i], users.get(i, 0), before.get(i, 0)) for i in sorted(spans))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise, starmap
 from typing import Any
 
 __all__ = [
@@ -46,8 +47,22 @@ COLLECTIVES = FUNCTIONAL_COLLECTIVES | {"c10d", "symm_mem"}
 
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 _UNDECLARED_WRITES = {
-    f"aten::{name}": _RUNNING_STATISTICS
-    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats")
+    **{
+        f"aten::{name}": _RUNNING_STATISTICS
+        for name in (
+            "_batch_norm_impl_index",
+            "batch_norm",
+            "batch_norm_gather_stats",
+            "batch_norm_gather_stats_with_counts",
+            "batch_norm_update_stats",
+            "cudnn_batch_norm",
+            "instance_norm",
+            "miopen_batch_norm",
+            "native_batch_norm",
+        )
+    },
+    "aten::_cudnn_rnn_backward": ("reserve",),
+    "aten::miopen_rnn_backward": ("reserve",),
 }
 """Arguments that operators write though their schemas do not say so."""
 
@@ -237,7 +252,7 @@ class Launch:
     """How the operator is called, where each replay calls it."""
     operands: tuple[Access, ...] | None = None
     """What the call that it came from was given, and does to that, where it has no other effect but on what it
-    allocates. None: it may do anything."""
+    allocates; one tuple for all launches of a call. None: it may do anything."""
 
     @property
     def collective(self) -> bool:
@@ -377,3 +392,13 @@ class Recording:
     while those of one phase may run side by side. Empty: each launch is a phase of its own."""
     python: tuple[PythonCall, ...] = ()
     """The calls of operators written in Python, in order. A replay runs none of their bodies."""
+
+    def calls(self) -> tuple[range, ...]:
+        """The launches of each call in order; one whose call's operands are not known is by itself."""
+        starts = [
+            launch.index
+            for before, launch in pairwise((None, *self.launches))
+            if launch is not None
+            and (before is None or launch.operands is None or launch.operands is not before.operands)
+        ]
+        return tuple(starmap(range, pairwise((*starts, len(self.launches)))))

@@ -196,6 +196,64 @@ def test_memory_that_is_shared_without_order_is_found_by_the_proof() -> None:
     check(with_steps(replace(serial, layout=apart)), chains)
 
 
+def test_a_kernel_that_finds_addresses_in_memory_waits_and_is_waited_for() -> None:
+    """A call of two launches: one leaves the addresses of x and out in a table, the other one has the table's alone."""
+    capture = Capture()
+    x, table, out, spare, after = (
+        capture.pool(64),
+        capture.pool(64),
+        capture.pool(64),
+        capture.pool(64),
+        capture.input(64),
+    )
+    given = (Access((POOL, 0), Bytes(0, 64), writes=False),)
+    capture.launch(x, uses=[writes(0, 64)])
+    capture.launch(x, out, table, operands=given)
+    capture.launch(table, operands=given)
+    capture.launch(out, after, uses=[reads(0, 64), writes(1, 64)])
+    capture.launch(spare, uses=[writes(0, 64)])
+    capture.launch(x, uses=[writes(0, 64)])
+    keys = [
+        [(POOL, 0)],
+        [(POOL, 0), (POOL, 2), (POOL, 1)],
+        [(POOL, 1)],
+        [(POOL, 2), (INPUT, 0)],
+        [(POOL, 3)],
+        [(POOL, 0)],
+    ]
+    slots = [Slot(index, word, *key, 0) for index, words in enumerate(keys) for word, key in enumerate(words)]
+    order = order_of(capture.recording(), slots)
+    assert order.edges == ((), (0,), (1,), (2,), (), (2,))
+    lives = {life.index: life for life in lifetimes(capture.recording(), slots, ())}
+    assert (lives[2].first, lives[2].last, lives[1].last) == (1, 3, 2)
+    users = {life.index: life.users for life in lifetimes(capture.recording(), slots, (), order)}
+    assert users == {0: 0b100111, 1: 0b000110, 2: 0b001110, 3: 0b010000}
+
+
+def test_the_last_kernel_of_a_call_holds_on_to_its_operands() -> None:
+    """No word of the second launch points to x, which a later intermediate must not take the place of meanwhile."""
+    capture, given = Capture(), (Access((POOL, 0), Bytes(0, 64), writes=False),)
+    x, table, late = capture.pool(64), capture.pool(64), capture.pool(64)
+    capture.launch(x, table, operands=given)
+    capture.launch(table, late, operands=given)
+    slots = [Slot(0, 0, POOL, 0, 0), Slot(0, 1, POOL, 1, 0), Slot(1, 0, POOL, 1, 0), Slot(1, 1, POOL, 2, 0)]
+    assert len(set(plan(capture.recording(), slots).offsets.values())) == 3
+
+
+@pytest.mark.parametrize(("start", "nbytes"), [(0, 64), (32, 64), (16, 8)])
+def test_constants_that_are_views_of_one_another_are_the_same_memory(start: int, nbytes: int) -> None:
+    capture, at = Capture(), 0x5500_0000_0000
+    capture.constant(at, 64)
+    capture.constant(at + start, nbytes)
+    there = Access((CONSTANT, 1), Bytes(0, nbytes), writes=False)
+    capture.launch(at + 48, uses=[writes(0, 8)])
+    capture.launch(at + start, operands=(there,))
+    capture.launch(at + start, operands=(Access((CONSTANT, 0), Bytes(start, start + 8), writes=True),))
+    (_, second, third) = order_of(capture.recording(), []).edges
+    assert second == ((0,) if start + nbytes > 48 else ())
+    assert 1 in third
+
+
 def test_ten_thousand_launches_are_ordered_within_two_seconds() -> None:
     capture, slots = Capture(), list[Slot]()
     weight = capture.input(1 << 20)

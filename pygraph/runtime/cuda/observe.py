@@ -70,6 +70,9 @@ _OF_THE_WRAPPER = frozenset(
 _GENERATED = "triton_"
 """How Inductor names kernels of its own."""
 
+_ADDRESSES = (torch.int64, torch.uint64)
+"""What a tensor of addresses is of, which a kernel of the user's may follow."""
+
 _READ_ONLY_NAMES = ("in_ptr", "arg_")
 """How Inductor names the pointers of its own Triton kernels that it only loads from."""
 
@@ -430,11 +433,13 @@ class _Operators(TorchDispatchMode):
             raise CaptureError("host-read", f"{func} reads device memory while capturing")
         operands: list[Operand] = []
         absolute = False
+        exact = all(argument.name != "storage_offset" for argument in schema.arguments)  # else it looks around them
         given = [*zip(schema.arguments, args, strict=False)]  # those by name alone come last
         given += [(argument, named[argument.name]) for argument in schema.arguments if argument.name in named]
         for argument, value in given:
             _refuse_host(func, value)
-            operands += [Operand.of(t, writes=is_written(schema, argument)) for t in tensors_in(value)]
+            writes = is_written(schema, argument)
+            operands += [Operand.of(t, writes=writes, exact=exact) for t in tensors_in(value)]
             if argument.name == "storage_offset" and value is not None:
                 absolute = True
         if absolute:
@@ -560,7 +565,9 @@ class _Kernel:
         operands = _triton_operands(self._kernel, args, kwargs)
         name = str(getattr(getattr(self._kernel, "fn", None), "__name__", "triton"))
         run, known = (lambda: self._kernel.run(*args, **kwargs)), self._nondeterministic
-        return self._observer.call(name, operands, run, nondeterministic=known, closed=True)
+        given = tensors_in([*args, *kwargs.values()])
+        closed = name.startswith(_GENERATED) or all(t.dtype not in _ADDRESSES for t in given)
+        return self._observer.call(name, operands, run, nondeterministic=known, closed=closed)
 
 
 def _triton_operands(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Operand]:

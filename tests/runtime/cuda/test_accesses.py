@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from pygraph.runtime.contract import Layout, Program, Slot
-from pygraph.runtime.cuda.observe import Operand, Span, _triton_operands, with_calls
-from pygraph.runtime.recording import Access, AllocationKind, Bytes, LaunchKind
+from pygraph.runtime.cuda.observe import Observer, Operand, Span, _Kernel, _triton_operands, observing, with_calls
+from pygraph.runtime.recording import Access, AllocationKind, Bytes, LaunchKind, is_written
 from tests.runtime.captures import Capture
 
 INPUT, POOL = AllocationKind.INPUT, AllocationKind.POOL
@@ -116,6 +117,18 @@ def test_operands_are_told_by_allocation_and_bytes(closed: bool) -> None:
     )
 
 
+def test_launches_of_a_call_are_told_together_from_those_of_the_next_one() -> None:
+    capture = Capture(X)
+    x = capture.input(64)
+    for _ in range(5):
+        capture.launch(x)
+    spans = [Span(*bound, "aten.add.Tensor", given(x), closed=True) for bound in ((0, 2), (2, 3))]
+    spans.append(Span(3, 5, "mylib.op.default", given(x)))
+    launches = with_calls(capture.launches, spans, capture.allocations, [])
+    assert capture.recording(launches=launches).calls() == (range(2), range(2, 3), range(3, 4), range(4, 5))
+    assert Capture().recording().calls() == ()
+
+
 def test_a_call_that_is_given_memory_of_nobodys_may_do_anything() -> None:
     capture = Capture(X)
     capture.launch(capture.input(64))
@@ -126,6 +139,8 @@ def test_a_call_that_is_given_memory_of_nobodys_may_do_anything() -> None:
 
 class Compiled:
     """One of Inductor's kernels, or of the user's, by its name."""
+
+    run: Callable[..., None]
 
     def __init__(self, name: str, *parameters: str, mutated: tuple[str, ...] = ()) -> None:
         self.fn = types.SimpleNamespace(__name__=name)
@@ -144,3 +159,42 @@ def test_kernels_of_inductors_use_elements_alone_and_say_by_name_what_they_write
     ]
     (own,) = _triton_operands(Compiled("my_kernel", "in_ptr0"), [x], {})
     assert own == Operand(x.data_ptr(), None, writes=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.int32])
+def test_a_kernel_of_the_users_that_may_be_given_addresses_may_do_anything(dtype: torch.dtype) -> None:
+    observer = Observer(lambda: 0)
+    for name in ("triton_poi_0", "my_kernel"):
+        kernel = Compiled(name, "in_ptr0")
+        kernel.run = lambda *args: None
+        _Kernel(observer, kernel, nondeterministic=False).run(torch.zeros(4, dtype=dtype))
+    assert [span.closed for span in observer.spans] == [True, dtype is torch.int32]
+
+
+@pytest.mark.parametrize(
+    ("op", "told"), [("as_strided_copy", None), ("as_strided_scatter", None), ("relu", Bytes(0, 8))]
+)
+def test_operators_that_look_around_their_operands_use_all_of_the_memory(op: str, told: Bytes | None) -> None:
+    observer, x = Observer(lambda: 0), torch.zeros(8, device="meta")[:2]
+    more = {"as_strided_copy": ((4,), (2,), 0), "as_strided_scatter": (x, (2,), (1,), 0), "relu": ()}[op]
+    with observing(observer, lambda: None):
+        getattr(torch.ops.aten, op).default(x, *more)
+    assert observer.spans[-1].operands[0].bytes == told
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("native_batch_norm", {"running_mean", "running_var"}),
+        ("batch_norm", {"running_mean", "running_var"}),
+        ("_batch_norm_impl_index", {"running_mean", "running_var"}),
+        ("instance_norm", {"running_mean", "running_var"}),
+        ("batch_norm_gather_stats", {"running_mean", "running_var"}),
+        ("batch_norm_gather_stats_with_counts", {"running_mean", "running_var"}),
+        ("_cudnn_rnn_backward", {"reserve"}),
+        ("native_batch_norm_backward", set()),
+    ],
+)
+def test_operators_write_what_their_schemas_do_not_say(name: str, arguments: set[str]) -> None:
+    schema = getattr(torch.ops.aten, name).default._schema
+    assert {argument.name for argument in schema.arguments if is_written(schema, argument)} == arguments
