@@ -104,6 +104,7 @@ def test_one_report_says_what_differs_in_every_format(tmp_path: Path) -> None:
     assert (result.returncode, "exitcode  : 3" in result.stderr) == (1, True), "torchrun's own status is 1"
 
 
+@pytest.mark.sweep
 def test_a_rank_that_fails_is_told_while_rank_0_waits_for_it(tmp_path: Path) -> None:
     script = """
 distributed.init_process_group("gloo")

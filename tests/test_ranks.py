@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.ranks import CALLS
 
 TIMEOUT = 300
@@ -53,6 +55,7 @@ def check(ranks: list[list[dict[str, Any]]], reasons: list[list[str]], calls: li
             assert program["calls"] == count
 
 
+@pytest.mark.sweep
 def test_ranks_that_capture_at_different_calls_agree(tmp_path: Path) -> None:
     ranks = run_ranks(2, tmp_path, "cpu", "gloo")
     opaque, collective = "opaque-operator", "collective"

@@ -164,6 +164,7 @@ def test_each_side_has_a_cache_of_its_own(tmp_path: Path) -> None:
     assert len({each["TRITON_CACHE_DIR"] for each in caches}) == 1
 
 
+@pytest.mark.sweep
 def test_several_programs_compile_at_once_and_are_timed_one_after_the_other(tmp_path: Path) -> None:
     both = [program(name="one"), program(name="other")]
     found = list(bench(tmp_path, {side: {"takes": 0.3} for side in SIDES}).measure_all(both, soon()))
