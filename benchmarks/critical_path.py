@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch
 
-from pygraph.bench.sides import IN_ORDER
+from pygraph.bench.sides import OURS
 from pygraph.runtime import region
 from pygraph.runtime.contract import Order, Program
 from pygraph.runtime.dependences import order_of
@@ -44,7 +44,7 @@ def replayed(name: str) -> tuple[list[Program], list[float]]:
         return made
 
     with mock.patch.object(region, "capture", noted):
-        step, _ = built(workloads()[name], IN_ORDER, "cuda", tiny=False)
+        step, _ = built(workloads()[name], OURS, "cuda", tiny=False)
         for _ in range(WARM):
             step()
     torch.cuda.synchronize()

@@ -49,7 +49,7 @@ class Settings:
     capture_after: int = 2
     max_captures: int = 64
     measure: bool = True
-    order: str = "measured"
+    order: str = "program"
     cache_dir: str | None = field(default_factory=user_dir)
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
