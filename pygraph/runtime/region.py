@@ -453,12 +453,16 @@ class Region:
         if isinstance(made, Refusal):
             self._reject(variant, made)
             return self._uncaptured(args)
+        if made.program.order is None:  # it would take too much memory
+            made.executable.close()
+            self._reject(variant, None)
+            return self._uncaptured(args)
         measurement = Measurement(
             self._driver, args, made.program.recording.offset_sensitive, self._clock, path, CONCURRENT
         )
         verdict = self._compare(variant, made, args)
         refusal = verdict.refusal or (Refusal("closed") if self._closed or variant.executable is None else None)
-        if made.program.order is None or refusal is not None:
+        if refusal is not None:
             made.executable.close()
             self._reject(variant, refusal)
             return verdict.outputs
