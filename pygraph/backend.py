@@ -66,13 +66,13 @@ def pygraph(
     configure()
     compat.announce()
     settings = Settings.make(options)
-    patches = _inductor_patches(mode, settings)
+    devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
+    patches = _inductor_patches(mode, settings, devices)
     if settings.disable:
         return cast("Callable[..., Any]", compat.compile_fx(gm, example_inputs, config_patches=patches))
     unusable = compat.missing_text(compat.UNUSABLE)
     if unusable and settings.strict:
         raise CaptureError("strict", unusable)
-    devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
     start_build(devices, settings.cache_dir)  # in the background
     settings.check_passes()  # a pipeline that does not parse is the caller's mistake, not a failure in here
     tag = None if unusable else entry_tag(program_rows(gm), settings)
@@ -85,11 +85,15 @@ def pygraph(
         )
 
 
-def _inductor_patches(mode: str | None, settings: Settings) -> dict[str, Any]:
+def _inductor_patches(mode: str | None, settings: Settings, devices: Collection[str]) -> dict[str, Any]:
+    """What Inductor's configuration is to be. Launches that may run side by side share no buffers: those that use one
+    after the other would wait for each other, and replays place intermediates themselves."""
     try:
         chosen = dict(compat.list_mode_options(mode)) if mode else {}
     except RuntimeError as error:
         raise OptionError(str(error)) from error
+    if settings.order != "program" and "cuda" in devices:
+        chosen["allow_buffer_reuse"] = False
     if settings.inductor.get("triton.cudagraphs"):
         raise OptionError("inductor option 'triton.cudagraphs' cannot be combined with PyGraph, which takes its place")
     chosen.update(settings.inductor)

@@ -146,6 +146,16 @@ class Order:
         """How many launches the longest path has."""
         return max(self._depths(0, len(self.edges)).values(), default=0)
 
+    def critical(self) -> frozenset[int]:
+        """The launches on a longest path."""
+        depths = self._depths(0, len(self.edges))
+        longest = max(depths.values(), default=0)
+        found = {launch for launch, depth in depths.items() if depth == longest}
+        for launch in reversed(range(len(self.edges))):
+            if launch in found:
+                found.update(waited for waited in self.edges[launch] if depths[waited] == depths[launch] - 1)
+        return frozenset(found)
+
     def sequence(self, begin: int, end: int) -> list[int]:
         """The launches from ``begin`` to ``end`` (excluded), each behind those that it waits for: by the length of the
         longest path to them, so that what may run side by side stands side by side."""

@@ -20,7 +20,7 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.contract import Order, Program, Slot
 from pygraph.runtime.recording import Access, AllocationKind, Bytes, Launch, Recording
 
-__all__ = ["check", "order_of"]
+__all__ = ["check", "in_lanes", "order_of"]
 
 _Key = tuple[AllocationKind, int]
 _Memory = TypeVar("_Memory", bound=Hashable)
@@ -29,16 +29,28 @@ _FIXED: _Key = (AllocationKind.CONSTANT, -1)
 """Memory that never moves, from address 0 on: constants may be views of one another."""
 
 
-def order_of(recording: Recording, slots: Sequence[Slot], window: int = 0) -> Order:
-    """The true dependences of the launches of ``recording``. With a ``window``, a launch also waits for the one so many
-    places before it: what is emitted far apart never runs side by side, and memory is used again sooner."""
+def order_of(recording: Recording, slots: Sequence[Slot]) -> Order:
+    """The true dependences of the launches of ``recording``."""
     table: _Table[_Key] = _Table()
     waits: list[set[int]] = []
     for launch, accesses in zip(recording.launches, _accesses(recording, slots), strict=True):
-        found = table.add(launch, None if accesses is None else [(a.key, a.bytes, a.writes) for a in accesses])
-        if window and launch.index >= window:
-            found.add(launch.index - window)
-        waits.append(found)
+        waits.append(table.add(launch, None if accesses is None else [(a.key, a.bytes, a.writes) for a in accesses]))
+    return Order.of(waits)
+
+
+def in_lanes(order: Order, lanes: int) -> Order:
+    """``order`` with at most ``lanes`` launches side by side: each also waits for the last one of its lane. That is the
+    lane where it could start first, were all launches equally long."""
+    free, last = [0] * lanes, [-1] * lanes
+    ends: list[int] = []
+    waits: list[set[int]] = []
+    for launch, waited in enumerate(order.edges):
+        ready = max((ends[each] for each in waited), default=0)
+        lane = min(range(lanes), key=lambda each: (max(ready, free[each]), last[each] not in waited))
+        waits.append({*waited, last[lane]} - {-1})
+        free[lane] = max(ready, free[lane]) + 1
+        last[lane] = launch
+        ends.append(free[lane])
     return Order.of(waits)
 
 

@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 from pygraph.runtime.contract import EagerStep, GraphSegment, Layout, Program, Step, returned_by_calls
-from pygraph.runtime.dependences import order_of
+from pygraph.runtime.dependences import in_lanes, order_of
 from pygraph.runtime.layout import Lifetime, lifetimes, pack, plan
 from pygraph.runtime.recording import AllocationKind, OutputKind
 
@@ -100,19 +100,18 @@ def longest_path(program: Program) -> int:
 
 
 def concurrently(program: Program) -> Program:
-    """``program``, whose launches wait for those alone that they depend on, where that takes little more memory: what
-    lies far apart waits as well, if need be. The same program, where nothing is left to run side by side."""
+    """``program``, whose launches wait for those alone that they depend on, in a few lanes: one more than run side by
+    side on average, and fewer where that takes too much memory. The same program, where nothing runs side by side."""
     recording, slots = program.recording, program.slots
     limit = cut(program).held * (1 + CONCURRENT_EXCESS) + WORTHWHILE
-    window = len(recording.launches)
-    while window > 1:
-        order = order_of(recording, slots, window)
-        if all(len(waited) == 1 for waited in order.edges[1:]):
-            break
-        made = replace(program, order=order, layout=plan(recording, slots, order))
+    order = order_of(recording, slots)
+    path, launches = order.longest_path(), len(recording.launches)
+    most = 1 + -(-launches // path) if path < launches else 1
+    for lanes in range(most, 1, -1):
+        narrowed = in_lanes(order, lanes)
+        made = replace(program, order=narrowed, layout=plan(recording, slots, narrowed))
         if cut(made).held <= limit:
             return with_steps(made)
-        window //= 2
     return program
 
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.contract import Order, Program, Slot
-from pygraph.runtime.dependences import check, order_of
+from pygraph.runtime.dependences import check, in_lanes, order_of
 from pygraph.runtime.layout import lifetimes, pack, plan
 from pygraph.runtime.recording import Access, AllocationKind, Bytes, Recording
-from pygraph.runtime.steps import concurrently, with_steps
+from pygraph.runtime.steps import with_steps
 from tests.property.test_region_replays import Machine, draw_places
 from tests.runtime.captures import Capture, reads, writes
 from tests.runtime.programs import PROGRAMS, region_calls
@@ -123,17 +123,14 @@ def conflict(recording: Recording, slots: list[Slot], one: int, other: int) -> b
 
 
 @settings(deadline=None, max_examples=300)
-@given(recordings(), st.sampled_from([0, 1, 3]))
-def test_exactly_what_conflicts_is_ordered_and_no_edge_says_what_others_say(
-    made: tuple[Recording, list[Slot]], window: int
-) -> None:
+@given(recordings())
+def test_exactly_what_conflicts_is_ordered_and_no_edge_says_what_others_say(made: tuple[Recording, list[Slot]]) -> None:
     recording, slots = made
-    order, count = order_of(recording, slots, window), len(recording.launches)
+    order, count = order_of(recording, slots), len(recording.launches)
     expected = [0] * count
     for later in range(count):
         for earlier in range(later):
-            apart = window and later - earlier == window
-            if apart or conflict(recording, slots, earlier, later):
+            if conflict(recording, slots, earlier, later):
                 expected[later] |= expected[earlier] | 1 << earlier
     assert list(order.before) == expected
     for later, waited in enumerate(order.edges):
@@ -142,6 +139,29 @@ def test_exactly_what_conflicts_is_ordered_and_no_edge_says_what_others_say(
         for earlier in waited:
             reached |= order.before[earlier] | 1 << earlier
         assert reached == order.before[later]
+
+
+@settings(deadline=None, max_examples=200)
+@given(recordings(), st.integers(1, 3))
+def test_no_more_launches_run_side_by_side_than_there_are_lanes(made: tuple[Recording, list[Slot]], lanes: int) -> None:
+    order = order_of(*made)
+    narrowed = in_lanes(order, lanes)
+    for launch, (before, known) in enumerate(zip(narrowed.before, order.before, strict=True)):
+        assert before & known == known
+        assert before < 1 << launch
+    for beside in combinations(range(len(order.edges)), lanes + 1):
+        assert any(narrowed.before[later] >> earlier & 1 for earlier, later in combinations(beside, 2))
+    if lanes == 1:
+        assert narrowed.longest_path() == len(order.edges)
+
+
+def test_a_lane_is_left_to_what_can_start_there_first() -> None:
+    """Two chains of three, emitted one after the other, and what needs both: two lanes hold back nothing."""
+    chains = Order.of([set(), {0}, {1}, set(), {3}, {4}, {2, 5}])
+    assert in_lanes(chains, 2) == chains
+    assert chains.critical() == {0, 1, 2, 3, 4, 5, 6}
+    assert Order.of([set(), {0}, set(), {1, 2}]).critical() == {0, 1, 3}
+    assert Order.of([]).critical() == frozenset()
 
 
 @settings(deadline=None, max_examples=200)
@@ -163,9 +183,8 @@ def test_memory_is_shared_by_what_is_ordered_alone(made: tuple[Recording, list[S
 @given(recordings(), st.data())
 def test_each_edge_is_missed_by_the_proof(made: tuple[Recording, list[Slot]], data: st.DataObject) -> None:
     recording, slots = made
-    program = concurrently(Program(recording, tuple(slots), plan(recording, slots)))
-    order = program.order or order_of(recording, slots)
-    program = with_steps(replace(program, order=order, layout=plan(recording, slots, order)))
+    order = order_of(recording, slots)
+    program = with_steps(Program(recording, tuple(slots), plan(recording, slots, order), order=order))
     assert len(program.steps) == 1
     edges = [(earlier, later) for later, waited in enumerate(order.edges) for earlier in waited]
     check(program, edges)
@@ -266,6 +285,10 @@ def test_ten_thousand_launches_are_ordered_within_two_seconds() -> None:
     order = order_of(capture.recording(), slots)
     assert time.perf_counter() - start < 2
     assert [len(waited) for waited in order.edges] == [0] * 8 + [1] * 9_992
+    start = time.perf_counter()
+    narrowed = in_lanes(order, 4)
+    assert time.perf_counter() - start < 2
+    assert narrowed.longest_path() == 2_500
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def split(
     for node in filter(None, nodes[end:]):
         call(driver.cuGraphDestroyNode, driver.CUgraphNode(node.handle))
     first = {i: node.handle for i, node in enumerate(nodes[begin:end], begin) if node is not None}
-    _reorder(graph.raw_cuda_graph(), first, order)
+    _reorder(driver, graph.raw_cuda_graph(), nodes, first, order)
     graph.instantiate()
     stream = torch.cuda.current_stream()
     for instance in (graph.raw_cuda_graph_exec(), *(part.instance for part in clones)):
@@ -167,7 +167,7 @@ def _clone(
             handles[index] = int(found)
         else:
             call(driver.cuGraphDestroyNode, found)
-    _reorder(int(copy), handles, order)
+    _reorder(driver, int(copy), nodes, handles, order)
     instance: Any = call(driver.cuGraphInstantiate, copy, 0)
     return Part(int(copy), int(instance), handles)
 
@@ -182,11 +182,19 @@ def _edges(parts: Sequence[Part], first: int) -> list[tuple[int, int]]:
     return found
 
 
-def _reorder(graph: int, handles: Mapping[int, int], order: Order | None) -> None:
-    """Have the nodes of ``graph``, whose ``handles`` are given by launch, wait as ``order`` says, if there is one."""
-    if order is not None:
-        pairs = ((earlier, later) for later in handles for earlier in order.edges[later] if earlier in handles)
-        replace_edges(graph, [(handles[earlier], handles[later]) for earlier, later in pairs])
+def _reorder(
+    driver: ModuleType, graph: int, nodes: Sequence[Node | None], handles: Mapping[int, int], order: Order | None
+) -> None:
+    """Have the nodes of ``graph``, whose ``handles`` are given by launch, wait as ``order`` says, if there is one.
+    Kernels on its longest path start first."""
+    if order is None:
+        return
+    pairs = ((earlier, later) for later in handles for earlier in order.edges[later] if earlier in handles)
+    replace_edges(graph, [(handles[earlier], handles[later]) for earlier, later in pairs])
+    for launch in order.critical().intersection(handles):
+        node = nodes[launch]
+        if isinstance(node, KernelNode):
+            node.hurry(driver, handles[launch])
 
 
 # -- the native region --------------------------------------------------------------------------------------------

@@ -110,6 +110,14 @@ class KernelNode(Node):
             raise CaptureError("invalid-program", f"an address in {size} bytes")
         return place
 
+    @staticmethod
+    def hurry(driver: ModuleType, handle: int) -> None:
+        """Have the kernel of node ``handle`` start before others that could start as well."""
+        value = driver.CUkernelNodeAttrValue()
+        _, value.priority = call(driver.cuCtxGetStreamPriorityRange)
+        priority = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PRIORITY
+        call(driver.cuGraphKernelNodeSetAttribute, driver.CUgraphNode(handle), priority, value)
+
     def with_word(self, word: int, value: int) -> KernelNode:
         """This node with another value for a word, which is told with the node's first patch."""
         place = self.place(word)

@@ -109,13 +109,22 @@ def test_what_cannot_point_there_is_an_error(word: NonPointerWord, node: Node, s
 # -- the order of launches ---------------------------------------------------------------------------------------------
 
 
-def test_edges_are_those_of_the_order_within_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edges_are_those_of_the_order_within_a_segment_and_kernels_on_its_longest_path_come_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[tuple[int, list[tuple[int, int]]]] = []
     monkeypatch.setattr(executable, "replace_edges", lambda graph, edges: told.append((graph, list(edges))))
-    order = Order.of([set(), {0}, {0}, {1, 2}, {3}])
-    executable._reorder(7, {2: 102, 3: 103, 4: 104}, order)
-    executable._reorder(7, {2: 102}, None)
-    assert told == [(7, [(102, 103), (103, 104)])]
+    driver = Mock()
+    driver.cuCtxGetStreamPriorityRange.return_value = (0, 0, -5)
+    driver.cuGraphKernelNodeSetAttribute.return_value = (0,)
+    order = Order.of([set(), {0}, set(), {1, 2}, {3}])
+    nodes = [CopyNode(100, 64), *[kernel()] * 4]
+    executable._reorder(driver, 7, nodes, {2: 102, 3: 103, 4: 104}, order)
+    executable._reorder(driver, 8, nodes, {0: 200, 1: 201}, order)
+    executable._reorder(driver, 9, nodes, {2: 102}, None)
+    assert told == [(7, [(102, 103), (103, 104)]), (8, [(200, 201)])]
+    assert driver.CUkernelNodeAttrValue.return_value.priority == -5
+    assert sorted(each.args[0] for each in driver.CUgraphNode.mock_calls) == [103, 104, 201]
 
 
 def test_edges_are_read_back_by_launch_and_those_that_do_not_wait_for_completion_are_left_out(
