@@ -241,6 +241,8 @@ class Launch:
     """Allocations that the launch surely does not write, where its uses are unknown."""
     call: str | None = None
     """The call that it came from, if known."""
+    group: int | None = None
+    """The number of that call among all: a kernel may leave addresses in memory for the next one of its call."""
     may_access: frozenset[tuple[AllocationKind, int]] | None = None
     """Where the call is known to use nothing but what it was given and what it allocates: those allocations (it may
     use fewer). None: it may use anything."""
@@ -252,7 +254,7 @@ class Launch:
     """How the operator is called, where each replay calls it."""
     operands: tuple[Access, ...] | None = None
     """What the call that it came from was given, and does to that, where it has no other effect but on what it
-    allocates; one tuple for all launches of a call. None: it may do anything."""
+    allocates. None: it may do anything."""
 
     @property
     def collective(self) -> bool:
@@ -394,11 +396,10 @@ class Recording:
     """The calls of operators written in Python, in order. A replay runs none of their bodies."""
 
     def calls(self) -> tuple[range, ...]:
-        """The launches of each call in order; one whose call's operands are not known is by itself."""
+        """The launches of each call in order; one whose call is not known is by itself."""
         starts = [
             launch.index
             for before, launch in pairwise((None, *self.launches))
-            if launch is not None
-            and (before is None or launch.operands is None or launch.operands is not before.operands)
+            if launch is not None and (before is None or launch.group is None or launch.group != before.group)
         ]
         return tuple(starmap(range, pairwise((*starts, len(self.launches)))))

@@ -179,8 +179,9 @@ class _Facts:
         sizes = {a.key: a.nbytes for a in recording.allocations}
         self.sizes = {index: nbytes for (kind, index), nbytes in sizes.items() if kind is pool}
         used: dict[tuple[AllocationKind, int], list[int]] = {}
-        for slot in program.slots:
-            used.setdefault(slot.key, []).append(slot.launch)
+        calls = [call for call in recording.calls() for _ in call]
+        for slot in program.slots:  # a kernel may leave addresses in memory for the next one of its call
+            used.setdefault(slot.key, []).extend((calls[slot.launch].start, calls[slot.launch].stop - 1))
         end = max(self.launches - 1, 0)
         self.layout = program.layout
         self.calls = [launch.index for launch in recording.launches if launch.eager is not None]

@@ -227,8 +227,8 @@ def test_a_kernel_that_finds_addresses_in_memory_waits_and_is_waited_for() -> No
     )
     given = (Access((POOL, 0), Bytes(0, 64), writes=False),)
     capture.launch(x, uses=[writes(0, 64)])
-    capture.launch(x, out, table, operands=given)
-    capture.launch(table, operands=given)
+    capture.launch(x, out, table, operands=given, group=0)
+    capture.launch(table, operands=given, group=0)
     capture.launch(out, after, uses=[reads(0, 64), writes(1, 64)])
     capture.launch(spare, uses=[writes(0, 64)])
     capture.launch(x, uses=[writes(0, 64)])
@@ -253,8 +253,8 @@ def test_the_last_kernel_of_a_call_holds_on_to_its_operands() -> None:
     """No word of the second launch points to x, which a later intermediate must not take the place of meanwhile."""
     capture, given = Capture(), (Access((POOL, 0), Bytes(0, 64), writes=False),)
     x, table, late = capture.pool(64), capture.pool(64), capture.pool(64)
-    capture.launch(x, table, operands=given)
-    capture.launch(table, late, operands=given)
+    capture.launch(x, table, operands=given, group=0)
+    capture.launch(table, late, operands=given, group=0)
     slots = [Slot(0, 0, POOL, 0, 0), Slot(0, 1, POOL, 1, 0), Slot(1, 0, POOL, 1, 0), Slot(1, 1, POOL, 2, 0)]
     assert len(set(plan(capture.recording(), slots).offsets.values())) == 3
 

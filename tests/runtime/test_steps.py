@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pygraph.runtime.contract import Layout, Program, Slot
 from pygraph.runtime.cuda.phases import phases
 from pygraph.runtime.layout import plan
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind
+from pygraph.runtime.recording import Access, AllocationKind, Bytes, Output, OutputKind
 from pygraph.runtime.slots import SlotTable, discover
 from pygraph.runtime.steps import EXCESS, FEWEST_LAUNCHES, PIECE, WORTHWHILE, Plan, _Facts, cut, pieces
 from tests.runtime.branches import Branched, branched
@@ -119,6 +119,29 @@ def test_dead_arguments_are_let_go_of_and_returned_ones_are_not() -> None:
     firsts = [first for first, _ in segments.owned.values()]
     assert sorted(firsts) == firsts
     assert {last for _, last in segments.owned.values()} == {len(segments.bounds) - 1}
+
+
+def tables(capture: Capture) -> None:
+    """Calls of three launches: the first one leaves addresses of its operands in a table, by which the last one finds
+    them; and the other way round for what the second call returns."""
+    for number in range(2):
+        x, table, output = capture.input(64), capture.pool(512), capture.pool(64)
+        given = (Access((AllocationKind.INPUT, number), Bytes(0, 64), writes=False),)
+        words = [(x, output, table), (table,), (table,)]
+        for launch in reversed(words) if number else words:
+            capture.launch(*launch, operands=given, group=number)
+    capture.fresh(1)
+    capture.fresh(3)
+
+
+def test_a_cut_within_a_call_leaves_it_all_that_it_was_given() -> None:
+    region = program(tables)
+    assert region.recording.calls() == (range(3), range(3, 6))
+    segments = _Facts(region).plan(((0, 1), (1, 2), (2, 4), (4, 5), (5, 6)))
+    assert segments.dead == {0: 2, 1: 4}
+    assert segments.owned == {1: (0, 4), 3: (2, 4)}
+    tables_ = {index: (block.born, block.died) for block in segments.blocks for index in block.offsets}
+    assert tables_ == {0: (0, 2), 2: (2, 4)}
 
 
 def inference(capture: Capture, layers: int, size: int) -> None:

@@ -280,13 +280,13 @@ def with_calls(
     allocations: Sequence[Allocation],
     random: Sequence[int],
 ) -> tuple[Launch, ...]:
-    """``launches`` with what the calls that they came from (``spans``) say of them. Those that use a word of
-    ``random`` draw."""
+    """``launches`` with what the calls that they came from (``spans``, a call behind those inside of it) say of them.
+    Those that use a word of ``random`` draw."""
     addresses = AddressMap(allocations)
     reach = _reach(allocations, addresses)
     everything = (addresses, [a for a in allocations if a.kind is AllocationKind.CONSTANT])
     made = [replace(launch, random=any(word in random for word in launch.words)) for launch in launches]
-    for span in spans:
+    for number, span in enumerate(spans):
         only_read = _owners(span.reads, addresses) - _owners(span.writes, addresses)
         may_access = reach(span)
         operands = _accesses(span.operands, everything) if span.closed else None
@@ -294,6 +294,7 @@ def with_calls(
             made[launch.index] = replace(
                 launch,
                 call=span.name,
+                group=number if launch.operands is None else launch.group,  # one inside, of which all is known
                 origin=span.origin,
                 nondeterministic=span.nondeterministic,
                 read_only=only_read,

@@ -118,14 +118,18 @@ def test_operands_are_told_by_allocation_and_bytes(closed: bool) -> None:
 
 
 def test_launches_of_a_call_are_told_together_from_those_of_the_next_one() -> None:
+    """Two calls whose operands are known, one that may do anything, one with a known one inside, and nobody's."""
     capture = Capture(X)
     x = capture.input(64)
-    for _ in range(5):
+    for _ in range(10):
         capture.launch(x)
     spans = [Span(*bound, "aten.add.Tensor", given(x), closed=True) for bound in ((0, 2), (2, 3))]
-    spans.append(Span(3, 5, "mylib.op.default", given(x)))
+    spans += [Span(3, 5, "mylib.op.default", given(x)), Span(6, 8, "aten.add.Tensor", given(x), closed=True)]
+    spans.append(Span(5, 9, "mylib.op.default", given(x)))
     launches = with_calls(capture.launches, spans, capture.allocations, [])
-    assert capture.recording(launches=launches).calls() == (range(2), range(2, 3), range(3, 4), range(4, 5))
+    found = [(0, 2), (2, 3), (3, 5), (5, 6), (6, 8), (8, 9), (9, 10)]
+    assert capture.recording(launches=launches).calls() == tuple(range(*each) for each in found)
+    assert [launch.operands is None for launch in launches] == [False] * 3 + [True] * 7
     assert Capture().recording().calls() == ()
 
 
