@@ -171,7 +171,7 @@ class Serving:
 def _settling() -> bool:
     """Whether a captured region has not decided yet what becomes of its captures."""
     records = [region.record for report in pygraph.reports() for region in report.regions if region.record is not None]
-    return any(record.captures > len(record.decisions) or record.contests > len(record.orders) for record in records)
+    return any(record.captures > len(record.decisions) or record.contests for record in records)
 
 
 def what_was_captured() -> dict[str, Any]:

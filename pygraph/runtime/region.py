@@ -112,8 +112,8 @@ class RegionRecord:
     are called that were to be captured. ``python_runs``: how often bodies of operators written in Python ran for
     captures and comparisons. ``refusals`` holds the first of each reason, ``decisions`` one for each measured variant;
     where all are left uncaptured, the state is ``uncaptured`` without a ``reason``. ``orders`` are the decisions on the
-    order of launches, of as many ``contests``; ``longest_path``: of launches of the last capture that depend on each
-    other (0: nobody asked)."""
+    order of launches; ``contests`` variants still wait for one. ``longest_path``: of launches of the last capture that
+    depend on each other (0: nobody asked)."""
 
     name: str
     state: State = State.COLD
@@ -330,6 +330,7 @@ class Region:
             self.record.orders.append(decision)
             if variant.rival is not None:
                 variant.choose(rival=decision.choice == CONCURRENT)
+            self.record.contests = self._variants.contests
             self._prefer(variant)
             return
         self.record.decisions.append(decision)
@@ -337,10 +338,10 @@ class Region:
         if decision.choice == REPLAY:
             self._prefer(variant)
             return
-        self.record.contests -= variant.open is not None
         variant.open = None
         self._replay_last = self._timed = None
         self._variants.skip(variant)
+        self.record.contests = self._variants.contests
         if not self._variants.captured:
             self.record.state = State.UNCAPTURED
 
@@ -360,6 +361,7 @@ class Region:
             return self._capture(variant, args, measures and decision is None, path, may_measure)
         finally:
             invalidate_all()
+            self.record.contests = self._variants.contests
 
     def _invalidate(self) -> None:
         """A call came in between: the block that is being timed of the variant that was used last does not count."""
@@ -398,7 +400,6 @@ class Region:
         verdict = self._compare(variant, made, args)
         if contests and verdict.refusal is None:
             variant.open, variant.contested = facts, True
-            self.record.contests += 1
         self._settle(variant, made, verdict)
         return verdict.outputs
 
@@ -445,6 +446,7 @@ class Region:
                 return self._capture_rival(variant, args, path, decision)
             finally:
                 invalidate_all()
+                self.record.contests = self._variants.contests
 
     def _capture_rival(
         self, variant: Variant, args: list[Any], path: Path | None, decision: Decision | None
@@ -477,7 +479,6 @@ class Region:
 
     def _reject(self, variant: Variant, refusal: Refusal | None) -> None:
         """Keep the order of the program."""
-        self.record.contests -= 1
         if refusal is not None:
             self._note(refusal)
         self._prefer(variant)
@@ -575,6 +576,7 @@ class Region:
         self._slots = None
         self.record.state = State.WARM
         self._variants.clear()
+        self.record.contests = 0
 
     def _note(self, refusal: Refusal) -> None:
         """Count a refusal; the first of each reason is kept for reports."""

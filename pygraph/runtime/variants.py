@@ -121,9 +121,15 @@ class Variant:
         have, or was evicted, as all are where more variants come in turn than there is room for."""
         self.ran, self.wanted = 0, self.wanted * 2
 
+    @property
+    def contesting(self) -> bool:
+        """Whether it has not been decided yet on the order of its launches."""
+        return self.open is not None or self.rival is not None
+
     def release(self) -> None:
         """Free what was captured for it."""
         held = self.executable, self.rival
+        self.contested, self.open = self.contested and not self.contesting, None
         self.executable = self.rival = self.program = self.measurement = None
         for executable in held:
             if executable is not None:
@@ -161,6 +167,11 @@ class VariantTable:
     def captured(self) -> bool:
         """Whether any variant has an executable."""
         return bool(self._captured)
+
+    @property
+    def contests(self) -> int:
+        """How many variants are being tried in another order of their launches, or will be."""
+        return sum(variant.contesting for variant in list(self._captured))
 
     def under(self, key: Hashable) -> tuple[Variant, ...]:
         """All variants of a key, known from earlier calls."""

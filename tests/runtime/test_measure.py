@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import runpy
@@ -200,6 +201,7 @@ def contested(region: Region) -> None:
     """Calls until the replay has been held against uncaptured calls, and one that captures it in another order."""
     call(region, 2 + LOST)
     assert [each.choice for each in region.record.decisions] == ["replay"]
+    assert region.record.contests == 1
     before = len(world.ran)
     call(region, 1)
     assert world.ran[before:] == ["concurrent", "uncaptured"], "compared, and answered"
@@ -218,7 +220,7 @@ def test_another_order_of_launches_is_used_if_it_is_faster(cost: float) -> None:
         Decision("concurrent", pytest.approx(FAST), pytest.approx(cost), ALL, other="concurrent")
     ]
     assert [executable.closed for executable in driver.executables] == [True, False]
-    assert (region.record.contests, region.record.captures) == (1, 1)
+    assert (region.record.contests, region.record.captures) == (0, 1)
     assert (region.record.longest_path, region.record.launches) == (1, 2)
 
 
@@ -296,6 +298,42 @@ def test_an_evicted_capture_keeps_its_order() -> None:
     call(region, 6)
     assert world.ran == [*["uncaptured"] * 2, "concurrent", "uncaptured", *["concurrent"] * 3]
     assert len(region.record.orders) == 1
+
+
+@pytest.mark.parametrize("calls", [0, 1, BLOCK + 3])
+def test_a_capture_that_is_evicted_before_an_order_is_decided_is_tried_again(calls: int) -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    region, driver = make(driver=Parallel(), order="measured", max_captures=1)
+    call(region, 2 + LOST + calls)
+    assert region.record.contests == 1
+    call(region, 3, 3)
+    assert all(executable.closed for executable in driver.executables[:-1])
+    assert region.record.contests == 1, "that of the other size"
+    call(region, 2 * ALL)
+    assert [each.choice for each in region.record.orders] == ["concurrent"]
+    assert region.record.contests == 0
+    world.ran.clear()
+    call(region, 3)
+    assert world.ran == ["concurrent"] * 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_second_capture_that_is_broken_off_leaves_the_first_one(error: type[BaseException]) -> None:
+    class Broken(Parallel):
+        def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = ()) -> Recording:
+            if self.captures >= 2:
+                raise error
+            return super().capture(fn, args, eager)
+
+    region, _ = make(driver=Broken(), order="measured")
+    call(region, 2 + LOST)
+    assert region.record.contests == 1
+    with contextlib.suppress(KeyboardInterrupt):
+        call(region, 1)
+    assert region.record.contests == 0
+    world.ran.clear()
+    call(region, 50)
+    assert world.ran == ["replay"] * 50
 
 
 def test_each_variant_is_measured_once() -> None:
