@@ -454,6 +454,48 @@ def test_a_disturbed_block_is_run_again(disturb: Callable[[Region, FakeDriver], 
     assert (decision.choice, times) == (fast, pytest.approx((world.host["replay"], world.host["uncaptured"])))
 
 
+@pytest.mark.parametrize(
+    ("disturb", "after"), [(_declines, 3), *((each, after) for each in ANYWHERE for after in (3, BLOCK + 3))]
+)
+def test_a_disturbed_block_of_another_order_is_run_again(
+    disturb: Callable[[Region, FakeDriver], None], after: int
+) -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    region, driver = make(driver=Parallel(), order="measured")
+    call(region, 3 + LOST + after, *USUAL)
+    for _ in range(3):
+        disturb(region, driver)
+        world.now += 10_000.0
+        call(region, 2, *USUAL)
+    call(region, ALL, *USUAL)
+    decision = next(each for each in region.record.orders if not each.disturbed)
+    times = (decision.replay_us, decision.other_us)
+    assert (decision.choice, times) == ("concurrent", pytest.approx((FAST, 0.5 * FAST)))
+    world.ran.clear()
+    call(region, 3, *USUAL)
+    assert world.ran == ["concurrent"] * 3
+
+
+def test_calls_of_other_threads_are_replayed_while_another_order_is_captured() -> None:
+    class Watched(Parallel):
+        def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = ()) -> Recording:
+            if self.captures >= 2:
+                before = len(world.ran)
+                thread = Thread(target=call, args=(region, 4))
+                thread.start()
+                thread.join()
+                seen.append(world.ran[before:])
+            return super().capture(fn, args, eager)
+
+    seen: list[list[str]] = []
+    region, _ = make(driver=Watched(), order="measured")
+    call(region, 3 + LOST)
+    assert seen
+    assert all(ran == ["replay"] * 4 for ran in seen)
+    call(region, ALL + 20)
+    assert [each.choice for each in region.record.orders] == ["replay"]
+
+
 @pytest.mark.parametrize("scalars", [((), ()), ((1,), (2,)), ((1.5,), (2.5,))], ids=["sizes", "keys", "floats"])
 def test_sizes_that_alternate_end_on_replays(scalars: tuple[tuple[Any, ...], tuple[Any, ...]]) -> None:
     world.host |= {"replay": SLOW, "uncaptured": FAST}
