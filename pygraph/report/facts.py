@@ -99,6 +99,11 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     if record.longest_path:
         launches = plural(record.launches, "launch", "launches")
         yield f"order: the longest path of dependences has {record.longest_path} of {launches}"
+    if record.timeline:
+        lanes = plural(1 + max(lane for _, lane, _ in record.timeline), "lane")
+        length = 1 + max(start for *_, start in record.timeline)
+        beside = len(record.timeline) / length
+        yield f"side by side: {lanes}, {length} launches one after the other, {beside:.1f} at once on average"
     if record.eager:
         calls = plural(sum(call.count for call in record.eager), "eager call")
         yield f"{plural(record.segments, 'segment')}, and {calls} between them"

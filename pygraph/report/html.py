@@ -48,6 +48,11 @@ def _page(report: GraphReport) -> dict[str, Any]:
         "sections": list(sections(report)),
         "picture": picture,
         "links": {box.node: f"{report.name}-{i}" for i, box in enumerate(picture.boxes) if box.node},
+        "timelines": [
+            (region.index, region.record.timeline)
+            for region in report.regions
+            if region.record is not None and region.record.timeline
+        ],
         "texts": [(title, text) for title, text in texts if text],
     }
 

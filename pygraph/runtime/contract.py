@@ -122,13 +122,15 @@ class EagerStep(Step):
 @dataclass(frozen=True, slots=True)
 class Order:
     """A partial order of launches. ``edges[i]`` are the launches that launch i waits for, but for those that another of
-    them waits for; bit j of ``before[i]`` is set where launch j has completed before i starts."""
+    them waits for; bit j of ``before[i]`` is set where launch j has completed before i starts. ``lanes[i]`` is the one
+    that launch i runs in, where there are lanes."""
 
     edges: tuple[tuple[int, ...], ...]
     before: tuple[int, ...]
+    lanes: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, waits: Sequence[set[int]]) -> Order:
+    def of(cls, waits: Sequence[set[int]], lanes: Sequence[int] = ()) -> Order:
         """The order in which launch i waits for the earlier launches ``waits[i]``."""
         edges: list[tuple[int, ...]] = []
         before: list[int] = []
@@ -140,15 +142,15 @@ class Order:
                     reached |= before[launch] | 1 << launch
             edges.append(tuple(reversed(kept)))
             before.append(reached)
-        return cls(tuple(edges), tuple(before))
+        return cls(tuple(edges), tuple(before), tuple(lanes))
 
     def longest_path(self) -> int:
         """How many launches the longest path has."""
-        return max(self._depths(0, len(self.edges)).values(), default=0)
+        return max(self.depths(0, len(self.edges)).values(), default=0)
 
     def critical(self) -> frozenset[int]:
         """The launches on a longest path."""
-        depths = self._depths(0, len(self.edges))
+        depths = self.depths(0, len(self.edges))
         longest = max(depths.values(), default=0)
         found = {launch for launch, depth in depths.items() if depth == longest}
         for launch in reversed(range(len(self.edges))):
@@ -159,10 +161,11 @@ class Order:
     def sequence(self, begin: int, end: int) -> list[int]:
         """The launches from ``begin`` to ``end`` (excluded), each behind those that it waits for: by the length of the
         longest path to them, so that what may run side by side stands side by side."""
-        depths = self._depths(begin, end)
+        depths = self.depths(begin, end)
         return sorted(depths, key=lambda launch: depths[launch])
 
-    def _depths(self, begin: int, end: int) -> dict[int, int]:
+    def depths(self, begin: int, end: int) -> dict[int, int]:
+        """How many launches the longest path to each of those from ``begin`` to ``end`` (excluded) has, among these."""
         found: dict[int, int] = {}
         for launch in range(begin, end):
             found[launch] = 1 + max((found[waited] for waited in self.edges[launch] if waited >= begin), default=0)

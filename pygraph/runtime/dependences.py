@@ -43,6 +43,7 @@ def in_lanes(order: Order, lanes: int) -> Order:
     lane where it could start first, were all launches equally long."""
     free, last = [0] * lanes, [-1] * lanes
     ends: list[int] = []
+    chosen: list[int] = []
     waits: list[set[int]] = []
     for launch, waited in enumerate(order.edges):
         ready = max((ends[each] for each in waited), default=0)
@@ -51,7 +52,8 @@ def in_lanes(order: Order, lanes: int) -> Order:
         free[lane] = max(ready, free[lane]) + 1
         last[lane] = launch
         ends.append(free[lane])
-    return Order.of(waits)
+        chosen.append(lane)
+    return Order.of(waits, chosen)
 
 
 def check(program: Program, edges: Collection[tuple[int, int]]) -> None:

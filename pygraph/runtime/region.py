@@ -42,7 +42,7 @@ from pygraph.runtime.measure import (
 from pygraph.runtime.provenance import Refusal, tracing
 from pygraph.runtime.recording import Origin
 from pygraph.runtime.slots import SlotTable
-from pygraph.runtime.steps import longest_path
+from pygraph.runtime.steps import longest_path, timeline
 from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
 
 __all__ = ["EagerCalls", "Region", "RegionOptions", "RegionRecord", "counts"]
@@ -113,7 +113,7 @@ class RegionRecord:
     captures and comparisons. ``refusals`` holds the first of each reason, ``decisions`` one for each measured variant;
     where all are left uncaptured, the state is ``uncaptured`` without a ``reason``. ``orders`` are the decisions on the
     order of launches; ``contests`` variants still wait for one. ``longest_path``: of launches of the last capture that
-    depend on each other (0: nobody asked)."""
+    depend on each other (0: nobody asked); ``timeline``: of the last one that ran side by side."""
 
     name: str
     state: State = State.COLD
@@ -135,6 +135,7 @@ class RegionRecord:
     orders: list[Decision] = field(default_factory=list)
     contests: int = 0
     longest_path: int = 0
+    timeline: tuple[tuple[str, int, int], ...] = ()
 
     def count_replay(self) -> None:
         """Here, and for the process."""
@@ -469,6 +470,7 @@ class Region:
             self._reject(variant, refusal)
             return verdict.outputs
         variant.rival = made.executable
+        self.record.timeline = timeline(made.program)
         if decision is None:
             variant.measurement = measurement
             self._prefer(variant)
@@ -532,6 +534,7 @@ class Region:
         record.state, record.reason, record.captures = State.REPLAY, None, record.captures + 1
         record.slots, record.launches = len(program.slots), len(program.recording.launches)
         record.workspace_bytes = program.layout.nbytes
+        record.timeline = timeline(program) or record.timeline
         steps = program.steps
         record.segments = sum(isinstance(step, GraphSegment) for step in steps)
         called = Counter((step.call.name, step.origin.loc) for step in steps if isinstance(step, EagerStep))

@@ -21,7 +21,7 @@ from pygraph.runtime.dependences import in_lanes, order_of
 from pygraph.runtime.layout import Lifetime, lifetimes, pack, plan
 from pygraph.runtime.recording import AllocationKind, OutputKind
 
-__all__ = ["Block", "Plan", "concurrently", "cut", "longest_path", "pieces", "with_steps"]
+__all__ = ["Block", "Plan", "concurrently", "cut", "longest_path", "pieces", "timeline", "with_steps"]
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """The launches (begin, end) of each step, in order. Eager calls are steps by themselves."""
@@ -97,6 +97,20 @@ def with_steps(program: Program) -> Program:
 def longest_path(program: Program) -> int:
     """How many launches wait for each other in a row, where they wait for those alone that they depend on."""
     return (program.order or order_of(program.recording, program.slots)).longest_path()
+
+
+def timeline(program: Program) -> tuple[tuple[str, int, int], ...]:
+    """The name, lane and start of each launch of a program whose launches run in lanes, were all equally long."""
+    order, found, start = program.order, list[tuple[str, int, int]](), 0
+    if order is None or not order.lanes:
+        return ()
+    for step in program.steps:
+        depths = order.depths(step.begin, step.end)
+        for launch, depth in depths.items():
+            told = program.recording.launches[launch]
+            found.append((told.call or told.name, order.lanes[launch], start + depth - 1))
+        start += max(depths.values(), default=0)
+    return tuple(found)
 
 
 def concurrently(program: Program) -> Program:

@@ -101,6 +101,9 @@ def test_a_region_says_what_order_it_is_replayed_in() -> None:
         "measured: concurrent; µs per call of the program: replay 30.0, concurrent 20.0 (90 calls)",
         "order: the longest path of dependences has 48 of 122 launches",
     ]
+    record.timeline = (("mm", 0, 0), ("relu", 0, 1), ("mm", 1, 0), ("add", 0, 2), ("sin", 1, 1))
+    *_, said = why(full_report(), RegionReport(0, (0,), (), (), True, "", record))
+    assert said == "side by side: 2 lanes, 3 launches one after the other, 1.7 at once on average"
 
 
 def test_a_region_that_selection_left_off_says_what_selection_said() -> None:

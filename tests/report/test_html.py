@@ -51,6 +51,19 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.text).split())
 
 
+def test_launches_are_drawn_as_captured_and_side_by_side() -> None:
+    report = full_report()
+    assert report.regions[0].record is not None
+    report.regions[0].record.timeline = (("mm", 0, 0), (EVIL, 0, 1), ("add", 1, 0))
+    page = Page(render_html([report]))
+    one, other = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("class") == "lanes"]
+    assert (one["aria-label"], other["aria-label"]) == ("as captured", "side by side")
+    rows = [(attrs["x"], attrs["y"]) for tag, attrs in page.tags if tag == "rect" and attrs["height"] == "14"]
+    assert rows == [("0", "2"), ("8", "2"), ("16", "2"), ("0", "2"), ("8", "2"), ("0", "20")]
+    assert page.words().count(" ".join(EVIL.split())) >= 2
+    assert "lanes" not in [attrs.get("class") for tag, attrs in Page(render_html([full_report()])).tags if tag == "svg"]
+
+
 def test_it_is_well_formed_needs_nothing_from_outside_and_its_links_lead_somewhere() -> None:
     text = render_html([full_report(0), full_report(1), failed_report(2)])
     page = Page(text)

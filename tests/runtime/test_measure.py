@@ -222,6 +222,7 @@ def test_another_order_of_launches_is_used_if_it_is_faster(cost: float) -> None:
     assert [executable.closed for executable in driver.executables] == [True, False]
     assert (region.record.contests, region.record.captures) == (0, 1)
     assert (region.record.longest_path, region.record.launches) == (1, 2)
+    assert region.record.timeline == (("toy", 0, 0), ("beside", 1, 0))
 
 
 @pytest.mark.parametrize("cost", [0.99 * FAST, FAST, 2 * FAST])

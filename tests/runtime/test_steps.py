@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.runtime.contract import Layout, Program, Slot
+from pygraph.runtime.contract import GraphSegment, Layout, Order, Program, Slot
 from pygraph.runtime.cuda.phases import phases
+from pygraph.runtime.dependences import in_lanes
 from pygraph.runtime.layout import plan
 from pygraph.runtime.recording import Access, AllocationKind, Bytes, Output, OutputKind
 from pygraph.runtime.slots import SlotTable, discover
-from pygraph.runtime.steps import EXCESS, FEWEST_LAUNCHES, PIECE, WORTHWHILE, Plan, _Facts, cut, pieces
+from pygraph.runtime.steps import EXCESS, FEWEST_LAUNCHES, PIECE, WORTHWHILE, Plan, _Facts, cut, pieces, timeline
 from tests.runtime.branches import Branched, branched
 from tests.runtime.captures import Capture
 
@@ -142,6 +143,15 @@ def test_a_cut_within_a_call_leaves_it_all_that_it_was_given() -> None:
     assert segments.owned == {1: (0, 4), 3: (2, 4)}
     tables_ = {index: (block.born, block.died) for block in segments.blocks for index in block.offsets}
     assert tables_ == {0: (0, 2), 2: (2, 4)}
+
+
+def test_a_timeline_goes_on_from_segment_to_segment() -> None:
+    region = program(inference, 4, 64)
+    assert timeline(region) == ()
+    order = in_lanes(Order.of([set(), set(), {0}, set()]), 2)
+    steps = tuple(GraphSegment(begin, end, (), (), (), ()) for begin, end in ((0, 3), (3, 4)))
+    told = timeline(replace(region, order=order, steps=steps))
+    assert told == (("kernel", 0, 0), ("kernel", 1, 0), ("kernel", 0, 1), ("kernel", 1, 2))
 
 
 def inference(capture: Capture, layers: int, size: int) -> None:
