@@ -397,10 +397,10 @@ class Region:
         if measures:
             variant.measurement = Measurement(self._driver, args, sensitive, self._clock, path)
         contests = self._contests(variant, made.program) and may_measure
-        facts = signature(args, self._sensitive) if contests else None
+        like = (self._sensitive, signature(args, self._sensitive)) if contests else None
         verdict = self._compare(variant, made, args)
         if contests and verdict.refusal is None:
-            variant.open, variant.contested = facts, True
+            variant.open, variant.contested = like, True
         self._settle(variant, made, verdict)
         return verdict.outputs
 
@@ -431,7 +431,8 @@ class Region:
     def _contest(self, variant: Variant, args: list[Any]) -> Sequence[Any] | None:
         """A call of a captured variant whose launches another order is to be tried for: what an earlier process found,
         or a second replay, which is compared like the first, and then measured."""
-        if signature(args, self._sensitive) != variant.open:
+        like = variant.open
+        if like is None or signature(args, like[0]) != like[1]:
             return self._use(variant, args)
         with capturing_turn() as mine:
             if not mine or variant.open is None:

@@ -86,8 +86,8 @@ class State(str, Enum):
 class Variant:
     """One combination of key and signature. ``ran`` counts uncaptured runs, ``wanted`` how many of them make it due to
     be captured. ``decided``: it was measured and will not be again. ``open``: another order of its launches is to be
-    tried; what calls to do so with are like. ``contested``: it was so. ``rival``: the replay in that order, while it is
-    measured. ``concurrent``: it has won. ``off``: SKIPPED or UNCAPTURED, for good."""
+    tried, with calls that have this signature for these sensitive arguments. ``contested``: it was so. ``rival``: the
+    replay in that order, while it is measured. ``concurrent``: it has won. ``off``: SKIPPED or UNCAPTURED, for good."""
 
     key: Hashable
     signature: Hashable
@@ -98,7 +98,7 @@ class Variant:
     program: Program | None = None
     spread: Spread | None = None
     decided: bool = False
-    open: Hashable = None
+    open: tuple[frozenset[int], Hashable] | None = None
     contested: bool = False
     rival: Executable | None = None
     concurrent: bool = False

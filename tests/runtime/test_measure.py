@@ -318,6 +318,20 @@ def test_a_capture_that_is_evicted_before_an_order_is_decided_is_tried_again(cal
     assert world.ran == ["concurrent"] * 3
 
 
+def test_an_order_is_tried_though_a_later_capture_depends_on_an_offset() -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    region, driver = make(driver=Parallel(), order="measured")
+    call(region, 2 + LOST)
+    driver.sensitive = frozenset({0})
+    for _ in range(2):
+        region([torch.ones(5)[1:], torch.ones(4)])
+    driver.sensitive = frozenset()
+    for _ in range(1 + ALL):
+        region([torch.ones(3)[1:], torch.ones(2)])
+    assert [each.choice for each in region.record.orders] == ["concurrent"]
+    assert region.record.contests == 1, "that of the other size"
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_a_second_capture_that_is_broken_off_leaves_the_first_one(error: type[BaseException]) -> None:
     class Broken(Parallel):
