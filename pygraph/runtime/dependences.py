@@ -110,22 +110,23 @@ def _accesses(recording: Recording, slots: Sequence[Slot]) -> Iterator[list[Acce
         places.setdefault(slot.launch, {})[slot.word] = slot
     sizes = {allocation.key: allocation.nbytes for allocation in recording.allocations}
     fixed = {a.key: a.address for a in recording.allocations if a.kind is AllocationKind.CONSTANT}
-    for call in recording.calls():
-        touched = {slot.key for index in call for slot in places.get(index, {}).values()}
-        for launch in recording.launches[call.start : call.stop]:
-            if launch.eager is not None or (launch.uses is None and launch.operands is None):
-                yield None
-            elif launch.uses is not None:
-                yield [
-                    Access(key, Bytes(start + use.start, start + use.start + use.nbytes), use.writes)
-                    for use in launch.uses
-                    for key, start in (_place(launch.words[use.word], places.get(launch.index, {}).get(use.word)),)
-                ]
-            else:
-                given = [a for a in launch.operands or () if a.key in touched or a.key in fixed]
-                others = touched.difference(a.key for a in given)
-                given = [Access(_FIXED, a.bytes.moved(fixed[a.key]), a.writes) if a.key in fixed else a for a in given]
-                yield given + [Access(key, Bytes(0, sizes[key]), writes=True) for key in sorted(others, key=str)]
+    touched: dict[range, set[_Key]] = {}
+    for launch, call in zip(recording.launches, recording.calls(), strict=True):
+        if launch.eager is not None or (launch.uses is None and launch.operands is None):
+            yield None
+        elif launch.uses is not None:
+            yield [
+                Access(key, Bytes(start + use.start, start + use.start + use.nbytes), use.writes)
+                for use in launch.uses
+                for key, start in (_place(launch.words[use.word], places.get(launch.index, {}).get(use.word)),)
+            ]
+        else:
+            if call not in touched:
+                touched[call] = {slot.key for index in call for slot in places.get(index, {}).values()}
+            given = [a for a in launch.operands or () if a.key in touched[call] or a.key in fixed]
+            others = touched[call].difference(a.key for a in given)
+            given = [Access(_FIXED, a.bytes.moved(fixed[a.key]), a.writes) if a.key in fixed else a for a in given]
+            yield given + [Access(key, Bytes(0, sizes[key]), writes=True) for key in sorted(others, key=str)]
 
 
 def _place(word: int, slot: Slot | None) -> tuple[_Key, int]:

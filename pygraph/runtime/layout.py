@@ -59,7 +59,7 @@ def lifetimes(
     users: dict[int, int] = {}
     before: dict[int, int] = {}
     elsewhere = returned_by_calls(recording, slots).union(fresh)
-    calls = [call for call in recording.calls() for _ in call]
+    calls = recording.calls()
     placed = (slot for slot in slots if slot.kind is AllocationKind.POOL and slot.index not in elsewhere)
     for index, call in dict.fromkeys((slot.index, calls[slot.launch]) for slot in placed):
         begin = bisect_left(phases, phases[call.start])

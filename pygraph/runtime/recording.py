@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise, starmap
 from typing import Any
 
 __all__ = [
@@ -396,10 +395,14 @@ class Recording:
     """The calls of operators written in Python, in order. A replay runs none of their bodies."""
 
     def calls(self) -> tuple[range, ...]:
-        """The launches of each call in order; one whose call is not known is by itself."""
-        starts = [
-            launch.index
-            for before, launch in pairwise((None, *self.launches))
-            if launch is not None and (before is None or launch.group is None or launch.group != before.group)
-        ]
-        return tuple(starmap(range, pairwise((*starts, len(self.launches)))))
+        """For each launch, those from the first one of its call to the last one, also of calls inside of it. A launch
+        whose call is not known is by itself."""
+        found: dict[int, range] = {}
+        for launch in self.launches:
+            if launch.group is not None:
+                first = found.get(launch.group, range(launch.index, launch.index)).start
+                found[launch.group] = range(first, launch.index + 1)
+        return tuple(
+            range(launch.index, launch.index + 1) if launch.group is None else found[launch.group]
+            for launch in self.launches
+        )

@@ -193,7 +193,7 @@ class _Facts:
         sizes = {a.key: a.nbytes for a in recording.allocations}
         self.sizes = {index: nbytes for (kind, index), nbytes in sizes.items() if kind is pool}
         used: dict[tuple[AllocationKind, int], list[int]] = {}
-        calls = [call for call in recording.calls() for _ in call]
+        calls = recording.calls()
         for slot in program.slots:  # a kernel may leave addresses in memory for the next one of its call
             used.setdefault(slot.key, []).extend((calls[slot.launch].start, calls[slot.launch].stop - 1))
         end = max(self.launches - 1, 0)

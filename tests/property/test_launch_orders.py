@@ -259,6 +259,22 @@ def test_the_last_kernel_of_a_call_holds_on_to_its_operands() -> None:
     assert len(set(plan(capture.recording(), slots).offsets.values())) == 3
 
 
+def test_a_call_holds_on_to_its_operands_around_calls_inside_of_it() -> None:
+    """Its first launch leaves the address of x to its last one. What is made between them lies elsewhere."""
+    capture = Capture()
+    x, table, inside, late = (capture.pool(64) for _ in range(4))
+    capture.launch(x, table, group=1)
+    capture.launch(inside, uses=[writes(0, 64)], group=0)
+    capture.launch(table, group=1)
+    capture.launch(late, uses=[writes(0, 64)])
+    slots = [Slot(0, 0, POOL, 0, 0), Slot(0, 1, POOL, 1, 0), Slot(1, 0, POOL, 2, 0), Slot(2, 0, POOL, 1, 0)]
+    recording, slots = capture.recording(), [*slots, Slot(3, 0, POOL, 3, 0)]
+    lives = {life.index: (life.first, life.last) for life in lifetimes(recording, slots, ())}
+    assert lives == {0: (0, 2), 1: (0, 2), 2: (1, 1), 3: (3, 3)}
+    offsets = plan(recording, slots).offsets
+    assert len({offsets[index] for index in range(3)}) == 3
+
+
 @pytest.mark.parametrize(("start", "nbytes"), [(0, 64), (32, 64), (16, 8)])
 def test_constants_that_are_views_of_one_another_are_the_same_memory(start: int, nbytes: int) -> None:
     capture, at = Capture(), 0x5500_0000_0000
