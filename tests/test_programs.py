@@ -124,10 +124,12 @@ def leaves(tree: Any) -> list[Any]:
     return tree_flatten(tree)[0]
 
 
-def shared(tensors: list[torch.Tensor]) -> list[int]:
-    """For each tensor with elements, the first one that lies in the same memory."""
-    memories = [t.untyped_storage().data_ptr() for t in tensors if t.numel()]
-    return [memories.index(memory) for memory in memories]
+def shared(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
+    """For each tensor with elements, the first one that lies in the same memory, and how many bytes behind it."""
+    some = [t for t in tensors if t.numel()]
+    memories = [t.untyped_storage().data_ptr() for t in some]
+    firsts = [memories.index(memory) for memory in memories]
+    return [(first, t.data_ptr() - some[first].data_ptr()) for first, t in zip(firsts, some, strict=True)]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
