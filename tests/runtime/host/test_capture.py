@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -114,23 +113,6 @@ def test_a_failed_capture_leaves_nothing(driver: HostDriver) -> None:
     assert "not today" in caught.value.detail
     assert reserved() <= before
     assert torch.equal(torch.ones(2) + 1, torch.full((2,), 2.0))
-
-
-def test_other_threads_are_not_recorded(driver: HostDriver, call: RegionCall) -> None:
-    results: list[Any] = []
-
-    def other() -> None:
-        with torch.no_grad():
-            results.extend(call.run(call.fresh()))
-
-    def region(args: list[Any]) -> tuple[Any, ...]:
-        worker = threading.Thread(target=other)
-        worker.start()
-        worker.join()
-        return (args[0] + 1,)
-
-    assert len(driver.capture(region, [torch.randn(3)]).launches) == 1
-    assert len(results) == len(call.run(call.fresh()))
 
 
 def test_storage_offsets_do_not_show(driver: HostDriver, call: RegionCall) -> None:
