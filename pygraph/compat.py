@@ -193,7 +193,6 @@ _TensorVariable = _find("torch._dynamo.variables.TensorVariable", cost=_STEPS)
 _compilations = _find(
     "torch._dynamo.utils.get_compilation_metrics", cost="`pygraph.train_step` does not report what Dynamo failed at"
 )
-saved_tensors_hooks = _find("torch._C._autograd._top_saved_tensors_default_hooks", cost="`pygraph.train_step` raises")
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
 _LazyVariableTracker = _find("torch._dynamo.variables.lazy.LazyVariableTracker", cost=_STEPS)
 _VariableTracker = _find("torch._dynamo.variables.base.VariableTracker", cost=_STEPS)

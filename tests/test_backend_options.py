@@ -26,9 +26,10 @@ pytestmark = pytest.mark.usefixtures("fresh")
 # -- options -------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_option_is_rejected_with_the_nearest() -> None:
-    with pytest.raises(Exception, match="did you mean 'dump_dir'"):
-        compiled(Mlp(), dumpdir="x")(torch.randn(8, 16))
+@pytest.mark.parametrize(("name", "hint"), [("dumpdir", "did you mean 'dump_dir'"), ("zzz", "known: passes, dump_dir")])
+def test_an_unknown_option_is_rejected_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(Exception, match=f"unknown option '{name}'; {hint}"):
+        compiled(Mlp(), **{name: "x"})(torch.randn(8, 16))
 
 
 def test_an_unknown_inductor_option_is_rejected() -> None:

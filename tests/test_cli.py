@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +20,7 @@ from pygraph import __version__
 from pygraph.cli import main
 from pygraph.ir import Stage, parse
 from pygraph.passes import default_registry
+from tests.commands import run
 
 ROOT = Path(__file__).parents[1]
 PIPELINE = "legality,placement,partitioning{max-regions=4}"
@@ -31,14 +32,6 @@ graph @main (%x : f32[8, 8]@cpu) {
   return (%b)
 }
 """
-
-
-def run(*args: str, stdin: str | bytes | None = None) -> Result:
-    """Run ``pygraph ARGS``; an exception that the command itself would show as a traceback fails the test."""
-    result = CliRunner().invoke(main, args, input=stdin, prog_name="pygraph")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-    assert "Traceback" not in result.stderr
-    return result
 
 
 Write = Callable[..., str]

@@ -10,8 +10,6 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.runtime.host import HostDriver
-from pygraph.runtime.region import Region
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -87,17 +85,6 @@ def test_an_operator_with_a_state_runs_once_a_call(fn: Callable[[torch.Tensor], 
     assert (left.reason, "pygraph_custom" in left.detail) == ("opaque-operator", True)
     assert left.loc is not None
     assert "test_custom_operators.py" in left.loc
-
-
-def test_a_region_that_calls_one_stays_uncaptured() -> None:
-    def fn(args: list[Any]) -> list[Any]:
-        return [torch.ops.pygraph_custom.counter(args[0])]
-
-    region = Region(fn, HostDriver(), name="toy")
-    _runs.clear()
-    found = [float(region([torch.zeros(1)])[0]) for _ in range(CALLS)]
-    assert found == [float(call + 1) for call in range(CALLS)]
-    assert str(region.record.reason).startswith("only-eager")
 
 
 def test_a_region_neither_begins_nor_ends_with_a_call() -> None:

@@ -44,16 +44,6 @@ def test_an_empty_cache_directory_keeps_nothing() -> None:
         assert Settings.make({"cache_dir": nothing}, {"PYGRAPH_CACHE_DIR": "here"}).cache_dir is None
 
 
-def test_an_unknown_name_is_rejected_with_the_nearest_one() -> None:
-    with pytest.raises(OptionError, match="unknown option 'dump_dirs'; did you mean 'dump_dir'"):
-        Settings.make({"dump_dirs": "x"}, {})
-
-
-def test_a_name_like_nothing_lists_the_known_ones() -> None:
-    with pytest.raises(OptionError, match="known: passes, dump_dir"):
-        Settings.make({"zzz": 1}, {})
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

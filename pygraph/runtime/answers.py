@@ -175,14 +175,25 @@ class Answers:
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def keeping(self) -> Iterator[bool]:
-        """Whether there still is a reason to keep what the answering run does. What is raised is the ``failure``: the
-        run goes on."""
-        try:
-            yield self.failure is None
-        except Exception as error:  # noqa: BLE001 - memory may be short, and operators return anything
-            self.failure = error
+    def calling(self, number: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """The answering run is about to call an operator with ``tensors``. Returns the random state before it."""
+        self._try(lambda: self.begin(number, tensors))
+        return self.state()
+
+    def called(
+        self, number: int, tensors: Sequence[torch.Tensor], results: Sequence[Any], before: torch.Tensor | None
+    ) -> None:
+        """It has called it."""
+        self._try(lambda: self.keep(number, tensors, results, before))
+
+    def _try(self, step: Callable[[], None]) -> None:
+        """Do ``step``, while there is a reason to keep what the run does. What is raised is the ``failure``: the run
+        goes on."""
+        if self.failure is None:
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - memory may be short, and operators return anything
+                self.failure = error
 
     def begin(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
         """A call is about to be made with ``tensors``: what they hold. Raises CaptureError if they are fewer than were
@@ -291,19 +302,14 @@ class _Watcher:
 
     def before(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None] | None:
         if self._answering:
-            with self._answers.keeping() as kept:
-                if kept:
-                    self._answers.begin(self._number, tensors)
-            self._pending = tensors, self._answers.state()
+            self._pending = tensors, self._answers.calling(self._number, tensors)
             return None
         self._number += 1
         return self._answers.repeat(self._number - 1, tensors)
 
     def after(self, results: list[torch.Tensor]) -> None:
         (tensors, before), self._pending = self._pending, ()
-        with self._answers.keeping() as kept:
-            if kept:
-                self._answers.keep(self._number, tensors, results, before)
+        self._answers.called(self._number, tensors, results, before)
         self._number += 1
 
 
@@ -321,23 +327,13 @@ class _Mode(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
-
-        def run() -> Any:
-            return func(*args, **named)
-
         if not isinstance(func, OpOverload) or not self._answers.awaits(self._number, str(func)):
-            return run()
+            return func(*args, **named)
         tensors = list({id(t): t for t in OperatorCall(func, tuple(args), named).tensors()}.values())
         number, self._number = self._number, self._number + 1
-        return self._answer(number, tensors, run) if self._answering else self._answers.returned(number, tensors)
-
-    def _answer(self, number: int, tensors: list[torch.Tensor], run: Callable[[], Any]) -> Any:
-        with self._answers.keeping() as kept:
-            if kept:
-                self._answers.begin(number, tensors)
-        before = self._answers.state()
-        returned = run()
-        with self._answers.keeping() as kept:
-            if kept:
-                self._answers.keep(number, tensors, list(leaves(returned)), before)
+        if not self._answering:
+            return self._answers.returned(number, tensors)
+        before = self._answers.calling(number, tensors)
+        returned = func(*args, **named)
+        self._answers.called(number, tensors, list(leaves(returned)), before)
         return returned

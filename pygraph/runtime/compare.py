@@ -18,7 +18,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Verdict", "compare", "observe", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
+T = TypeVar("T")
 
 _WRONG = ("comparison-failed", "replay-raised")
 """Refusals that a launch of the replay may be to blame for."""
@@ -77,11 +78,10 @@ def compare(
     """
     answer = answer or fn
     trial = functools.partial(_Trial, fn, driver, executable, args, program)
-    by = _compare_after if program.calls else _compare
     with driver.scratch_pool(args) as scratch:
-        verdict = by(trial, answer, args, scratch)
+        verdict = _compare(trial, answer, args, scratch)
     if isinstance(verdict, Refusal):
-        verdict = by(trial, answer, args, contextlib.nullcontext)
+        verdict = _compare(trial, answer, args, contextlib.nullcontext)
     return Verdict(answer(list(args)), verdict) if isinstance(verdict, Refusal) else verdict
 
 
@@ -89,11 +89,11 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
     """The same with one kind of memory; a Refusal if there was too little, and then ``answer`` has not run. Nothing
     refers to ``scratch`` memory any more when this returns."""
     trial: _Trial | None = None
-    first: _Outcome | Refusal
+    first: _Outcome | Refusal | None  # None where the answering run comes first
     try:
         with scratch():
             trial = begin()
-            first = trial.replay_on_copies()
+            first = trial.prepare() or (None if trial.program.calls else trial.replay_prepared())
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - kernels and allocations raise anything; the uncaptured run answers the call
@@ -104,44 +104,17 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
         refusal = first if trial is None else trial.explained(first)
         return Verdict(answer(list(args)), refusal)
     assert trial is not None
-    outputs = answer(list(args))
-    try:
-        with scratch():
-            verdict = trial.judge(first, outputs)
-    except ReplayError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
-        return Verdict(outputs, _raised(error, trial))
-    return replace(verdict, refusal=trial.explained(verdict.refusal))
-
-
-def _compare_after(
-    begin: Callable[[], _Trial], answer: Function, args: list[Any], scratch: ScratchPool
-) -> Verdict | Refusal:
-    """The same where the answering run comes first. A Refusal only if there was too little memory before that."""
-    trial: _Trial | None = None
-    refusal: Refusal | None
-    try:
-        with scratch():
-            trial = begin()
-            refusal = trial.prepare()
-    except Exception as error:  # noqa: BLE001 - the same
-        if is_out_of_memory(error):
-            return Refusal.of(error)
-        refusal = _raised(error, trial)
-    if trial is None or refusal is not None:
-        return Verdict(answer(list(args)), refusal)
-    with trial.answers.answering(scratch):
+    with trial.answers.answering(scratch) if first is None else contextlib.nullcontext():
         outputs = answer(list(args))
     if trial.answers.failure is not None:
         return Verdict(outputs, _raised(trial.answers.failure, trial))
     try:
         with scratch():
-            first = trial.replay_prepared()
+            first = first or trial.replay_prepared()
             verdict = Verdict(outputs, first) if isinstance(first, Refusal) else trial.judge(first, outputs)
     except ReplayError:
         raise
-    except Exception as error:  # noqa: BLE001 - the same
+    except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
         return Verdict(outputs, _raised(error, trial))
     return replace(verdict, refusal=trial.explained(verdict.refusal))
 
@@ -184,44 +157,42 @@ def verify(
 
 def _verify(trial: _Trial, name: str, scratch: ScratchPool, note: Callable[[Refusal], None]) -> Sequence[Any] | None:
     """The same, of which nothing refers to ``scratch`` memory any more when this returns."""
-    copies: list[Any] = []
-    expected: _Outcome | None = None
-    after = bool(trial.program.calls)
-    try:
-        with scratch():
-            copies = trial.copies()
-            expected = None if after else trial.run_on(copies)
-    except ReplayError:
-        raise
-    except Exception as error:  # noqa: BLE001 - what the uncaptured run raises, it raises to the caller next
-        note(Refusal("unverified", f"an uncaptured run on copies raised {type(error).__name__}: {error}"))
+
+    def attempt(what: str, work: Callable[[], T]) -> T | None:
+        try:
+            with scratch():
+                return work()
+        except ReplayError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what an uncaptured run raises, it raises to the caller next
+            note(Refusal("unverified", f"{what} raised {type(error).__name__}: {error}"))
+            return None
+
+    def expect(copies: list[Any]) -> _Outcome | None:
+        done = attempt("an uncaptured run on copies", lambda: [trial.run_on(copies)])
+        if done == [None]:
+            note(Refusal("unverified", "another thread drew from the generator of the uncaptured run"))
+        return None if done is None else done[0]
+
+    copies = attempt("to copy the arguments", trial.copies)
+    if copies is None:
         return None
-    if expected is None and not after:
-        note(Refusal("unverified", "another thread drew from the generator of the uncaptured run"))
-        return None
+    expected = None
+    if not trial.program.calls:
+        expected = expect(copies)
+        if expected is None:
+            return None
     outputs = trial.replay(list(trial.args), answering=True, scratch=scratch)
     if outputs is None:
         return None
     if trial.answers.failure is not None:
         note(Refusal("unverified", f"what operators did could not be kept: {trial.answers.failure}"))
         return outputs
-    try:
-        with scratch():
-            expected = trial.run_on(copies) if expected is None else expected
-    except ReplayError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the replay has answered the call
-        note(Refusal("unverified", f"an uncaptured run on copies raised {type(error).__name__}: {error}"))
+    expected = expected or expect(copies)
+    compared = None if expected is None else attempt("the comparison", lambda: [trial.unlike(expected, outputs)])
+    if expected is None or compared is None:
         return outputs
-    if expected is None:
-        note(Refusal("unverified", "another thread drew from the generator of the uncaptured run"))
-        return outputs
-    try:
-        with scratch():
-            differs = trial.unlike(expected, outputs)
-    except Exception as error:  # noqa: BLE001 - the replay has answered the call
-        note(Refusal("unverified", f"the comparison raised {type(error).__name__}: {error}"))
-        return outputs
+    (differs,) = compared
     if differs is not None:
         found = trial.diagnosed()
         with scratch():
@@ -264,10 +235,6 @@ class _Trial:
         self.before: list[bytes] = []
 
     # -- before the first replay ----------------------------------------------------------------------------------
-
-    def replay_on_copies(self) -> _Outcome | Refusal:
-        """The outcome of the replay that is judged. Its draws are undone."""
-        return self.prepare() or self.replay_prepared()
 
     def prepare(self) -> Refusal | None:
         """Make the copies that the replay takes."""

@@ -77,7 +77,7 @@ class TrainStep(Generic[P, R]):
         return torch.compile(own, backend="pygraph", options=self._options, fullgraph=self._fullgraph)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if compat.saved_tensors_hooks(True):  # a graph saves nothing for the backward pass that they could change
+        if compat.saved_tensor_hooks(True):  # a graph saves nothing for the backward pass that they could change
             return cast("R", self.__wrapped__(*args, **kwargs))  # type: ignore[attr-defined]
         for used in self._used:
             used.before()

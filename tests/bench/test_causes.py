@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraph.bench.causes import CAUSES, Profile, Run, document, page, read
 from pygraph.bench.process import CALL
-from pygraph.cli import main
 from pygraph.errors import PygraphError
+from tests.commands import run
 from tests.report.test_html import Page
 
 ROOT = Path(__file__).parents[2]
@@ -151,13 +150,6 @@ def test_the_page_draws_the_host_and_the_gpu_of_both_runs_to_one_scale() -> None
     assert slow < max(int(str(rect["x"])) + int(str(rect["width"])) for rect in rects) <= width
 
 
-def run(*args: object) -> Result:
-    """Run ``pygraph profile ARGS``; an exception that would show as a traceback fails the test."""
-    result = CliRunner().invoke(main, ["profile", *map(str, args)], prog_name="pygraph")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-    return result
-
-
 SCRIPT = """
 import sys
 import torch
@@ -185,7 +177,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.sweep
 def test_a_script_from_end_to_end(script: Path) -> None:
     out = script.with_suffix(".html")
-    result = run(script, "--calls", 5, "--json", "-", "--out", out, "--", "1000000")
+    result = run("profile", script, "--calls", 5, "--json", "-", "--out", out, "--", "1000000")
     assert result.exit_code == 0, result.stderr
     told = json.loads(result.stdout, parse_constant=pytest.fail)
     assert (told["schema"], told["args"], told["calls"]) == (1, ["1000000"], 5)
@@ -214,15 +206,15 @@ def test_a_script_from_end_to_end(script: Path) -> None:
 )
 def test_what_the_script_does_wrong_is_said(script: Path, change: tuple[str, str], why: str) -> None:
     script.write_text(SCRIPT.replace("compiled(", "model(").replace(*change))
-    result = run(script, "--", "2")
+    result = run("profile", script, "--", "2")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(str(script))
     assert why in result.stderr
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    assert "does not exist" in run("no-such-script.py").stderr
-    assert "only one of" in run(__file__, "--out", "-", "--json", "-").stderr
-    result = run(__file__, "--out", f"{__file__}/page.html")
+    assert "does not exist" in run("profile", "no-such-script.py").stderr
+    assert "only one of" in run("profile", __file__, "--out", "-", "--json", "-").stderr
+    result = run("profile", __file__, "--out", f"{__file__}/page.html")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "cannot be written" in result.stderr

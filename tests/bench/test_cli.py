@@ -7,18 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from pygraph.cli import main
+from tests.commands import run
 
 ROOT = Path(__file__).parents[2]
-
-
-def bench(*args: object) -> Result:
-    """Run ``pygraph bench ARGS``; an exception that would show as a traceback fails the test."""
-    result = CliRunner().invoke(main, ["bench", *map(str, args)], prog_name="pygraph")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-    return result
 
 
 @pytest.mark.parametrize(
@@ -33,7 +25,7 @@ def bench(*args: object) -> Result:
 )
 def test_what_makes_no_sense_is_refused(args: list[str], why: str) -> None:
     """Before anything runs."""
-    result = bench(*args)
+    result = run("bench", *args)
     assert (result.exit_code, result.stdout) == (2, "")
     assert why in result.stderr
 
@@ -70,7 +62,7 @@ def test_a_script_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     common = ("--device", "cpu", "--sides", "pygraph", "--blocks", 7, "--calls", 4, "--out", tmp_path)
-    result = bench(*common, script, "--", "--calls", "1000000")
+    result = run("bench", *common, script, "--", "--calls", "1000000")
     assert result.exit_code == 0, result.stderr
     row = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)["workloads"]["train"]
     assert {side: found["status"] for side, found in row["sides"].items()} == {"eager": "ok", "pygraph": "ok"}, row

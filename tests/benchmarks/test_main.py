@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from benchmarks.__main__ import chosen, combine, main, sections
 from benchmarks.suite import WORKLOADS
+from tests.commands import run
 
 OWN = ("--suite", "tests.benchmarks.own_suite")
 KEPT = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def benchmarks(*args: object) -> Result:
-    """Run ``python -m benchmarks ARGS``; an exception that would show as a traceback fails the test."""
-    result = CliRunner().invoke(main, list(map(str, args)))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-    return result
+    """Run ``python -m benchmarks ARGS``."""
+    return run(*args, command=main)
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 
 import pygraph
 from pygraph import cache
 from pygraph.calibration import calibrate as measure
 from pygraph.calibration.store import Identity, identity_of, load, save, stored_model
-from pygraph.cli import main
 from pygraph.errors import PassError
 from pygraph.inductor.compile import model_for
 from pygraph.ir import H200, HOST, UNKNOWN, Cost, DeviceModel, Graph, parse
 from pygraph.passes import PassContext, PassManager, read_header
 from pygraph.passes.analysis import node_time_us
+from tests.commands import run
 
 IDENTITY = Identity("cuda", "some device", "550.1", "2.11", "0.1")
 MODEL = DeviceModel(
@@ -100,13 +99,9 @@ def test_json_that_is_no_model(change: dict[str, Any]) -> None:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def command(*args: str) -> Result:
-    return CliRunner().invoke(main, ["calibrate", *args])
-
-
 def test_the_command_measures_shows_and_keeps() -> None:
     """What is measured is possible on any CPU."""
-    shown = command("--device", "cpu")
+    shown = run("calibrate", "--device", "cpu")
     assert shown.exit_code == 0, shown.output
     model = load(identity_of("cpu"))
     assert model is not None
@@ -122,13 +117,13 @@ def test_the_command_measures_shows_and_keeps() -> None:
 
 def test_a_model_is_not_kept_where_that_is_not_wanted_or_it_fits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "calibrate", lambda *_, **__: MODEL)
-    assert "kept in" not in command("--device", "cpu", "--no-save").output
+    assert "kept in" not in run("calibrate", "--device", "cpu", "--no-save").output
 
     def fail(*_: object, **__: object) -> None:
         raise ValueError("large programs take no longer")
 
     monkeypatch.setattr(measure, "calibrate", fail)
-    shown = command("--device", "cpu")
+    shown = run("calibrate", "--device", "cpu")
     assert shown.exit_code == 1
     assert "no model fits what was measured: large programs take no longer" in shown.stderr
     assert load(identity_of("cpu")) is None
@@ -136,7 +131,7 @@ def test_a_model_is_not_kept_where_that_is_not_wanted_or_it_fits_nothing(monkeyp
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_device_is_a_failure() -> None:
-    shown = command("--device", "cuda")
+    shown = run("calibrate", "--device", "cuda")
     assert shown.exit_code == 1
     assert "CUDA" in shown.stderr
     assert stored_model("cuda") is None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from tests.test_ranks import check, run_ranks
+from tests.test_ranks import check
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_ranks_that_capture_at_different_calls_agree(size: int, tmp_path: Path) -> None:
+def test_ranks_that_capture_at_different_calls_agree(size: int) -> None:
     if torch.cuda.device_count() < size:
         pytest.skip(f"needs {size} devices")
-    check(run_ranks(size, tmp_path, "cuda", "nccl"), [[], ["collective"] * 2, ["collective"] * 4], [1, 2, 4])
+    check(size, "cuda", "nccl", [[], ["collective"] * 2, ["collective"] * 4], [1, 2, 4])

@@ -48,12 +48,6 @@ def test_fresh_results_count_and_those_in_callers_memory_do_not_twice() -> None:
     assert f"replayed {replay:.2f} µs" in (graph.regions[0].meta.get(DETAIL) or "")
 
 
-def test_one_launch_of_unknown_cost_leaves_its_region_to_measurement() -> None:
-    graph = build("a: launch x", "b: unknown a")
-    assert select(graph) == [(True, "unknown-cost")]
-    assert graph.regions[0].meta.get(DETAIL) == "the number of launches is unknown: to be measured"
-
-
 def test_an_unknown_cost_of_a_parameter_is_left_to_measurement() -> None:
     graph = chain(3)
     select(graph)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pygraph.runtime.compare import observe
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.region import Region, RegionOptions
+from pygraph.runtime.region import Region, RegionOptions, RegionRecord
 
 N = 4
 """All values are N by N."""
@@ -135,18 +135,16 @@ def run(fn: Any, args: list[torch.Tensor]) -> tuple[Any, str | None]:
     return (handed, observe(outputs, args)), None
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
-@given(programs, st.lists(st.booleans(), min_size=5, max_size=8), st.booleans())
-def test_any_program_with_eager_calls_equals_uncaptured_runs(
-    program: Program, shared: list[bool], always: bool
-) -> None:
-    note(str(program))
+def check(program: Program, shared: Sequence[bool], **options: Any) -> tuple[RegionRecord, int]:
+    """A region around ``program`` does what the program does in so many calls, of which those in ``shared`` have
+    arguments that overlap: results, arguments, random state, errors, and the operators that are called. Returns what
+    became of it, and how many calls raised nothing."""
 
     def fn(args: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         return program(args)
 
     denied = any(line.op == "same" for line in program.lines)  # whose result no captured operator takes for its operand
-    region = Region(fn, HostDriver(), name="drawn", options=RegionOptions(verify_always=always))
+    region = Region(fn, HostDriver(), name="drawn", options=RegionOptions(**options))
     found: list[list[Any]] = []
     with torch.no_grad():
         for each in (program, region):
@@ -160,8 +158,18 @@ def test_any_program_with_eager_calls_equals_uncaptured_runs(
             found.append(calls)
     for expected, ours in zip(*found, strict=True):
         assert ours == expected
+    return region.record, sum(error is None for _, error, *_ in found[0])
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(programs, st.lists(st.booleans(), min_size=5, max_size=8), st.booleans())
+def test_any_program_with_eager_calls_equals_uncaptured_runs(
+    program: Program, shared: list[bool], always: bool
+) -> None:
+    note(str(program))
+    record, _ = check(program, shared, verify_always=always)
     refused = {"comparison-failed", "replay-raised", "comparison-raised", "capture-raised"} - _allowed(program)
-    assert not refused.intersection(region.record.refusals), region.record
+    assert not refused.intersection(record.refusals), record
 
 
 def _allowed(program: Program) -> set[str]:
@@ -169,14 +177,12 @@ def _allowed(program: Program) -> set[str]:
     return {"comparison-failed"} if any(line.op in ("same", "turned") for line in program.lines) else set()
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["apart", "overlapping"])
 @pytest.mark.parametrize("op", EAGER)
-def test_each_kind_of_call_is_replayed(op: str) -> None:
-    lines = (Line("mm", 0, 1), Line(op, 2, 0), Line("mm", 2, 1))
-    program = Program(2, lines, (0,))
-    region = Region(lambda args: program(args), HostDriver(), name="drawn")
-    runs[:] = ["none"]
-    with torch.no_grad():
-        for call in range(5):
-            region(arguments(2, call, False))
-    assert region.record.replays == 3, region.record
-    assert len(runs) == 6
+def test_each_kind_of_call_is_replayed(op: str, shared: bool) -> None:
+    """On an intermediate, on a view of it, and on arguments, with draws in between."""
+    on_intermediates = (Line("mm", 0, 1), Line("rand", 2, 0), Line(op, 3, 2), Line("view", 3, 0), Line(op, 4, 0))
+    on_arguments = (Line(op, 0, 1), Line("rand", 3, 0), Line("mm", 5, 4))
+    record, answered = check(Program(2, (*on_intermediates, *on_arguments), (0,)), [shared] * 6)
+    assert record.replays == max(answered - 2, 0), record
+    assert answered == (0 if (op, shared) == ("add_into", True) else 4 if op == "raises" else 6)

@@ -19,7 +19,7 @@ from pygraph.runtime.compare import observe
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.runtime.tensors import extent, span
-from tests.runtime.programs import PROGRAMS, region_calls
+from tests.runtime.programs import KINDS, PROGRAMS, region_calls
 from tests.runtime.regions import RegionCall
 
 OFFSETS = (0, 4, 16, 36, 64)
@@ -183,7 +183,7 @@ def test_any_sequence_of_calls_equals_uncaptured_runs(program: str, data: st.Dat
         assert not {"comparison-failed", "replay-raised", "capture-failed"}.intersection(machine.region.record.refusals)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", [*PROGRAMS, *KINDS])
 def test_every_program_is_replayed_in_the_end(program: str) -> None:
     for versions in region_calls(program):
         machine = Machine(versions[0])

@@ -17,7 +17,7 @@ from torch._inductor.ir import DynamicScalar
 
 from tests.runtime.regions import Cut, RegionCall, compile_regions
 
-__all__ = ["PROGRAMS", "Source", "calls", "region_calls"]
+__all__ = ["KINDS", "PROGRAMS", "Source", "calls", "region_calls"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Source:
 
 
 def randn(*size: int) -> Callable[[], torch.Tensor]:
-    return lambda: torch.randn(*size)
+    return lambda: torch.randn(size)
 
 
 def calls(*makers: Callable[[], Any]) -> Callable[[], Sequence[Any]]:
@@ -118,6 +118,29 @@ def branches(x: Any, y: Any, w: Any, total: Any) -> Any:
     return both + noise[0], right.cumsum(0) * noise[1], torch.cumsum(left, -1), total * 2
 
 
+def layouts(turned: Any, expanded: Any, scalar: Any, half: Any) -> Any:
+    return turned * 2 + turned.t(), expanded + scalar, half.float().exp().to(torch.bfloat16) + half
+
+
+def dtypes(x: Any) -> Any:
+    spectrum = torch.fft.rfft(torch.view_as_complex(x).real * 2)
+    return torch.view_as_real(spectrum), (x > 0).any(), torch.where(x > 0, x, -x), x / 0 + x.sqrt()
+
+
+def operators(x: Any, a: Any, q: Any, table: Any, where: Any) -> Any:
+    pooled, places = F.max_pool2d(x, 2, return_indices=True)
+    attended = F.scaled_dot_product_attention(q, q, q)
+    summed = F.embedding(where, table).sum(1)
+    return (
+        pooled,
+        places,
+        torch.linalg.solve(a, a + 1),
+        attended,
+        torch.bmm(q[0], q[1]),
+        summed.scatter_add(0, where, table),
+    )
+
+
 def layer(x: Any, w: Any, b: Any) -> Any:
     return F.layer_norm(torch.tanh(x @ w), (8,)) * b
 
@@ -148,11 +171,39 @@ PROGRAMS: dict[str, Source] = {
     "train": Source(layer, [calls(randn(5, 8), randn(8, 8), randn(8))], train=True),
 }
 
+KINDS: dict[str, Source] = {
+    "layouts": Source(
+        layouts,
+        [
+            calls(
+                lambda: torch.randn(6, 6).t(),
+                lambda: torch.randn(1, 6).expand(4, 6),
+                randn(),
+                lambda: torch.randn(64).to(torch.bfloat16),
+            )
+        ],
+    ),
+    "dtypes": Source(dtypes, [calls(randn(4, 16, 2))]),
+    "operators": Source(
+        operators,
+        [
+            calls(
+                randn(1, 2, 8, 8),
+                randn(4, 4),
+                randn(2, 3, 8, 8),
+                randn(3, 5),
+                lambda: torch.tensor([[0, 2, 1, 1, 2], [1, 0, 0, 2, 2], [2, 1, 0, 0, 1]]),
+            )
+        ],
+    ),
+}
+"""Operators, layouts and types of many kinds, for arguments that do not overlap."""
+
 
 @functools.cache
 def region_calls(name: str) -> tuple[tuple[RegionCall, ...], ...]:
     """The regions of a program, each with the calls that it received (one per size)."""
-    source = PROGRAMS[name]
+    source = (PROGRAMS | KINDS)[name]
     torch.manual_seed(0)
     compiled = compile_regions(source.function, cut=source.cut, **source.options)
     with torch._dynamo.config.patch(capture_scalar_outputs=True):

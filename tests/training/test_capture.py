@@ -18,16 +18,9 @@ from pygraph.errors import CaptureError
 from tests.runtime.regions import same_bits
 from tests.training.steps import DEVICE, drawn, generator_state
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CALLS = 20
-
-
-@pytest.fixture(autouse=True)
-def _fresh(fresh: None) -> Iterator[None]:
-    """Counters are empty, torch draws the same numbers, and no thread waits for a core of another program."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Net(nn.Module):

@@ -35,16 +35,9 @@ import pygraph
 from tests.runtime.regions import same_bits
 from tests.training.steps import DEVICE, drawn, generator_state
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CALLS = 20
-
-
-@pytest.fixture(autouse=True)
-def _fresh(fresh: None) -> Iterator[None]:
-    """Counters are empty, torch draws the same numbers, and no thread waits for a core of another program."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass
