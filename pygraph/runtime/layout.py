@@ -7,6 +7,7 @@ returns, nor what no launch touches.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ from pygraph.runtime.contract import Layout, Order, Slot, returned_by_calls, use
 from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
 
 __all__ = ["Lifetime", "lifetimes", "pack", "plan"]
+
+
+_STRETCH = 256
+"""Launches that are looked at together, where intermediates are packed: a program may have thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,11 @@ class Lifetime:
         if self.users:
             return bool(self.users & ~other.before) and bool(other.users & ~self.before)
         return self.first <= other.last and other.first <= self.last
+
+    @property
+    def earliest(self) -> int:
+        """The first launch that may not have completed before, or ``first`` where launches run one by one."""
+        return (self.before ^ (self.before + 1)).bit_length() - 1 if self.users else self.first
 
 
 def plan(recording: Recording, slots: Sequence[Slot], order: Order | None = None) -> Layout:
@@ -78,13 +88,22 @@ def pack(lives: Sequence[Lifetime], alignment: int, fresh: tuple[int, ...] = ())
     among its contemporaries; equal sizes in order of birth, for which first-fit is optimal on intervals."""
     sizes = {life.index: -(-life.nbytes // alignment) * alignment for life in lives}
     offsets: dict[int, int] = {}
-    placed: list[tuple[int, int, Lifetime]] = []
+    placed: defaultdict[int, list[tuple[int, int, int, int, int, Lifetime]]] = defaultdict(list)
+    """By stretches of _STRETCH launches; -1: all of them."""
     for life in sorted(lives, key=lambda item: (-sizes[item.index], item.first, item.index)):
-        size = sizes[life.index]
-        offset = offsets[life.index] = _best_gap([place[:2] for place in placed if place[2].meets(life)], size)
+        size, (begin, end, since) = sizes[life.index], (life.first, life.last, life.earliest)
+        stretches = range(since // _STRETCH, end // _STRETCH + 1)
+        taken = [  # plain numbers tell of nearly all
+            (low, high)
+            for low, high, first, last, earliest, other in placed[stretches[0] if len(stretches) == 1 else -1]
+            if (first <= end and last >= begin) or (earliest <= end and last >= since and other.meets(life))
+        ]
+        offset = offsets[life.index] = _best_gap(taken, size)
         if size:
-            insort(placed, (offset, offset + size, life), key=lambda item: item[:2])
-    return Layout(max((high for _, high, _ in placed), default=0), offsets, fresh)
+            place = (offset, offset + size, begin, end, since, life)
+            for stretch in (-1, *stretches):
+                insort(placed[stretch], place, key=lambda item: item[:2])
+    return Layout(max((place[1] for place in placed[-1]), default=0), offsets, fresh)
 
 
 def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
@@ -95,5 +114,6 @@ def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
         gap = low - cursor
         if gap >= size and (best is None or gap < best[0]):
             best = (gap, cursor)
-        cursor = max(cursor, high)
+        if high > cursor:
+            cursor = high
     return cursor if best is None else best[1]

@@ -307,6 +307,24 @@ def test_ten_thousand_launches_are_ordered_within_two_seconds() -> None:
     assert narrowed.longest_path() == 2_500
 
 
+def test_intermediates_of_six_thousand_launches_are_placed_within_three_seconds() -> None:
+    """Chains of eight launches side by side, again and again, whose intermediates are of many sizes."""
+    capture, slots, words = Capture(), list[Slot](), list[int]()
+    for index in range(6_000):
+        size = 512 * (1 + index * 7919 % 1000)
+        words.append(capture.pool(size))
+        used = [each for each in (range(index - 4, index) if index % 32 < 4 else (index - 4,)) if each >= 0]
+        exact = [writes(0, size), *(reads(word, 512) for word in range(1, len(used) + 1))]
+        capture.launch(words[index], *(words[each] for each in used), uses=exact)
+        slots += [Slot(index, word, POOL, each, 0) for word, each in enumerate([index, *used])]
+    recording = capture.recording()
+    order = in_lanes(order_of(recording, slots), 4)
+    start = time.process_time()
+    layout = plan(recording, slots, order)
+    assert time.process_time() - start < 3
+    assert layout.nbytes < 100 * 512_000
+
+
 # -- programs ----------------------------------------------------------------------------------------------------------
 
 
