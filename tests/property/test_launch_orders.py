@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pygraph.errors import CaptureError
 from pygraph.runtime.contract import Order, Program, Slot
 from pygraph.runtime.dependences import check, in_lanes, order_of
-from pygraph.runtime.layout import lifetimes, pack, plan
+from pygraph.runtime.layout import Lifetime, lifetimes, pack, plan
 from pygraph.runtime.recording import Access, AllocationKind, Bytes, Recording
 from pygraph.runtime.steps import with_steps
 from tests.property.test_region_replays import Machine, draw_places
@@ -323,6 +323,17 @@ def test_intermediates_of_six_thousand_launches_are_placed_within_three_seconds(
     layout = plan(recording, slots, order)
     assert time.process_time() - start < 3
     assert layout.nbytes < 100 * 512_000
+
+
+def test_intermediates_of_distant_launches_lie_apart_where_they_meet() -> None:
+    drawn = random.Random(0)
+    spans = [sorted(drawn.sample(range(2_000), 2)) for _ in range(20)]
+    spans += [[first, first + drawn.randrange(1, 40)] for first in range(0, 1_900, 5)]
+    lives = [Lifetime(index, 64 * drawn.randrange(1, 9), *span) for index, span in enumerate(spans)]
+    offsets = pack(lives, 64).offsets
+    for a, b in combinations(lives, 2):
+        low, high = sorted((a, b), key=lambda life: offsets[life.index])
+        assert not a.meets(b) or offsets[low.index] + low.nbytes <= offsets[high.index]
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
