@@ -3,6 +3,7 @@ the uncaptured program."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -66,6 +67,18 @@ def _probe(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+def _fails(x: torch.Tensor) -> torch.Tensor:
+    if bool((x < 0).any()):
+        raise ValueError("negative")
+    return x * 2
+
+
+def _odd(x: torch.Tensor) -> torch.Tensor:
+    """Other strides at every other call."""
+    seen.append("odd")
+    return x * 3 if len(seen) % 2 else (x * 3).t().contiguous().t()
+
+
 def _resized(x: torch.Tensor) -> torch.Tensor:
     seen.append("resized")
     return x + 1 if len(seen) < 4 else torch.ones(len(seen), 4)
@@ -81,6 +94,8 @@ define("sparse(Tensor x) -> Tensor", lambda x: x.to_sparse(), torch.empty_like)
 define("wider(Tensor x) -> Tensor", lambda x: x.double(), torch.empty_like)
 define("counter(Tensor x) -> Tensor", _counter, torch.empty_like)
 define("probe(Tensor x) -> Tensor", _probe, torch.empty_like)
+define("fails(Tensor x) -> Tensor", _fails, torch.empty_like)
+define("odd(Tensor x) -> Tensor", _odd, torch.empty_like)
 define("resized(Tensor x) -> Tensor", _resized, torch.empty_like)
 define("noise(Tensor x) -> Tensor", lambda x: x + torch.rand_like(x), torch.empty_like)
 define("identity(Tensor x) -> Tensor", lambda x: x, torch.empty_like)
@@ -235,6 +250,20 @@ def test_mutation_of_intermediates_arguments_and_views_of_them() -> None:
     assert check(fn, lambda call: [randn(4, 4), randn(4, 4)]).record.state == "replay"
 
 
+def test_arguments_that_overlap_are_given_as_they_are() -> None:
+    def fn(args: list[Any]) -> Sequence[Any]:
+        x, y = args
+        args.clear()
+        _add_into(x, torch.relu(y))
+        return [torch.relu(y), torch.relu(x)]
+
+    def make(call: int) -> list[Any]:
+        base = randn(28)
+        return [base[:12], base[4 * (call % 4) :][:12]]
+
+    assert check(fn, make).record.replays > 0
+
+
 def test_results_that_are_the_operands_memory() -> None:
     def fn(args: list[Any]) -> Sequence[Any]:
         x, y = args
@@ -275,6 +304,50 @@ def test_two_operands_that_turn_out_to_be_one_tensor_are_told_of() -> None:
 
     region = check(fn, lambda call: [randn(4, 4)])
     assert "pygraph_eager.add_into.default is given one tensor where two were captured" in str(region.record.reason)
+
+
+def test_draws_come_in_program_order() -> None:
+    def fn(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        first = x + torch.rand(4, 4)
+        second = ops.noise(first)
+        third = second + torch.rand(4, 4)
+        return [first, second, ops.noise(third) + torch.randn(4, 4)]
+
+    for options in ({}, {"verify_always": True}):
+        region = check(fn, lambda call: [randn(4, 4)], **options)
+        assert (region.record.replays, region.record.refusals) == (CALLS - 2, {})
+
+
+def test_an_error_leaves_what_was_done_and_the_next_call_is_replayed() -> None:
+    def fn(args: list[Any]) -> Sequence[Any]:
+        x, total = args
+        args.clear()
+        total.add_(1)
+        hidden = ops.fails(torch.relu(total) * x)
+        total.add_(hidden)
+        return [torch.relu(hidden)]
+
+    region, total, plain = region_of(fn), torch.zeros(2, 2), torch.zeros(2, 2)
+    for sign in (1, 1, 1, -1, 1, -1, -1, 1):
+        args, reference = [torch.full((2, 2), float(sign)), total], [torch.full((2, 2), float(sign)), plain]
+        for run, given in ((region, args), (fn, reference)):
+            with pytest.raises(ValueError, match="negative") if sign < 0 else contextlib.nullcontext():
+                run(given)
+            assert given == []
+        assert torch.equal(total, plain)
+    assert (region.record.state, region.record.replays) == ("replay", 3)
+
+
+def test_other_strides_than_the_fake_kernel_tells_are_copied() -> None:
+    def fn(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        return [torch.mm(ops.odd(torch.relu(x)), x)]
+
+    region = check(fn, lambda call: [randn(3, 3)])
+    assert region.record.replays == CALLS - 2
 
 
 def test_other_sizes_than_the_fake_kernel_tells_end_the_region() -> None:
@@ -331,6 +404,27 @@ def test_memory_lives_as_long_as_uncaptured() -> None:
     assert plain == [False, False, True, True, True, True, True, True][: len(plain)]
     assert len(replayed) == len(plain)
     assert all(ours or not theirs for ours, theirs in zip(replayed, plain, strict=True)), "no longer than uncaptured"
+
+
+def test_what_an_operator_keeps_stays_as_it_was() -> None:
+    """Its operands have storages of their own, which no later launch of the call, and no later call, uses again."""
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        hidden = torch.mm(x, x)
+        for _ in range(3):
+            hidden = torch.mm(ops.probe(hidden), x)
+        return [torch.relu(hidden)]
+
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    hooks[:] = [lambda x: kept.append((x, x.clone()))]
+    region = region_of(fn)
+    for _ in range(4):
+        region([randn(8, 8)])
+    assert region.record.replays == 2
+    assert len(kept) == 12
+    assert all(torch.equal(memory, copy) for memory, copy in kept)
 
 
 def test_nothing_of_a_call_is_kept() -> None:

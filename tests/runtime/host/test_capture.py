@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.recording import AllocationKind
+from pygraph.runtime.recording import AllocationKind, LaunchKind
 from tests.runtime.host.replays import make_executable
-from tests.runtime.regions import RegionCall, compile_regions
+from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
 
 
 def perceptron(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
@@ -40,6 +41,15 @@ def mapped(address: int) -> bool:
     return False
 
 
+def test_capturing_runs_nothing(driver: HostDriver, call: RegionCall) -> None:
+    args = call.fresh()
+    before, state = copy_arguments(args), torch.get_rng_state()
+    driver.capture(call.fn, args)
+    assert same_bits(args, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(args) == len(call.args)
+
+
 def test_every_word_of_a_tensor_is_its_address(driver: HostDriver, call: RegionCall) -> None:
     recording = driver.capture(call.fn, call.args)
     starts = {a.address: a for a in recording.allocations}
@@ -52,6 +62,16 @@ def test_every_word_of_a_tensor_is_its_address(driver: HostDriver, call: RegionC
     randint = next(launch for launch in recording.launches if "randint" in launch.name)
     assert randint.random
     assert not addmm.random
+
+
+def test_kernels_say_what_they_read_and_write(driver: HostDriver, call: RegionCall) -> None:
+    recording = driver.capture(call.fn, call.args)
+    kernels = [launch for launch in recording.launches if launch.kind is LaunchKind.KERNEL]
+    assert kernels
+    seen = next(i for i, a in enumerate(call.args) if a.numel() == 1)
+    owners = {a.address: a.index for a in recording.allocations if a.kind is AllocationKind.INPUT}
+    written = {owners.get(k.words[use.word]) for k in kernels for use in k.uses or () if use.writes}
+    assert written - {None} == {seen}
 
 
 def test_allocations_are_disjoint_and_aligned(driver: HostDriver, call: RegionCall) -> None:
@@ -113,6 +133,23 @@ def test_a_failed_capture_leaves_nothing(driver: HostDriver) -> None:
     assert "not today" in caught.value.detail
     assert reserved() <= before
     assert torch.equal(torch.ones(2) + 1, torch.full((2,), 2.0))
+
+
+def test_other_threads_are_not_recorded(driver: HostDriver, call: RegionCall) -> None:
+    results: list[Any] = []
+
+    def other() -> None:
+        with torch.no_grad():
+            results.extend(call.run(call.fresh()))
+
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        worker = threading.Thread(target=other)
+        worker.start()
+        worker.join()
+        return (args[0] + 1,)
+
+    assert len(driver.capture(region, [torch.randn(3)]).launches) == 1
+    assert len(results) == len(call.run(call.fresh()))
 
 
 def test_storage_offsets_do_not_show(driver: HostDriver, call: RegionCall) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.contract import Executable
 from pygraph.runtime.host import HostDriver
 from tests.runtime.host.replays import make_executable, make_program, replay_and_compare
-from tests.runtime.regions import RegionCall, compile_regions
+from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
 
 
 def scaled(args: list[Any]) -> tuple[Any, ...]:
@@ -126,6 +127,23 @@ def overlapping() -> list[Any]:
     return [storage[first : first + 12].view(4, 3), storage[first + 4 : first + 16].view(4, 3)]
 
 
+def increase(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(y)
+    return x * 2
+
+
+def test_kernels_run_on_overlapping_arguments_as_they_do_uncaptured(driver: HostDriver) -> None:
+    compiled = compile_regions(increase)
+    compiled.call(torch.randn(4, 3), torch.randn(4, 3))
+    (call,) = compiled.regions
+    executable, _ = make_executable(driver, call)
+    theirs, ours = overlapping(), overlapping()
+    expected = call.run(theirs)
+    outputs = executable.replay(list(ours))
+    assert same_bits(outputs, expected)
+    assert same_bits(ours, theirs)
+
+
 def test_operators_that_would_see_an_overlap_are_not_replayed(executable: Executable) -> None:
     theirs, ours = overlapping(), overlapping()
     with pytest.raises(RuntimeError, match="single memory location"):
@@ -172,6 +190,36 @@ def test_a_kernel_that_throws_raises_and_leaves_the_executable_usable(driver: Ho
         executable.replay(list(zeros))
     assert str(ours.value) == str(theirs.value)
     replay_and_compare(driver, call, executable, call.args)
+
+
+def test_an_operator_that_throws_raises_as_it_does_uncaptured(driver: HostDriver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        return (torch.index_select(args[0], 0, args[1]),)
+
+    call = RegionCall(region, [torch.randn(4, 3), torch.tensor([0, 3])])
+    executable, _ = make_executable(driver, call)
+    wrong = [torch.randn(4, 3), torch.tensor([0, 9])]
+    with pytest.raises(IndexError):
+        region(list(wrong))
+    with pytest.raises(IndexError):
+        executable.replay(list(wrong))
+    replay_and_compare(driver, call, executable, call.args)
+
+
+def test_threads_share_an_executable(driver: HostDriver) -> None:
+    call = RegionCall(scaled, [torch.randn(300, 300), torch.randn(300, 300), 2.5])
+    executable, _ = make_executable(driver, call)
+
+    def replayed(seed: int) -> bool:
+        with torch.no_grad():
+            args = call.fresh(seed)
+            theirs = copy_arguments(args)
+            outputs = executable.replay(list(args))
+            assert outputs is None or same_bits(outputs, call.run(theirs))
+            return outputs is not None
+
+    with ThreadPoolExecutor(4) as threads:
+        assert any(threads.map(replayed, range(200)))
 
 
 def test_programs_that_leave_an_address_behind_are_refused(driver: HostDriver) -> None:
