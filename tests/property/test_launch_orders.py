@@ -343,7 +343,9 @@ BRANCHED = ("mlp", "branches", "reused", "planned", "random", "draws", "cache")
 """Programs whose launches can run in many orders, or must not."""
 
 
-@pytest.mark.parametrize("program", [n if n in BRANCHED else pytest.param(n, marks=pytest.mark.sweep) for n in PROGRAMS])
+@pytest.mark.parametrize(
+    "program", [n if n in BRANCHED else pytest.param(n, marks=pytest.mark.sweep) for n in PROGRAMS]
+)
 @settings(deadline=None, max_examples=10, derandomize=True)
 @given(data=st.data())
 def test_any_order_of_launches_equals_uncaptured_runs(program: str, data: st.DataObject) -> None:
