@@ -136,10 +136,11 @@ class Variant:
                 executable.close()
 
     def choose(self, *, rival: bool) -> None:
-        """Keep one of the two replays."""
-        assert self.executable is not None
-        assert self.rival is not None
-        chosen, other = (self.rival, self.executable) if rival else (self.executable, self.rival)
+        """Keep one of the two replays, unless another thread has released them."""
+        serial, concurrent = self.executable, self.rival
+        if serial is None or concurrent is None:
+            return
+        chosen, other = (concurrent, serial) if rival else (serial, concurrent)
         self.executable, self.rival, self.concurrent = chosen, None, rival
         other.close()
 

@@ -22,6 +22,7 @@ from pygraph.runtime.contract import Executable, Program
 from pygraph.runtime.measure import Decision
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.region import Region, RegionOptions, counts
+from pygraph.runtime.variants import Variant
 from tests.runtime.captures import writes
 from tests.runtime.fake import FakeDriver
 
@@ -234,6 +235,12 @@ def test_a_tie_keeps_the_order_of_the_program(cost: float) -> None:
     assert world.ran[ALL:] == ["replay"] * 20
     assert [each.choice for each in region.record.orders] == ["replay"]
     assert [executable.closed for executable in driver.executables] == [False, True]
+
+
+def test_nothing_is_chosen_of_replays_that_were_released() -> None:
+    variant = Variant(key=(), signature=(), wanted=2)
+    variant.choose(rival=True)
+    assert (variant.executable, variant.rival, variant.concurrent) == (None, None, False)
 
 
 def test_an_order_that_goes_wrong_is_never_used() -> None:
