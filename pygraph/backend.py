@@ -146,6 +146,7 @@ class _Compiler:
         from pygraph.inductor.compile import compile_under, pass_context, program_key
         from pygraph.inductor.decision import decide
         from pygraph.inductor.layouts import align_convolutions
+        from pygraph.inductor.products import Products
         from pygraph.inductor.scalars import compute_scalars_once
         from pygraph.inductor.write_back import fingerprint, write_back
         from pygraph.passes.manager import PassManager
@@ -175,7 +176,9 @@ class _Compiler:
         with _timed(report, "inductor"):
             tag = f"{self.user_tag}|pygraph {program_key(decision, manager.passes)}"
             inputs = inputs_in_use(gm, example_inputs)
-            program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag)
+            products = Products(self.settings.cache_dir)
+            program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag, products.choose)
+            report.notes += products.notes
         facts = _facts(program, graph, decision, report, tag, modules)
         kept = self.keeper is not None and self.keeper.keep(program, facts, report)
         run = attach(program, facts, report, self.settings)

@@ -436,6 +436,7 @@ if torch.backends.cuda.is_built():
     _CUDA = "nothing is captured on a GPU"
     clear_cublas_workspaces = _find("torch._C._cuda_clearCublasWorkspaces", cost=_CUDA)
     storage_from_address = _find("torch._C._construct_storage_from_data_pointer", cost=_CUDA)
+cuda_sleep = _find("torch.cuda._sleep", cost="matrix products keep the form that Inductor gives them")
 
 # -- calibration and benchmarks ------------------------------------------------------------------------------------
 _CALIBRATE = "`pygraph calibrate` does not work"

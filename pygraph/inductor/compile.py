@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +47,17 @@ def compile_under(
     inputs: Sequence[Any],
     kwargs: Mapping[str, Any],
     tag: str,
+    rewrite: Callable[[torch.fx.GraphModule], None] | None = None,
 ) -> Any:
     """Inductor's compiled graph for ``gm``, cut where ``decision`` says; legality of ``passes`` judges what Inductor's
-    own passes make.
+    own passes make, and what ``rewrite`` makes after them.
 
     Inductor's configuration stays the user's but for the partition itself. Its cache key gets ``tag``: the user's with
     ``program_key``; plain compilations of the same graph have another key.
     """
     legality = next((item for item in passes if isinstance(item, Legality)), Legality())
     with (
-        PartitionHooks(decision, legality).active(),
+        PartitionHooks(decision, legality).active(rewrite),
         compat.compiler_config.patch(cache_key_tag=tag),
         compat.inductor_config.patch(graph_partition=True),
     ):

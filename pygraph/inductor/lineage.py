@@ -33,7 +33,8 @@ class Lineage:
     replace.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rewrite: Callable[[GraphModule], None] | None = None) -> None:
+        self._rewrite = rewrite
         self._sources: dict[FxNode, dict[FxNode, None]] = {}
         self._latest: list[FxNode] = []
         self._used = False
@@ -59,9 +60,11 @@ class Lineage:
 
     @contextmanager
     def watching(self, gm: Any) -> Iterator[None]:
-        """Any passes run on the graph of ``gm``."""
+        """Any passes run on the graph of ``gm``, and ``rewrite`` last."""
         with _hooked(gm, create=self._created, replace=lambda old, **_: self._removed(old), erase=self._removed):
             yield
+            if self._rewrite is not None:
+                self._rewrite(gm)
 
     def _created(self, node: FxNode) -> None:
         if self._matching:
@@ -94,10 +97,10 @@ _active: ContextVar[Lineage | None] = ContextVar("lineage", default=None)
 
 
 @contextmanager
-def following() -> Iterator[Lineage]:
-    """Follow the passes that Inductor runs on this thread meanwhile."""
+def following(rewrite: Callable[[GraphModule], None] | None = None) -> Iterator[Lineage]:
+    """Follow the passes that Inductor runs on this thread meanwhile, and run ``rewrite`` after them."""
     _install()
-    lineage = Lineage()
+    lineage = Lineage(rewrite)
     token = _active.set(lineage)
     try:
         yield lineage

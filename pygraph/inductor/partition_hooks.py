@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain
@@ -69,12 +69,13 @@ class PartitionHooks:
         self._lineage = Lineage()
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Answer for every main graph that Inductor schedules on this thread meanwhile."""
+    def active(self, rewrite: Callable[[torch.fx.GraphModule], None] | None = None) -> Iterator[None]:
+        """Answer for every main graph that Inductor schedules on this thread meanwhile. ``rewrite`` runs after
+        Inductor's own passes on graphs."""
         _install()
         token = _active.set(self)
         try:
-            with following() as self._lineage:
+            with following(rewrite) as self._lineage:
                 yield
         finally:
             _active.reset(token)

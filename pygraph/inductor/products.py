@@ -1,0 +1,215 @@
+"""Has each small product with a bias computed by the library that is faster at it: cuBLAS, or cuBLASLt.
+
+    add(bias, mm(x, w))  ◄─►  addmm(bias, x, w)
+
+ATen gives ``mm`` to cuBLAS, and ``addmm`` with a row as its bias to cuBLASLt. Of float32, either may take a kernel ten
+times as slow as the other's: on an H100, (8 × 256) (256 × 256) takes 31 µs and 2.8 µs, (64 × 1024) (1024 × 10) takes
+7.5 µs and 20.8 µs. Inductor decides by what follows alone. Here both are timed, once for a machine and a size. Kernels
+of half precision are the same in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from pygraph import compat
+from pygraph.cache import read_json, usable, write_atomically
+from pygraph.runtime.identity import machine
+from pygraph.runtime.measure import several_ranks
+
+__all__ = ["Products", "Times"]
+
+_MM, _ADD, _ADDMM = torch.ops.aten.mm.default, torch.ops.aten.add.Tensor, torch.ops.aten.addmm.default
+
+_LARGEST = 1 << 31
+"""Floating-point operations of a product that is timed: of larger ones, both libraries fill the device."""
+
+_MARGIN = 0.9
+"""The other form is taken if it takes less than this part of the time."""
+
+_ROUNDS, _LAUNCHES = 3, 20
+_ASLEEP = 1_000_000
+"""Cycles (about half a millisecond) that the device sleeps while the host issues a round."""
+
+
+class Times(NamedTuple):
+    """µs of either form on the device, and of a kernel that adds the bias where nothing else can do it."""
+
+    mm: float
+    addmm: float
+    add: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """``node`` is what adds ``bias`` to ``x @ w``: an ``addmm``, or an ``add`` of the one use of a ``mm``."""
+
+    node: torch.fx.Node
+    bias: Any
+    x: Any
+    w: Any
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """Bias, x and w as they were traced."""
+        return tuple(node.meta["val"] for node in (self.bias, self.x, self.w))
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it is an ``addmm``."""
+        return self.node.target is _ADDMM
+
+    def prefers(self, times: Times) -> bool:
+        """Whether the other form is faster."""
+        if not self.is_fused:
+            return times.addmm < _MARGIN * times.mm
+        alone = any(torch.Tag.pointwise not in getattr(user.target, "tags", ()) for user in self.node.users)
+        return times.mm + alone * times.add < _MARGIN * times.addmm
+
+    def __str__(self) -> str:
+        (m, k), n = self.operands[1].shape, self.operands[2].shape[1]
+        return f"{self.node.name} ({m} × {k}, {k} × {n}) is {'a mm and an add' if self.is_fused else 'an addmm'}"
+
+    def exchange(self) -> None:
+        """Put the other form in its place."""
+        graph, value = self.node.graph, self.node.meta
+        with graph.inserting_before(self.node):
+            if self.is_fused:
+                product = graph.call_function(_MM, (self.x, self.w))
+                product.meta = dict(value)
+                made = graph.call_function(_ADD, (product, self.bias))
+            else:
+                made = graph.call_function(_ADDMM, (self.bias, self.x, self.w))
+            made.meta = dict(value)
+        inner = [] if self.is_fused else [given for given in self.node.all_input_nodes if given is not self.bias]
+        self.node.replace_all_uses_with(made)
+        for old in (self.node, *inner):
+            graph.erase_node(old)
+
+
+class Products:
+    """Rewrites the products of graphs after Inductor's own passes; ``notes`` tell what was rewritten. Times are kept
+    in ``cache_dir``.
+
+    Nothing is timed where Inductor tunes products itself, or where other processes take part: ranks that compute the
+    same have to round alike.
+    """
+
+    def __init__(self, cache_dir: str | None) -> None:
+        self.notes: list[str] = []
+        self._cache_dir = cache_dir
+
+    def choose(self, gm: torch.fx.GraphModule) -> None:
+        """Exchange the products of ``gm`` that are faster in their other form."""
+        if compat.inductor_config.max_autotune or compat.inductor_config.max_autotune_gemm or several_ranks():
+            return
+        for node in list(gm.graph.nodes):
+            product = _product(node)
+            times = None if product is None else self._times(*product.operands)
+            if product is not None and times is not None and product.prefers(times):
+                self.notes.append(f"{product}: mm takes {times.mm:.1f} µs, addmm {times.addmm:.1f} µs")
+                product.exchange()
+
+    def _times(self, bias: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Times | None:
+        """What was kept, or else is measured now; None where nothing can be measured."""
+        facts = (torch.__version__, torch.get_float32_matmul_precision(), machine(x.device))
+        key = repr((*facts, [(*value.shape, value.stride()) for value in (bias, x, w)]))
+        if key not in _known:
+            path = self._path(key)
+            _known[key] = _read(path) or _measured(path, bias, x, w)
+        return _known[key]
+
+    def _path(self, key: str) -> Path | None:
+        try:
+            folder = None if self._cache_dir is None else usable(self._cache_dir) / "products"
+        except OSError:  # there is no temporary folder either
+            return None
+        return None if folder is None else folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
+
+
+_known: dict[str, Times | None] = {}
+
+
+def _product(node: torch.fx.Node) -> _Product | None:
+    """The product with a bias that ``node`` completes, if it is one of those that are timed."""
+    if node.kwargs or node.target not in (_ADD, _ADDMM):
+        return None
+    bias, x, w = node.args if node.target is _ADDMM else _split(*node.args)
+    values: list[Any] = [given.meta.get("val") if isinstance(given, torch.fx.Node) else None for given in (bias, x, w)]
+    if not all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+        return None
+    sizes = [size for value in values for size in (*value.shape, *value.stride())]
+    if [value.dim() for value in values] != [1, 2, 2] or not all(type(size) is int for size in sizes):
+        return None
+    (m, k), n = values[1].shape, values[2].shape[1]
+    if {value.dtype for value in values} != {torch.float32} or values[0].shape[0] != n:
+        return None
+    return _Product(node, bias, x, w) if 0 < 2 * m * k * n <= _LARGEST else None
+
+
+def _split(one: Any, other: Any) -> tuple[Any, Any, Any]:
+    """The operands of a sum, of which one is a ``mm`` for this sum alone: bias, x and w; else nothing."""
+    for product, bias in ((one, other), (other, one)):
+        if isinstance(product, torch.fx.Node) and product.target is _MM and len(product.users) == 1:
+            return bias, *product.args
+    return None, None, None
+
+
+def _read(path: Path | None) -> Times | None:
+    found: Any = None if path is None else read_json(path)
+    try:
+        times = Times(*(float(found[name]) for name in Times._fields))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return times if all(0 < time < math.inf for time in times) else None
+
+
+def _measured(path: Path | None, *operands: torch.Tensor) -> Times | None:
+    try:
+        times = measure(*operands)
+    except RuntimeError:  # memory is short, or the caller's stream is being captured
+        return None
+    if path is not None:
+        with contextlib.suppress(OSError):
+            write_atomically(path, json.dumps(times._asdict()) + "\n")
+    return times
+
+
+def measure(bias: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Times:
+    """Time both forms on tensors like these, on the current stream. Raises RuntimeError."""
+    with compat.without_dispatch_modes(), torch.no_grad(), torch.cuda.device(x.device):
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("the current stream is being captured")
+        like: Any = {"dtype": x.dtype, "device": x.device}
+        a, b, c = (torch.empty_strided(each.shape, each.stride(), **like).zero_() for each in (bias, x, w))
+        out = torch.empty(x.shape[0], w.shape[1], **like)
+        forms: tuple[Callable[[], Any], ...] = (
+            lambda: torch.mm(b, c, out=out),
+            lambda: torch.addmm(a, b, c, out=out),
+            lambda: torch.add(out, a, out=out),
+        )
+        for form in forms:
+            form()
+        rounds = [[_round(form) for form in forms] for _ in range(_ROUNDS)]
+    return Times(*map(min, zip(*rounds, strict=True)))
+
+
+def _round(form: Callable[[], Any]) -> float:
+    """µs that the device takes for one launch of several in a row, which wait for it."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    compat.cuda_sleep(_ASLEEP)
+    start.record()
+    for _ in range(_LAUNCHES):
+        form()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / _LAUNCHES * 1000
