@@ -231,6 +231,34 @@ def test_a_hook_that_comes_later_and_goes_again() -> None:
     check(make(), around, replays=6)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, layer: Callable[..., nn.Module], **options: Any) -> None:
+        super().__init__()
+        self.layer = layer(6, 8, batch_first=True, **options)
+        self.last = nn.Linear(16 if options.get("bidirectional") else 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layer(x.expand(4, *x.shape).transpose(0, 1))[0][:, -1])
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="layers of cuDNN")
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [(nn.LSTM, {"num_layers": 2}), (nn.GRU, {"bidirectional": True}), (nn.RNN, {})],
+)
+def test_recurrent_layers(layer: Callable[..., nn.Module], options: dict[str, Any]) -> None:
+    """Kernels of cuDNN: part of what they leave on the stack is found in parameters of ATen's kernels."""
+
+    def made() -> Trained:
+        torch.manual_seed(0)
+        model = Recurrent(layer, **options).to(DEVICE)
+        trained = Trained(model, sgd(model))
+        trained.step = plain_step(trained)
+        return trained
+
+    check(made)
+
+
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
