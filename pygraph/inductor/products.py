@@ -51,9 +51,11 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """``node`` is what adds ``bias`` to ``x @ w``: an ``addmm``, or an ``add`` of the one use of a ``mm``."""
+    """``node`` is what adds ``bias`` to ``x @ w``: an ``addmm``, or an ``add`` of ``product``, a ``mm`` that nothing
+    else uses. In an ``addmm``, ``product`` is the node itself."""
 
     node: torch.fx.Node
+    product: torch.fx.Node
     bias: Any
     x: Any
     w: Any
@@ -66,7 +68,7 @@ class _Product:
     @property
     def is_fused(self) -> bool:
         """Whether it is an ``addmm``."""
-        return self.node.target is _ADDMM
+        return self.node is self.product
 
     def prefers(self, times: Times) -> bool:
         """Whether the other form is faster."""
@@ -80,9 +82,9 @@ class _Product:
         return f"{self.node.name} ({m} × {k}, {k} × {n}) is {'a mm and an add' if self.is_fused else 'an addmm'}"
 
     def exchange(self) -> None:
-        """Put the other form in its place."""
+        """Put the other form in its place, where the operands are read now: an operator behind that may write them."""
         graph, value = self.node.graph, self.node.meta
-        with graph.inserting_before(self.node):
+        with graph.inserting_before(self.product):
             if self.is_fused:
                 product = graph.call_function(_MM, (self.x, self.w))
                 product.meta = dict(value)
@@ -90,9 +92,8 @@ class _Product:
             else:
                 made = graph.call_function(_ADDMM, (self.bias, self.x, self.w))
             made.meta = dict(value)
-        inner = [] if self.is_fused else [given for given in self.node.all_input_nodes if given is not self.bias]
         self.node.replace_all_uses_with(made)
-        for old in (self.node, *inner):
+        for old in dict.fromkeys((self.node, self.product)):
             graph.erase_node(old)
 
 
@@ -112,10 +113,13 @@ class Products:
         """Exchange the products of ``gm`` that are faster in their other form."""
         if compat.inductor_config.max_autotune or compat.inductor_config.max_autotune_gemm or several_ranks():
             return
-        for node in list(gm.graph.nodes):
+        nodes = {node: place for place, node in enumerate(gm.graph.nodes)}
+        for node in nodes:
             product = _product(node)
-            times = None if product is None else self._times(*product.operands)
-            if product is not None and times is not None and product.prefers(times):
+            if product is None or nodes.get(product.bias, math.inf) > nodes[product.product]:
+                continue
+            times = self._times(*product.operands)
+            if times is not None and product.prefers(times):
                 self.notes.append(f"{product}: mm takes {times.mm:.1f} µs, addmm {times.addmm:.1f} µs")
                 product.exchange()
 
@@ -143,7 +147,8 @@ def _product(node: torch.fx.Node) -> _Product | None:
     """The product with a bias that ``node`` completes, if it is one of those that are timed."""
     if node.kwargs or node.target not in (_ADD, _ADDMM):
         return None
-    bias, x, w = node.args if node.target is _ADDMM else _split(*node.args)
+    parts: tuple[Any, ...] = (node, *node.args) if node.target is _ADDMM else _split(*node.args)
+    product, bias, x, w = parts
     values: list[Any] = [given.meta.get("val") if isinstance(given, torch.fx.Node) else None for given in (bias, x, w)]
     if not all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
         return None
@@ -153,15 +158,15 @@ def _product(node: torch.fx.Node) -> _Product | None:
     (m, k), n = values[1].shape, values[2].shape[1]
     if {value.dtype for value in values} != {torch.float32} or values[0].shape[0] != n:
         return None
-    return _Product(node, bias, x, w) if 0 < 2 * m * k * n <= _LARGEST else None
+    return _Product(node, product, bias, x, w) if 0 < 2 * m * k * n <= _LARGEST else None
 
 
-def _split(one: Any, other: Any) -> tuple[Any, Any, Any]:
-    """The operands of a sum, of which one is a ``mm`` for this sum alone: bias, x and w; else nothing."""
+def _split(one: Any, other: Any) -> tuple[Any, Any, Any, Any]:
+    """A ``mm`` for this sum alone that is one of its operands, the other one, x and w; else nothing."""
     for product, bias in ((one, other), (other, one)):
         if isinstance(product, torch.fx.Node) and product.target is _MM and len(product.users) == 1:
-            return bias, *product.args
-    return None, None, None
+            return product, bias, *product.args
+    return None, None, None, None
 
 
 def _read(path: Path | None) -> Times | None:
