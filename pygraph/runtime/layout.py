@@ -6,44 +6,37 @@ returns, nor what no launch touches.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate, compress
+from operator import and_, itemgetter, or_
 
 from pygraph.runtime.contract import Layout, Order, Slot, returned_by_calls, used_by_calls
 from pygraph.runtime.recording import AllocationKind, OutputKind, Recording
 
 __all__ = ["Lifetime", "lifetimes", "pack", "plan"]
 
-
-_STRETCH = 256
-"""Launches that are looked at together, where intermediates are packed: a program may have thousands."""
+_BITS = bytes.maketrans(b"01", b"\0\1")
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """An intermediate of ``nbytes`` that is needed from launch ``first`` to ``last`` (both included). In a partial
-    order, the bits of ``users`` are the launches that use it, and those of ``before`` the ones that complete before any
-    of these starts."""
+    order, the bits of ``met`` are the intermediates that may be alive at once with it, itself among them."""
 
     index: int
     nbytes: int
     first: int
     last: int
-    users: int = 0
-    before: int = 0
+    met: int = 0
 
     def meets(self, other: Lifetime) -> bool:
         """Whether both may be alive at once."""
-        if self.users:
-            return bool(self.users & ~other.before) and bool(other.users & ~self.before)
+        if self.met:
+            return bool(self.met >> other.index & 1)
         return self.first <= other.last and other.first <= self.last
-
-    @property
-    def earliest(self) -> int:
-        """The first launch that may not have completed before, or ``first`` where launches run one by one."""
-        return (self.before ^ (self.before + 1)).bit_length() - 1 if self.users else self.first
 
 
 def plan(recording: Recording, slots: Sequence[Slot], order: Order | None = None) -> Layout:
@@ -66,8 +59,7 @@ def lifetimes(
     sizes = {a.index: a.nbytes for a in recording.allocations if a.kind is AllocationKind.POOL}
     phases = (recording.phases if order is None else ()) or range(len(recording.launches))
     spans: dict[int, tuple[int, int]] = {}
-    users: dict[int, int] = {}
-    before: dict[int, int] = {}
+    users: dict[int, set[int]] = {}
     elsewhere = returned_by_calls(recording, slots).union(fresh)
     calls = recording.calls()
     placed = (slot for slot in slots if slot.kind is AllocationKind.POOL and slot.index not in elsewhere)
@@ -76,37 +68,87 @@ def lifetimes(
         end = bisect_right(phases, phases[call.stop - 1]) - 1
         first, last = spans.get(index, (begin, end))
         spans[index] = (min(first, begin), max(last, end))
-        if order is not None:
-            for launch in call:
-                users[index] = users.get(index, 0) | 1 << launch
-                before[index] = before.get(index, -1) & order.before[launch]
-    return tuple(Lifetime(i, sizes[i], *spans[i], users.get(i, 0), before.get(i, 0)) for i in sorted(spans))
+        users.setdefault(index, set()).update(call)
+    met = {} if order is None else _met(users, order)
+    return tuple(Lifetime(i, sizes[i], *spans[i], met.get(i, 0)) for i in sorted(spans))
+
+
+def _met(users: Mapping[int, Collection[int]], order: Order) -> dict[int, int]:
+    """For each intermediate, by the launches that use it, the bits of those that may be alive at once with it: not all
+    of its users complete before any of theirs start, nor the other way round."""
+    last, waits = len(order.edges) - 1, [set[int]() for _ in order.edges]
+    for later, waited in enumerate(order.edges):
+        for earlier in waited:
+            waits[last - earlier].add(last - later)
+    mirrored = {index: [last - launch for launch in launches] for index, launches in users.items()}
+    unborn = _unfinished(mirrored, Order.of(waits, order.lanes[::-1]))
+    return {index: met & unborn[index] for index, met in _unfinished(users, order).items()}
+
+
+def _unfinished(users: Mapping[int, Collection[int]], order: Order) -> dict[int, int]:
+    """For each intermediate, the bits of those that a launch uses which may not have completed before any of its own
+    start: of each lane, whose launches run one by one, those behind the last one that surely has."""
+    used = [0] * len(order.edges)
+    for index, launches in users.items():
+        for launch in launches:
+            used[launch] |= 1 << index
+    lanes = order.lanes or range(len(used))
+    rest, masks = ([0] * (1 + max(lanes, default=0)) for _ in range(2))  # by lane: what is used, and its launches
+    behind = [0] * (len(used) + 1)
+    for launch in reversed(range(len(used))):
+        lane = lanes[launch]
+        behind[launch + 1] = rest[lane]
+        rest[lane] |= used[launch]
+        masks[lane] |= 1 << launch
+    found: dict[int, int] = {}
+    for index, launches in users.items():
+        before = reduce(and_, [order.before[launch] for launch in launches])
+        ends = [(mask & before).bit_length() for mask in masks]
+        found[index] = reduce(or_, [behind[end] if end else whole for end, whole in zip(ends, rest, strict=True)])
+    return found
 
 
 def pack(lives: Sequence[Lifetime], alignment: int, fresh: tuple[int, ...] = ()) -> Layout:
     """A layout of ``lives`` at multiples of ``alignment`` bytes. The largest is placed first, each in the smallest gap
     among its contemporaries; equal sizes in order of birth, for which first-fit is optimal on intervals."""
     sizes = {life.index: -(-life.nbytes // alignment) * alignment for life in lives}
+    met = {life.index: life.met for life in lives if life.met} or _overlaps(lives)
     offsets: dict[int, int] = {}
-    placed: defaultdict[int, list[tuple[int, int, int, int, int, Lifetime]]] = defaultdict(list)
-    """By stretches of _STRETCH launches; -1: all of them."""
+    spans = [(0, 0)] * (max(sizes, default=0) + 1)
+    places, there = list[tuple[int, int]](), list[int]()  # bytes that are taken, and by which
+    placed = 0
     for life in sorted(lives, key=lambda item: (-sizes[item.index], item.first, item.index)):
-        size, (begin, end, since) = sizes[life.index], (life.first, life.last, life.earliest)
-        stretches = range(since // _STRETCH, end // _STRETCH + 1)
-        taken = [  # plain numbers tell of nearly all
-            (low, high)
-            for low, high, first, last, earliest, other in placed[stretches[0] if len(stretches) == 1 else -1]
-            if (first <= end and last >= begin) or (earliest <= end and last >= since and other.meets(life))
-        ]
+        size, near = sizes[life.index], met[life.index] & placed
+        if near.bit_count() < len(places):  # a few of many: each is looked up
+            skip = (near & -near).bit_length() - 1 if near else 0
+            bits = f"{near >> skip:b}"[::-1].encode().translate(_BITS)
+            taken: Iterable[tuple[int, int]] = sorted(compress(spans[skip : skip + len(bits)], bits), key=itemgetter(0))
+        else:
+            taken = compress(places, map(near.__and__, there))
         offset = offsets[life.index] = _best_gap(taken, size)
         if size:
-            place = (offset, offset + size, begin, end, since, life)
-            for stretch in (-1, *stretches):
-                insort(placed[stretch], place, key=lambda item: item[:2])
-    return Layout(max((place[1] for place in placed[-1]), default=0), offsets, fresh)
+            place = spans[life.index] = offset, offset + size
+            at = bisect_left(places, place)
+            if places[at : at + 1] != [place]:
+                places.insert(at, place)
+                there.insert(at, 0)
+            there[at] |= 1 << life.index
+            placed |= 1 << life.index
+    return Layout(max((place[1] for place in places), default=0), offsets, fresh)
 
 
-def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
+def _overlaps(lives: Sequence[Lifetime]) -> dict[int, int]:
+    """The bits of those that are alive at once with each, where launches run one by one."""
+    count = max((life.last for life in lives), default=0) + 1
+    begun, ended = [0] * count, [0] * (count + 1)
+    for life in lives:
+        begun[life.first] |= 1 << life.index
+        ended[life.last + 1] |= 1 << life.index
+    begun, ended = list(accumulate(begun, or_)), list(accumulate(ended, or_))
+    return {life.index: begun[life.last] & ~ended[life.first] for life in lives}
+
+
+def _best_gap(taken: Iterable[tuple[int, int]], size: int) -> int:
     """The start of the smallest gap of at least ``size`` bytes between ``taken`` (sorted), or their end."""
     best: tuple[int, int] | None = None
     cursor = 0

@@ -10,7 +10,7 @@ functions over a Program.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from pygraph.runtime.contract import EagerStep, GraphSegment, Layout, Program, Step, returned_by_calls
 from pygraph.runtime.dependences import in_lanes, order_of
-from pygraph.runtime.layout import Lifetime, lifetimes, pack, plan
+from pygraph.runtime.layout import Lifetime, lifetimes, pack
 from pygraph.runtime.recording import AllocationKind, OutputKind
 
 __all__ = ["Block", "Plan", "concurrently", "cut", "longest_path", "pieces", "timeline", "with_steps"]
@@ -73,7 +73,12 @@ class Plan:
 
 def with_steps(program: Program) -> Program:
     """``program`` with its steps, and what each takes and lets go of."""
-    plan, recording = cut(program), program.recording
+    return _planned(program, cut(program))
+
+
+def _planned(program: Program, plan: Plan) -> Program:
+    """``program`` with the steps of ``plan``."""
+    recording = program.recording
     outputs = {o.index for o in recording.outputs if o.kind is OutputKind.FRESH}
     returned = returned_by_calls(recording, program.slots)
     steps: list[Step] = []
@@ -121,18 +126,24 @@ def concurrently(program: Program) -> Program:
     order = order_of(recording, slots)
     path, launches = order.longest_path(), len(recording.launches)
     most = 1 + -(-launches // path) if path < launches else 1
-    for lanes in range(most, 1, -1):
+    fewer, lanes, best = 1, most, program
+    while lanes > fewer:  # all of them, else by bisection: memory grows with lanes
         narrowed = in_lanes(order, lanes)
-        made = replace(program, order=narrowed, layout=plan(recording, slots, narrowed))
-        if cut(made).held <= limit:
-            return with_steps(made)
-    return program
+        lives = lifetimes(recording, slots, program.layout.fresh, narrowed)
+        made = replace(program, order=narrowed, layout=pack(lives, recording.alignment, program.layout.fresh))
+        planned = cut(made, lives)
+        if planned.held <= limit:
+            fewer, best = lanes, _planned(made, planned)
+        else:
+            most = lanes
+        lanes = (fewer + most) // 2
+    return best
 
 
-def cut(program: Program) -> Plan:
+def cut(program: Program, lives: Sequence[Lifetime] | None = None) -> Plan:
     """Few steps whose peak comes close to the uncaptured program's; as few as there can be, where cuts save too little.
-    A single segment has the program's ``layout``."""
-    facts = _Facts(program)
+    A single segment has the program's ``layout``. ``lives`` are its lifetimes, if they are known."""
+    facts = _Facts(program, lives)
     whole = facts.plan(facts.fewest())
     limit = whole.ideal + max(WORTHWHILE, int(EXCESS * whole.ideal))
     if whole.held <= limit:
@@ -184,11 +195,11 @@ class _Facts:
     to let go of to its last one. ``calls`` are the eager calls.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, lives: Sequence[Lifetime] | None = None) -> None:
         recording = program.recording
         pool, given = AllocationKind.POOL, AllocationKind.INPUT
         self.launches, self.alignment = len(recording.launches), recording.alignment
-        lives = lifetimes(recording, program.slots, program.layout.fresh, program.order)
+        lives = lifetimes(recording, program.slots, program.layout.fresh, program.order) if lives is None else lives
         self.lives = sorted(lives, key=lambda life: life.first)
         sizes = {a.key: a.nbytes for a in recording.allocations}
         self.sizes = {index: nbytes for (kind, index), nbytes in sizes.items() if kind is pool}
@@ -230,14 +241,15 @@ class _Facts:
         for first, last in fewest:
             begin = first
             while begin < last:
+                if len(cut) == MOST_SEGMENTS + len(fewest) - 1:
+                    return self.greedy(goal + goal // 64)
                 shortest = min(begin + FEWEST_LAUNCHES, last)
                 bound = max(goal, self._needs(begin, shortest))
                 longer = range(shortest + 1, last + 1)
                 end = shortest + bisect_right(longer, bound, key=partial(self._needs, begin))
                 cut.append((begin, end))
                 begin = end
-        few = len(cut) <= MOST_SEGMENTS + len(fewest) - 1
-        return tuple(cut) if few else self.greedy(goal + goal // 64)
+        return tuple(cut)
 
     def _needs(self, begin: int, end: int) -> int:
         """Bytes that are held while the launches from ``begin`` to ``end`` run as one segment among others: what was

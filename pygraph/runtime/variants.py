@@ -128,20 +128,23 @@ class Variant:
 
     def release(self) -> None:
         """Free what was captured for it."""
-        held = self.executable, self.rival
+        held = self.rival, self.executable  # in this order, for ``choose`` on another thread: read, and then let go of
         self.contested, self.open = self.contested and not self.contesting, None
-        self.executable = self.rival = self.program = self.measurement = None
+        self.rival = self.executable = self.program = self.measurement = None
         for executable in held:
             if executable is not None:
                 executable.close()
 
     def choose(self, *, rival: bool) -> None:
-        """Keep one of the two replays, unless another thread has released them."""
+        """Keep one of the two replays, unless another thread releases them."""
         serial, concurrent = self.executable, self.rival
         if serial is None or concurrent is None:
             return
-        chosen, other = (concurrent, serial) if rival else (serial, concurrent)
-        self.executable, self.rival, self.concurrent = chosen, None, rival
+        self.executable, other = (concurrent, serial) if rival else (serial, concurrent)
+        if self.rival is None:  # released since
+            self.executable = None
+        else:
+            self.rival, self.concurrent = None, rival
         other.close()
 
 

@@ -6,10 +6,15 @@ import contextlib
 import json
 import logging
 import runpy
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from threading import Thread
+from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -241,6 +246,40 @@ def test_nothing_is_chosen_of_replays_that_were_released() -> None:
     variant = Variant(key=(), signature=(), wanted=2)
     variant.choose(rival=True)
     assert (variant.executable, variant.rival, variant.concurrent) == (None, None, False)
+
+
+def interrupted(call: Callable[[], None], by: Callable[[], None], at: int) -> bool:
+    """``call``, with ``by`` before its instruction number ``at``, as on another thread; whether it has so many."""
+    steps, happened = count(), []
+
+    def traced(frame: FrameType, event: str, _: object) -> Any:
+        frame.f_trace_opcodes = frame.f_back is here
+        if event == "opcode" and frame.f_trace_opcodes and next(steps) == at:
+            happened.append(by())
+        return traced
+
+    here, before = sys._getframe(), sys.gettrace()
+    sys.settrace(traced)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return bool(happened)
+
+
+@pytest.mark.parametrize("rival", [True, False])
+@pytest.mark.parametrize("first", ["choose", "release"])
+def test_a_replay_that_is_chosen_while_another_thread_releases_it_is_not_kept(rival: bool, first: str) -> None:
+    """Wherever the one is interrupted by the other."""
+    for at in count():
+        made = Mock(), Mock()
+        variant = Variant((), (), 1, executable=made[0], rival=made[1])
+        both = {"choose": partial(variant.choose, rival=rival), "release": variant.release}
+        if not interrupted(both.pop(first), *both.values(), at):
+            break
+        assert (variant.executable, variant.rival) == (None, None), at
+        assert all(each.close.called for each in made), at
+    assert at > 20
 
 
 def test_an_order_that_goes_wrong_is_never_used() -> None:
