@@ -152,7 +152,7 @@ class _Lifter:
             effects=higher_order_effects(call) if higher else effects_of(call),
             loc=location_of(node.meta),
         )
-        self.graph.set_cost(added, cost_of(added, self.graph))
+        added.cost = cost_of(added, self.graph)
         tags = tags_text(wrapped_operator(call) if higher else call.target)
         if tags:
             added.meta.set(TAGS, tags)

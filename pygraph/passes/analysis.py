@@ -7,32 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pygraph.ir import EAGER, REGION, DeviceModel, Graph, KernelNode, TensorType, Value
 from pygraph.ir.cost import evaluate
 from pygraph.ir.order import dependences
 from pygraph.passes.region_order import Kind, runs
 
-__all__ = ["Dependences", "RegionView", "dependence_lists", "known_sum", "node_time_us", "region_views"]
+__all__ = ["RegionView", "dependence_lists", "known_sum", "node_time_us", "region_views"]
 
 
-class Dependences(NamedTuple):
+def dependence_lists(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
     """For the node at each position, the positions that it must follow, and those that must follow it."""
-
-    before: Sequence[Sequence[int]]
-    after: Sequence[Sequence[int]]
-
-
-def dependence_lists(graph: Graph) -> Dependences:
-    """The dependences of ``graph`` by position in ``graph.nodes``; ``graph.cached`` keeps them per version."""
     place = {node: i for i, node in enumerate(graph.nodes)}
     before: list[list[int]] = [[] for _ in place]
     after: list[list[int]] = [[] for _ in place]
     for first, then in dependences(graph):
         before[place[then]].append(place[first])
         after[place[first]].append(place[then])
-    return Dependences(before, after)
+    return before, after
 
 
 @dataclass(frozen=True, slots=True)

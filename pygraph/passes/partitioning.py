@@ -55,12 +55,12 @@ class Partitioning(Pass):
         """Set REGION on nodes, fill ``graph.regions``, reorder the nodes."""
         before = _state(graph)
         kinds = [_kind(node) for node in graph.nodes]
-        lists = graph.cached(dependence_lists)
-        early = earliest(kinds, lists.before)
+        sources, followers = dependence_lists(graph)
+        early = earliest(kinds, sources)
         levels = sorted({time for time, kind in zip(early, kinds, strict=True) if kind is Kind.LAUNCHES})
         kept = self._kept(graph, ctx, kinds, early, levels)
-        times = assign(kinds, lists.after, early, kept)
-        _apply(graph, times, frozenset(kept), kinds, lists.before)
+        times = assign(kinds, followers, early, kept)
+        _apply(graph, times, frozenset(kept), kinds, sources)
         return PassResult(before != _state(graph), tuple(_notes(graph, kinds, len(levels))))
 
     def _kept(

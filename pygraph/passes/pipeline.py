@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pygraph.errors import OptionError
 from pygraph.ir.text.reader import Lexeme, Reader, tokens
@@ -73,7 +73,7 @@ class _Parser(Reader):
         r"|(?P<word>[A-Za-z_][A-Za-z0-9_]*(?:[-.:][A-Za-z0-9_]+)*)"
         r"|(?P<mark>[,{}=\[\]])"
     )
-    names = {"word": "a name", "number": "a value"}
+    names: ClassVar = {"word": "a name", "number": "a value"}
 
     def pipeline(self, lookup: Callable[[str], type[Pass]]) -> tuple[Pass, ...]:
         passes = [] if self.next.kind == "end" else [self._pass(lookup)]

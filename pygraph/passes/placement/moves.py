@@ -154,7 +154,7 @@ class _Mover:
         self.graph.set_args(node, node.args, attrs)
         for value in node.outputs:
             if isinstance(value.type, TensorType):
-                self.graph.set_type(value, replace(value.type, device=self.target.device))
+                value.type = replace(value.type, device=self.target.device)
 
     def _make_twin(self, node: KernelNode) -> KernelNode:
         """The same node on the device, beside the one that stays."""
