@@ -142,11 +142,15 @@ class _Compiler:
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any], report: GraphReport
     ) -> Boxed:
         from pygraph.frontend.lift import lift
-        from pygraph.inductor.attention import define_seeds, inputs_in_use, unwrap_idle
         from pygraph.inductor.compile import compile_under, pass_context, program_key
         from pygraph.inductor.decision import decide
-        from pygraph.inductor.layouts import align_convolutions
-        from pygraph.inductor.scalars import compute_scalars_once
+        from pygraph.inductor.rewrites import (
+            align_convolutions,
+            compute_scalars_once,
+            define_seeds,
+            inputs_in_use,
+            unwrap_idle,
+        )
         from pygraph.inductor.write_back import fingerprint, write_back
         from pygraph.passes.manager import PassManager
 
