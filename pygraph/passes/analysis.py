@@ -1,6 +1,6 @@
 """What passes and reports ask of a graph: dependences by position, what regions consist of, device times of nodes.
 
-node.meta[REGION]   0 0 1 – 1     region_views(graph, {})[1]: nodes 2 and 4, the values they read and return
+node.meta[REGION]   0 0 1 – 1     region_views(graph)[1]: nodes 2 and 4, the values they read and return
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class RegionView:
     uses: Mapping[Value, float | None]
 
 
-def region_views(graph: Graph, values: Mapping[str, int]) -> dict[int, RegionView]:
-    """The regions of ``graph`` by index, in order of their first node; launches are evaluated with ``values``."""
+def region_views(graph: Graph) -> dict[int, RegionView]:
+    """The regions of ``graph`` by index, in order of their first node; launches are evaluated with its hints."""
     members: dict[int, list[KernelNode]] = {}
     for node in graph.nodes:
         index = node.meta.get(REGION)
         if index is not None:
             members.setdefault(index, []).append(node)
     returned = frozenset(graph.output_values)
-    return {index: _view(nodes, returned, values) for index, nodes in members.items()}
+    return {index: _view(nodes, returned, graph.hints) for index, nodes in members.items()}
 
 
 def _view(nodes: Sequence[KernelNode], returned: frozenset[Value], values: Mapping[str, int]) -> RegionView:

@@ -32,7 +32,7 @@ class Indirection(Pass):
         """Fill ``parameters`` of each region, in order of first use."""
         modified = False
         decisions: list[str] = []
-        for index, view in region_views(graph, ctx.values_for(graph)).items():
+        for index, view in region_views(graph).items():
             chosen = {value: _fixed(value) or _patched(view.uses[value], ctx.model.patch_us) for value in view.reads}
             region = graph.regions[index]
             modified |= list(region.parameters.items()) != list(chosen.items())

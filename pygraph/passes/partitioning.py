@@ -68,7 +68,7 @@ class Partitioning(Pass):
     ) -> list[int]:
         if self.max_regions is None or len(levels) <= self.max_regions:
             return levels
-        values, model = ctx.values_for(graph), ctx.model
+        values, model = graph.hints, ctx.model
         work = dict.fromkeys(levels, 0.0)
         for node, kind, level in zip(graph.nodes, kinds, early, strict=True):
             if kind is Kind.LAUNCHES:

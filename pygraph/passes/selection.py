@@ -41,7 +41,7 @@ class Selection(Pass):
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         """Set SELECTED, REASON and DETAIL of each region."""
         modified = False
-        for index, view in region_views(graph, ctx.values_for(graph)).items():
+        for index, view in region_views(graph).items():
             meta = graph.regions[index].meta
             before = meta.copy()
             selected, reason, detail = self._decide(graph.regions[index], view, ctx.model)

@@ -39,7 +39,6 @@ __all__ = [
     "copy_source",
     "devices_of",
     "is_on_host",
-    "judge",
     "target_of",
 ]
 
@@ -89,7 +88,11 @@ def target_of(graph: Graph, kind: str, forbid: tuple[str, ...] = ()) -> Target:
 
 
 def annotate(node: KernelNode, target: Target) -> bool:
-    """Judge ``node`` and write what was found on it; return whether that differs from what stood there."""
+    """Judge ``node`` and write what was found on it; return whether that differs from what stood there.
+
+    A node is judged by itself: operator, operands, effects and tags. The first objection counts. Devices come last:
+    who objects to a CPU operand has no other objection, once placement has moved that.
+    """
     before = node.meta.copy()
     objections = list(_objections(node, target))
     node.meta.set(CAPTURABLE, not objections)
@@ -100,15 +103,6 @@ def annotate(node: KernelNode, target: Target) -> bool:
         if all(objection.eager for objection in objections) and _returns_tensors(node):
             node.meta.set(EAGER, True)
     return node.meta != before
-
-
-def judge(node: KernelNode, target: Target) -> Objection | None:
-    """Why ``node`` cannot be part of a captured region of ``target``; None where it can.
-
-    A node is judged by itself: operator, operands, effects and tags. The first objection counts. Devices come last:
-    who objects to a CPU operand has no other objection, once placement has moved that.
-    """
-    return next(_objections(node, target), None)
 
 
 def _returns_tensors(node: KernelNode) -> bool:
