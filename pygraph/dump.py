@@ -21,8 +21,6 @@ from pygraph.inductor.emitted import Step, annotate
 from pygraph.report.model import GraphReport
 from pygraph.runtime.contract import Program
 
-__all__ = ["dump_launches", "dump_program", "graph_dir", "trace_report"]
-
 _log = logging.getLogger("pygraph")
 
 _dumped: deque[tuple[Path, GraphReport]] = deque(maxlen=256)

@@ -33,17 +33,6 @@ from pygraph.runtime.recording import Origin
 from pygraph.settings import Settings
 from pygraph.version import PACKAGE, package_digest
 
-__all__ = [
-    "Facts",
-    "Keeper",
-    "RegionFacts",
-    "cached_under",
-    "entry_tag",
-    "mark_cached",
-    "program_rows",
-    "restoring",
-]
-
 _log = logging.getLogger("pygraph")
 
 

@@ -35,8 +35,6 @@ from pygraph.ir import (
     Value,
 )
 
-__all__ = ["FX_MADE_FROM", "backward_static_inputs", "held_inputs", "lent_inputs", "lift", "made_from", "result_paths"]
-
 FX_MADE_FROM = "pygraph_made_from"
 """The key of an FX node's ``meta`` for what ``made_from`` says of those that it was made from."""
 

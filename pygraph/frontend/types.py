@@ -32,8 +32,6 @@ from pygraph.ir import (
 )
 from pygraph.ir.types import as_dim
 
-__all__ = ["TypeReader", "literal", "to_fx_arg"]
-
 _SHORT = {"bfloat": "bf", "float": "f", "complex": "c", "int": "i", "uint": "u", "bool": "b8"}
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _KNOWN = {dtype.value: dtype for dtype in DType}

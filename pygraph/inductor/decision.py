@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from pygraph.ir import CAPTURABLE, DETAIL, EAGER, REASON, REGION, SELECTED, Graph
 
-__all__ = ["BARRIER", "RNG", "Decision", "Placed", "decide"]
-
 BARRIER = "barrier"
 RNG = "rng"
 

@@ -22,8 +22,6 @@ from pygraph import compat
 from pygraph.frontend.names import op_name
 from pygraph.inductor.write_back import refresh_values
 
-__all__ = ["align_convolutions", "compute_scalars_once", "define_seeds", "inputs_in_use", "unwrap_idle"]
-
 
 def _finish(gm: torch.fx.GraphModule, made: Sequence[FxNode] = ()) -> None:
     """Recompute the values of what was ``made``, and of what follows from it; then the code."""

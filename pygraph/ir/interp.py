@@ -22,8 +22,6 @@ from pygraph.ir.node import UPLOAD, Arg, GraphRef, KernelNode, Value, base_name
 from pygraph.ir.text.print import literal_text
 from pygraph.ir.types import Device, ScalarType, TensorType
 
-__all__ = ["Outcome", "Returned", "Term", "interpret"]
-
 _MOVES = ("aten._to_copy", "aten.clone", "prims.device_put", base_name(UPLOAD))
 _PLACES = ("device", "non_blocking", "pin_memory")
 """Attributes that say where a result lives, not what it is."""

@@ -9,8 +9,6 @@ from pygraph.ir.effects import NAMED
 from pygraph.ir.graph import Graph
 from pygraph.ir.node import KernelNode, Value
 
-__all__ = ["dependences", "memory_roots"]
-
 
 def memory_roots(graph: Graph) -> dict[Value, Value]:
     """For each value, the first value (in program order) of those that share its memory.

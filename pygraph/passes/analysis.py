@@ -13,8 +13,6 @@ from pygraph.ir.cost import evaluate
 from pygraph.ir.order import dependences
 from pygraph.passes.region_order import Kind, runs
 
-__all__ = ["RegionView", "dependence_lists", "known_sum", "node_time_us", "region_views"]
-
 
 def dependence_lists(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
     """For the node at each position, the positions that it must follow, and those that must follow it."""

@@ -9,8 +9,6 @@ from pygraph.ir import Graph, OpaqueType, Parameter, ScalarType, Stage, Value
 from pygraph.passes.analysis import region_views
 from pygraph.passes.base import Pass, PassContext, PassResult
 
-__all__ = ["Indirection"]
-
 
 @dataclass(frozen=True)
 class Indirection(Pass):

@@ -12,8 +12,6 @@ from pygraph.passes.analysis import dependence_lists, node_time_us
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.region_order import Kind, assign, earliest, unit_order
 
-__all__ = ["NO_LAUNCH", "Partitioning"]
-
 NO_LAUNCH = "no-launch"
 """REASON of a capturable node outside every region: it launches nothing, and no region is in reach."""
 

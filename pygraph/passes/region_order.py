@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from enum import Enum
 from itertools import accumulate
 
-__all__ = ["Kind", "assign", "earliest", "fewest_runs", "runs", "unit_order"]
-
 Lists = Sequence[Sequence[int]]
 
 

@@ -12,8 +12,6 @@ from pygraph.ir import DETAIL, REASON, SELECTED, DeviceModel, Graph, Region, Sta
 from pygraph.passes.analysis import RegionView, known_sum, region_views
 from pygraph.passes.base import Pass, PassContext, PassResult
 
-__all__ = ["Selection"]
-
 
 @dataclass(frozen=True)
 class Selection(Pass):

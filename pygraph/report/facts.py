@@ -52,8 +52,6 @@ from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 from pygraph.runtime.measure import REPLAY, Decision
 
-__all__ = ["CostRow", "Quantity", "Summary", "cost_rows", "json_text", "membership", "summarize", "to_json", "why"]
-
 SCHEMA_VERSION = 7
 """Raised when a key of the JSON is renamed or removed, or its meaning changes."""
 

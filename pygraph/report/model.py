@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pygraph.passes.manager import PassRecord
     from pygraph.runtime.region import RegionRecord
 
-__all__ = ["GraphReport", "RegionReport", "Uncaptured", "clear", "open_report", "reports"]
-
 _log = logging.getLogger("pygraph")
 
 _reports: deque[GraphReport] = deque(maxlen=256)  # the oldest goes first: recompiling for ever does not grow them

@@ -244,7 +244,7 @@ def test_a_header_may_be_absent_or_partial() -> None:
     assert read_header("graph …") == (None, None)
     assert read_header("// a comment\n// pipeline: idle\n\n// device: cuda\n") == ("idle", None)
     assert read_header("// device: cuda\n") == (None, PassContext("cuda", H200))
-    with pytest.raises(ValueError, match="device model|Expecting value"):
+    with pytest.raises(ValueError, match="value"):
         read_header("// device: cuda\n// model: h200\n")
 
 

@@ -44,8 +44,6 @@ from pygraph.ir.text.reader import Lexeme, Reader, tokens
 from pygraph.ir.text.words import COST_FIELDS, QUOTED, WORD, unquote
 from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
 
-__all__ = ["parse"]
-
 T = TypeVar("T")
 
 MAX_FUNCTIONS = 128

@@ -9,8 +9,6 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from pygraph.errors import ParseError, Span
 from pygraph.ir.text.words import QUOTED
 
-__all__ = ["Lexeme", "Reader", "tokens"]
-
 T = TypeVar("T")
 
 MAX_DEPTH = 100

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["COST_FIELDS", "QUOTED", "WORD", "name_text", "quote", "symbol_text", "unquote", "word_text"]
-
 COST_FIELDS = ("flops", "read", "written", "launches", "host_us")
 """Annotation names that hold a node's cost."""
 

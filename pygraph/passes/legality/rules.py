@@ -31,17 +31,6 @@ from pygraph.ir import (
 )
 from pygraph.passes.legality.operators import dropout_place, is_custom, known_unsafe
 
-__all__ = [
-    "Objection",
-    "Target",
-    "annotate",
-    "captured_device",
-    "copy_source",
-    "devices_of",
-    "is_on_host",
-    "target_of",
-]
-
 
 class Objection(NamedTuple):
     """Why a node cannot be captured: the code of the reason, and the sentence that names the operand. ``eager``: that

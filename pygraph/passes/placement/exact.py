@@ -12,8 +12,6 @@ import sympy
 
 from pygraph.ir import CONSTANT, Arg, DType, KernelNode, ScalarType, TensorType, Value, base_name
 
-__all__ = ["is_exact", "is_factory"]
-
 _TABLE = {
     # factories whose values are given, or anything
     "fills": f"""

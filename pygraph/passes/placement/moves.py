@@ -11,8 +11,6 @@ from pygraph.passes.legality.rules import Target, copy_source, is_on_host
 from pygraph.passes.placement.exact import is_exact, is_factory
 from pygraph.passes.placement.facts import Facts, computes_only, has_own_memory, host_operands, is_copy_in, put_after
 
-__all__ = ["merge_equal", "move_factories"]
-
 
 def merge_equal(graph: Graph) -> int:
     """Use the first of CPU operators with the same operands in place of the others; returns how many went.

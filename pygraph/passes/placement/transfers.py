@@ -27,8 +27,6 @@ from pygraph.passes.placement.facts import (
 )
 from pygraph.passes.region_order import Kind, earliest
 
-__all__ = ["batch_uploads", "sink_copies"]
-
 
 class _Request(NamedTuple):
     """A CPU value that is to be uploaded as it is since the node ``since`` (None: since the start).
