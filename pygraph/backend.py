@@ -169,7 +169,7 @@ class _Compiler:
         if report.kind == "forward":
             self.forward = graph
         report.device, report.pipeline = decision.device, decision.pipeline
-        report.graph, report.model, report.decision = graph, context.model, decision
+        report.graph, report.model = graph, context.model
         report.passes = ran.passes
         if self.settings.strict:
             _raise_if_uncaptured(report)

@@ -66,7 +66,7 @@ class Facts:
         report.unread = functools.partial(_tell, told)
 
 
-_TOLD = ("model", "pipeline", "passes", "decision", "emitted", "notes")
+_TOLD = ("model", "pipeline", "passes", "emitted", "notes")
 """What else a report says that holds in any process, besides its graph. (The record lies in Inductor's own entry.)"""
 
 
