@@ -177,8 +177,9 @@ def test_verdicts_hold_and_what_stays_blocked_could_not_be_helped(graph: Graph) 
     after = run(graph, "legality", "placement")
     target = target_of(after, "cuda")
     for node in after.nodes:
-        assert not annotate(node, target), "it is judged as it stands"
         capturable, code = node.meta.get(CAPTURABLE), node.meta.get(REASON)
+        annotate(node, target)
+        assert (node.meta.get(CAPTURABLE), node.meta.get(REASON)) == (capturable, code)
         types = [value.type for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)]
         if capturable and node.op != "prims.device_put.default":
             assert CPU not in [type.device for type in types], node
