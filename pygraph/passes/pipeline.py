@@ -238,7 +238,7 @@ BUILT_IN = {
     "indirection": "pygraph.passes.indirection:Indirection",
     "selection": "pygraph.passes.selection:Selection",
 }
-"""The passes of PyGraph itself, which a plain checkout must find too; the same are entry points once installed."""
+"""The passes of PyGraph itself."""
 
 
 class Registry:
