@@ -17,8 +17,6 @@ from pygraph.report.text import render_text
 from pygraph.runtime.region import counts
 from pygraph.settings import Settings
 
-__all__ = ["Explanation", "counters", "explain", "reports", "reset"]
-
 
 @dataclass(frozen=True)
 class Explanation:

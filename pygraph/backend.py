@@ -142,12 +142,16 @@ class _Compiler:
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any], report: GraphReport
     ) -> Boxed:
         from pygraph.frontend.lift import lift
-        from pygraph.inductor.attention import define_seeds, inputs_in_use, unwrap_idle
         from pygraph.inductor.compile import compile_under, pass_context, program_key
         from pygraph.inductor.decision import decide
-        from pygraph.inductor.layouts import align_convolutions
         from pygraph.inductor.products import Products
-        from pygraph.inductor.scalars import compute_scalars_once
+        from pygraph.inductor.rewrites import (
+            align_convolutions,
+            compute_scalars_once,
+            define_seeds,
+            inputs_in_use,
+            unwrap_idle,
+        )
         from pygraph.inductor.write_back import fingerprint, write_back
         from pygraph.passes.manager import PassManager
 
@@ -166,7 +170,7 @@ class _Compiler:
         if report.kind == "forward":
             self.forward = graph
         report.device, report.pipeline = decision.device, decision.pipeline
-        report.graph, report.model, report.decision = graph, context.model, decision
+        report.graph, report.model = graph, context.model
         report.passes = ran.passes
         if self.settings.strict:
             _raise_if_uncaptured(report)

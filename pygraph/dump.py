@@ -21,8 +21,6 @@ from pygraph.inductor.emitted import Step, annotate
 from pygraph.report.model import GraphReport
 from pygraph.runtime.contract import Program
 
-__all__ = ["dump_launches", "dump_program", "graph_dir", "trace_report"]
-
 _log = logging.getLogger("pygraph")
 
 _dumped: deque[tuple[Path, GraphReport]] = deque(maxlen=256)
@@ -132,7 +130,9 @@ def _program_text(report: GraphReport) -> str:
 
 
 def _outside_line(step: Step, report: GraphReport) -> str:
-    placed = [report.decision.nodes[o] for o in step.origins if report.decision and o in report.decision.nodes]
-    where = next((p.loc for p in placed if p.region is None and p.loc), None)
+    from pygraph.ir import REGION  # takes a while, and a restored program needs none
+
+    nodes = [node for node in report.graph.nodes if node.name in step.origins] if report.graph is not None else []
+    where = next((node.loc for node in nodes if node.loc is not None and REGION not in node.meta), None)
     at = f" at {where}" if where else ""
     return f"outside: {', '.join(step.origins) or ', '.join(step.buffers)}: {step.reason}{at}"

@@ -8,18 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "CaptureError",
-    "Location",
-    "OptionError",
-    "ParseError",
-    "PassError",
-    "PygraphError",
-    "ReplayError",
-    "Span",
-    "VerifyError",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Span:

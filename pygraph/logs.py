@@ -14,8 +14,6 @@ from contextlib import contextmanager
 
 from pygraph.errors import OptionError
 
-__all__ = ["VARIABLE", "configure", "working"]
-
 _log = logging.getLogger("pygraph")
 
 VARIABLE = "PYGRAPH_LOGS"

@@ -16,8 +16,6 @@ from pygraph.cache import user_dir
 from pygraph.errors import OptionError
 from pygraph.logs import VARIABLE
 
-__all__ = ["Settings"]
-
 _PREFIX = "PYGRAPH_"
 _log = logging.getLogger("pygraph")
 

@@ -33,17 +33,6 @@ from pygraph.runtime.recording import Origin
 from pygraph.settings import Settings
 from pygraph.version import PACKAGE, package_digest
 
-__all__ = [
-    "Facts",
-    "Keeper",
-    "RegionFacts",
-    "cached_under",
-    "entry_tag",
-    "mark_cached",
-    "program_rows",
-    "restoring",
-]
-
 _log = logging.getLogger("pygraph")
 
 
@@ -77,7 +66,7 @@ class Facts:
         report.unread = functools.partial(_tell, told)
 
 
-_TOLD = ("model", "pipeline", "passes", "decision", "emitted", "notes")
+_TOLD = ("model", "pipeline", "passes", "emitted", "notes")
 """What else a report says that holds in any process, besides its graph. (The record lies in Inductor's own entry.)"""
 
 

@@ -33,7 +33,7 @@ from pygraph.ir import (
 from pygraph.ir.node import RESERVED
 from pygraph.ir.types import Dim
 
-__all__ = ["dims", "text_graphs"]
+__all__ = ["dims", "structure", "text_graphs"]
 
 CPU = Device("cpu")
 CUDA = Device("cuda", 0)
@@ -171,3 +171,22 @@ def _draw_node(draw: st.DrawFn, graph: Graph, name: str | None) -> KernelNode:
     )
     node.meta = draw(metas)
     return node
+
+
+def structure(graph: Graph) -> tuple[object, ...]:
+    """All that a graph holds, names included, as nested tuples: what its text has to bring back."""
+    nodes = []
+    for node in graph.nodes:
+        operands = (repr(node.args), repr(list(node.attrs.items())), tuple(before.name for before in node.after))
+        said = (node.effects, node.cost, node.loc, repr(node.meta.items()))
+        nodes.append((node.name, node.op, operands, tuple(out.type for out in node.outputs), said))
+    regions = []
+    for index, region in sorted(graph.regions.items()):
+        parameters = tuple((value.name, repr(parameter)) for value, parameter in region.parameters.items())
+        regions.append((index, parameters, repr(region.meta.items())))
+    return (
+        (graph.name, graph.kind, graph.stage, tuple(sorted(graph.hints.items()))),
+        tuple((v.name, v.type, v.role, v.static) for v in graph.inputs),
+        (nodes, repr(graph.outputs), regions),
+        tuple((name, structure(inner)) for name, inner in graph.subgraphs.items()),
+    )

@@ -170,9 +170,9 @@ def test_other_source_lines_are_a_miss_of_the_report_alone(keeping: Path) -> Non
         path.write_text(SOURCE.format(above=above))
         linecache.checkcache()
         assert restored(runpy.run_path(str(path))["step"]) == (False, bool(above))
-        decision = pygraph.reports()[0].decision
-        assert decision is not None
-        locs.append([placed.loc for placed in decision.nodes.values()])
+        graph = pygraph.reports()[0].graph
+        assert graph is not None
+        locs.append([node.loc for node in graph.nodes])
     assert locs[0] != locs[1]
 
 

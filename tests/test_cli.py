@@ -127,7 +127,7 @@ JUDGED = GRAPH.replace("(%x :", "{stage = judged} (%x :")
         (GRAPH, ["-p", "partitioning"], r"graph\.pgir: pass 'partitioning' failed \(stage lifted, .*: none\): "),
         (GRAPH, ["-p", "legalty"], r"<pipeline>:1:1: .*'legalty'; did you mean 'legality'\?\nlegalty\n\^"),
         (f"// pipeline: legalty\n{GRAPH}", [], r"graph\.pgir.*:1:1: no pass is called 'legalty'.*\n.*\n\^+\n"),
-        (f"// device: cpu\n// values: s0=many\n{GRAPH}", [], r"graph\.pgir: malformed value in the leading comments: "),
+        (f"// device: cpu\n// model: h200\n{GRAPH}", [], r"graph\.pgir: malformed value in the leading comments: "),
         ("", [], r"graph\.pgir:1:1: .+\n\n?\^?\n?"),
         ("graph @main (%x : f32[8)", [], r"graph\.pgir:1:24: unexpected '\)'.*\n.*\n +\^\n"),
         (JUDGED, [], r"graph\.pgir:\d+:3: verification failed at node \w+ \(stage judged, .+\n.*\n  \^\^\n"),

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Results", "difference", "save", "tensors_of"]
-
 Results = Mapping[int, list[torch.Tensor]]
 """Tensors by the number of the call that returned them, from 1."""
 

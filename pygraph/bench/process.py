@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-__all__ = ["CALL", "Outcome", "Process", "Spec", "gist"]
-
 CALL = "pygraph call"
 """What marks each profiled call in a trace, from its entry to the next one's."""
 _TOLD = 1500

@@ -10,8 +10,6 @@ from pygraph.bench.results import LEVEL, Document, write
 from pygraph.bench.sides import BASELINES, OURS
 from pygraph.cache import write_atomically
 
-__all__ = ["LOSS", "line", "page", "with_head", "write_all"]
-
 LOSS = 1 / 1.02
 """A ratio below this is a loss: PyGraph takes over 2 % longer."""
 _NONE = "–"

@@ -23,8 +23,6 @@ from pygraph.bench.timing import Measured, Program
 from pygraph.cache import write_atomically
 from pygraph.runtime.identity import kernel_driver
 
-__all__ = ["LEVEL", "Document", "document", "machine", "median_interval", "row_of", "write"]
-
 Document = Mapping[str, Any]
 SCHEMA = 2
 """Raised when a key is renamed or removed, or its meaning changes."""

@@ -24,8 +24,6 @@ from pygraph.bench.process import Spec
 from pygraph.bench.sides import OURS, compile_as
 from pygraph.bench.worker import Serving
 
-__all__ = ["Gate", "run_script"]
-
 _OWN = ("backend", "mode", "options")
 """Arguments of torch.compile that belong to the side."""
 

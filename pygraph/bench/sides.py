@@ -8,8 +8,6 @@ from typing import Any
 
 from pygraph.passes.pipeline import nearest
 
-__all__ = ["BASELINES", "MEASURED_ORDER", "OURS", "REFERENCE", "SIDES", "UNCAPTURED", "Side", "compile_as", "sides_for"]
-
 REFERENCE = "eager"
 """The side whose results are right."""
 OURS = "pygraph"

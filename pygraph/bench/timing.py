@@ -25,8 +25,6 @@ from typing import Any
 from pygraph.bench.process import Outcome, Process, Spec
 from pygraph.bench.sides import REFERENCE
 
-__all__ = ["CALLS_COMPARED", "Bench", "Measured", "Program"]
-
 CALLS_COMPARED = 7
 """Calls whose results are compared at least. By the fourth, each side has captured what is the same in each call."""
 LEAD_CALLS = 3

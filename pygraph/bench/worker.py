@@ -30,8 +30,6 @@ from pygraph.bench.process import CALL, Spec
 from pygraph.report.facts import summarize
 from pygraph.settings import Settings
 
-__all__ = ["Serving", "serve"]
-
 _PARENT_SECONDS = 0.5
 """Between two looks whether the coordinator is still there: a thread that sleeps disturbs nothing."""
 _SETTLING_SECONDS, _BETWEEN_LOOKS = 5.0, 10

@@ -26,8 +26,6 @@ from pygraph.ir import DeviceModel
 from pygraph.runtime.contract import Driver, make_driver
 from pygraph.runtime.region import Region
 
-__all__ = ["calibrate"]
-
 Sampler = Callable[[], float]
 """One measurement, µs per call."""
 Function = Callable[[list[Any]], Sequence[Any]]

@@ -19,8 +19,6 @@ from pygraph.runtime.cuda import bindings
 from pygraph.runtime.identity import cpu_model, kernel_driver
 from pygraph.version import __version__
 
-__all__ = ["Identity", "identity_of", "load", "path_of", "save", "stored_model"]
-
 FORMAT = 4
 """Of a file's name: raised when the figures are measured, or mean, something else."""
 _log = logging.getLogger("pygraph")

@@ -21,8 +21,6 @@ from pygraph.errors import PygraphError, Span
 from pygraph.ir.text.words import name_text
 from pygraph.logs import configure
 
-__all__ = ["Failure", "ScriptCommand", "failing", "main", "writing"]
-
 _COMMANDS = ("bench", "calibrate", "explain", "opt", "passes", "profile")
 _CODES = """
 \b

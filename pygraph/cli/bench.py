@@ -12,8 +12,6 @@ import click
 from pygraph.cli import ScriptCommand
 from pygraph.logs import working
 
-__all__ = ["bench"]
-
 
 @click.command(cls=ScriptCommand)
 @click.argument("script")

@@ -10,8 +10,6 @@ import click
 from pygraph.cli import Failure, failing
 from pygraph.logs import working
 
-__all__ = ["calibrate"]
-
 _FIGURES = {  # what is printed of a model, by field
     "launch_us": "uncaptured launch, µs",
     "replay_us": "replay, µs",

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pygraph.report.model import GraphReport
     from pygraph.report.ranks import Ranks
 
-__all__ = ["STRICT_STATUS", "explain"]
-
 STRICT_STATUS = 3
 """Exit status of ``--strict`` when something could not be captured."""
 

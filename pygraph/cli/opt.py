@@ -19,8 +19,6 @@ from pygraph.passes import parse as parse_pipeline
 from pygraph.passes.legality.rules import captured_device
 from pygraph.passes.manager import Check, read_header
 
-__all__ = ["opt"]
-
 _CHECKS: dict[bool | None, Check] = {None: "result", True: "full", False: "off"}
 
 

@@ -10,8 +10,6 @@ import click
 from pygraph.errors import OptionError
 from pygraph.passes.pipeline import default_registry, option_texts, path_of
 
-__all__ = ["passes"]
-
 
 @click.command()
 def passes() -> None:

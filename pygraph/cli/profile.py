@@ -11,8 +11,6 @@ import click
 from pygraph.cli import ScriptCommand, failing, writing
 from pygraph.logs import working
 
-__all__ = ["profile"]
-
 
 @click.command(cls=ScriptCommand)
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))

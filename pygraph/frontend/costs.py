@@ -37,8 +37,6 @@ from pygraph.ir import (
 from pygraph.ir.cost import total
 from pygraph.ir.types import as_dim
 
-__all__ = ["cost_of"]
-
 
 def cost_of(node: KernelNode, graph: Graph | None = None) -> Cost:
     """The cost of ``node``; that of a call of a subgraph is the sum of the subgraph's nodes, looked up in ``graph``."""

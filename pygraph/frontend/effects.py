@@ -18,8 +18,6 @@ from pygraph.frontend.names import is_symbolic, words
 from pygraph.ir import PURE, Arg, Device, DType, Effects, Graph, TensorType, Type, Value, base_name, values_in
 from pygraph.passes.legality.operators import is_custom
 
-__all__ = ["DRAWS", "VIEWS", "Call", "Path", "effects_of", "schema_facts", "tags_of", "tags_text"]
-
 VIEWS = words("""
     aten._conj aten._neg_view aten._reshape_alias aten._unsafe_view aten.alias aten.as_strided aten.detach
     aten.diagonal aten.expand aten.lift_fresh aten.permute aten.select aten.slice aten.split aten.split_with_sizes

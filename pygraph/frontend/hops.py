@@ -31,8 +31,6 @@ from pygraph.ir import (
 from pygraph.ir.effects import FLAGS, NAMED
 from pygraph.ir.order import memory_roots
 
-__all__ = ["higher_order_effects", "wrapped_operator"]
-
 _PURE = frozenset(
     {"flex_attention", "flex_attention_backward", "inline_asm_elementwise", "triton_kernel_wrapper_functional"}
 )

@@ -35,8 +35,6 @@ from pygraph.ir import (
     Value,
 )
 
-__all__ = ["FX_MADE_FROM", "backward_static_inputs", "held_inputs", "lent_inputs", "lift", "made_from", "result_paths"]
-
 FX_MADE_FROM = "pygraph_made_from"
 """The key of an FX node's ``meta`` for what ``made_from`` says of those that it was made from."""
 
@@ -152,7 +150,7 @@ class _Lifter:
             effects=higher_order_effects(call) if higher else effects_of(call),
             loc=location_of(node.meta),
         )
-        self.graph.set_cost(added, cost_of(added, self.graph))
+        added.cost = cost_of(added, self.graph)
         tags = tags_text(wrapped_operator(call) if higher else call.target)
         if tags:
             added.meta.set(TAGS, tags)

@@ -18,8 +18,6 @@ import torch
 from pygraph import compat
 from pygraph.errors import Location
 
-__all__ = ["UNKNOWN", "GraphOrigin", "location_of", "module_of", "note_breaks", "origin_of"]
-
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>[^\n]*)\n?(?P<code>[^\n]*)', re.MULTILINE
 )

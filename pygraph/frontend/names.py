@@ -17,8 +17,6 @@ import torch
 from pygraph import compat
 from pygraph.errors import PygraphError
 
-__all__ = ["HOP", "FrontendError", "is_symbolic", "op_name", "resolve_op", "words"]
-
 HOP = "hop."
 SYM = "sym."
 PYTHON = "py."

@@ -6,6 +6,7 @@ layout or a memory format becomes a token of its name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -31,31 +32,15 @@ from pygraph.ir import (
 )
 from pygraph.ir.types import as_dim
 
-__all__ = ["TypeReader", "literal", "to_fx_arg"]
-
+_SHORT = {"bfloat": "bf", "float": "f", "complex": "c", "int": "i", "uint": "u", "bool": "b8"}
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_KNOWN = {dtype.value: dtype for dtype in DType}
 _DTYPES: dict[torch.dtype, DType] = {
-    torch.float64: DType.F64,
-    torch.float32: DType.F32,
-    torch.float16: DType.F16,
-    torch.bfloat16: DType.BF16,
-    torch.float8_e4m3fn: DType.F8E4M3FN,
-    torch.float8_e5m2: DType.F8E5M2,
-    torch.float8_e4m3fnuz: DType.F8E4M3FNUZ,
-    torch.float8_e5m2fnuz: DType.F8E5M2FNUZ,
-    torch.float8_e8m0fnu: DType.F8E8M0FNU,
-    torch.complex32: DType.C32,
-    torch.complex64: DType.C64,
-    torch.complex128: DType.C128,
-    torch.int64: DType.I64,
-    torch.int32: DType.I32,
-    torch.int16: DType.I16,
-    torch.int8: DType.I8,
-    torch.uint64: DType.U64,
-    torch.uint32: DType.U32,
-    torch.uint16: DType.U16,
-    torch.uint8: DType.U8,
-    torch.bool: DType.B8,
+    dtype: _KNOWN[short]
+    for dtype, name in _NAMES.items()
+    if (short := re.sub("^[a-z]+", lambda kind: _SHORT.get(kind[0], kind[0]), name).replace("_", "")) in _KNOWN
 }
+"""Torch's dtypes by their names: ``float32`` is ``f32``, ``float8_e4m3fn`` is ``f8e4m3fn``."""
 _TORCH_DTYPES = {dtype: known for known, dtype in _DTYPES.items()}
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from pygraph.ir import CAPTURABLE, DETAIL, EAGER, REASON, REGION, SELECTED, Graph
-
-__all__ = ["BARRIER", "RNG", "Decision", "Placed", "decide"]
+from pygraph.ir import CAPTURABLE, EAGER, REASON, REGION, SELECTED, Graph
 
 BARRIER = "barrier"
 RNG = "rng"
@@ -29,7 +27,6 @@ class Placed:
     region: int | None
     reason: str | None
     capturable: bool
-    detail: str = ""
     loc: str | None = None
     chains: tuple[str, ...] = ()
     eager: str | None = None
@@ -64,7 +61,6 @@ def decide(graph: Graph, device: str, pipeline: str) -> Decision:
             region=region,
             reason=None if region is not None else node.meta.get(REASON) or "not-partitioned",
             capturable=node.meta.get(CAPTURABLE) is True,
-            detail=node.meta.get(DETAIL) or "",
             loc=str(node.loc) if node.loc else None,
             chains=tuple(chain for chain, member in chains.items() if member),
             eager=node.meta.get(REASON) if region is not None and node.meta.get(EAGER) else None,

@@ -16,19 +16,6 @@ from pygraph.runtime.recording import Origin
 if TYPE_CHECKING:  # a restored program needs none
     from pygraph.inductor.decision import Decision
 
-__all__ = [
-    "EmittedProgram",
-    "EmittedRegion",
-    "PatternNode",
-    "ProgramRecord",
-    "RecordedMaps",
-    "Step",
-    "annotate",
-    "line_origins",
-    "program_record",
-    "read_program",
-]
-
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 

@@ -18,8 +18,6 @@ from typing import Any
 
 from pygraph.runtime.region import Region
 
-__all__ = ["bind", "entry_text"]
-
 _GUARD = "with torch.cuda._DeviceGuard("
 _TAKE = re.compile(r"(?P<names>.*) = args")
 _PICK = re.compile(r"(?P<list>\w+) = \[(?P<names>[\w, ]*)\]")

@@ -14,8 +14,6 @@ import torch
 
 from pygraph import compat
 
-__all__ = ["make_compilable", "upload"]
-
 STAGED_BYTES = 64 * 1024
 """Tensors up to this size, in bytes, go through pinned memory, so that the host does not wait for the device."""
 

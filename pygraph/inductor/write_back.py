@@ -20,8 +20,6 @@ from pygraph.frontend.types import to_fx_arg
 from pygraph.inductor.upload import make_compilable
 from pygraph.ir import Graph, KernelNode, Value
 
-__all__ = ["fingerprint", "refresh_values", "write_back"]
-
 _MOVE = torch.ops.prims.device_put.default
 _LIFT = torch.ops.aten.lift_fresh_copy.default
 """The only operator that Inductor accepts a constant of the module for."""

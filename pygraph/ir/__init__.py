@@ -1,4 +1,4 @@
-"""The IR: values, kernel nodes, graphs, costs, text. Imports sympy and ``pygraph.errors`` only, never torch."""
+"""The IR: values, kernel nodes, graphs, costs, text. Imports sympy, networkx and ``pygraph.errors``, never torch."""
 
 from pygraph.ir import annotations, cost, effects, graph, node, types
 from pygraph.ir.annotations import *  # noqa: F403 - each of these files says itself which of its names are public

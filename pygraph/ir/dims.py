@@ -17,8 +17,6 @@ from sympy.printing.str import StrPrinter
 from pygraph.ir.text.words import quote, word_text
 from pygraph.ir.types import Dim, as_dim, symbol
 
-__all__ = ["CONSTANTS", "call", "canonical", "dim_text", "read", "within_limits"]
-
 CONSTANTS: dict[str, sympy.Expr] = {"oo": sympy.oo, "zoo": sympy.zoo, "nan": sympy.nan, "I": sympy.I}
 
 FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from html import escape
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from pygraph.errors import PygraphError
 from pygraph.ir.annotations import CAPTURABLE, REGION, Region
@@ -17,8 +17,6 @@ from pygraph.ir.text.print import print_graph
 from pygraph.ir.types import Type
 
 __all__ = ["Graph", "GraphError", "Stage"]
-
-T = TypeVar("T")
 
 
 class Stage(Enum):
@@ -48,7 +46,7 @@ class Graph:
     """Inputs, nodes in program order, outputs; subgraphs of higher-order operators; regions once partitioned.
 
     ``kind`` says what the graph computes: inference, forward, backward or subgraph. ``hints`` gives
-    example values of symbols. ``version`` counts mutations; ``cached`` results live as long as it stands still.
+    example values of symbols.
     """
 
     def __init__(self, name: str = "main", kind: str = "inference", stage: Stage = Stage.LIFTED) -> None:
@@ -58,14 +56,11 @@ class Graph:
         self.hints: dict[str, int] = {}
         self.subgraphs: dict[str, Graph] = {}
         self.regions: dict[int, Region] = {}
-        self.version = 0
         self._inputs: list[Value] = []
         self._nodes: list[KernelNode] = []
         self._outputs: tuple[Arg, ...] = ()
         self._names: dict[str, KernelNode | Value] = {}
         self._counter = 0
-        self._cache: dict[object, object] = {}
-        self._cached_version = 0
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -77,7 +72,7 @@ class Graph:
     @property
     def nodes(self) -> tuple[KernelNode, ...]:
         """The nodes in program order, which is a topological order."""
-        return self.cached(_nodes_of)
+        return tuple(self._nodes)
 
     @property
     def outputs(self) -> tuple[Arg, ...]:
@@ -121,15 +116,6 @@ class Graph:
         for node in self._nodes:
             yield from node.outputs
 
-    def cached(self, compute: Callable[[Graph], T]) -> T:
-        """``compute(self)``, kept until the next mutation. The key is the function, so it must be a named one."""
-        if self._cached_version != self.version:
-            self._cache.clear()
-            self._cached_version = self.version
-        if compute not in self._cache:
-            self._cache[compute] = compute(self)
-        return self._cache[compute]  # type: ignore[return-value]  # keyed by the function that made it
-
     # -- building --------------------------------------------------------------------------------------------------
 
     def add_input(self, type: Type, name: str | None = None, *, role: str = "input", static: bool = False) -> Value:
@@ -139,7 +125,6 @@ class Graph:
         value = Value(self._claim(name, "in"), type, role=role, static=static)
         self._names[value.name] = value
         self._inputs.append(value)
-        self.version += 1
         return value
 
     def add(
@@ -166,7 +151,6 @@ class Graph:
         self._names[node.name] = node
         self._nodes.insert(len(self._nodes) if before is None else self._nodes.index(before), node)
         self._link(node)
-        self.version += 1
         return node
 
     def set_outputs(self, outputs: Iterable[Arg]) -> None:
@@ -174,7 +158,6 @@ class Graph:
         chosen = tuple(outputs)
         self._check_operands(values_in(chosen))
         self._outputs = chosen
-        self.version += 1
 
     # -- mutation --------------------------------------------------------------------------------------------------
 
@@ -187,17 +170,6 @@ class Graph:
         self._unlink(node)
         node.args, node.attrs, node.inputs = chosen, keywords, inputs
         self._link(node)
-        self.version += 1
-
-    def set_type(self, value: Value, type: Type) -> None:
-        """Change the type of ``value``."""
-        value.type = type
-        self.version += 1
-
-    def set_cost(self, node: KernelNode, cost: Cost) -> None:
-        """Change the cost of ``node``."""
-        node.cost = cost
-        self.version += 1
 
     def add_order(self, first: KernelNode, then: KernelNode) -> None:
         """Require ``first`` before ``then`` although no data says so."""
@@ -207,7 +179,6 @@ class Graph:
             if self._names.get(node.name) is not node:
                 raise GraphError(f"node {node.name} does not belong to graph {self.name}")
         then.after[first] = None
-        self.version += 1
 
     def replace_operands(self, node: KernelNode, twins: Mapping[Value, Arg]) -> None:
         """Have ``node`` take the twins of its operands, where they have any."""
@@ -239,7 +210,6 @@ class Graph:
         for region in self.regions.values():
             for value in [value for value in region.parameters if value.producer in gone]:
                 del region.parameters[value]
-        self.version += 1
 
     def reorder(self, order: Iterable[KernelNode]) -> None:
         """Put the nodes in another program order. Raises GraphError when it is no topological order of all nodes."""
@@ -253,7 +223,6 @@ class Graph:
             if late:
                 raise GraphError(f"{node.name} would run before {', '.join(late)}, which it needs")
         self._nodes = chosen
-        self.version += 1
 
     # -- copying and comparing -------------------------------------------------------------------------------------
 
@@ -281,26 +250,9 @@ class Graph:
             copy.regions[index] = Region(parameters, region.meta.copy())
         return copy
 
-    def structure(self) -> tuple[object, ...]:
-        """Everything that equality of graphs compares, names included, as nested tuples."""
-        nodes = []
-        for node in self._nodes:
-            operands = (repr(node.args), repr(list(node.attrs.items())), tuple(before.name for before in node.after))
-            said = (node.effects, node.cost, node.loc, repr(node.meta.items()))
-            nodes.append((node.name, node.op, operands, tuple(out.type for out in node.outputs), said))
-        regions = []
-        for index, region in sorted(self.regions.items()):
-            parameters = tuple((value.name, repr(parameter)) for value, parameter in region.parameters.items())
-            regions.append((index, parameters, repr(region.meta.items())))
-        return (
-            (self.name, self.kind, self.stage, tuple(sorted(self.hints.items()))),
-            tuple((v.name, v.type, v.role, v.static) for v in self._inputs),
-            (nodes, repr(self._outputs), regions),
-            tuple((name, graph.structure()) for name, graph in self.subgraphs.items()),
-        )
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Graph) and self.structure() == other.structure()
+        """Whether both graphs have the same text."""
+        return isinstance(other, Graph) and str(self) == str(other)
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
@@ -365,7 +317,3 @@ class Graph:
     def _unlink(self, node: KernelNode) -> None:
         for value in node.inputs:
             value.users.pop(node, None)
-
-
-def _nodes_of(graph: Graph) -> tuple[KernelNode, ...]:
-    return tuple(graph._nodes)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from pygraph.ir.effects import NAMED
 from pygraph.ir.graph import Graph
@@ -22,46 +22,28 @@ from pygraph.ir.node import UPLOAD, Arg, GraphRef, KernelNode, Value, base_name
 from pygraph.ir.text.print import literal_text
 from pygraph.ir.types import Device, ScalarType, TensorType
 
-__all__ = ["Outcome", "Returned", "Term", "interpret"]
-
 _MOVES = ("aten._to_copy", "aten.clone", "prims.device_put", base_name(UPLOAD))
 _PLACES = ("device", "non_blocking", "pin_memory")
 """Attributes that say where a result lives, not what it is."""
 
 
-class Term:
-    """``head(parts…)``. Parts are terms, literals and tuples of them; equal heads and parts make equal terms.
+class Term(NamedTuple):
+    """``head(parts…)``, named by a digest of how it came about: equality is exact and cheap however deep it is."""
 
-    A term is named by a digest of how it came about, so that equality is exact and cheap however deep it is.
-    """
-
-    __slots__ = ("digest", "head", "parts")
-
-    def __init__(self, head: str, *parts: object) -> None:
-        self.head = head
-        self.parts = parts
-        text = f"{head}({_text(parts, 0)})"
-        self.digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Term) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-    def __repr__(self) -> str:
-        return _text(self, 3)
+    head: str
+    digest: str
 
 
-def _text(part: object, depth: int) -> str:
-    """``part`` with the terms in it written out ``depth`` deep, and named by their digests below."""
-    if isinstance(part, tuple):
-        return f"[{', '.join(_text(item, depth) for item in part)}]"
-    if not isinstance(part, Term):
-        return literal_text(part)
-    if not depth:
+def _term(head: str, *parts: object) -> Term:
+    """Of parts that are terms, literals and tuples of them; equal heads and parts make equal terms."""
+    text = f"{head}({_text(parts)})"
+    return Term(head, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())
+
+
+def _text(part: object) -> str:
+    if isinstance(part, Term):
         return f"~{part.digest}"
-    return f"{part.head}({', '.join(_text(item, depth - 1) for item in part.parts)})"
+    return f"[{', '.join(map(_text, part))}]" if isinstance(part, tuple) else literal_text(part)
 
 
 Content: TypeAlias = "Term | tuple[Content, ...]"
@@ -125,13 +107,13 @@ class _Place:
     def seen(self) -> Content:
         content = self.storage.content
         for call, result in self.path:
-            content = Term("view", result, call, content)
+            content = _term("view", result, call, content)
         return content
 
     def put(self, new: Content) -> None:
         self.storage.written = True
-        steps = tuple(Term("step", result, call) for call, result in self.path)
-        self.storage.content = Term("put", self.storage.content, steps, new) if steps else new
+        steps = tuple(_term("step", result, call) for call, result in self.path)
+        self.storage.content = _term("put", self.storage.content, steps, new) if steps else new
 
 
 class _Machine:
@@ -140,7 +122,7 @@ class _Machine:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.places: dict[Value, tuple[_Place, ...]] = {
-            value: (_Place(_Storage(value.name, Term("input", value.name), is_input=True)),) for value in graph.inputs
+            value: (_Place(_Storage(value.name, _term("input", value.name), is_input=True)),) for value in graph.inputs
         }
         self.effects: dict[str, list[object]] = {}
         self.since_barrier: list[str] = []
@@ -154,9 +136,9 @@ class _Machine:
         self._note_effects(node, event)
         for position in dict.fromkeys(node.effects.writes):
             for place in self.places[node.inputs[position]]:
-                place.put(Term("written", position, call))
+                place.put(_term("written", position, call))
         for output in node.outputs:
-            fresh = contents[output.index] if is_move else Term("result", output.index, call)
+            fresh = contents[output.index] if is_move else _term("result", output.index, call)
             self.places[output] = self._place(node, call, output, fresh)
         return event
 
@@ -173,7 +155,7 @@ class _Machine:
     def _operands(self, node: KernelNode) -> list[Content]:
         reads = node.effects.reads
         read = range(len(node.inputs)) if reads is None else reads
-        return [self._content(value) if i in read else Term("unread") for i, value in enumerate(node.inputs)]
+        return [self._content(value) if i in read else _term("unread") for i, value in enumerate(node.inputs)]
 
     def _call(self, node: KernelNode, contents: list[Content]) -> Term:
         feed = iter(contents)
@@ -182,7 +164,7 @@ class _Machine:
         attrs = tuple((key, part) for key, part in sorted(parts, key=lambda pair: pair[0]) if key not in _PLACES)
         generator = node.effects.rng
         draw = () if generator is None else (generator, len(self.effects.get(f"rng {generator}", ())))
-        return Term(node.op, args, attrs, draw)
+        return _term(node.op, args, attrs, draw)
 
     def _part(self, arg: Arg, feed: Iterator[Content]) -> object:
         if isinstance(arg, Value):
@@ -190,8 +172,8 @@ class _Machine:
         if isinstance(arg, tuple):
             return tuple(self._part(item, feed) for item in arg)
         if isinstance(arg, GraphRef) and arg.name in self.graph.subgraphs:
-            return Term("subgraph", str(self.graph.subgraphs[arg.name]))
-        return Term("device") if isinstance(arg, Device) else arg
+            return _term("subgraph", str(self.graph.subgraphs[arg.name]))
+        return _term("device") if isinstance(arg, Device) else arg
 
     def _note_effects(self, node: KernelNode, event: str) -> None:
         effects = node.effects

@@ -9,24 +9,20 @@ from pygraph.ir.effects import NAMED
 from pygraph.ir.graph import Graph
 from pygraph.ir.node import KernelNode, Value
 
-__all__ = ["dependences", "memory_roots"]
-
 
 def memory_roots(graph: Graph) -> dict[Value, Value]:
     """For each value, the first value (in program order) of those that share its memory.
 
     Sharing is the closure of the nodes' ``aliases``. Inputs of a graph are taken to be disjoint from each other.
     """
-    parent: dict[Value, Value] = {value: value for value in graph.values()}
+    from networkx.utils import UnionFind  # takes a while; Inductor imports it, too
+
+    shared: UnionFind[Value] = UnionFind(graph.values())
     for node in graph.nodes:
         for output, operand in node.effects.aliases:
-            one, other = _find(parent, node.inputs[operand]), _find(parent, node.outputs[output])
-            parent[other] = one
+            shared.union(node.inputs[operand], node.outputs[output])
     first: dict[Value, Value] = {}
-    roots: dict[Value, Value] = {}
-    for value in parent:
-        roots[value] = first.setdefault(_find(parent, value), value)
-    return roots
+    return {value: first.setdefault(shared[value], value) for value in graph.values()}
 
 
 def dependences(graph: Graph) -> list[tuple[KernelNode, KernelNode]]:
@@ -85,9 +81,3 @@ def dependences(graph: Graph) -> list[tuple[KernelNode, KernelNode]]:
         before.pop(node, None)
         edges += [(first, node) for first in before]
     return edges
-
-
-def _find(parent: dict[Value, Value], value: Value) -> Value:
-    while parent[value] is not value:
-        parent[value] = value = parent[parent[value]]
-    return value

@@ -22,8 +22,6 @@ from pygraph.ir.order import dependences
 from pygraph.ir.text.words import COST_FIELDS
 from pygraph.ir.types import Dim, OpaqueType, ScalarType, TensorType, Type
 
-__all__ = ["verify"]
-
 Violation: TypeAlias = tuple[KernelNode | None, str]
 Rule: TypeAlias = Callable[[Graph], Iterator[Violation]]
 

@@ -1,38 +1,28 @@
 """What passes and reports ask of a graph: dependences by position, what regions consist of, device times of nodes.
 
-node.meta[REGION]   0 0 1 – 1     region_views(graph, {})[1]: nodes 2 and 4, the values they read and return
+node.meta[REGION]   0 0 1 – 1     region_views(graph)[1]: nodes 2 and 4, the values they read and return
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pygraph.ir import EAGER, REGION, DeviceModel, Graph, KernelNode, TensorType, Value
 from pygraph.ir.cost import evaluate
 from pygraph.ir.order import dependences
 from pygraph.passes.region_order import Kind, runs
 
-__all__ = ["Dependences", "RegionView", "dependence_lists", "known_sum", "node_time_us", "region_views"]
 
-
-class Dependences(NamedTuple):
+def dependence_lists(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
     """For the node at each position, the positions that it must follow, and those that must follow it."""
-
-    before: Sequence[Sequence[int]]
-    after: Sequence[Sequence[int]]
-
-
-def dependence_lists(graph: Graph) -> Dependences:
-    """The dependences of ``graph`` by position in ``graph.nodes``; ``graph.cached`` keeps them per version."""
     place = {node: i for i, node in enumerate(graph.nodes)}
     before: list[list[int]] = [[] for _ in place]
     after: list[list[int]] = [[] for _ in place]
     for first, then in dependences(graph):
         before[place[then]].append(place[first])
         after[place[first]].append(place[then])
-    return Dependences(before, after)
+    return before, after
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +47,15 @@ class RegionView:
     uses: Mapping[Value, float | None]
 
 
-def region_views(graph: Graph, values: Mapping[str, int]) -> dict[int, RegionView]:
-    """The regions of ``graph`` by index, in order of their first node; launches are evaluated with ``values``."""
+def region_views(graph: Graph) -> dict[int, RegionView]:
+    """The regions of ``graph`` by index, in order of their first node; launches are evaluated with its hints."""
     members: dict[int, list[KernelNode]] = {}
     for node in graph.nodes:
         index = node.meta.get(REGION)
         if index is not None:
             members.setdefault(index, []).append(node)
     returned = frozenset(graph.output_values)
-    return {index: _view(nodes, returned, values) for index, nodes in members.items()}
+    return {index: _view(nodes, returned, graph.hints) for index, nodes in members.items()}
 
 
 def _view(nodes: Sequence[KernelNode], returned: frozenset[Value], values: Mapping[str, int]) -> RegionView:

@@ -6,8 +6,8 @@ A plain function of a graph and a context is a pass, too (``as_pass``).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, TypeAlias
 
@@ -23,16 +23,10 @@ class PassContext:
 
     device   the kind of device whose work is captured: ``cuda``, or ``cpu`` for the host driver
     model    rates and overheads of that device
-    values   values of symbols to cost with (a graph's own hints are used where this says nothing)
     """
 
     device: str = "cpu"
     model: DeviceModel = HOST
-    values: Mapping[str, int] = field(default_factory=dict)
-
-    def values_for(self, graph: Graph) -> dict[str, int]:
-        """Symbol values to evaluate costs of ``graph`` with."""
-        return {**graph.hints, **self.values}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from pygraph.ir import Graph, OpaqueType, Parameter, ScalarType, Stage, Value
 from pygraph.passes.analysis import region_views
 from pygraph.passes.base import Pass, PassContext, PassResult
 
-__all__ = ["Indirection"]
-
 
 @dataclass(frozen=True)
 class Indirection(Pass):
@@ -32,7 +30,7 @@ class Indirection(Pass):
         """Fill ``parameters`` of each region, in order of first use."""
         modified = False
         decisions: list[str] = []
-        for index, view in region_views(graph, ctx.values_for(graph)).items():
+        for index, view in region_views(graph).items():
             chosen = {value: _fixed(value) or _patched(view.uses[value], ctx.model.patch_us) for value in view.reads}
             region = graph.regions[index]
             modified |= list(region.parameters.items()) != list(chosen.items())

@@ -274,7 +274,6 @@ def _header(pipeline: str, ctx: PassContext, error: str) -> dict[str, str]:
         "pipeline": pipeline,
         "device": ctx.device,
         "model": json.dumps(asdict(ctx.model)),
-        "values": ", ".join(f"{symbol}={value}" for symbol, value in sorted(ctx.values.items())),
         "error": " ".join(error.split()),
     }
 
@@ -307,9 +306,7 @@ def read_header(text: str) -> tuple[str | None, PassContext | None]:
             found[match[1]] = match[2]
     ctx = None
     if "device" in found:
-        pairs = (item.split("=") for item in found.get("values", "").split(",") if item.strip())
-        values = {name.strip(): int(value) for name, value in pairs}
         known = MODELS.get(found["device"], HOST)
         model = DeviceModel.from_json(json.loads(found["model"])) if "model" in found else known
-        ctx = PassContext(found["device"], model, values)
+        ctx = PassContext(found["device"], model)
     return found.get("pipeline"), ctx

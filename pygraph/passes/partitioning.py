@@ -12,8 +12,6 @@ from pygraph.passes.analysis import dependence_lists, node_time_us
 from pygraph.passes.base import Pass, PassContext, PassResult
 from pygraph.passes.region_order import Kind, assign, earliest, unit_order
 
-__all__ = ["NO_LAUNCH", "Partitioning"]
-
 NO_LAUNCH = "no-launch"
 """REASON of a capturable node outside every region: it launches nothing, and no region is in reach."""
 
@@ -55,12 +53,12 @@ class Partitioning(Pass):
         """Set REGION on nodes, fill ``graph.regions``, reorder the nodes."""
         before = _state(graph)
         kinds = [_kind(node) for node in graph.nodes]
-        lists = graph.cached(dependence_lists)
-        early = earliest(kinds, lists.before)
+        sources, followers = dependence_lists(graph)
+        early = earliest(kinds, sources)
         levels = sorted({time for time, kind in zip(early, kinds, strict=True) if kind is Kind.LAUNCHES})
         kept = self._kept(graph, ctx, kinds, early, levels)
-        times = assign(kinds, lists.after, early, kept)
-        _apply(graph, times, frozenset(kept), kinds, lists.before)
+        times = assign(kinds, followers, early, kept)
+        _apply(graph, times, frozenset(kept), kinds, sources)
         return PassResult(before != _state(graph), tuple(_notes(graph, kinds, len(levels))))
 
     def _kept(
@@ -68,7 +66,7 @@ class Partitioning(Pass):
     ) -> list[int]:
         if self.max_regions is None or len(levels) <= self.max_regions:
             return levels
-        values, model = ctx.values_for(graph), ctx.model
+        values, model = graph.hints, ctx.model
         work = dict.fromkeys(levels, 0.0)
         for node, kind, level in zip(graph.nodes, kinds, early, strict=True):
             if kind is Kind.LAUNCHES:

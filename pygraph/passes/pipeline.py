@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import difflib
 import importlib
-import json
 import logging
 import math
 import re
@@ -22,9 +21,11 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pygraph.errors import OptionError, ParseError, Span
+from pygraph.errors import OptionError
+from pygraph.ir.text.reader import Lexeme, Reader, tokens
+from pygraph.ir.text.words import quote, unquote
 from pygraph.passes.base import Pass, PassFunction, as_pass
 
 __all__ = [
@@ -63,119 +64,65 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 # -- text to passes ----------------------------------------------------------------------------------------------------
 
-_BLANKS = " \t\n\r"
-_TOKEN = re.compile(
-    rf"[{_BLANKS}]*(?:"
-    r"(?P<number>[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|[+-]inf(?![A-Za-z0-9_-]))"
-    r"|(?P<word>[A-Za-z_][A-Za-z0-9_]*(?:[-.:][A-Za-z0-9_]+)*)"
-    r'|(?P<string>"(?:[^"\\\n\r]|\\.)*")'
-    r"|(?P<mark>[,{}=\[\]])"
-    r"|(?P<end>\Z)"
-    r"|(?P<unknown>.))",
-    re.DOTALL,
-)
 
+class _Parser(Reader):
+    """Builds each pass as soon as its options are read."""
 
-class _Token(NamedTuple):
-    """``kind`` is a group of ``_TOKEN``."""
+    pattern = tokens(
+        r"(?P<number>[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|[+-]inf(?![A-Za-z0-9_-]))"
+        r"|(?P<word>[A-Za-z_][A-Za-z0-9_]*(?:[-.:][A-Za-z0-9_]+)*)"
+        r"|(?P<mark>[,{}=\[\]])"
+    )
+    names: ClassVar = {"word": "a name", "number": "a value"}
 
-    kind: str
-    text: str
-    span: Span
+    def pipeline(self, lookup: Callable[[str], type[Pass]]) -> tuple[Pass, ...]:
+        passes = [] if self.next.kind == "end" else [self._pass(lookup)]
+        while passes and self.accept(","):
+            passes.append(self._pass(lookup))
+        return tuple(passes) if self.next.kind == "end" else self.refuse("','")
 
-
-class _Parser:
-    """Reads a pipeline by recursive descent and builds each pass as soon as its options are read."""
-
-    def __init__(self, text: str, source: str, lookup: Callable[[str], type[Pass]]) -> None:
-        self.text, self.source, self.lookup = text, source, lookup
-        self.tokens: list[_Token] = []
-        self.at = 0
-        for match in _TOKEN.finditer(text.rstrip(_BLANKS)):
-            kind = str(match.lastgroup)
-            start, found = match.start(kind), match[kind]
-            span = Span(text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start), len(found))
-            if kind == "unknown":
-                raise ParseError(f"unexpected character {found!r}", span, text, source)
-            self.tokens.append(_Token(kind, found, span))
-
-    def pipeline(self) -> tuple[Pass, ...]:
-        return tuple(self._items("", self._pass))
-
-    def _pass(self) -> Pass:
-        name = self._take("a name", self._next.kind == "word")
+    def _pass(self, lookup: Callable[[str], type[Pass]]) -> Pass:
+        name = self.kind("word")
         try:
-            cls = self.lookup(name.text)
+            cls = lookup(name.text)
         except OptionError as error:
-            raise self._refused(str(error), name.span) from error
+            raise self._refused(str(error), name) from error
         options: dict[str, OptionValue] = {}
-        if self._accept("{"):
-            self._items("}", lambda: self._option(cls, options))
+        if self.next.text == "{":
+            self.items(lambda: self._option(cls, options), "{}")
         try:
             return cls(**options)
         except (TypeError, ValueError) as error:  # a missing option, or a value that __post_init__ rejects
-            raise self._refused(f"pass '{name.text}': {error}", name.span) from error
+            raise self._refused(f"pass '{name.text}': {error}", name) from error
 
     def _option(self, cls: type[Pass], options: dict[str, OptionValue]) -> None:
-        word = self._take("a name", self._next.kind == "word")
-        self._take("'='", self._next.text == "=")
-        start, value = self._next, self._value()
+        word = self.kind("word")
+        self.expect("=")
+        start, value = self.next, self._value()
         known = {_option_name(field): (field, wanted) for field, wanted in _option_types(cls).items()}
         if word.text not in known:
             hint = nearest(_option_name(word.text), known) or "; it has no options"
-            raise self._refused(f"pass '{cls.name}' has no option '{word.text}'{hint}", word.span)
+            raise self._refused(f"pass '{cls.name}' has no option '{word.text}'{hint}", word)
         field, wanted = known[word.text]
         if field in options:
-            raise self._refused(f"option '{word.text}' of pass '{cls.name}' is set twice", word.span)
+            raise self._refused(f"option '{word.text}' of pass '{cls.name}' is set twice", word)
         try:
             options[field] = _fit(value, wanted)
         except (TypeError, OverflowError):
             found = "a list" if isinstance(value, tuple) else start.text
             reason = f"option '{word.text}' of pass '{cls.name}' must be {_type_text(wanted)}, not {found}"
-            raise self._refused(reason, start.span) from None
+            raise self._refused(reason, start) from None
 
     def _value(self) -> OptionValue:
-        if self._accept("["):
-            return tuple(self._items("]", self._value))
-        token = self._take("a value", self._next.kind in ("number", "word", "string"))
+        if self.next.text == "[":
+            return tuple(self.items(self._value, "[]"))
+        token = self.kind("number", "word", "string")
         if token.kind == "number":
             return float(token.text) if any(mark in token.text for mark in ".eEi") else int(token.text)
-        if token.kind == "word":
-            return _RESERVED.get(token.text, token.text)
-        try:
-            return str(json.loads(token.text))
-        except json.JSONDecodeError as error:
-            raise ParseError(f"malformed string: {error.msg}", token.span, self.text, self.source) from None
+        return _RESERVED.get(token.text, token.text) if token.kind == "word" else unquote(token.text)
 
-    def _items(self, closing: str, read: Callable[[], T]) -> list[T]:
-        """What ``read`` finds, separated by commas, up to ``closing`` (empty: the end)."""
-        items: list[T] = []
-        while not self._accept(closing):
-            if items:
-                self._take(f"',' or '{closing}'" if closing else "','", self._next.text == ",")
-            items.append(read())
-        return items
-
-    @property
-    def _next(self) -> _Token:
-        return self.tokens[self.at]
-
-    def _accept(self, mark: str) -> bool:
-        accepted = self._next.text == mark
-        self.at += accepted
-        return accepted
-
-    def _take(self, wanted: str, fits: bool) -> _Token:
-        """The next token. Raises ParseError where it does not fit."""
-        token = self._next
-        if not fits:
-            ends = token.kind == "end"
-            found = f"the text ends where {wanted} is expected" if ends else f"expected {wanted}, found '{token.text}'"
-            raise ParseError(found, token.span, self.text, self.source)
-        self.at += 1
-        return token
-
-    def _refused(self, reason: str, span: Span) -> OptionError:
+    def _refused(self, reason: str, at: Lexeme) -> OptionError:
+        span = self.span(at)
         return OptionError(f"{self.source}:{span.line}:{span.column}: {reason}\n{span.underline(self.text)}")
 
 
@@ -229,7 +176,7 @@ def _print_value(value: object) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
-        return value if _BARE.fullmatch(value) and value not in _RESERVED else json.dumps(value)
+        return value if _BARE.fullmatch(value) and value not in _RESERVED else quote(value)
     if isinstance(value, tuple):
         return f"[{','.join(_print_value(item) for item in value)}]"
     raise TypeError(f"a {type(value).__name__} has no text")
@@ -291,7 +238,7 @@ BUILT_IN = {
     "indirection": "pygraph.passes.indirection:Indirection",
     "selection": "pygraph.passes.selection:Selection",
 }
-"""The passes of PyGraph itself, which a plain checkout must find too; the same are entry points once installed."""
+"""The passes of PyGraph itself."""
 
 
 class Registry:
@@ -396,4 +343,4 @@ def parse(text: str, source: str = "<pipeline>", registry: Registry = default_re
     Raises ParseError for malformed text, OptionError for a name that does not exist or a value of the wrong type;
     both say line and column and underline the place.
     """
-    return _Parser(text, source, registry.lookup).pipeline()
+    return _Parser(text, source).pipeline(registry.lookup)

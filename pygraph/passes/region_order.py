@@ -6,13 +6,10 @@ are positions in a topological order, dependences lists of positions.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import Enum
 from itertools import accumulate
-
-__all__ = ["Kind", "assign", "earliest", "fewest_runs", "runs", "unit_order"]
 
 Lists = Sequence[Sequence[int]]
 
@@ -101,26 +98,14 @@ def unit_order(units: Sequence[int], before: Lists) -> list[int]:
     Of all topological orders of the quotient, the one that is smallest in program order, where a unit counts as its
     first member. ``units`` names the unit of each position by the position of its first member.
     """
-    members: dict[int, list[int]] = {}
-    for v, unit in enumerate(units):
-        members.setdefault(unit, []).append(v)
-    waiting = dict.fromkeys(members, 0)
-    followers: dict[int, list[int]] = {unit: [] for unit in members}
-    for v, sources in enumerate(before):
-        for unit in {units[p]: None for p in sources if units[p] != units[v]}:
-            followers[unit].append(units[v])
-            waiting[units[v]] += 1
-    ready = [unit for unit, count in waiting.items() if count == 0]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        unit = heapq.heappop(ready)
-        order += members[unit]
-        for follower in followers[unit]:
-            waiting[follower] -= 1
-            if waiting[follower] == 0:
-                heapq.heappush(ready, follower)
-    return order
+    import networkx as nx  # takes a while; Inductor imports it, too
+
+    quotient: nx.DiGraph[int] = nx.DiGraph()
+    quotient.add_nodes_from(units)
+    quotient.add_edges_from((units[p], units[v]) for v, sources in enumerate(before) for p in sources)
+    quotient.remove_edges_from(list(nx.selfloop_edges(quotient)))
+    place = {unit: i for i, unit in enumerate(nx.lexicographical_topological_sort(quotient))}
+    return sorted(range(len(units)), key=lambda v: (place[units[v]], v))
 
 
 def fewest_runs(kinds: Sequence[Kind], before: Lists) -> list[int]:

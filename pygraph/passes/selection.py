@@ -12,8 +12,6 @@ from pygraph.ir import DETAIL, REASON, SELECTED, DeviceModel, Graph, Region, Sta
 from pygraph.passes.analysis import RegionView, known_sum, region_views
 from pygraph.passes.base import Pass, PassContext, PassResult
 
-__all__ = ["Selection"]
-
 
 @dataclass(frozen=True)
 class Selection(Pass):
@@ -41,7 +39,7 @@ class Selection(Pass):
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         """Set SELECTED, REASON and DETAIL of each region."""
         modified = False
-        for index, view in region_views(graph, ctx.values_for(graph)).items():
+        for index, view in region_views(graph).items():
             meta = graph.regions[index].meta
             before = meta.copy()
             selected, reason, detail = self._decide(graph.regions[index], view, ctx.model)

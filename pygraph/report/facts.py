@@ -44,15 +44,13 @@ from enum import Enum
 from typing import Any
 
 from pygraph import __version__
-from pygraph.ir import DETAIL, REGION, KernelNode
+from pygraph.ir import DETAIL, REASON, REGION, SELECTED, KernelNode
 from pygraph.ir.cost import evaluate
 from pygraph.passes.analysis import node_time_us
 from pygraph.passes.legality.reasons import REASONS
 from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 from pygraph.runtime.measure import REPLAY, Decision
-
-__all__ = ["CostRow", "Quantity", "Summary", "cost_rows", "json_text", "membership", "summarize", "to_json", "why"]
 
 SCHEMA_VERSION = 7
 """Raised when a key of the JSON is renamed or removed, or its meaning changes."""
@@ -80,7 +78,8 @@ def membership(report: GraphReport) -> dict[str, int]:
 
 def unselected(report: GraphReport, region: RegionReport) -> bool:
     """Whether selection left ``region`` off, because a graph would not pay."""
-    return bool(region.planned) and report.decision is not None and report.decision.selected.isdisjoint(region.planned)
+    regions = {} if report.graph is None else report.graph.regions
+    return bool(region.planned) and all(regions[index].meta.get(SELECTED) is False for index in region.planned)
 
 
 def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
@@ -88,8 +87,7 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     if region.why:
         yield region.why
     if unselected(report, region) and report.graph is not None:
-        held = (report.graph.regions[index] for index in region.planned if index in report.graph.regions)
-        yield from filter(None, (each.meta.get(DETAIL) for each in held))
+        yield from filter(None, (report.graph.regions[index].meta.get(DETAIL) for index in region.planned))
     record = region.record
     if record is None:
         return
@@ -195,11 +193,10 @@ def cost_rows(report: GraphReport) -> list[CostRow]:
     graph, model = report.graph, report.model
     if graph is None or model is None:
         return []
-    judged = report.decision.nodes if report.decision is not None else {}
     inside, hints = membership(report), graph.hints
     nodes: dict[int | None, list[KernelNode]] = defaultdict(list)
     for node in graph.nodes:
-        if node.name not in judged or judged[node.name].reason != NO_LAUNCH:
+        if node.meta.get(REASON) != NO_LAUNCH:
             nodes[inside.get(node.name)].append(node)
     return [
         CostRow(

@@ -14,8 +14,6 @@ from pygraph.report.model import GraphReport
 from pygraph.report.picture import draw
 from pygraph.report.text import NOTHING, badges, head, ranks_section, sections, summary_lines
 
-__all__ = ["render_html", "template"]
-
 HUES = 12
 """Regions take their colours in turn from this many."""
 

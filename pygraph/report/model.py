@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING
 from pygraph.frontend.location import UNKNOWN, GraphOrigin, note_breaks
 
 if TYPE_CHECKING:
-    from pygraph.inductor.decision import Decision
     from pygraph.inductor.emitted import EmittedProgram, ProgramRecord
     from pygraph.ir import DeviceModel, Graph
     from pygraph.passes.manager import PassRecord
     from pygraph.runtime.region import RegionRecord
-
-__all__ = ["GraphReport", "RegionReport", "Uncaptured", "clear", "open_report", "reports"]
 
 _log = logging.getLogger("pygraph")
 
@@ -89,7 +86,6 @@ class GraphReport:
     model: DeviceModel | None = None
     pipeline: str = ""
     passes: tuple[PassRecord, ...] = ()
-    decision: Decision | None = None
     record: ProgramRecord | None = None
     emitted: EmittedProgram | None = None
     source: str = ""
@@ -122,17 +118,14 @@ class GraphReport:
     def uncaptured(self) -> Iterator[Uncaptured]:
         """Every operator that is not captured, in program order, scalars and views of the host left out: those outside
         of all regions, and those that regions call between segments."""
-        if self.graph is None or self.decision is None:
-            return
+        from pygraph.ir import DETAIL, EAGER, REASON, REGION
         from pygraph.passes.partitioning import NO_LAUNCH
 
-        for node in self.graph.nodes:
-            placed = self.decision.nodes.get(node.name)
-            reason = None if placed is None else placed.eager or placed.reason
-            if placed is None or reason in (None, NO_LAUNCH):
-                continue
-            code = node.loc.code if node.loc else ""
-            yield Uncaptured(node.name, node.op, reason or "", placed.detail, placed.loc, code)
+        for node in self.graph.nodes if self.graph is not None else ():
+            reason = node.meta.get(REASON) or "not-partitioned"
+            if reason != NO_LAUNCH and (REGION not in node.meta or node.meta.get(EAGER)):
+                loc, code = (str(node.loc), node.loc.code) if node.loc else (None, "")
+                yield Uncaptured(node.name, node.op, reason, node.meta.get(DETAIL) or "", loc, code)
 
     @property
     def launches(self) -> int:

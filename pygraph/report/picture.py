@@ -15,8 +15,6 @@ from pygraph.ir.text.print import type_text
 from pygraph.report.facts import clean, membership
 from pygraph.report.model import GraphReport, Uncaptured
 
-__all__ = ["Box", "Picture", "draw"]
-
 _WEIGHTS = ("parameter", "buffer", "constant")
 _WORDS = 26
 _GAP, _ROW_GAP, _MARGIN = 14.0, 26.0, 12.0

@@ -18,8 +18,6 @@ from datetime import timedelta
 from itertools import zip_longest
 from typing import Any
 
-__all__ = ["Ranks", "compared"]
-
 PATIENCE_S = 300.0
 """How long rank 0 waits for the others once its own script has ended."""
 

@@ -33,19 +33,6 @@ from pygraph.report.facts import (
 )
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 
-__all__ = [
-    "MIN_WIDTH",
-    "NOTHING",
-    "Cell",
-    "Section",
-    "badges",
-    "head",
-    "ranks_section",
-    "render_text",
-    "sections",
-    "summary_lines",
-]
-
 MIN_WIDTH = 60
 """Narrower than this, tables cannot be read; render_text does not go below it."""
 

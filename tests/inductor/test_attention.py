@@ -11,7 +11,7 @@ import torch._prims.rng_prims  # registers the operators that give a generator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pygraph.inductor.attention import define_seeds, inputs_in_use, unwrap_idle
+from pygraph.inductor.rewrites import define_seeds, inputs_in_use, unwrap_idle
 from pygraph.passes.legality.operators import _DROPOUT_PLACES
 
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default

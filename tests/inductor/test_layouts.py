@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pygraph
-from pygraph.inductor.layouts import align_convolutions
+from pygraph.inductor.rewrites import align_convolutions
 from tests.training.steps import DEVICE, drawn, setup
 
 WEIGHT = (96, 80, 3, 3)

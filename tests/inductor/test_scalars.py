@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pygraph.inductor.scalars import compute_scalars_once
+from pygraph.inductor.rewrites import compute_scalars_once
 
 CONVERT = torch.ops.prims.convert_element_type.default
 

@@ -111,20 +111,6 @@ def test_clones_are_independent_even_while_operands_come_later() -> None:
     assert parse(str(graph)) == graph
 
 
-def test_cached_results_live_until_the_next_mutation() -> None:
-    graph, _ = chain()
-    calls: list[int] = []
-
-    def count(of: Graph) -> int:
-        calls.append(len(of))
-        return len(of)
-
-    assert graph.cached(count) == graph.cached(count) == 3
-    graph.add("f")
-    assert graph.cached(count) == 4
-    assert calls == [3, 4]
-
-
 def test_equality_tells_literals_apart() -> None:
     def graph_of(value: object, meta: object) -> Graph:
         graph = Graph()

@@ -27,7 +27,7 @@ def test_what_keeps_its_address_is_static() -> None:
     graph = build("a: launch w s0 x y z")
     _, _, x, y, _ = graph.inputs
     x.role = "constant"
-    graph.set_type(y, OpaqueType("generator"))
+    y.type = OpaqueType("generator")
     assert [parameter.decision for parameter in decide(graph).values()] == ["static"] * 4 + ["patched"]
 
 

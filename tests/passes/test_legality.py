@@ -8,7 +8,7 @@ from pygraph.ir import CAPTURABLE, DETAIL, EAGER, REASON, Device, Graph, parse
 from pygraph.passes import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.legality.reasons import REASONS
-from pygraph.passes.legality.rules import Objection, Target, judge
+from pygraph.passes.legality.rules import Objection, Target, annotate
 
 INPUTS = """
   %x : f32[4, 4]@cuda:0, %y : f32[4, 4]@cuda:1, %i : i64[4]@cuda:0, %m : b8[4, 4]@cuda:0, %v : f32[]@cuda:0,
@@ -34,7 +34,10 @@ def legal(graph: Graph, *forbid: str) -> list[str | None]:
 
 
 def objection_to(line: str, target: Target = CUDA) -> Objection | None:
-    return judge(graph_of(line.replace("$T", GPU)).nodes[-1], target)
+    node = graph_of(line.replace("$T", GPU)).nodes[-1]
+    annotate(node, target)
+    code = node.meta.get(REASON)
+    return None if code is None else Objection(code, node.meta.get(DETAIL) or "", node.meta.get(EAGER) is True)
 
 
 # -- single nodes ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, parse
 from pygraph.passes.placement import Placement
-from pygraph.passes.placement.exact import is_exact
+from pygraph.passes.placement.moves import is_exact
 from tests.passes.placed import COPY, CPU, GPU, INPUTS, place, shown
 
 # -- factories ---------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from pygraph.ir import (
 )
 from pygraph.ir.interp import interpret
 from pygraph.passes import Pass, PassContext, PassManager
-from pygraph.passes.legality.rules import judge, target_of
+from pygraph.passes.legality.rules import annotate, target_of
 from pygraph.passes.placement import Placement
 
 CPU = Device("cpu")
@@ -173,19 +173,19 @@ def test_no_further_node_is_uncapturable(graph: Graph) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(mixed_graphs())
-def test_verdicts_are_those_of_the_judge_and_what_stays_blocked_could_not_be_helped(graph: Graph) -> None:
+def test_verdicts_hold_and_what_stays_blocked_could_not_be_helped(graph: Graph) -> None:
     after = run(graph, "legality", "placement")
     target = target_of(after, "cuda")
     for node in after.nodes:
-        objection = judge(node, target)
-        code = None if objection is None else objection.code
-        assert (node.meta.get(CAPTURABLE), node.meta.get(REASON)) == (objection is None, code)
+        capturable, code = node.meta.get(CAPTURABLE), node.meta.get(REASON)
+        annotate(node, target)
+        assert (node.meta.get(CAPTURABLE), node.meta.get(REASON)) == (capturable, code)
         types = [value.type for value in (*node.inputs, *node.outputs) if isinstance(value.type, TensorType)]
-        if objection is None and node.op != "prims.device_put.default":
+        if capturable and node.op != "prims.device_put.default":
             assert CPU not in [type.device for type in types], node
         assert code != "cpu-scalar", node
         if node.op.startswith("aten.index.") and types[-1].device == CUDA:
-            assert objection is None
+            assert capturable
 
 
 @settings(deadline=None, max_examples=20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pygraph.frontend.location import GraphOrigin
-from pygraph.inductor.decision import decide
 from pygraph.inductor.emitted import EmittedProgram
 from pygraph.ir import HOST, Graph, Location, Stage, parse
 from pygraph.passes.manager import PassRecord
@@ -62,7 +61,6 @@ def full_report(index: int = 0, known: bool = True) -> GraphReport:
             PassRecord("legality", "legality", Stage.JUDGED, 1.25, True, ("1 node is not capturable",)),
             PassRecord("partitioning", "partitioning{max-regions=4}", Stage.PARTITIONED, 2.5, True, ()),
         ),
-        decision=decide(graph, "cpu", "legality,partitioning"),
         emitted=EmittedProgram((), ("item",)),
         source="def call(args):\n    return ('<b>',)\n",
         regions=[

@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 
-from pygraph.inductor.decision import decide
 from pygraph.ir import DETAIL, SELECTED, parse
 from pygraph.report import facts
 from pygraph.report.facts import (
@@ -112,7 +111,6 @@ def test_a_region_that_selection_left_off_says_what_selection_said() -> None:
     region = RegionReport(0, (0,), ("mm",), ("mm",), False, "not selected by the model")
     report.graph.regions[0].meta.set(SELECTED, False)
     report.graph.regions[0].meta.set(DETAIL, "a replay takes longer")
-    report.decision = decide(report.graph, "cpu", "")
     assert unselected(report, region)
     assert list(why(report, region)) == ["not selected by the model", "a replay takes longer"]
     assert not unselected(report, report.regions[1])

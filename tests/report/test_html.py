@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 
 from hypothesis import given, settings
 
-from pygraph.inductor.decision import decide
 from pygraph.ir import Graph
 from pygraph.passes import PassManager
 from pygraph.report.html import render_html
@@ -140,7 +139,7 @@ def overlap(one: Box, other: Box) -> bool:
 @settings(deadline=None, max_examples=60)
 def test_any_graph_can_be_drawn(graph: Graph) -> None:
     PassManager("legality,placement,partitioning").run(graph)
-    picture = draw(GraphReport(0, "inference", "cpu", graph, decision=decide(graph, "cpu", "")))
+    picture = draw(GraphReport(0, "inference", "cpu", graph))
     assert [box.node for box in picture.boxes if box.node is not None] == [node.name for node in graph.nodes]
     assert not any(overlap(*pair) for pair in itertools.combinations(picture.boxes, 2))
     for box in picture.boxes:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
+from pygraph.ir import REASON, Location
 from pygraph.report.text import MIN_WIDTH, render_text
 from tests.report.samples import failed_report, full_report
 
@@ -79,9 +79,10 @@ def test_long_lists_are_cut_and_say_so() -> None:
 def test_a_line_below_the_working_directory_is_shown_relative(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     report = full_report()
-    assert report.decision is not None
-    placed = dataclasses.replace(report.decision.nodes["item"], loc=f"{tmp_path}/net.py:3", reason="of-my-own")
-    report.decision.nodes["item"] = placed
+    assert report.graph is not None
+    item = report.graph.node("item")
+    item.loc = Location(f"{tmp_path}/net.py", 3)
+    item.meta.set(REASON, "of-my-own")
     text = render_text([report], 120)
     assert " net.py:3" in text
     assert "of-my-own" in text, "a reason of a user's pass has no advice"

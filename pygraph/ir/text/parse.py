@@ -19,11 +19,10 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import sympy
 
-from pygraph.errors import ParseError, Span
 from pygraph.ir import dims
 from pygraph.ir.annotations import (
     CAPTURABLE,
@@ -41,27 +40,21 @@ from pygraph.ir.cost import Cost
 from pygraph.ir.effects import FLAGS, NAMED, Effects
 from pygraph.ir.graph import Graph, GraphError, Stage
 from pygraph.ir.node import RESERVED, GraphRef, KernelNode, Location, Meta, MetaKey, Token
-from pygraph.ir.text.words import COST_FIELDS, WORD, unquote
+from pygraph.ir.text.reader import Lexeme, Reader, tokens
+from pygraph.ir.text.words import COST_FIELDS, QUOTED, WORD, unquote
 from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
-
-__all__ = ["parse"]
 
 T = TypeVar("T")
 
-MAX_DEPTH = 100
-"""Of lists within lists and operands within operands: deeper texts are refused before they exhaust the stack."""
 MAX_FUNCTIONS = 128
 """Within one expression."""
 
-_ESCAPE = r'\\(?:["\\ntr]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})'
-_QUOTED = rf'"(?:[^"\\\n]|{_ESCAPE})*"'
-_TOKEN = re.compile(
-    r"(?:[ \t\r\n]+|//[^\n]*)*(?:"
+_TOKENS = tokens(
     r"(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
-    rf"|(?P<int>[0-9]{{1,4300}})|(?P<word>{WORD.pattern})|(?P<string>{_QUOTED})|(?P<index>\.[0-9]{{1,9}})"
-    rf"|(?P<value>%(?:[A-Za-z0-9_]+|{_QUOTED}))|(?P<node>\^(?:[A-Za-z0-9_]+|{_QUOTED}))"
-    rf"|(?P<symbol>@(?:[A-Za-z0-9_.]+|{_QUOTED}))|(?P<token>\#(?:{WORD.pattern}|{_QUOTED}))"
-    r"|(?P<mark>\*\*|[(){}\[\],:=!$<>+\-*/%])|(?P<end>\Z)|(?P<strange>.))"
+    rf"|(?P<int>[0-9]{{1,4300}})|(?P<word>{WORD.pattern})|(?P<index>\.[0-9]{{1,9}})"
+    rf"|(?P<value>%(?:[A-Za-z0-9_]+|{QUOTED}))|(?P<node>\^(?:[A-Za-z0-9_]+|{QUOTED}))"
+    rf"|(?P<symbol>@(?:[A-Za-z0-9_.]+|{QUOTED}))|(?P<token>\#(?:{WORD.pattern}|{QUOTED}))"
+    r"|(?P<mark>\*\*|[(){}\[\],:=!$<>+\-*/%])"
 )
 _NAMES = {"int": "a number", "value": "'%name'", "node": "'^name'", "symbol": "'@name'"}
 _STAGES = {stage.value: stage for stage in Stage}
@@ -78,212 +71,148 @@ def parse(text: str, source: str = "<text>") -> Graph:
     return graph if parser.next.kind == "end" else parser.refuse("the end of the text")
 
 
-class _Lexeme(NamedTuple):
-    """A token of the text and where it starts; ``kind`` is a group of ``_TOKEN``."""
-
-    kind: str
-    text: str
-    start: int
-
-
 @dataclass(frozen=True)
 class Reference:
     """``%name`` or ``%name.index``, still to be resolved."""
 
     name: str
     index: int | None
-    lexeme: _Lexeme
+    lexeme: Lexeme
 
 
-class _Parser:
-    """One text, read from left to right. Each method reads what it is named after."""
+class _Parser(Reader):
+    """Each method reads what it is named after."""
 
-    def __init__(self, text: str, source: str) -> None:
-        self.text = text
-        self.source = source
-        self.depth = 0
-        self.functions = 0
-        self.next = self._scan(0)
+    pattern = _TOKENS
+    names = _NAMES
+
+    functions = 0
 
     # -- tokens --------------------------------------------------------------------------------------------------------
 
-    def _scan(self, at: int) -> _Lexeme:
-        match = _TOKEN.match(self.text, at)
-        assert match is not None, "any text has some token"
-        kind = str(match.lastgroup)
-        lexeme = _Lexeme(kind, match[kind], match.start(kind))
-        if kind == "strange":
-            is_string = lexeme.text == '"'
-            reason = "this string has an unknown escape, or no end on its line" if is_string else "unexpected character"
-            raise self._error(reason, lexeme)
-        return lexeme
-
-    def _error(self, reason: str, at: _Lexeme) -> ParseError:
-        start = min(at.start, len(self.text.rstrip()))
-        before = self.text[:start]
-        span = Span(before.count("\n") + 1, start - before.rfind("\n"), max(1, len(at.text)))
-        return ParseError(reason, span, self.text, self.source)
-
-    def refuse(self, wanted: str) -> Any:
-        """Raise ParseError for the next token."""
-        found = "the text ends too early" if self.next.kind == "end" else f"unexpected '{self.next.text}'"
-        raise self._error(f"{found}: expected {wanted}", self.next)
-
-    def _take(self) -> _Lexeme:
-        taken = self.next
-        self.next = self._scan(taken.start + len(taken.text))
-        return taken
-
-    def _accept(self, text: str) -> _Lexeme | None:
-        """The next token if it is that mark or bare word."""
-        return self._take() if self.next.text == text and self.next.kind in ("mark", "word") else None
-
-    def _expect(self, text: str, wanted: str = "") -> _Lexeme:
-        return self._accept(text) or self.refuse(wanted or f"'{text}'")
-
-    def _kind(self, *kinds: str) -> _Lexeme:
-        return self._take() if self.next.kind in kinds else self.refuse(_NAMES.get(kinds[0], f"a {kinds[0]}"))
-
-    def _name(self, lexeme: _Lexeme) -> str:
+    def _name(self, lexeme: Lexeme) -> str:
         """The name or string that a token holds, without its sigil."""
         text = lexeme.text if lexeme.kind in ("word", "string") else lexeme.text[1:]
         return unquote(text) if text.startswith('"') else text
 
     def _word(self) -> str:
-        return self._name(self._kind("word", "string"))
+        return self._name(self.kind("word", "string"))
 
     def _string(self) -> str:
-        return self._name(self._kind("string"))
+        return self._name(self.kind("string"))
 
     def _integer(self) -> int:
-        sign = -1 if self._accept("-") else 1
-        return sign * int(self._kind("int").text)
+        sign = -1 if self.accept("-") else 1
+        return sign * int(self.kind("int").text)
 
     def _one_of(self, table: dict[str, T], what: str) -> T:
-        lexeme = self._kind("word")
+        lexeme = self.kind("word")
         if lexeme.text not in table:
-            raise self._error(f"unknown {what} '{lexeme.text}': use one of {', '.join(table)}", lexeme)
+            raise self.error(f"unknown {what} '{lexeme.text}': use one of {', '.join(table)}", lexeme)
         return table[lexeme.text]
-
-    def _nest(self, step: int) -> None:
-        self.depth += step
-        if self.depth > MAX_DEPTH:
-            raise self._error(f"this is nested more than {MAX_DEPTH} deep", self.next)
-
-    def _list(self, item: Callable[[], T], brackets: str, separator: str = ",") -> list[T]:
-        """``item``s within ``brackets``."""
-        self._expect(brackets[0])
-        self._nest(1)
-        items: list[T] = []
-        while not self._accept(brackets[1]):
-            items.append(item())
-            if separator and self.next.text != brackets[1]:
-                self._expect(separator, f"'{separator}' or '{brackets[1]}'")
-        self._nest(-1)
-        return items
 
     def _optional(self, item: Callable[[], T]) -> list[T]:
         """``item``s in braces, if there are braces."""
-        return self._list(item, "{}") if self.next.text == "{" else []
+        return self.items(item, "{}") if self.next.text == "{" else []
 
     def _within(self, brackets: str, item: Callable[[], T]) -> T:
-        self._expect(brackets[0])
+        self.expect(brackets[0])
         found = item()
-        self._expect(brackets[1])
+        self.expect(brackets[1])
         return found
 
-    def _keyed(self, value: Callable[[], T]) -> tuple[_Lexeme, T]:
-        key = self._kind("word", "string")
-        self._expect("=")
+    def _keyed(self, value: Callable[[], T]) -> tuple[Lexeme, T]:
+        key = self.kind("word", "string")
+        self.expect("=")
         return key, value()
 
-    def _once(self, pairs: Iterable[tuple[_Lexeme, T]]) -> dict[str, T]:
+    def _once(self, pairs: Iterable[tuple[Lexeme, T]]) -> dict[str, T]:
         """``pairs`` as a dictionary. Raises ParseError for a name that is given twice."""
         found: dict[str, T] = {}
         for key, value in pairs:
             name = self._name(key)
             if name in found:
-                raise self._error(f"'{name}' is given twice", key)
+                raise self.error(f"'{name}' is given twice", key)
             found[name] = value
         return found
 
     # -- graphs --------------------------------------------------------------------------------------------------------
 
-    def graph(self) -> tuple[_Lexeme, Graph]:
+    def graph(self) -> tuple[Lexeme, Graph]:
         """A graph, and the key that it has among subgraphs."""
-        key = self._kind("symbol") if self.next.kind == "symbol" else None
+        key = self.kind("symbol") if self.next.kind == "symbol" else None
         if key is not None:
-            self._expect("=")
-        self._expect("graph")
-        name = self._kind("symbol")
+            self.expect("=")
+        self.expect("graph")
+        name = self.kind("symbol")
         graph = Graph(self._name(name))
         self._once(self._optional(lambda: self._setting(graph)))
-        self._list(lambda: self._input(graph), "()")
-        self._expect("{")
+        self.items(lambda: self._input(graph), "()")
+        self.expect("{")
         fills: list[Callable[[], None]] = []
         while self.next.kind in ("value", "node"):
             fills.append(self._node(graph))
-        self._expect("return")
-        outputs = self._list(self._literal, "()")
-        self._expect("}")
+        self.expect("return")
+        outputs = self.items(self._literal, "()")
+        self.expect("}")
         for fill in fills:
             fill()
         graph.set_outputs(self._resolve(graph, tuple(outputs)))
-        if self._accept("regions"):
-            self._list(lambda: self._region(graph), "{}", separator="")
-        if self._accept("subgraphs"):
-            graph.subgraphs = self._once(self._list(self.graph, "{}", separator=""))
+        if self.accept("regions"):
+            self.items(lambda: self._region(graph), "{}", separator="")
+        if self.accept("subgraphs"):
+            graph.subgraphs = self._once(self.items(self.graph, "{}", separator=""))
         return key or name, graph
 
-    def _setting(self, graph: Graph) -> tuple[_Lexeme, None]:
-        key = self._kind("word")
-        self._expect("=")
+    def _setting(self, graph: Graph) -> tuple[Lexeme, None]:
+        key = self.kind("word")
+        self.expect("=")
         if key.text == "kind":
             graph.kind = self._word()
         elif key.text == "stage":
             graph.stage = self._one_of(_STAGES, "stage")
         elif key.text == "hints":
-            graph.hints = self._once(self._list(lambda: self._keyed(self._integer), "{}"))
+            graph.hints = self._once(self.items(lambda: self._keyed(self._integer), "{}"))
         else:
-            raise self._error(f"unknown setting '{key.text}' of a graph: use kind, stage or hints", key)
+            raise self.error(f"unknown setting '{key.text}' of a graph: use kind, stage or hints", key)
         return key, None
 
     def _input(self, graph: Graph) -> None:
         name = self._defined(graph)
-        self._expect(":")
+        self.expect(":")
         type = self._type()
         given = self._once(self._optional(self._input_item))
         graph.add_input(type, name, role=given.get("role", "input"), static="static" in given)
 
-    def _input_item(self) -> tuple[_Lexeme, str]:
-        key = self._expect("static") if self.next.text == "static" else self._expect("role", "'role = …' or 'static'")
+    def _input_item(self) -> tuple[Lexeme, str]:
+        key = self.expect("static") if self.next.text == "static" else self.expect("role", "'role = …' or 'static'")
         if key.text == "role":
-            self._expect("=")
+            self.expect("=")
         return key, self._word() if key.text == "role" else ""
 
     def _defined(self, graph: Graph) -> str:
         """The name of a value or node that is being defined."""
-        lexeme = self._kind("value", "node")
+        lexeme = self.kind("value", "node")
         name = self._name(lexeme)
         if graph.owner(name) is not None:
-            raise self._error(f"the name '{name}' is taken in graph {graph.name}", lexeme)
+            raise self.error(f"the name '{name}' is taken in graph {graph.name}", lexeme)
         return name
 
     def _region(self, graph: Graph) -> None:
         start = self.next
         index = self._integer()
         if index in graph.regions:
-            raise self._error(f"region {index} is given twice", start)
+            raise self.error(f"region {index} is given twice", start)
         region = graph.regions[index] = Region(meta=self._notes(())[1])
-        for reference, parameter in self._list(self._parameter, "()"):
+        for reference, parameter in self.items(self._parameter, "()"):
             value = self._resolve(graph, reference)
             if value in region.parameters:
-                raise self._error(f"parameter %{value.name} is given twice", reference.lexeme)
+                raise self.error(f"parameter %{value.name} is given twice", reference.lexeme)
             region.parameters[value] = parameter
 
     def _parameter(self) -> tuple[Reference, Parameter]:
         reference = self._reference()
-        self._expect(":")
+        self.expect(":")
         decision, reason = self._word(), self._string()
         return reference, Parameter(decision, reason, None if self.next.text in (",", ")") else self._number())
 
@@ -293,24 +222,24 @@ class _Parser:
         """Add the node, still without operands; the result sets them."""
         target = self.next
         name = self._defined(graph)
-        expected = 0 if target.kind == "node" else int(self._kind("int").text) if self._accept(":") else 1
-        self._expect("=")
+        expected = 0 if target.kind == "node" else int(self.kind("int").text) if self.accept(":") else 1
+        self.expect("=")
         op = self._word()
-        arguments = self._list(self._argument, "()")
+        arguments = self.items(self._argument, "()")
         types: list[Type] = []
-        after: list[_Lexeme] = []
-        effects: list[tuple[_Lexeme, Any]] = []
+        after: list[Lexeme] = []
+        effects: list[tuple[Lexeme, Any]] = []
         while self.next.text in ("after", ":", "!"):
-            clause = self._take().text
+            clause = self.take().text
             if clause == "after":
-                after += self._list(lambda: self._kind("node"), "()")
+                after += self.items(lambda: self.kind("node"), "()")
             elif clause == "!":
                 effects.append(self._effect())
             else:
-                types += self._list(self._type, "()") if self.next.text == "(" else [self._type()]
+                types += self.items(self._type, "()") if self.next.text == "(" else [self._type()]
         fields, meta = self._notes(RESERVED)
         if len(types) != expected or (target.kind == "value" and not types):
-            raise self._error(f"results: {expected}, types: {len(types)}; ^name has none, %name:2 has two", target)
+            raise self.error(f"results: {expected}, types: {len(types)}; ^name has none, %name:2 has two", target)
         node = graph.add(
             op,
             (),
@@ -327,46 +256,46 @@ class _Parser:
         self,
         graph: Graph,
         node: KernelNode,
-        arguments: Sequence[tuple[_Lexeme | None, object]],
-        after: Sequence[_Lexeme],
+        arguments: Sequence[tuple[Lexeme | None, object]],
+        after: Sequence[Lexeme],
     ) -> None:
         """Set the operands of ``node`` and its order, once all nodes are there."""
         operands = tuple(self._resolve(graph, value) for key, value in arguments if key is None)
         keyed = [(key, self._resolve(graph, value)) for key, value in arguments[len(operands) :] if key is not None]
         if len(operands) + len(keyed) < len(arguments):
-            raise self._error("an operand cannot follow an attribute", next(key for key, _ in arguments if key))
+            raise self.error("an operand cannot follow an attribute", next(key for key, _ in arguments if key))
         graph.set_args(node, operands, self._once(keyed))
         for lexeme in after:
             try:
                 graph.add_order(graph.node(self._name(lexeme)), node)
             except (KeyError, GraphError) as error:
-                raise self._error(str(error.args[0]), lexeme) from None
+                raise self.error(str(error.args[0]), lexeme) from None
 
-    def _argument(self) -> tuple[_Lexeme | None, object]:
+    def _argument(self) -> tuple[Lexeme | None, object]:
         key = self.next
         if key.kind in ("word", "string"):
-            self._take()
-            if self._accept("="):
+            self.take()
+            if self.accept("="):
                 return key, self._literal()
             self.next = key
         return None, self._literal()
 
-    def _effect(self) -> tuple[_Lexeme, Any]:
-        key = self._kind("word")
+    def _effect(self) -> tuple[Lexeme, Any]:
+        key = self.kind("word")
         if key.text in FLAGS:
             return key, True
         if key.text in NAMED:
             return key, self._within("()", self._string)
         if key.text in ("reads", "writes"):
-            return key, tuple(self._list(self._integer, "[]"))
+            return key, tuple(self.items(self._integer, "[]"))
         if key.text == "aliases":
-            return key, tuple(self._list(self._alias, "[]"))
+            return key, tuple(self.items(self._alias, "[]"))
         known = ", ".join(("reads", "writes", "aliases", *NAMED, *FLAGS))
-        raise self._error(f"unknown effect '{key.text}': use one of {known}", key)
+        raise self.error(f"unknown effect '{key.text}': use one of {known}", key)
 
     def _alias(self) -> tuple[int, int]:
         result = self._integer()
-        self._expect(":")
+        self.expect(":")
         return result, self._integer()
 
     def _notes(self, reserved: Sequence[str]) -> tuple[dict[str, Any], Meta]:
@@ -382,20 +311,20 @@ class _Parser:
             try:
                 meta.set(_STANDARD.get(name) or MetaKey(name, type(value)), value)
             except (TypeError, ValueError) as error:
-                raise self._error(str(error), key) from None
+                raise self.error(str(error), key) from None
         return fields, meta
 
-    def _note(self) -> tuple[_Lexeme, Any]:
+    def _note(self) -> tuple[Lexeme, Any]:
         name = self.next.text
         in_text = self._string if name in ("loc", "in", "code") else self._literal
         return self._keyed(self._expression if name in COST_FIELDS else in_text)
 
-    def _location(self, fields: dict[str, Any], target: _Lexeme) -> Location | None:
+    def _location(self, fields: dict[str, Any], target: Lexeme) -> Location | None:
         if fields.keys().isdisjoint(("loc", "in", "code")):
             return None
         match = re.fullmatch(r"(.*):(-?[0-9]{1,18})", fields.get("loc", ""), re.DOTALL)
         if match is None:
-            raise self._error('a source line is written loc = "file:line"', target)
+            raise self.error('a source line is written loc = "file:line"', target)
         return Location(match[1], int(match[2]), fields.get("in", ""), fields.get("code", ""))
 
     def _resolve(self, graph: Graph, value: Any) -> Any:
@@ -407,7 +336,7 @@ class _Parser:
         try:
             return graph.value(value.name, value.index)
         except KeyError as error:
-            raise self._error(error.args[0], value.lexeme) from None
+            raise self.error(error.args[0], value.lexeme) from None
 
     # -- types ---------------------------------------------------------------------------------------------------------
 
@@ -417,13 +346,13 @@ class _Parser:
             return OpaqueType(self._within("<>", self._string))
         if not isinstance(found, DType):
             return ScalarType(found, self._within("()", self._expression) if self.next.text == "(" else None)
-        shape = tuple(self._list(self._expression, "[]"))
-        stride = tuple(self._list(self._expression, "{}")) if self.next.text == "{" else None
+        shape = tuple(self.items(self._expression, "[]"))
+        stride = tuple(self.items(self._expression, "{}")) if self.next.text == "{" else None
         return TensorType(found, shape, self._device(), stride)
 
     def _device(self) -> Device:
-        kind = self._name(self._kind("symbol"))
-        return Device(kind, self._integer() if self._accept(":") else None)
+        kind = self._name(self.kind("symbol"))
+        return Device(kind, self._integer() if self.accept(":") else None)
 
     # -- literals ------------------------------------------------------------------------------------------------------
 
@@ -436,39 +365,39 @@ class _Parser:
         if kind == "string":
             return self._string()
         if kind == "token":
-            return Token(self._name(self._take()))
+            return Token(self._name(self.take()))
         if text == "[":
-            return tuple(self._list(self._literal, "[]"))
+            return tuple(self.items(self._literal, "[]"))
         if kind in ("int", "float") or text in ("-", "inf", "nan"):
             return self._number()
-        if self._accept("$"):
+        if self.accept("$"):
             return self._within("()", self._expression)
-        if self._accept("graph"):
-            return GraphRef(self._name(self._kind("symbol")))
-        if self._accept("complex"):
+        if self.accept("graph"):
+            return GraphRef(self._name(self.kind("symbol")))
+        if self.accept("complex"):
             return self._complex()
         return self._one_of(_WORDS, "literal") if kind == "word" else self.refuse("a literal")
 
     def _reference(self) -> Reference:
-        lexeme = self._kind("value")
-        index = int(self._take().text[1:]) if self.next.kind == "index" else None
+        lexeme = self.kind("value")
+        index = int(self.take().text[1:]) if self.next.kind == "index" else None
         return Reference(self._name(lexeme), index, lexeme)
 
     def _number(self) -> int | float:
-        sign = -1 if self._accept("-") else 1
-        if self._accept("inf"):
+        sign = -1 if self.accept("-") else 1
+        if self.accept("inf"):
             return sign * math.inf
-        if self._accept("nan"):
+        if self.accept("nan"):
             return math.nan
-        lexeme = self._kind("int", "float")
+        lexeme = self.kind("int", "float")
         return sign * (int(lexeme.text) if lexeme.kind == "int" else float(lexeme.text))
 
     def _complex(self) -> complex:
         start = self.next
         try:
-            return complex(*self._list(self._number, "()"))
+            return complex(*self.items(self._number, "()"))
         except (OverflowError, TypeError):
-            raise self._error("complex takes two numbers, each a double", start) from None
+            raise self.error("complex takes two numbers, each a double", start) from None
 
     # -- expressions ---------------------------------------------------------------------------------------------------
 
@@ -477,37 +406,37 @@ class _Parser:
         try:
             return dims.read(self._sum())
         except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError) as error:
-            raise self._error(f"not an expression: {error}", start) from None
+            raise self.error(f"not an expression: {error}", start) from None
 
     def _sum(self) -> sympy.Expr:
         terms = [self._product(1)]
         while self.next.text in ("+", "-"):
-            terms.append(self._product(1 if self._take().text == "+" else -1))
+            terms.append(self._product(1 if self.take().text == "+" else -1))
         return sympy.Add(*terms)
 
     def _product(self, sign: int) -> sympy.Expr:
         # in one product, as sympy multiplies a number into a sum where nothing else is with them
-        factors = [sympy.Integer(-sign if self._accept("-") else sign), self._factor()]
+        factors = [sympy.Integer(-sign if self.accept("-") else sign), self._factor()]
         while True:
-            if self._accept("*"):
+            if self.accept("*"):
                 factors.append(self._factor())
-            elif self._accept("/"):
+            elif self.accept("/"):
                 factors.append(sympy.Pow(self._factor(), -1))
             elif self.next.text.startswith("%"):
-                self.next = self._scan(self.next.start + 1)  # what follows may have been taken for a %value
+                self.next = self.scan(self.next.start + 1)  # what follows may have been taken for a %value
                 factors = [self._call("Mod", [sympy.Mul(*factors), self._factor()])]
             else:
                 return sympy.Mul(*factors)
 
     def _factor(self) -> sympy.Expr:
-        self._nest(1)
-        if self._accept("-"):
+        self.nest(1)
+        if self.accept("-"):
             value = sympy.Mul(-1, self._factor())
         else:
             value = self._atom()
-            if self._accept("**"):
+            if self.accept("**"):
                 value = sympy.Pow(*dims.within_limits("**", [value, self._factor()]))
-        self._nest(-1)
+        self.nest(-1)
         return value
 
     def _atom(self) -> sympy.Expr:
@@ -518,10 +447,10 @@ class _Parser:
             if number == math.inf:
                 raise ValueError("a number takes too many digits")
             return sympy.sympify(number)
-        word = self._kind("word", "string")
+        word = self.kind("word", "string")
         name = self._name(word)
         if self.next.text == "(":
-            return self._call(name, self._list(self._sum, "()"), opaque=word.kind == "string")
+            return self._call(name, self.items(self._sum, "()"), opaque=word.kind == "string")
         return dims.CONSTANTS[name] if word.kind == "word" and name in dims.CONSTANTS else symbol(name)
 
     def _call(self, name: str, operands: Sequence[sympy.Expr], *, opaque: bool = False) -> sympy.Expr:

@@ -21,8 +21,6 @@ from pygraph.ir.types import Device, DType, ScalarType, TensorType, Type
 if TYPE_CHECKING:
     from pygraph.ir.graph import Graph  # which prints itself by this module
 
-__all__ = ["literal_text", "print_graph", "type_text", "value_text"]
-
 _INDENT = "  "
 
 

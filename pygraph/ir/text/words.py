@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["COST_FIELDS", "WORD", "name_text", "quote", "symbol_text", "unquote", "word_text"]
-
 COST_FIELDS = ("flops", "read", "written", "launches", "host_us")
 """Annotation names that hold a node's cost."""
 
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:(?:\.|::)[A-Za-z0-9_]+)*")
+_ESCAPE = r'\\(?:["\\ntr]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})'
+QUOTED = rf'"(?:[^"\\\n]|{_ESCAPE})*"'
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _SYMBOL = re.compile(r"[A-Za-z0-9_.]+")
 _SPECIAL = re.compile(r"[^ -!#-\[\]-~]")

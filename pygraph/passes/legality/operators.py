@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from pygraph.ir import base_name
 
-__all__ = ["dropout_place", "is_custom", "known_unsafe"]
-
 
 class Entry(NamedTuple):
     """Why an operator is refused: a code of ``reasons``, the cause in words, and whether only off the host.

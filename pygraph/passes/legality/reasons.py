@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["REASONS", "Reason"]
-
 
 class Reason(NamedTuple):
     """What a code means, and what can be done about it (for the report)."""

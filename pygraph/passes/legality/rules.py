@@ -31,18 +31,6 @@ from pygraph.ir import (
 )
 from pygraph.passes.legality.operators import dropout_place, is_custom, known_unsafe
 
-__all__ = [
-    "Objection",
-    "Target",
-    "annotate",
-    "captured_device",
-    "copy_source",
-    "devices_of",
-    "is_on_host",
-    "judge",
-    "target_of",
-]
-
 
 class Objection(NamedTuple):
     """Why a node cannot be captured: the code of the reason, and the sentence that names the operand. ``eager``: that
@@ -89,7 +77,11 @@ def target_of(graph: Graph, kind: str, forbid: tuple[str, ...] = ()) -> Target:
 
 
 def annotate(node: KernelNode, target: Target) -> bool:
-    """Judge ``node`` and write what was found on it; return whether that differs from what stood there."""
+    """Judge ``node`` and write what was found on it; return whether that differs from what stood there.
+
+    A node is judged by itself: operator, operands, effects and tags. The first objection counts. Devices come last:
+    who objects to a CPU operand has no other objection, once placement has moved that.
+    """
     before = node.meta.copy()
     objections = list(_objections(node, target))
     node.meta.set(CAPTURABLE, not objections)
@@ -100,15 +92,6 @@ def annotate(node: KernelNode, target: Target) -> bool:
         if all(objection.eager for objection in objections) and _returns_tensors(node):
             node.meta.set(EAGER, True)
     return node.meta != before
-
-
-def judge(node: KernelNode, target: Target) -> Objection | None:
-    """Why ``node`` cannot be part of a captured region of ``target``; None where it can.
-
-    A node is judged by itself: operator, operands, effects and tags. The first objection counts. Devices come last:
-    who objects to a CPU operand has no other objection, once placement has moved that.
-    """
-    return next(_objections(node, target), None)
 
 
 def _returns_tensors(node: KernelNode) -> bool:

@@ -1,7 +1,7 @@
 """Placement: CPU values that block capture are made on the device, uploaded in batches, or fetched at the end.
 
 One CPU scalar among a kernel's operands cuts a region in two. Legality has said which nodes are refused for their
-devices alone; here equal CPU operators are merged (``moves``), what the device can compute to the last bit (``exact``)
+devices alone; here equal CPU operators are merged (``moves``), what the device can compute to the last bit
 moves there, what is left is uploaded, and copies to the host sink to the end (``transfers``). Then what was changed is
 judged again. Nothing moves that the caller could observe (``facts``).
 """

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pygraph.ir import PURE, REASON, UPLOAD, Graph, KernelNode, Value, base_name, memory_roots
 from pygraph.passes.legality.rules import Target, copy_source, device_of, is_on_host
 
-__all__ = ["Facts", "computes_only", "has_own_memory", "host_operands", "is_copy_in", "is_copy_out", "put_after"]
-
 _INDEXING = frozenset(
     {"aten._unsafe_index", "aten._unsafe_index_put", "aten.index", "aten.index_put", "aten.index_put_"}
 )

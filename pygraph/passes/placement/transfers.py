@@ -27,8 +27,6 @@ from pygraph.passes.placement.facts import (
 )
 from pygraph.passes.region_order import Kind, earliest
 
-__all__ = ["batch_uploads", "sink_copies"]
-
 
 class _Request(NamedTuple):
     """A CPU value that is to be uploaded as it is since the node ``since`` (None: since the start).
@@ -150,7 +148,7 @@ def _merge_group(graph: Graph, group: list[KernelNode]) -> KernelNode:
 def _turns(graph: Graph) -> dict[KernelNode, int]:
     """The earliest turn of each node: even turns are the host's, odd ones the device's. A node without tensors runs in
     the turn of what it needs; everything that an upload waits for is in a turn before."""
-    times = earliest([_kind(node) for node in graph.nodes], graph.cached(dependence_lists).before)
+    times = earliest([_kind(node) for node in graph.nodes], dependence_lists(graph)[0])
     return dict(zip(graph.nodes, times, strict=True))
 
 
@@ -183,7 +181,7 @@ def sink_copies(graph: Graph) -> list[KernelNode]:
     """
     if not any(is_copy_out(node) for node in graph.nodes):
         return []
-    nodes, turn, after = graph.nodes, _turns(graph), graph.cached(dependence_lists).after
+    nodes, turn, after = graph.nodes, _turns(graph), dependence_lists(graph)[1]
     sunk: dict[KernelNode, None] = {}
     for place, node in reversed(list(enumerate(nodes))):
         host_work = turn[node] > 0 and bool(node.outputs) and computes_only(node) and _runs_on_host(node)

@@ -1,0 +1,230 @@
+"""What is rewritten in the FX graph before it is lifted, so that more of it can be captured, or less is computed.
+
+attention     that drops nothing needs no random state: outside of a capture seed and offset may lie on the CPU, inside
+              one never, and an output without a value or a device of its own cannot be replayed
+convolutions  of a training step, forward and backward, agree on one layout: Inductor moves forward ones to
+              channels-last where that pays, and keeps operands of backward ones in the order that was traced. Two
+              graphs agree, since the backward pass is told the strides of the compiled forward pass; in one graph every
+              activation would be written twice
+scalars       on the device are computed once, and not in every element of what reads them
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node as FxNode
+
+from pygraph import compat
+from pygraph.frontend.names import op_name
+from pygraph.inductor.write_back import refresh_values
+
+
+def _finish(gm: torch.fx.GraphModule, made: Sequence[FxNode] = ()) -> None:
+    """Recompute the values of what was ``made``, and of what follows from it; then the code."""
+    refresh_values(gm.graph, made)
+    gm.graph.lint()
+    gm.recompile()
+
+
+def _tensor(node: Any) -> Any:
+    """The tensor that a node stands for, or None."""
+    value = node.meta.get("val") if isinstance(node, FxNode) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+_WRAPPER = "hop.graphsafe_run_with_rng_state"
+
+_STATES = {
+    "_scaled_dot_product_flash_attention": (6, 7),
+    "_scaled_dot_product_efficient_attention": (2, 3),
+    "_scaled_dot_product_cudnn_attention": (6, 7),
+}
+"""Attention operators ▸ which of their results are random state."""
+
+
+def _idle_states(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Which results of a call are random state that nobody sets or reads: attention that drops nothing has some."""
+    schema: Any = getattr(target, "_schema", None)
+    states = _STATES.get("" if schema is None else str(schema.name).removeprefix("aten::"), ())
+    given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs} if states else {}
+    return states if given.get("dropout_p", 0.0) == 0.0 else ()
+
+
+def unwrap_idle(gm: torch.fx.GraphModule) -> list[str]:
+    """Have attention without dropout, in the FX graph of ``gm``, called as it is where it is given a generator.
+
+    before:  graphsafe_run_with_rng_state(attention, q, k, v, …, dropout_p=0.0, rng_state=generator)
+    after:   attention(q, k, v, …, dropout_p=0.0)
+
+    Checkpointing wraps every operator that may draw, so that it draws the same numbers when it is computed again. This
+    one draws none: no generator is read or advanced either way. Returns a note if anything was replaced.
+    """
+    made: list[FxNode] = []
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or op_name(node.target) != _WRAPPER:
+            continue
+        target, args = node.args[0], node.args[1:]
+        kwargs = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
+        if _idle_states(target, args, kwargs):
+            with gm.graph.inserting_before(node):
+                made.append(gm.graph.call_function(target, args, kwargs))
+            # AOTAutograd says nothing of wrappers in a forward graph.
+            made[-1].meta = dict(node.meta or next((user.meta for user in node.users), {}))
+            node.replace_all_uses_with(made[-1])
+            gm.graph.erase_node(node)
+    if not made:
+        return []
+    _finish(gm, made)
+    return [f"attention without dropout that was given a generator: {len(made)} called without"]
+
+
+def inputs_in_use(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """The fake ``inputs`` of ``gm``, with None for generators that no operator takes: Inductor refuses those."""
+    pairs = zip(inputs, gm.graph.find_nodes(op="placeholder"), strict=True)
+    return [each if node.users or not isinstance(each, torch.Generator) else None for each, node in pairs]
+
+
+def define_seeds(gm: torch.fx.GraphModule) -> list[str]:
+    """Replace, in the FX graph of ``gm``, the random state of attention without dropout by zeros on its device.
+
+    before:  out, lse, seed, offset = attention(q, k, v, …, dropout_p=0.0);  return out, seed, offset
+    after:   out, lse, _, _ = attention(…);  zero = full([], 0, device=q.device);  return out, zero, zero′
+
+    Returns notes on what was replaced.
+    """
+    notes: list[str] = []
+    made: list[FxNode] = []
+    for node in list(gm.graph.nodes):
+        states = _idle_states(node.target, node.args, node.kwargs)
+        for item in [user for user in node.users if user.target is operator.getitem and user.args[1] in states]:
+            value = _tensor(item)
+            if not item.users or value is None:
+                continue
+            facts = {"dtype": value.dtype, "device": node.args[0].meta["val"].device}
+            facts |= {"layout": torch.strided, "pin_memory": False}
+            with gm.graph.inserting_after(item):
+                made.append(gm.graph.call_function(torch.ops.aten.full.default, (list(value.size()), 0), facts))
+            made[-1].meta = dict(item.meta)
+            item.replace_all_uses_with(made[-1])
+            notes.append(f"{item.name}: random state of attention without dropout is zero")
+    if made:
+        _finish(gm, made)
+    return notes
+
+
+# -- convolutions ------------------------------------------------------------------------------------------------------
+
+_FORWARD = torch.ops.aten.convolution.default
+_BACKWARD = torch.ops.aten.convolution_backward.default
+_OPERANDS = {_FORWARD: (0, 1), _BACKWARD: (0, 1, 2)}
+_CLONE = torch.ops.aten.clone.default
+_LOGICAL, _BY_STRIDES = ("aten", "prims"), "as_strided"
+"""Namespaces of operators whose results do not depend on the strides of their operands, and those of them that do."""
+
+
+def align_convolutions(gm: torch.fx.GraphModule) -> bool | None:
+    """Whether convolutions of a graph that holds its own backward pass shall be channels-last, as Inductor decides it
+    for training; their operands are then cloned to that layout. None, and nothing is changed, for other graphs, and
+    where operators depend on strides, or results share memory or are no plain tensors."""
+    nodes: list[Any] = list(gm.graph.nodes)
+    convolutions = [node for node in nodes if node.target in _OPERANDS]
+    if len({node.target for node in convolutions}) < len(_OPERANDS):
+        return None
+    operands = {node.args[place]: None for node in convolutions for place in _OPERANDS[node.target]}
+    output = nodes[-1]
+    given = {_storage(node) for node in nodes if node.op == "placeholder"}
+    outputs = {node: _storage(node) for node in output.args[0] if _tensor(node) is not None}
+    outputs = {node: storage for node, storage in outputs.items() if storage not in given}
+    flat = all(_tensor(node) is not None and _tensor(node).dim() == 4 for node in operands)
+    if not flat or not all(map(_is_logical, nodes)) or len(set(outputs.values())) < len(outputs):
+        return None
+    if not all(_tensor(node).is_contiguous() for node in outputs):
+        return None
+    if not compat.decide_layout_opt(gm, is_inference=False):
+        return False
+    made = {node: _cloned(gm, node, torch.channels_last) for node in operands}
+    for node in convolutions:
+        for place in _OPERANDS[node.target]:
+            node.update_arg(place, made[node.args[place]])
+    kept = {node: _cloned(gm, node, torch.contiguous_format) for node in outputs}
+    output.args = (type(output.args[0])(kept.get(node, node) for node in output.args[0]),)
+    _finish(gm)
+    return True
+
+
+def _cloned(gm: torch.fx.GraphModule, node: Any, layout: torch.memory_format) -> torch.fx.Node:
+    after = node
+    while after.op == "placeholder" and after.next.op == "placeholder":  # all of them come first
+        after = after.next
+    with gm.graph.inserting_after(after):
+        made = gm.graph.call_function(_CLONE, (node,), {"memory_format": layout})
+    made.meta = {**node.meta, "val": torch.clone(node.meta["val"], memory_format=layout)}
+    return made
+
+
+def _is_logical(node: Any) -> bool:
+    if node.op != "call_function" or node.target is operator.getitem:
+        return True
+    return getattr(node.target, "namespace", None) in _LOGICAL and _BY_STRIDES not in str(node.target)
+
+
+def _storage(node: Any) -> int | None:
+    value = _tensor(node)
+    return None if value is None else value.untyped_storage()._cdata
+
+
+# -- scalars -----------------------------------------------------------------------------------------------------------
+
+_CONVERT = torch.ops.prims.convert_element_type.default
+_COMPUTED_IN_FLOAT = (torch.float, torch.half, torch.bfloat16)
+
+
+def compute_scalars_once(gm: torch.fx.GraphModule) -> None:
+    """Convert each 0-dimensional double that a foreach operator makes, and another combines with larger tensors, to
+    float32. These operators compute in that type themselves: results stay the same.
+
+    before:  _foreach_pow(beta, [step, …]) ─► _foreach_mul([weight, …], [number, …])
+    after:   _foreach_pow(beta, [step, …]) ─► convert, … ─► _foreach_mul([weight, …], [number, …])
+
+    Inductor fuses a foreach operator into the next, so that each element of a weight would compute its own power, in
+    double precision. The conversion ends the chain: numbers get a kernel of their own, which computes all at once.
+    """
+    made: dict[FxNode, FxNode] = {}
+    for node, place in _scaled_lists(gm):
+        numbers = dict.fromkeys(item for item in node.args[place] if _is_computed_number(item))
+        for item in (item for item in numbers if item not in made):
+            with gm.graph.inserting_after(item):
+                made[item] = gm.graph.call_function(_CONVERT, (item, torch.float))
+            made[item].meta = {**item.meta, "val": item.meta["val"].float()}
+        node.update_arg(place, [made.get(item, item) for item in node.args[place]])
+    if made:
+        _finish(gm)
+
+
+def _scaled_lists(gm: torch.fx.GraphModule) -> Iterator[tuple[Any, int]]:
+    """The foreach operators on larger tensors that are computed in float, with each list that they combine these with:
+    the places of its arguments."""
+    for node in list(gm.graph.nodes):
+        given = node.args[0] if _is_foreach(node) else None
+        larger = list(map(_tensor, given)) if isinstance(given, (list, tuple)) else []
+        if larger and all(value is not None and value.dim() and value.dtype in _COMPUTED_IN_FLOAT for value in larger):
+            for place, other in enumerate(node.args):
+                if place and isinstance(other, (list, tuple)) and len(other) == len(larger):
+                    yield node, place
+
+
+def _is_computed_number(item: Any) -> bool:
+    value = _tensor(item)
+    if value is None or value.dim() or value.dtype != torch.double:
+        return False
+    return item.target is operator.getitem and _is_foreach(item.args[0])
+
+
+def _is_foreach(node: Any) -> bool:
+    return isinstance(node, FxNode) and str(node.target).startswith("aten._foreach_")
