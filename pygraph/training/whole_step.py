@@ -15,7 +15,7 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -78,11 +78,9 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """A tensor that operators made: the output of the tape at ``index``. ``spent``: autograd had followed it, and has
-    freed what it would need to go back from it."""
+    """A tensor that operators made: the output of the tape at ``index``."""
 
     index: int
-    spent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ class _Reader:
         index = next((i for i, each in enumerate(self.results) if each is tensor), len(self.results))
         if index == len(self.results):
             self.results.append(tensor)
-        return _Result(index, tensor.requires_grad)
+        return _Result(index)
 
 
 def _is_spent(tensor: torch.Tensor) -> bool:
@@ -174,32 +172,18 @@ class _Spent(torch.autograd.Function):
         raise RuntimeError("backward through the graph of a captured step, which has gone back through it already")
 
 
-class _Writer:
-    """Makes values by their descriptions: today's objects of ``walk``, and the ``outputs`` of a replay."""
-
-    def __init__(self, walk: Walk, outputs: Sequence[torch.Tensor]) -> None:
-        self._walk, self._outputs = walk, list(outputs)
-
-    def make(self, value: Any) -> Any:
-        """The value."""
-        match value:
-            case _Plain():
-                return value.value
-            case _Known():
-                return self._walk.object(value.entry)
-            case _Result():
-                return self._result(value)
-            case _:
-                items = map(self.make, value.items)
-                return value.kind(*items) if hasattr(value.kind, "_fields") else value.kind(items)
-
-    def _result(self, value: _Result) -> torch.Tensor:
-        tensor = self._outputs[value.index]
-        if value.spent and not tensor.requires_grad:
-            with torch.enable_grad():
-                tensor = _Spent.apply(tensor, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
-            self._outputs[value.index] = tensor
-        return tensor
+def _make(value: Any, walk: Walk, outputs: Sequence[torch.Tensor]) -> Any:
+    """A value by its description: of today's objects of ``walk``, and the ``outputs`` of a replay."""
+    match value:
+        case _Plain():
+            return value.value
+        case _Known():
+            return walk.object(value.entry)
+        case _Result():
+            return outputs[value.index]
+        case _:
+            items = [_make(each, walk, outputs) for each in value.items]
+            return value.kind(*items) if hasattr(value.kind, "_fields") else value.kind(items)
 
 
 # -- one call that is written down -------------------------------------------------------------------------------------
@@ -207,16 +191,18 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a call did: its tape, the value that it returned, and the places that it changed."""
+    """What a call did: its tape, the value that it returned, and the places that it changed. ``spent`` are the outputs
+    that autograd had followed, and has freed what it would need to go back from them."""
 
     tape: Tape
     value: Any
     places: tuple[Change, ...]
+    spent: tuple[int, ...]
 
     def differs(self, other: _Written) -> Refusal | None:
         """Why another call is none that the same replay could stand for."""
         refusal = self.tape.differs(other.tape)
-        if refusal is None and (self.value, self.places) != (other.value, other.places):
+        if refusal is None and replace(self, tape=other.tape) != other:
             return Refusal("unsteady-step", "it leaves something else behind in one call than in the next")
         return refusal
 
@@ -254,7 +240,8 @@ def _write_down(
         tape.refuse(error.reason, error.detail)
     except Exception as error:  # noqa: BLE001 - the step has run, and its result is the caller's
         tape.refuse("tape-failed", f"{type(error).__name__}: {error}")
-    return returned, _Written(tape, value, tuple(places)), reader.results
+    spent = tuple(index for index, tensor in enumerate(reader.results) if tensor.requires_grad)
+    return returned, _Written(tape, value, tuple(places), spent), reader.results
 
 
 def _check_rest(tape: Tape, walk: Walk, executed: Executed, memory: Sequence[Any], host: Any) -> None:
@@ -391,7 +378,9 @@ class CapturedStep:
             look = self._look(args, kwargs)
             variant = self._variants.get(look.key)
         if look.walk.refusal is not None:
-            return self._plainly(args, kwargs, look.walk.refusal)
+            self.record.uncaptured += 1
+            self._waste(_REFUSED, look.walk.refusal)
+            return self._step(*args, **kwargs)
         if variant is None or not (variant.region or variant.off):
             return self._write(variant, look, args, kwargs)
         self._variants.move_to_end(look.key)
@@ -401,34 +390,23 @@ class CapturedStep:
         return self._run(variant, look, args, kwargs)
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Look:
-        """Look at everything that a call can read. An object that cannot be looked at is a refusal."""
-        try:
-            return self._walk(args, kwargs)
-        except Exception as error:  # noqa: BLE001 - objects of any kind are met; the step must run
-            walk = Walk((), Executed())
-            walk.refusal = Refusal("walk-failed", f"{type(error).__name__}: {error}")
-            return _Look(walk, _Tokens(()), None)
-
-    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Look:
-        """All but the arguments is walked anew only where something there has changed since the last replay."""
+        """Look at everything that a call can read: at all but arguments and gradients only where something there has
+        changed since the last replay. An object that cannot be looked at is a refusal."""
         kept, self._kept = self._kept, None
-        if kept is None or not kept[0].holds():
-            kept = None
-            roots = [("", compat.global_hooks()), ("os.environ", os.environ), ("step", self._step)]
-            state = Walk(roots, self._executed)
-            tokens = _Tokens(tuple(state.tokens))
-        else:
+        walk, key, tokens, again = Walk((), Executed()), None, _Tokens(()), False
+        try:
+            again = kept is not None and kept[0].holds()
+            if kept is None or not again:
+                roots = [("", compat.global_hooks()), ("os.environ", os.environ), ("step", self._step)]
+                walk = Walk(roots, self._executed)
+                kept = walk, _Tokens(tuple(walk.tokens))
             state, tokens = kept
-        if state.refusal is not None:
-            return _Look(state, tokens, None)
-        walk = Walk([("args", args), ("", kwargs), ("", compat.function_modes())], self._executed, state)
-        return _Look(walk, tokens, (tokens, tuple(walk.tokens), _torch_state()), kept is not None)
-
-    def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: Refusal) -> Any:
-        """A call that cannot be looked at."""
-        self.record.uncaptured += 1
-        self._waste(_REFUSED, refusal)
-        return self._step(*args, **kwargs)
+            if state.refusal is None:
+                walk = Walk([("args", args), ("", kwargs), ("", compat.function_modes())], self._executed, state)
+                key = tokens, tuple(walk.tokens), _torch_state()
+        except Exception as error:  # noqa: BLE001 - objects of any kind are met; the step must run
+            walk.refusal = Refusal("walk-failed", f"{type(error).__name__}: {error}")
+        return _Look(walk, tokens, key, again)
 
     # -- calls that are written down -----------------------------------------------------------------------------------
 
@@ -533,13 +511,16 @@ class CapturedStep:
         assert state is not None
         if written.tape.written:
             torch.autograd.graph.increment_version([walk.tensors[number] for number in written.tape.written])
-        writer = _Writer(walk, outputs)
+        made = list(outputs)
+        for index in written.spent:
+            with torch.enable_grad():
+                made[index] = _Spent.apply(made[index], torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
         for place in written.places:
-            walk.holders[place.holder].put(writer.make(place.key), writer.make(place.value))
+            walk.holders[place.holder].put(_make(place.key, walk, made), _make(place.value, walk, made))
         if not state.weak and all(place.holder >= len(state.holders) for place in written.places):
             state.keep()
             self._kept = state, variant.tokens
-        return writer.make(written.value)
+        return _make(written.value, walk, made)
 
     # -- giving up -----------------------------------------------------------------------------------------------------
 
