@@ -90,7 +90,8 @@ def check_call(call: OperatorCall) -> None:
     tags = call.op.tags
     if torch.Tag.dynamic_output_shape in tags:
         raise CaptureError("dynamic-output", call.name)
-    if torch.Tag.data_dependent_output in tags or any("Tensor" not in str(r.type) for r in call.op._schema.returns):
+    returns = [str(each.type) for each in call.op._schema.returns]
+    if torch.Tag.data_dependent_output in tags or (returns and not any("Tensor" in each for each in returns)):
         raise CaptureError("host-read", call.name)
     if torch.Tag.inplace_view in tags or call.name in _RESIZING:
         raise CaptureError("metadata-mutation", call.name)

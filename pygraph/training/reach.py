@@ -1,27 +1,26 @@
 """Everything that a step can read: walked from its arguments, its function, and the globals that its code names.
 
 A walk gives tokens, equal for states in which a deterministic step does the same, and every tensor in a fixed order. It
-can say afterwards which places have changed.
+can say afterwards which places have changed. What an object refers to is what Python's garbage collector finds in it.
 """
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextvars
-import copy
 import datetime
-import enum
 import functools
+import gc
 import pickle
-import random
 import struct
 import sys
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
-from operator import attrgetter, is_, methodcaller
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.tensors import bits
 from pygraph.training.tape import user_line
 
-__all__ = ["Change", "Executed", "Unchanged", "Walk"]
+__all__ = ["Change", "Executed", "Walk"]
 
 _MOST = 100_000
 """Objects that are looked at in one walk."""
@@ -39,15 +38,19 @@ _MOST = 100_000
 _LARGE = 1 << 16
 """Bytes of an array outside of torch that is compared by its contents."""
 
-_LEAVES = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, enum.Enum)
-_TORCH_LEAVES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
-_DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
-_BUILTINS = (
-    types.BuiltinFunctionType,
-    types.MethodWrapperType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
+_PLAIN = (int, float, complex, str, bytes)
+_LEAVES = frozenset(
+    {*_PLAIN, bool, type(None), type(...), type(NotImplemented), range}
+    | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
+_INERT = (types.ModuleType, types.CodeType, types.FrameType, types.TracebackType)
+"""Objects that are compared by identity alone."""
+_TRANSPARENT = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial, slice)
+"""Objects that are what they refer to."""
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
+_CACHED = type(functools.lru_cache(lambda: None))
+_READ = ("getstate", "locked", "initial_seed")
+"""Methods that tell what an object outside of Python's memory holds."""
 
 _OF_CLASSES = frozenset(
     {
@@ -60,6 +63,7 @@ _OF_CLASSES = frozenset(
         "__static_attributes__",
     }
     | {"__parameters__", "__orig_bases__", "__match_args__", "__dataclass_fields__", "__dataclass_params__", "__hash__"}
+    | {"_abc_impl"}
 )
 """What classes hold that says nothing of what they do."""
 
@@ -105,15 +109,12 @@ class Executed:
     names: dict[int, tuple[dict[str, Any], dict[str, None]]] = field(default_factory=dict)
     """The globals of each module, by id, and the names that its code mentions."""
     codes: dict[types.CodeType, None] = field(default_factory=dict)
-    version: int = 0
-    """Counts up with the code that is known."""
     refusal: Refusal | None = None
 
     def add(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Note code that runs, or may."""
         if code not in self.codes:
             self.codes[code] = None
-            self.version += 1
             names = self.names.setdefault(id(namespace), (namespace, {}))[1]
             for each in _nested(code):
                 names.update(dict.fromkeys(each.co_names))
@@ -128,7 +129,7 @@ class Executed:
                 if not _is_library(each.__globals__.get("__name__")):
                     self.add(each.__code__, each.__globals__)
                     waiting += [each.__globals__.get(name) for code in _nested(each.__code__) for name in code.co_names]
-                waiting += [_contents(cell) for cell in each.__closure__ or ()]
+                waiting += [_attribute(cell, "cell_contents") for cell in each.__closure__ or ()]
 
     def runs(self, function: types.FunctionType) -> bool:
         """Whether a function is known to run, or what it wraps is; True for wrappers of which that is not known."""
@@ -171,7 +172,7 @@ class Executed:
 _COMPILED = ("torch._dynamo.eval_frame", "compile_wrapper")
 """Module and name of the function that stands for a compiled one."""
 _HOST_READS = ("numpy", "tolist", "__dlpack__")
-_ADDRESSES = ("data_ptr", "untyped_storage", "_typed_storage", "storage", "__array__")
+_ADDRESSES = ("data_ptr", "storage_offset", "untyped_storage", "_typed_storage", "storage", "__array__")
 _EFFECTS = (print, input, open, globals, eval, exec)
 _OUTSIDE = ("time", "posix", "nt", "_socket")
 _CLOCKS = (datetime.datetime, datetime.date)
@@ -194,9 +195,9 @@ class _Holder:
 
     entry: int
     owner: Any
-    kind: str  # dict, list, fixed (a set or a deque), cell, globals, slots, grad
-    keys: tuple[Any, ...]
-    values: tuple[Any, ...]
+    kind: str  # dict, list, fixed (a set or a deque), names (some of a dictionary), attributes, grads (of tensors)
+    keys: tuple[Any, ...] = ()
+    values: tuple[Any, ...] = ()
 
     def now(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Keys and values as they are."""
@@ -206,22 +207,21 @@ class _Holder:
                 return tuple(owner), tuple(owner.values())
             case "list" | "fixed":
                 return tuple(range(len(owner))), tuple(owner)
-            case "globals":
+            case "grads":
+                return tuple(range(len(owner))), tuple(map(_GRAD, owner))
+            case "names":
                 return self.keys, tuple(owner.get(name, _MISSING) for name in self.keys)
-            case "cell":
-                return self.keys, (_contents(owner),)
             case _:
-                return self.keys, tuple(getattr(owner, name, _MISSING) for name in self.keys)
+                return self.keys, tuple(_attribute(owner, name) for name in self.keys)
 
     def put(self, key: Any, value: Any) -> None:
         """Have it hold ``value`` under ``key``."""
-        match self.kind:
-            case "dict" | "globals" | "list":
-                self.owner[key] = value
-            case "cell":
-                self.owner.cell_contents = value
-            case _:
-                setattr(self.owner, key, value)
+        if self.kind == "attributes":
+            setattr(self.owner, key, value)
+        elif self.kind == "grads":
+            self.owner[key].grad = value
+        else:
+            self.owner[key] = value
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,39 +238,46 @@ class Walk:
 
     ``tokens`` are the state; ``tensors`` and ``holders`` come in the same order where tokens are equal. ``refusal``
     names what cannot be looked into. Everything that was met is kept alive. With a ``base``, an earlier walk that still
-    holds, this one goes on from it.
+    holds, this one goes on from it, with the gradients of the tensors there.
     """
 
     def __init__(self, roots: Sequence[tuple[str, Any]], executed: Executed, base: Walk | None = None) -> None:
         self.base = base
-        self.version = executed.version
         self.tokens: list[Hashable] = []
         self.tensors: list[torch.Tensor] = [] if base is None else base.tensors.copy()
         self.holders: list[_Holder] = [] if base is None else base.holders.copy()
         self.codes: dict[types.CodeType, None] = {} if base is None else base.codes
         self.refusal: Refusal | None = None
+        self.weak = False
+        """Whether there are weak references to what was met: to keep this walk would keep that alive."""
         self._first = 0 if base is None else len(base.tokens)
         self._objects: dict[int, Any] = {}
         self._from: list[tuple[int, str]] = []
         self._seen: dict[int, int] = {}
-        self._numbers: dict[int, int] = {}
         self._storages: dict[int, list[int]] = {}
-        self._gradients: dict[int, int] = {}
-        """The holder of the gradient of each tensor, by its number."""
-        self._again: set[int] = set()
-        """Entries that were met more than once."""
+        self._leaves: list[tuple[torch.Tensor, int]] = []
+        """Tensors with gradients that are not walked yet, and their entries."""
         self._waiting: list[tuple[Any, int, str]] = []
         self._instances: list[Any] = []
-        self._functions: list[types.FunctionType] = []
-        self._classes: list[type] = []
-        self._referents: list[tuple[Callable[[], Any], Any]] = []
-        """How an object is asked for, and what it was."""
-        self._contents: list[tuple[Callable[[], Hashable], Hashable]] = []
-        """How something is read that is compared by its contents, and what it was."""
+        self._fixed: list[tuple[Any, list[Any], int]] = [] if base is None else base._fixed.copy()
+        """Objects that nothing can be put into here, what they refer to, and their entries."""
+        self._referents: list[Callable[[], Any]] = []
+        """How objects are asked for that nothing here refers to."""
+        self._contents: list[tuple[Callable[[], Hashable], Hashable, int]] = (
+            [] if base is None else base._contents.copy()
+        )
+        """How something is read that is compared by its contents, what it was, and the entry."""
         self._executed = executed
+        self._version = len(executed.codes)
+        self._kept: tuple[list[Any], list[Any]] | None = None
         for name, value in roots:
             self._waiting.append((value, -1, name))
             self._run()
+        if base is not None:
+            self._leaves = base._leaves + self._leaves
+            while self._leaves:
+                self._gradients()
+                self._run()
         done: set[int] = set()
         while base is None and any(key not in done for key in executed.names):  # functions that are met may name more
             for key, (namespace, names) in list(executed.names.items()):
@@ -279,11 +286,6 @@ class Walk:
                     self._globals(namespace, tuple(names))
                     self._run()
         self.tokens.append(tuple(self._aliases()))
-
-    def number(self, tensor: torch.Tensor) -> int | None:
-        """The number of a tensor that was met."""
-        found = self._numbers.get(id(tensor))
-        return found if found is not None or self.base is None else self.base.number(tensor)
 
     def entry(self, value: Any) -> int | None:
         """The entry of an object that was met, other than of a plain value."""
@@ -303,29 +305,20 @@ class Walk:
             parts.append(step)
         return "".join(reversed(parts))
 
-    def differs(self, other: Walk) -> str:
-        """The first place at which another walk has something else."""
-        for entry, (mine, its) in enumerate(zip(self._every(), other._every(), strict=False)):
-            if mine != its:
-                return f"{self._place(entry)}: {_shown(mine)} became {_shown(its)}"
-        return "more or fewer objects"
-
-    def _every(self) -> list[Hashable]:
+    def every(self) -> list[Hashable]:
+        """The tokens, with those of the base."""
         return self.tokens if self.base is None else self.base.tokens + self.tokens
+
+    def differs(self, earlier: Sequence[Hashable]) -> str:
+        """The first place at which an earlier walk, with these tokens, had something else."""
+        for entry, (its, mine) in enumerate(zip(earlier, self.every(), strict=False)):
+            if mine != its:
+                return f"{self._place(entry)}: {_shown(its)} became {_shown(mine)}"
+        return "more or fewer objects"
 
     def _place(self, entry: int) -> str:
         walk = self if self.base is None or entry >= self._first else self.base
         return self.path(entry) if entry - walk._first < len(walk._from) else "shared memory"
-
-    def trail(self) -> Walk:
-        """This walk, for ``differs`` alone: nothing that was met is kept alive any more."""
-        trail = copy.copy(self)
-        trail.base = None if self.base is None else self.base.trail()
-        trail.tensors, trail.holders, trail.codes = [], [], {}
-        trail._objects, trail._seen, trail._numbers, trail._storages = {}, {}, {}, {}
-        trail._instances, trail._functions, trail._classes = [], [], []
-        trail._referents, trail._contents, trail._executed = [], [], Executed()
-        return trail
 
     def changes(self) -> list[Change]:
         """What is held in another place than at the time of the walk, tensors' own values aside. Raises CaptureError
@@ -342,28 +335,53 @@ class Walk:
                     if holder.kind == "fixed" or value is _MISSING:
                         raise CaptureError("python-state", f"the step changes {self.path(holder.entry)}")
                     found.append(Change(index, key, value))
+        changed = [entry for read, contents, entry in self._contents if read() != contents]
+        changed += [entry for value, before, entry in self._fixed if not _are(gc.get_referents(value), before)]
+        if changed:
+            raise CaptureError("python-state", f"the step changes {self.path(changed[0])}")
         return found
 
-    def replace_gradient(self, index: int, now: Any) -> bool:
-        """Have this walk hold ``now`` for what holder ``index`` held, as if it had met that instead. False, with
-        nothing done, unless both are gradients that nothing else refers to, and are alike."""
-        holder = self.holders[index] if index < len(self.holders) else None
-        before = holder.values[0] if holder is not None and holder.kind == "grad" else None
-        if before is None or type(now) is not torch.Tensor or _LIKE(before) != _LIKE(now):
+    # -- whether it still holds ----------------------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Note what everything that was met refers to, for ``holds``."""
+        if self._kept is None:
+            self._dicts = [holder.owner for holder in self.holders if holder.kind == "dict"]
+            fixed = [value for value, _, _ in self._fixed]
+            self._dicts += [gc.get_referents(vars(each))[0] for each in fixed if isinstance(each, type)]
+            held = [holder.owner for holder in self.holders if holder.kind in ("list", "fixed")]
+            mark = (_MISSING,)  # between two objects, so that nothing moves from one to the next unseen
+            self._watched = [each for one in (*self._dicts, *held, *fixed) for each in (one, mark)]
+            self._named = [each for each in self.holders if each.kind in ("names", "attributes")]
+            self._strided = [each for each in self.tensors if each.layout is torch.strided]
+            self._kept = self._now()
+
+    def holds(self) -> bool:
+        """Whether everything that was met, gradients aside, refers to the very same objects as when it was kept.
+
+        A plain value that is equal but another object counts as a change.
+        """
+        if self._kept is None or self._version != len(self._executed.codes):
             return False
-        number, entry, storage = self._numbers[id(before)], self._seen[id(before)], before.untyped_storage()._cdata
-        own = self._gradients[number]
-        if entry in self._again or len(self._storages[storage]) > 1 or self.holders[own].values[0] is not None:
-            return False
-        if before.stride() != now.stride() or now.untyped_storage()._cdata in self._storages:
-            return False
-        self.holders[index] = replace(self.holders[index], values=(now,))
-        self.holders[own] = replace(self.holders[own], owner=now)
-        self.tensors[number] = self._objects[entry] = now
-        self._numbers[id(now)] = self._numbers.pop(id(before))
-        self._seen[id(now)] = self._seen.pop(id(before))
-        self._storages[now.untyped_storage()._cdata] = self._storages.pop(storage)
-        return True
+        (same, equal), (was, before) = self._now(), self._kept
+        return _are(same, was) and equal == before
+
+    def _now(self) -> tuple[list[Any], list[Any]]:
+        """What is compared by identity, and what by value. Python code runs for few single objects."""
+        same = gc.get_referents(*self._watched)
+        same += chain.from_iterable(self._dicts)
+        same += map(type, self._instances)
+        same += map(_ATTRIBUTES, self._instances)
+        same += chain.from_iterable(each.now()[1] for each in self._named)
+        same += [read() for read in self._referents]
+        equal: list[Any] = [*map(_FACTS, self.tensors), *map(torch.Tensor.stride, self._strided)]
+        equal += map(bool, map(_ATTRIBUTES, self.tensors))
+        equal += [read() for read, _, _ in self._contents]
+        for members in self._storages.values():
+            if len(members) > 1:
+                addresses = [self.tensors[number].data_ptr() for number in members]
+                equal += [address - addresses[0] for address in addresses]
+        return same, equal
 
     # -- one object ----------------------------------------------------------------------------------------------------
 
@@ -379,14 +397,13 @@ class Walk:
 
     def _visit(self, value: Any, entry: int) -> None:
         kind = type(value)
-        if isinstance(value, _LEAVES) or kind in _TORCH_LEAVES:
+        if kind in _LEAVES:
             self.tokens.append(bits(value))
             return
         if kind not in (tuple, frozenset):  # those may be one object or several, which makes no difference
             known = self.entry(value)
             if known is not None:
                 self.tokens.append(("same", known))
-                self._again.add(known)
                 return
             self._seen[id(value)] = entry
         self._objects[entry] = value
@@ -399,60 +416,63 @@ class Walk:
         """What stands for one object, which is met for the first time; what it leads to goes to ``children``."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value, entry, children)
+        if isinstance(value, (types.FunctionType, _CACHED)) and _is_library(value.__module__):
+            return _Is(value)
         if isinstance(value, types.FunctionType):
-            return self._function(value, children)
+            return self._function(value, entry, children)
         if isinstance(value, types.CellType):
-            contents = _contents(value)
-            self.holders.append(_Holder(entry, value, "cell", (None,), (contents,)))
+            (contents,) = self._hold(entry, value, "attributes", "cell_contents")
             children.append((None if contents is _MISSING else contents, ""))
             return ("cell", contents is _MISSING)
-        if isinstance(value, types.MethodType):
-            children += [(value.__self__, ".__self__"), (value.__func__, ".__func__")]
-            return "method"
-        if isinstance(value, functools.partial):
-            children += [(value.func, ".func"), (value.args, ".args"), (value.keywords, ".keywords")]
-            return "partial"
-        if isinstance(value, _BUILTINS):
-            owner = getattr(value, "__self__", None)
-            children.append((None if isinstance(owner, (types.ModuleType, type)) else owner, ".__self__"))
-            return ("builtin", value.__qualname__)
-        if kind.__name__ == "cython_function_or_method":
-            children.append((getattr(value, "__self__", None), ".__self__"))
-            return "method"
         home = kind.__module__.partition(".")[0]
-        if isinstance(value, types.ModuleType) or home in ("logging", "pygraph"):
+        if isinstance(value, _INERT) or home in ("logging", "pygraph"):
             return _Is(value)
         if isinstance(value, type):
             return self._class(value, entry, children)
-        if isinstance(value, (weakref.ref, contextvars.ContextVar)):
-            read = value if isinstance(value, weakref.ref) else functools.partial(value.get, None)
-            self._referents.append((read, read()))
-            children.append((read(), "()"))
+        if kind.__name__ == "cython_function_or_method":
+            children.append((getattr(value, "__self__", None), ".__self__"))
+            return "method"
+        if isinstance(value, weakref.ref):
+            self.weak = True
+            children.append((value(), "()"))
             return "reference"
-        if isinstance(value, random.Random):
-            return self._read(value.getstate)
-        if isinstance(value, _DESCRIPTORS):
-            return _Is(value)
+        if isinstance(value, contextvars.ContextVar):
+            self._referents.append(functools.partial(value.get, None))
+            children.append((value.get(None), ".get()"))
+            return "variable"
         if hasattr(kind, "__next__"):
             return self._refuse(entry, "iterator", "what it gives next cannot be seen")
         if home == "numpy":
             return self._array(value, entry)
+        if kind in _TRANSPARENT:
+            self._refers(value, entry, children)
+            return (kind, getattr(value, "__qualname__", None))
         token = self._items(value, entry, children)
         return self._attributes(value, kind, entry, children, token)
+
+    def _hold(self, entry: int, owner: Any, kind: str, *keys: Any) -> tuple[Any, ...]:
+        """Note a holder. Returns what it holds."""
+        keys, values = _Holder(entry, owner, kind, keys).now()
+        self.holders.append(_Holder(entry, owner, kind, keys, values))
+        return values
+
+    def _refers(self, value: Any, entry: int, children: list[tuple[Any, str]]) -> None:
+        """Go on to what an object refers to, besides its children."""
+        known = {id(child) for child, _ in children} | {id(type(value)), id(getattr(value, "__dict__", None))}
+        referents = gc.get_referents(value)
+        more = [(each, "") for each in referents if id(each) not in known]
+        if more:
+            self._fixed.append((value, referents, entry))
+            children += more
 
     def _refuse(self, entry: int, reason: str, detail: str) -> Hashable:
         self.refusal = self.refusal or Refusal(reason, f"{self.path(entry)}: {detail}")
         return None
 
     def _tensor(self, tensor: torch.Tensor, entry: int, children: list[tuple[Any, str]]) -> Hashable:
-        self._numbers[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
-        leaf = tensor.is_leaf
-        if leaf:
-            gradient = tensor.grad
-            self._gradients[self._numbers[id(tensor)]] = len(self.holders)
-            self.holders.append(_Holder(entry, tensor, "grad", ("grad",), (gradient,)))
-            children.append((gradient, ".grad"))
+        if tensor.is_leaf:
+            self._leaves.append((tensor, entry))
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             hooks = getattr(tensor, name, None)
             if hooks:
@@ -464,28 +484,33 @@ class Walk:
             children.append((attributes, ".__dict__"))
         strided = tensor.layout is torch.strided
         layout = (tensor.stride(), tensor.untyped_storage().nbytes() > 0) if strided else str(tensor.layout)
-        facts = (tensor.size(), layout, tensor.dtype, tensor.device, tensor.requires_grad, leaf)
+        facts = (tensor.size(), layout, tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf)
         return ("tensor", type(tensor), *facts)
 
-    def _function(self, function: types.FunctionType, children: list[tuple[Any, str]]) -> Hashable:
-        if _is_library(function.__module__):
-            return _Is(function)
-        self._functions.append(function)
+    def _gradients(self) -> None:
+        leaves, self._leaves = self._leaves, []
+        self._from.append((-1, ""))
+        gradients = self._hold(self._first + len(self.tokens), [tensor for tensor, _ in leaves], "grads")
+        self.tokens.append(("gradients", tuple(each is None for each in gradients)))
+        met = [(each, entry, ".grad") for each, (_, entry) in zip(gradients, leaves, strict=True) if each is not None]
+        self._waiting.extend(reversed(met))
+
+    def _function(self, function: types.FunctionType, entry: int, children: list[tuple[Any, str]]) -> Hashable:
         if self._executed.runs(function):
             self.codes[function.__code__] = None
             names = function.__code__.co_freevars
             children += [(cell, f"<{name}>") for name, cell in zip(names, function.__closure__ or (), strict=True)]
             children.append((function.__defaults__, ".__defaults__"))
             children.append((function.__kwdefaults__, ".__kwdefaults__"))
-        if function.__dict__:
-            children.append((function.__dict__, ""))
+        children.append((function.__dict__, ""))
+        self._fixed.append((function, gc.get_referents(function), entry))
         return ("function", function.__code__)
 
     def _class(self, cls: type, entry: int, children: list[tuple[Any, str]]) -> Hashable:
         if _is_library(cls.__module__):
             return cls
-        self._classes.append(cls)
-        held: list[tuple[str, Any]] = []
+        self._fixed.append((cls, gc.get_referents(cls), entry))
+        held: list[str] = []
         same: list[Hashable] = []
         for name, value in vars(cls).items():
             inner = getattr(value, "__func__", getattr(value, "fget", value))
@@ -498,36 +523,36 @@ class Walk:
             elif hasattr(type(value), "__get__"):
                 children.append((value, f".{name}"))  # to ask the class for it would call it
             elif name not in _OF_CLASSES:
-                held.append((name, value))
-        self.holders.append(_Holder(entry, cls, "slots", *_columns(held)))
-        children += [(value, f".{name}") for name, value in held]
-        children += [(base, "") for base in cls.__bases__ if not _is_library(base.__module__)]
-        return (cls, tuple(same), tuple(name for name, _ in held))
+                held.append(name)
+        children += zip(self._hold(entry, cls, "attributes", *held), (f".{name}" for name in held), strict=True)
+        children += [(each, "") for each in (type(cls), *cls.__bases__) if not _is_library(each.__module__)]
+        return (cls, tuple(same), tuple(held))
 
     def _array(self, value: Any, entry: int) -> Hashable:
         """An array, scalar or generator of numpy, compared by its contents, or whatever else it has."""
         if hasattr(value, "bit_generator"):
-            return self._read(lambda: pickle.dumps(value.bit_generator.state))
+            return self._read(lambda: pickle.dumps(value.bit_generator.state), entry)
         if hasattr(value, "get_state"):
-            return self._read(lambda: pickle.dumps(value.get_state()))
+            return self._read(lambda: pickle.dumps(value.get_state()), entry)
         if not hasattr(value, "tobytes"):
             return _Is(value)
         if value.nbytes > _LARGE or value.dtype.hasobject:
             return self._refuse(entry, "large-array", f"an array of {value.nbytes} bytes")
-        return (type(value), value.dtype.str, value.shape, self._read(value.tobytes))
+        return (type(value), value.dtype.str, value.shape, self._read(value.tobytes, entry))
 
-    def _read(self, read: Callable[[], Hashable]) -> Hashable:
+    def _read(self, read: Callable[[], Hashable], entry: int) -> Hashable:
         """What is compared by its contents."""
-        self._contents.append((read, read()))
-        return self._contents[-1][1]
+        contents = read()
+        self._contents.append((read, contents, entry))
+        return contents
 
     def _items(self, value: Any, entry: int, children: list[tuple[Any, str]]) -> Hashable:
         """What a container holds."""
         if isinstance(value, dict):
-            self.holders.append(_Holder(entry, value, "dict", tuple(value), tuple(value.values())))
+            self._hold(entry, value, "dict")
             keys: list[Hashable] = []
             for key, item in value.items():
-                plain = isinstance(key, _LEAVES)
+                plain = type(key) in _LEAVES
                 keys.append(bits(key) if plain else None)
                 if not plain:
                     children.append((key, "<key>"))
@@ -537,18 +562,17 @@ class Walk:
             return tuple(keys)
         if isinstance(value, (list, tuple, collections.deque)):
             if not isinstance(value, tuple):
-                how = "list" if isinstance(value, list) else "fixed"
-                self.holders.append(_Holder(entry, value, how, tuple(range(len(value))), tuple(value)))
+                self._hold(entry, value, "list" if isinstance(value, list) else "fixed")
             children += [(item, f"[{index}]") for index, item in enumerate(value)]
             return len(value)
         if isinstance(value, (set, frozenset)):
             if not isinstance(value, frozenset):
-                self.holders.append(_Holder(entry, value, "fixed", tuple(range(len(value))), tuple(value)))
-            if all(isinstance(item, _LEAVES) for item in value):
+                self._hold(entry, value, "fixed")
+            if all(type(item) in _LEAVES for item in value):
                 return frozenset(map(bits, value))
             children += [(item, "<item>") for item in value]
             return len(value)
-        return None
+        return next((each.__repr__(value) for each in _PLAIN if isinstance(value, each)), None)
 
     def _attributes(
         self, value: Any, kind: type, entry: int, children: list[tuple[Any, str]], token: Hashable
@@ -557,8 +581,8 @@ class Walk:
         attributes = getattr(value, "__dict__", None)
         names = _slots(kind)
         if isinstance(attributes, dict):
-            self.holders.append(_Holder(entry, attributes, "dict", tuple(attributes), tuple(attributes.values())))
-            children += [(item, f".{name}") for name, item in attributes.items()]
+            items = self._hold(entry, attributes, "dict")
+            children += [(item, f".{name}") for name, item in zip(attributes, items, strict=True)]
             self._instances.append(value)
             if isinstance(value, torch.nn.Module):
                 for name in ("_backward_hooks", "_backward_pre_hooks"):
@@ -566,39 +590,42 @@ class Walk:
                         self._executed.may_run(hook)
             token = (token, tuple(attributes))
         if names:
-            held = [(name, getattr(value, name, _MISSING)) for name in names]
-            self.holders.append(_Holder(entry, value, "slots", *_columns(held)))
-            children += [(item, f".{name}") for name, item in held if item is not _MISSING]
+            held = self._hold(entry, value, "attributes", *names)
+            children += [(item, f".{name}") for name, item in zip(names, held, strict=True) if item is not _MISSING]
+        if not isinstance(value, _CONTAINERS):
+            self._refers(value, entry, children)
+        contents = tuple(self._read(getattr(value, name), entry) for name in _readers(kind))
+        if _has_buffer(kind, value):
+            if memoryview(value).nbytes > _LARGE:
+                return self._refuse(entry, "large-array", f"a buffer of {memoryview(value).nbytes} bytes")
+            contents += (self._read(lambda: memoryview(value).tobytes(), entry),)
         if not _is_library(kind.__module__):
             children.append((kind, ""))
-        elif token is None and not names and not _has_buffer(kind, value):
+        if token is None and not names and not contents:
             return _Is(value)
-        if not _has_buffer(kind, value):
-            return (kind, token)
-        if memoryview(value).nbytes > _LARGE:
-            return self._refuse(entry, "large-array", f"a buffer of {memoryview(value).nbytes} bytes")
-        return (kind, token, self._read(lambda: memoryview(value).tobytes()))
+        return (kind, token, contents)
 
     def _globals(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
-        """The globals that code names, and those of modules that it names the attributes of."""
-        known = tuple(name for name in names if name in namespace)
-        self.tokens.append(("globals", namespace.get("__name__"), known))
+        """The globals, builtins and modules that code names, and those of modules that it names the attributes of."""
+        entry = self._first + len(self.tokens)
         self._from.append((-1, ""))
-        values = tuple(namespace[name] for name in known)
-        entry = self._first + len(self.tokens) - 1
-        self.holders.append(_Holder(entry, namespace, "globals", known, values))
-        found = dict(zip(known, values, strict=True))
-        modules = dict(found)
-        while modules:
-            path, module = modules.popitem()
-            if not isinstance(module, types.ModuleType) or _is_library(module.__name__):
-                continue
-            inner = {name: vars(module)[name] for name in names if name in vars(module)}
-            self.holders.append(_Holder(entry, vars(module), "globals", tuple(inner), tuple(inner.values())))
-            for name, value in inner.items():
-                if not any(value is each for each in found.values()):
-                    found[f"{path}.{name}"] = modules[f"{path}.{name}"] = value
-        self._waiting.extend((value, -1, path) for path, value in reversed(found.items()))
+        known: list[str] = []
+        packages = accumulate((namespace.get("__package__") or "").split("."), "{}.{}".format)
+        homes = ["", *(f"{package}." for package in packages)]
+        imported = [name for home in homes for each in names if (name := home + each) in sys.modules]
+        spaces = [("", sys.modules, imported), ("", vars(builtins), names), ("", namespace, names)]
+        met: set[int] = set()
+        while spaces:
+            path, space, those = spaces.pop()
+            values = self._hold(entry, space, "names", *those)
+            for name, value in zip(those, values, strict=True):
+                if value is not _MISSING:
+                    known.append(path + name)
+                    self._waiting.append((value, -1, path + name))
+                if isinstance(value, types.ModuleType) and not _is_library(value.__name__) and id(value) not in met:
+                    met.add(id(value))
+                    spaces.append((f"{path}{name}.", vars(value), names))
+        self.tokens.append(("globals", namespace.get("__name__"), tuple(known)))
 
     def _aliases(self) -> Iterator[Hashable]:
         """Which tensors share memory, and how far apart they begin (in bytes)."""
@@ -614,104 +641,23 @@ class Walk:
                 yield tuple((n, offset - offsets[0]) for n, offset in zip(members, offsets, strict=True))
 
 
-# -- whether a walk still holds ----------------------------------------------------------------------------------------
-
-
-_FACTS = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks", "dtype", "device")
-_LIKE = attrgetter("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "__dict__", "_backward_hooks")
-_SIZE = attrgetter("shape")
-_GRADIENT = attrgetter("grad")
+_FACTS = attrgetter("requires_grad", "shape", "_backward_hooks", "_post_accumulate_grad_hooks", "dtype", "device")
 _ATTRIBUTES = attrgetter("__dict__")
-_CONTENTS = attrgetter("cell_contents")
-_PARTS = attrgetter("__code__", "__defaults__", "__kwdefaults__")
-_VALUES = methodcaller("values")
+_GRAD = attrgetter("grad")
 
 
-class Unchanged:
-    """Tells whether everything that a walk met holds the very same objects as then: asked by ``holds()``.
-
-    No Python code runs for a single object. A plain value that is equal but another object counts as a change.
-    """
-
-    def __init__(self, walk: Walk) -> None:
-        self._tensors = walk.tensors
-        self._facts = list(map(_FACTS, self._tensors))
-        self._sizes = list(map(_SIZE, self._tensors))
-        self._extended = list(map(bool, map(_ATTRIBUTES, self._tensors)))
-        holders: dict[str, list[_Holder]] = {}
-        for holder in walk.holders:
-            holders.setdefault(holder.kind, []).append(holder)
-        self._leaves = [holder.owner for holder in holders.get("grad", ())]
-        self._gradients = [holder.values[0] for holder in holders.get("grad", ())]
-        dicts = holders.get("dict", [])
-        self._empty = [holder.owner for holder in dicts if not holder.keys]
-        self._dicts = [holder.owner for holder in dicts if holder.keys] + list(map(vars, walk._classes))
-        self._lengths = list(map(len, self._dicts))
-        self._keys = list(chain.from_iterable(self._dicts))
-        self._values = list(chain.from_iterable(map(_VALUES, self._dicts)))
-        self._lists = [holder.owner for holder in holders.get("list", []) + holders.get("fixed", [])]
-        self._counts = list(map(len, self._lists))
-        self._items = list(chain.from_iterable(self._lists))
-        self._cells = [holder.owner for holder in holders.get("cell", ())]
-        self._contents = list(map(_contents, self._cells))
-        self._slots = [each for each in holders.get("slots", ()) if each.keys]
-        self._globals = [each for each in holders.get("globals", ()) if each.keys]
-        self._instances, self._types = walk._instances, list(map(type, walk._instances))
-        self._attributes = list(map(_ATTRIBUTES, self._instances))
-        self._functions = walk._functions
-        self._parts = list(chain.from_iterable(map(_PARTS, self._functions)))
-        self._referents, self._read = walk._referents, walk._contents
-        self._groups = [members for members in walk._storages.values() if len(members) > 1]
-        self._distances = self._apart()
-
-    def holds(self) -> bool:
-        """Whether nothing changed."""
-        try:
-            return (
-                all(map(is_, self._gradients, map(_GRADIENT, self._leaves)))
-                and not any(self._empty)
-                and self._lengths == list(map(len, self._dicts))
-                and all(map(is_, self._keys, chain.from_iterable(self._dicts)))
-                and all(map(is_, self._values, chain.from_iterable(map(_VALUES, self._dicts))))
-                and self._counts == list(map(len, self._lists))
-                and all(map(is_, self._items, chain.from_iterable(self._lists)))
-                and all(map(is_, self._contents, map(_CONTENTS, self._cells)))
-                and all(map(is_, self._types, map(type, self._instances)))
-                and all(map(is_, self._attributes, map(_ATTRIBUTES, self._instances)))
-                and all(map(is_, self._parts, chain.from_iterable(map(_PARTS, self._functions))))
-                and self._facts == list(map(_FACTS, self._tensors))
-                and self._sizes == list(map(_SIZE, self._tensors))
-                and self._extended == list(map(bool, map(_ATTRIBUTES, self._tensors)))
-                and all(all(map(is_, each.values, each.now()[1])) for each in self._slots)
-                and all(all(map(is_, each.values, map(each.owner.get, each.keys))) for each in self._globals)
-                and all(read() is value for read, value in self._referents)
-                and all(read() == value for read, value in self._read)
-                and self._distances == self._apart()
-            )
-        except ValueError:  # a cell that was emptied
-            return False
-
-    def replace_gradient(self, before: torch.Tensor, now: torch.Tensor) -> None:
-        """What the walk was told by its ``replace_gradient``."""
-        for kept in (self._leaves, self._gradients):
-            at = next(index for index, each in enumerate(kept) if each is before)
-            kept[at] = now
-
-    def _apart(self) -> list[int]:
-        """How far apart tensors begin that share memory (in bytes)."""
-        groups = ([self._tensors[number].data_ptr() for number in members] for members in self._groups)
-        return [address - group[0] for group in groups for address in group]
-
-
-def _contents(cell: types.CellType) -> Any:
+def _attribute(owner: Any, name: str) -> Any:
     try:
-        return cell.cell_contents
-    except ValueError:
+        return getattr(owner, name)
+    except (AttributeError, ValueError):  # of a cell that is empty
         return _MISSING
 
 
-def _columns(pairs: Sequence[tuple[str, Any]]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    return tuple(name for name, _ in pairs), tuple(value for _, value in pairs)
+@functools.lru_cache(maxsize=4096)
+def _readers(kind: type) -> tuple[str, ...]:
+    """The methods in ``_READ`` that a type has of a library."""
+    homes = {name: cls.__module__ for cls in reversed(kind.__mro__) for name in _READ if name in vars(cls)}
+    return tuple(name for name, home in homes.items() if _is_library(home))
 
 
 _buffers: dict[type, bool] = {}
@@ -741,9 +687,14 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _are(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Whether two sequences hold the very same objects."""
+    return len(now) == len(before) and all(map(is_, now, before))
+
+
 def _same(before: Any, now: Any) -> bool:
     """Whether a place holds what it held: the same object, or a plain value with the same bits."""
-    return before is now or (type(before) is type(now) and isinstance(now, _LEAVES) and bits(before) == bits(now))
+    return before is now or (type(before) is type(now) and type(now) in _LEAVES and bits(before) == bits(now))
 
 
 def _shown(token: Hashable) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,14 +21,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import pygraph
 from pygraph.compat import OpOverload, TorchDispatchMode, below_autocast
 from pygraph.errors import CaptureError
-from pygraph.runtime.calls import PLAIN, OperatorCall
+from pygraph.runtime.calls import PLAIN, OperatorCall, check_call
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import COLLECTIVES, Origin
 from pygraph.runtime.tensors import digest
 
-__all__ = ["Memory", "Tape", "memory_of", "user_line"]
+__all__ = ["Tape", "user_line"]
 
-Memory = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]
+_Memory = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]
 """What an operator sees of a tensor: storage, offset, size, strides, type."""
 
 _BUILT_IN = frozenset({"aten", "prims", "mkldnn", "mkl", "onednn", "quantized"})
@@ -39,13 +40,13 @@ _CONSTANT = 1 << 16
 _SAME_AS = {torch.ops.aten._unsafe_view.default: torch.ops.aten.view.default}
 """Operators that do what another one does, whose schema tells it."""
 
-_RESIZING = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_", "aten::resize_output_"})
-"""Operators that give a tensor other memory."""
+_TENSORS = re.compile(r"(?<![\w'])[at]\d+(?![\w'])")
+"""The tensors that a call names."""
 
 _HOMES = tuple(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, pygraph))
 
 
-def memory_of(tensor: torch.Tensor) -> Memory:
+def _memory(tensor: torch.Tensor) -> _Memory:
     """What an operator sees of ``tensor``. Raises CaptureError (``unsupported-tensor``) unless it is a plain one."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference():
@@ -93,8 +94,9 @@ class Tape(TorchDispatchMode):
         self.lines: list[tuple[str, str, str]] = []
         """Results, call and user's line of each operator."""
         self._outside = outside
-        self._names: dict[Memory, str] = {}
-        self._numbers: dict[Memory, int] = {}
+        self._names: dict[_Memory, str] = {}
+        self._numbers: dict[_Memory, int] = {}
+        """Tensors from outside that no operator has used. What an operator makes may look the same."""
         self._owners: dict[int, str] = {}
         self._storages: dict[int, StorageWeakRef] = {}
         self._globals: dict[str, Any] = {
@@ -106,7 +108,7 @@ class Tape(TorchDispatchMode):
         self._made = 0
         for number, tensor in enumerate(outside):
             try:
-                memory = memory_of(tensor)
+                memory = _memory(tensor)
             except CaptureError:
                 continue  # it is refused where an operator meets it
             self._numbers.setdefault(memory, number)
@@ -152,8 +154,12 @@ class Tape(TorchDispatchMode):
             return None
         if func is torch.ops.aten.set_.source_Storage and self._made_here(args[0]) and not args[0].numel():
             return self._whole_storage(args[1], args[0].dtype)
-        _check(func)
         call = OperatorCall(func, tuple(args), kwargs)
+        if func.namespace in COLLECTIVES:
+            raise CaptureError("collective", call.name)
+        if func.namespace not in _BUILT_IN:
+            raise CaptureError("opaque-operator", f"{call.name}: what it does besides its schema is not known")
+        check_call(call)
         written = call.written()
         owners = [self._owner(tensor) for tensor in call.tensors() if id(tensor) in written]
         self.written.update(int(owner[1:]) % len(self._outside) for owner in owners if owner.startswith("a"))
@@ -168,7 +174,7 @@ class Tape(TorchDispatchMode):
         return f"{self._named(func)}({', '.join(texts)})"
 
     def _made_here(self, tensor: torch.Tensor) -> bool:
-        return self._owners.get(memory_of(tensor)[0], "").startswith("t")
+        return self._owners.get(_memory(tensor)[0], "").startswith("t")
 
     def _whole_storage(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> str:
         """An empty tensor that gets a storage from outside becomes a view of it: so do cuDNN's recurrent layers see all
@@ -194,7 +200,7 @@ class Tape(TorchDispatchMode):
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         """Whether no operator has made the memory of ``tensor``, nor was it there before the step."""
-        return memory_of(tensor)[0] not in self._storages
+        return _memory(tensor)[0] not in self._storages
 
     def _is_idle(self, tensor: torch.Tensor) -> bool:
         """Whether a new tensor is an empty one of the CPU, in a step that computes elsewhere. No replay makes it."""
@@ -229,7 +235,7 @@ class Tape(TorchDispatchMode):
             return f"({' '.join(f'{self._target(item)},' for item in result)})"
         if not isinstance(result, torch.Tensor):
             return "_"
-        memory = memory_of(result)
+        memory = _memory(result)
         if memory in self._names:
             return "_"
         name = f"t{self._made}"
@@ -248,7 +254,7 @@ class Tape(TorchDispatchMode):
 
     def _name(self, tensor: torch.Tensor) -> str:
         """The name of a tensor that an operator is given."""
-        memory = memory_of(tensor)
+        memory = _memory(tensor)
         if memory in self._names:
             return self._names[memory]
         if memory not in self._numbers:
@@ -271,15 +277,13 @@ class Tape(TorchDispatchMode):
     def _owner(self, tensor: torch.Tensor) -> str:
         """The tensor that first showed the memory of ``tensor``."""
         self._name(tensor)
-        return self._owners[memory_of(tensor)[0]]
+        return self._owners[_memory(tensor)[0]]
 
     def _text(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
             return self._name(value)
         if isinstance(value, (list, tuple)):
             return f"[{', '.join(map(self._text, value))}]"
-        if isinstance(value, torch.Generator):
-            raise CaptureError("generator-argument", "an operator draws from a generator that it is given")
         if type(value) not in PLAIN:  # these are written as Python writes them
             raise CaptureError("unsupported-argument", f"an operator is given {type(value).__name__}")
         return repr(value)
@@ -316,8 +320,7 @@ class Tape(TorchDispatchMode):
         """The tape as a function of the tensors ``arguments``, in a list that it empties, and what its lines run."""
         last: dict[str, int] = {}
         for index, (_, call, _) in enumerate(self.lines):
-            for name in _names_in(call):
-                last[name] = index
+            last.update(dict.fromkeys(_TENSORS.findall(call), index))
         dead: dict[int, list[str]] = {}
         for name, index in last.items():
             dead.setdefault(index, []).append(name)
@@ -336,36 +339,8 @@ class Tape(TorchDispatchMode):
         return namespace["step"], origins
 
 
-def _names_in(call: str) -> Iterator[str]:
-    """The tensors that a call names. (Operators' own names do not begin like these.)"""
-    name = ""
-    for character in call.partition("(")[2] or call:
-        if character.isalnum() or character == "_" or character == "'":
-            name += character
-            continue
-        if name[:1] in ("a", "t") and name[1:].isdigit():
-            yield name
-        name = ""
-
-
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
-
-
-def _check(func: Any) -> None:
-    """Raises CaptureError for an operator that no replay can repeat."""
-    name, tags = func._schema.name, func.tags
-    if func.namespace in COLLECTIVES:
-        raise CaptureError("collective", name)
-    if func.namespace not in _BUILT_IN:
-        raise CaptureError("opaque-operator", f"{name}: what it does besides its schema is not known")
-    if torch.Tag.dynamic_output_shape in tags:
-        raise CaptureError("dynamic-output", name)
-    returns = [str(each.type) for each in func._schema.returns]
-    if torch.Tag.data_dependent_output in tags or (returns and not any("Tensor" in each for each in returns)):
-        raise CaptureError("host-read", f"{name} reads a value on the host")
-    if torch.Tag.inplace_view in tags or name in _RESIZING:
-        raise CaptureError("metadata-mutation", name)
 
 
 def _returns_views(func: Any) -> bool:

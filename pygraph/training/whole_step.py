@@ -15,7 +15,7 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -30,7 +30,7 @@ from pygraph.runtime.region import Region, RegionOptions, RegionRecord
 from pygraph.runtime.tensors import bits
 from pygraph.runtime.variants import State
 from pygraph.settings import Settings
-from pygraph.training.reach import Executed, Unchanged, Walk
+from pygraph.training.reach import Change, Executed, Walk
 from pygraph.training.tape import Tape
 
 __all__ = ["CapturedStep", "StepRecord", "capture"]
@@ -78,11 +78,9 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """A tensor that operators made: the output of the tape at ``index``. ``spent``: autograd had followed it, and has
-    freed what it would need to go back from it."""
+    """A tensor that operators made: the output of the tape at ``index``."""
 
     index: int
-    spent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +100,10 @@ class _Plain:
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A new list, tuple or dictionary."""
+    """A new list, tuple or dictionary, which is one of tuples of a key and a value."""
 
     kind: type
-    keys: tuple[Any, ...]
     items: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A holder of the walk gets ``value`` under ``key``."""
-
-    holder: int
-    key: Any
-    value: Any
 
 
 class _Reader:
@@ -124,22 +112,21 @@ class _Reader:
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self.results: list[torch.Tensor] = []
-        self._numbers: dict[int, int] = {}
 
     def read(self, value: Any) -> Any:
         """The description of one value. Raises CaptureError for what a replay cannot make."""
-        if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+        kind = type(value)
+        if kind in (bool, int, float, complex, str, bytes, type(None)):
             return _Plain(value, bits(value))
         known = self.walk.entry(value)
         if known is not None:
             return _Known(known)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        kind = type(value)
         if kind in (list, tuple) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
-            return _Built(kind, (), tuple(map(self.read, value)))
+            return _Built(kind, tuple(map(self.read, value)))
         if kind in (dict, OrderedDict):
-            return _Built(kind, tuple(map(self.read, value)), tuple(map(self.read, value.values())))
+            return _Built(kind, tuple(map(self.read, value.items())))
         raise CaptureError("unsupported-result", f"the step makes an object of type {kind.__name__}")
 
     def _tensor(self, tensor: torch.Tensor) -> _Result:
@@ -147,10 +134,10 @@ class _Reader:
             raise CaptureError("unsupported-result", "the step makes a parameter, or a tensor with attributes")
         if tensor.requires_grad and not _is_spent(tensor):
             raise CaptureError("open-graph", "the step leaves a tensor behind that autograd can go back from")
-        index = self._numbers.setdefault(id(tensor), len(self.results))
+        index = next((i for i, each in enumerate(self.results) if each is tensor), len(self.results))
         if index == len(self.results):
             self.results.append(tensor)
-        return _Result(index, tensor.requires_grad)
+        return _Result(index)
 
 
 def _is_spent(tensor: torch.Tensor) -> bool:
@@ -185,34 +172,18 @@ class _Spent(torch.autograd.Function):
         raise RuntimeError("backward through the graph of a captured step, which has gone back through it already")
 
 
-class _Writer:
-    """Makes values by their descriptions: today's objects of ``walk``, and the ``outputs`` of a replay."""
-
-    def __init__(self, walk: Walk, outputs: Sequence[torch.Tensor]) -> None:
-        self._walk, self._outputs = walk, list(outputs)
-
-    def make(self, value: Any) -> Any:
-        """The value."""
-        match value:
-            case _Plain():
-                return value.value
-            case _Known():
-                return self._walk.object(value.entry)
-            case _Result():
-                return self._result(value)
-            case _Built(keys=()) if value.kind not in (dict, OrderedDict):
-                items = [self.make(item) for item in value.items]
-                return value.kind(*items) if hasattr(value.kind, "_fields") else value.kind(items)
-            case _:
-                return value.kind(zip(map(self.make, value.keys), map(self.make, value.items), strict=True))
-
-    def _result(self, value: _Result) -> torch.Tensor:
-        tensor = self._outputs[value.index]
-        if value.spent and not tensor.requires_grad:
-            with torch.enable_grad():
-                tensor = _Spent.apply(tensor, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
-            self._outputs[value.index] = tensor
-        return tensor
+def _make(value: Any, walk: Walk, outputs: Sequence[torch.Tensor]) -> Any:
+    """A value by its description: of today's objects of ``walk``, and the ``outputs`` of a replay."""
+    match value:
+        case _Plain():
+            return value.value
+        case _Known():
+            return walk.object(value.entry)
+        case _Result():
+            return outputs[value.index]
+        case _:
+            items = [_make(each, walk, outputs) for each in value.items]
+            return value.kind(*items) if hasattr(value.kind, "_fields") else value.kind(items)
 
 
 # -- one call that is written down -------------------------------------------------------------------------------------
@@ -220,16 +191,18 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a call did: its tape, the value that it returned, and the places that it changed."""
+    """What a call did: its tape, the value that it returned, and the places that it changed. ``spent`` are the outputs
+    that autograd had followed, and has freed what it would need to go back from them."""
 
     tape: Tape
     value: Any
-    places: tuple[_Place, ...]
+    places: tuple[Change, ...]
+    spent: tuple[int, ...]
 
     def differs(self, other: _Written) -> Refusal | None:
         """Why another call is none that the same replay could stand for."""
         refusal = self.tape.differs(other.tape)
-        if refusal is None and (self.value, self.places) != (other.value, other.places):
+        if refusal is None and replace(self, tape=other.tape) != other:
             return Refusal("unsteady-step", "it leaves something else behind in one call than in the next")
         return refusal
 
@@ -255,11 +228,11 @@ def _write_down(
             gc.enable()
     tape.refusal = tape.refusal or executed.refusal
     reader = _Reader(walk)
-    value, places = None, list[_Place]()
+    value, places = None, list[Change]()
     try:
         _check_rest(tape, walk, executed, memory, host)
         changes = walk.changes()
-        places = [_Place(each.holder, reader.read(each.key), reader.read(each.value)) for each in changes]
+        places = [Change(each.holder, reader.read(each.key), reader.read(each.value)) for each in changes]
         value = reader.read(returned)
         if tape.refusal is None:
             tape.returning(reader.results)
@@ -267,7 +240,8 @@ def _write_down(
         tape.refuse(error.reason, error.detail)
     except Exception as error:  # noqa: BLE001 - the step has run, and its result is the caller's
         tape.refuse("tape-failed", f"{type(error).__name__}: {error}")
-    return returned, _Written(tape, value, tuple(places)), reader.results
+    spent = tuple(index for index, tensor in enumerate(reader.results) if tensor.requires_grad)
+    return returned, _Written(tape, value, tuple(places), spent), reader.results
 
 
 def _check_rest(tape: Tape, walk: Walk, executed: Executed, memory: Sequence[Any], host: Any) -> None:
@@ -332,13 +306,13 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A walk before a call. ``tokens`` are those of its base, which is all but the arguments, ``key`` is all that calls
-    of one variant have in common. ``unchanged`` tells whether the base still holds, if that was asked before."""
+    """A walk before a call. ``tokens`` are those of its base, which is all but the arguments and gradients, ``key`` is
+    all that calls of one variant have in common. ``again``: the base was used before."""
 
     walk: Walk
     tokens: _Tokens
     key: Hashable
-    unchanged: Unchanged | None
+    again: bool = False
 
 
 @dataclass(eq=False)
@@ -376,10 +350,10 @@ class CapturedStep:
         self._variants: OrderedDict[Hashable, _Variant] = OrderedDict()
         self._lock = Lock()
         self._patience = _PATIENCE
-        self._kept: tuple[Walk, _Tokens, Unchanged] | None = None
+        self._kept: tuple[Walk, _Tokens] | None = None
         """The base of the last call's walk, if that was a replay."""
-        self._last: Walk | None = None
-        """The walk of the last call that was new, for what is said of the next."""
+        self._last: Sequence[Hashable] = ()
+        """The tokens of the last call that was new, for what is said of the next."""
         missing = compat.missing_text(compat.CAPTURE)
         if missing or self._settings.disable:
             self._give_up(Refusal("unavailable", missing or "the option disable is set"))
@@ -399,12 +373,14 @@ class CapturedStep:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         look = self._look(args, kwargs)
         variant = self._variants.get(look.key)
-        if look.unchanged is not None and (variant is None or not (variant.region or variant.off)):
+        if look.again and (variant is None or not (variant.region or variant.off)):
             # a walk that is used again does not see that tensors have come to share memory, or do so no more
             look = self._look(args, kwargs)
             variant = self._variants.get(look.key)
         if look.walk.refusal is not None:
-            return self._plainly(args, kwargs, look.walk.refusal)
+            self.record.uncaptured += 1
+            self._waste(_REFUSED, look.walk.refusal)
+            return self._step(*args, **kwargs)
         if variant is None or not (variant.region or variant.off):
             return self._write(variant, look, args, kwargs)
         self._variants.move_to_end(look.key)
@@ -414,33 +390,23 @@ class CapturedStep:
         return self._run(variant, look, args, kwargs)
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Look:
-        """Look at everything that a call can read. An object that cannot be looked at is a refusal."""
-        try:
-            return self._walk(args, kwargs)
-        except Exception as error:  # noqa: BLE001 - objects of any kind are met; the step must run
-            walk = Walk((), Executed())
-            walk.refusal = Refusal("walk-failed", f"{type(error).__name__}: {error}")
-            return _Look(walk, _Tokens(()), None, None)
-
-    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Look:
-        """All but the arguments is walked anew only where something there has changed since the last replay."""
+        """Look at everything that a call can read: at all but arguments and gradients only where something there has
+        changed since the last replay. An object that cannot be looked at is a refusal."""
         kept, self._kept = self._kept, None
-        if kept is None or kept[0].version != self._executed.version or not kept[2].holds():
-            roots = [("", compat.global_hooks()), ("os.environ", os.environ), ("step", self._step)]
-            state = Walk(roots, self._executed)
-            tokens, unchanged = _Tokens(tuple(state.tokens)), None
-        else:
-            state, tokens, unchanged = kept
-        if state.refusal is not None:
-            return _Look(state, tokens, None, None)
-        walk = Walk([("args", args), ("", kwargs), ("", compat.function_modes())], self._executed, state)
-        return _Look(walk, tokens, (tokens, tuple(walk.tokens), _torch_state()), unchanged)
-
-    def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: Refusal) -> Any:
-        """A call that cannot be looked at."""
-        self.record.uncaptured += 1
-        self._waste(_REFUSED, refusal)
-        return self._step(*args, **kwargs)
+        walk, key, tokens, again = Walk((), Executed()), None, _Tokens(()), False
+        try:
+            again = kept is not None and kept[0].holds()
+            if kept is None or not again:
+                roots = [("", compat.global_hooks()), ("os.environ", os.environ), ("step", self._step)]
+                walk = Walk(roots, self._executed)
+                kept = walk, _Tokens(tuple(walk.tokens))
+            state, tokens = kept
+            if state.refusal is None:
+                walk = Walk([("args", args), ("", kwargs), ("", compat.function_modes())], self._executed, state)
+                key = tokens, tuple(walk.tokens), _torch_state()
+        except Exception as error:  # noqa: BLE001 - objects of any kind are met; the step must run
+            walk.refusal = Refusal("walk-failed", f"{type(error).__name__}: {error}")
+        return _Look(walk, tokens, key, again)
 
     # -- calls that are written down -----------------------------------------------------------------------------------
 
@@ -458,9 +424,9 @@ class CapturedStep:
             self._waste(_REFUSED, refusal)
         elif variant is None or differs is not None:
             self._keep(look.key, _Variant(look.tokens, written))
-            if self._last is not None and differs is None:
-                differs = Refusal("state-changes", self._last.differs(walk))
-            self._last = walk.trail()
+            if self._last and differs is None:
+                differs = Refusal("state-changes", walk.differs(self._last))
+            self._last = walk.every()
             self._waste(1, differs)
         else:
             self._keep(look.key, self._captured(written, look))
@@ -545,18 +511,16 @@ class CapturedStep:
         assert state is not None
         if written.tape.written:
             torch.autograd.graph.increment_version([walk.tensors[number] for number in written.tape.written])
-        writer = _Writer(walk, outputs)
-        holds = True
+        made = list(outputs)
+        for index in written.spent:
+            with torch.enable_grad():
+                made[index] = _Spent.apply(made[index], torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
         for place in written.places:
-            key, value = writer.make(place.key), writer.make(place.value)
-            before = walk.holders[place.holder].values[0]
-            walk.holders[place.holder].put(key, value)
-            holds = holds and state.replace_gradient(place.holder, value)
-            if holds and look.unchanged is not None:
-                look.unchanged.replace_gradient(before, value)
-        if holds:
-            self._kept = state, variant.tokens, look.unchanged or Unchanged(state)
-        return writer.make(written.value)
+            walk.holders[place.holder].put(_make(place.key, walk, made), _make(place.value, walk, made))
+        if not state.weak and all(place.holder >= len(state.holders) for place in written.places):
+            state.keep()
+            self._kept = state, variant.tokens
+        return _make(written.value, walk, made)
 
     # -- giving up -----------------------------------------------------------------------------------------------------
 
@@ -574,7 +538,7 @@ class CapturedStep:
         for variant in self._variants.values():
             variant.close()
         self._variants.clear()
-        self._last = None
+        self._last = ()
 
 
 def _is_watched() -> bool:

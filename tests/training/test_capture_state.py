@@ -12,11 +12,14 @@ import contextvars
 import copy
 import ctypes
 import datetime
+import enum
 import functools
 import gc
 import itertools
 import os
+import queue
 import random
+import sys
 import threading
 import types
 import weakref
@@ -304,7 +307,128 @@ def _size_of_a_tensor() -> State:
     return lambda: float(held.shape[0]), lambda value: setattr(held, "data", torch.zeros(int(value)))
 
 
+def _local_import() -> State:
+    module = sys.modules["module_of_this_test"] = types.ModuleType("module_of_this_test")
+
+    def read() -> float:
+        import module_of_this_test  # type: ignore[import-not-found]
+
+        return module_of_this_test.scale  # type: ignore[no-any-return]
+
+    return read, lambda value: setattr(module, "scale", value)
+
+
+def _cached_function() -> State:
+    held = [1.0]
+    calls = itertools.count()
+
+    @functools.cache
+    def read() -> float:
+        return held[0]
+
+    def write(value: float) -> None:
+        held[0] = value
+        if next(calls) == 15:  # later than the value
+            read.cache_clear()
+
+    return read, write
+
+
+class Number(float):
+    scale = 1.0
+
+
+class Meta(type):
+    scale = 1.0
+
+
+class WithMeta(metaclass=Meta):
+    pass
+
+
+class Base:
+    scale = 1.0
+
+
+class Doubled:
+    scale = 2.0
+
+
+class Derived(Base, Plain):
+    pass
+
+
+class Kind(enum.Enum):
+    ONE = 1
+
+
+class Partial(functools.partial):  # type: ignore[type-arg]
+    pass
+
+
+def _attribute_of(make: Callable[[], Any]) -> Callable[[], State]:
+    def state() -> State:
+        held = make()
+        return lambda: held.scale, lambda value: setattr(held, "scale", value)
+
+    return state
+
+
+def _within(make: Callable[[dict[str, float]], Any], read: Callable[[Any], float]) -> Callable[[], State]:
+    def state() -> State:
+        inner = {"scale": 1.0}
+        held = make(inner)
+        return lambda: read(held), lambda value: inner.update(scale=value)
+
+    return state
+
+
+def _queue() -> State:
+    held: queue.SimpleQueue[int] = queue.SimpleQueue()
+    return lambda: 1.0 + held.qsize(), lambda value: held.put(1) if value == 2.0 and not held.qsize() else None
+
+
+def _lock() -> State:
+    held = threading.Lock()
+    return lambda: 1.0 + held.locked(), lambda value: held.acquire(blocking=False) if value == 2.0 else None
+
+
+def _seed() -> State:
+    held = torch.Generator()
+    return lambda: float(held.initial_seed()), lambda value: held.manual_seed(int(value))
+
+
+def _bases_of_a_class() -> State:
+    return lambda: Derived.scale, lambda value: setattr(Derived, "__bases__", (Base if value == 1 else Doubled, Plain))
+
+
+def _arguments_of_an_exception() -> State:
+    held = ValueError(1.0)
+    return lambda: held.args[0], lambda value: setattr(held, "args", (value,))
+
+
+def _order_of_equal_numbers() -> State:
+    one, two = 1.0, 2.0
+    package.first, package.second, package.third = one, one, two
+
+    def read() -> float:
+        return (package.first + package.second + package.third) / 4
+
+    return read, lambda value: setattr(package, "second", one if value == 1 else two)
+
+
+SEEN_THROUGH = [
+    *(_local_import, _cached_function, _queue, _lock, _seed, _bases_of_a_class, _arguments_of_an_exception),
+    _order_of_equal_numbers,
+    *map(_attribute_of, (Number, lambda: WithMeta, lambda: Kind.ONE, lambda: Partial(float))),
+    _within(types.MappingProxyType, lambda held: held["scale"]),
+    _within(lambda inner: inner.values(), sum),
+    _within(lambda inner: slice(inner, None), lambda held: held.start["scale"]),
+]
+"""State that lies in objects whose types are written in C, or in what is no attribute of an object."""
+
 STATES = [
+    *SEEN_THROUGH,
     *(_global, _global_dictionary, _class_attribute, _module_attribute, _slot, _dictionary_of_an_object),
     *(_class_of_an_object, _code_of_a_function, _defaults_of_a_function, _keywords_of_a_partial, _property),
     *(_weak_reference, _context_variable, _thread_local, _environment, _bytes, _ctypes, _array, _numpy, _set),
@@ -324,7 +448,8 @@ def test_state_is_never_frozen(state: Callable[[], State]) -> None:
         before = lambda call: write(1.0 if call < 11 else 2.0)  # noqa: E731
         return Program(model, lambda x, y: train(model, optimizer, x, y, read()), before)
 
-    check(make, replays=0 if state is _numpy and DEVICE == "cuda" else 8)  # no copy from the host is captured
+    # no copy from the host is captured; a cache makes one more state
+    check(make, replays=0 if state is _numpy and DEVICE == "cuda" else 4 if state is _cached_function else 8)
 
 
 # -- what the step cannot do in a replay -------------------------------------------------------------------------------
@@ -561,6 +686,53 @@ def test_results_in_lists_dictionaries_and_closures() -> None:
         return Program(model, step)
 
     check(make, replays=11)
+
+
+def test_state_in_memory_of_an_array_that_the_step_writes_is_refused() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        told = bytearray(1)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            told[0] = 7
+            return train(model, optimizer, x, y)
+
+        def call(number: int, step: Callable[..., Any], generator: torch.Generator) -> Any:
+            told[0] = 0
+            return [step(*batch(generator)), torch.tensor(told[0])]
+
+        return Program(model, step, call=call)
+
+    assert "python-state" in check(make, replays=0).refusals
+
+
+def test_a_weak_reference_is_not_made_strong() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        alive = [Plain(), Plain()]
+        known = weakref.WeakSet(alive)
+
+        def before(call: int) -> None:
+            if call == 11:
+                alive.pop()
+
+        return Program(model, lambda x, y: train(model, optimizer, x, y, float(len(known))), before)
+
+    check(make, replays=9)
+
+
+def test_where_in_its_storage_a_tensor_begins_is_not_read() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        held = torch.zeros(8, device=DEVICE)[:2]
+
+        def before(call: int) -> None:
+            if call == 11:
+                held.data = torch.zeros(8, device=DEVICE)[3:5]
+
+        return Program(model, lambda x, y: train(model, optimizer, x, y, 1.0 + held.storage_offset()), before)
+
+    assert "host-read" in check(make, replays=0).refusals
 
 
 @pytest.mark.parametrize("make_list", [list, lambda: collections.deque(maxlen=4)], ids=["list", "deque"])
