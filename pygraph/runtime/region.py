@@ -465,12 +465,14 @@ class Region:
             self._driver, args, made.program.recording.offset_sensitive, self._clock, path, CONCURRENT
         )
         verdict = self._compare(variant, made, args)
+        if verdict.refusal is None:
+            variant.rival = made.executable
         refusal = verdict.refusal or (Refusal("closed") if self._closed or variant.executable is None else None)
         if refusal is not None:
+            variant.rival = None
             made.executable.close()
             self._reject(variant, refusal)
             return verdict.outputs
-        variant.rival = made.executable
         self.record.timeline = timeline(made.program)
         if decision is None:
             variant.measurement = measurement
@@ -517,17 +519,21 @@ class Region:
 
     def _settle(self, variant: Variant, made: Captured, verdict: Verdict) -> None:
         """Use the executable from now on, or close it."""
-        if verdict.refusal is not None or self._closed:
+        refusal = verdict.refusal
+        if refusal is None:
+            variant.spread = verdict.spread
+            variant.program = made.program if self._options.verify_always else None
+            self._variants.install(variant, made.executable)
+            if self._closed:  # maybe by another thread, before there was anything to free
+                self._variants.clear()
+                refusal = Refusal("closed")
+        if refusal is not None:
             made.executable.close()
-            refusal = verdict.refusal or Refusal("closed")
             if self._make_eager(refusal):
                 self._forget()
             else:
                 self._refuse(variant, refusal)
             return
-        variant.spread = verdict.spread
-        variant.program = made.program if self._options.verify_always else None
-        self._variants.install(variant, made.executable)
         self._slots = made.table
         self._prefer(variant)
         counts["captures"] += 1

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Thread
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 from unittest.mock import Mock
 
@@ -248,17 +248,19 @@ def test_nothing_is_chosen_of_replays_that_were_released() -> None:
     assert (variant.executable, variant.rival, variant.concurrent) == (None, None, False)
 
 
-def interrupted(call: Callable[[], None], by: Callable[[], None], at: int) -> bool:
-    """``call``, with ``by`` before its instruction number ``at``, as on another thread; whether it has so many."""
+def interrupted(code: CodeType, call: Callable[[], None], by: Callable[[], None], at: int) -> bool:
+    """``call``, with ``by`` before instruction ``at`` of ``code``, as on another thread; whether it gets there."""
     steps, happened = count(), []
 
     def traced(frame: FrameType, event: str, _: object) -> Any:
-        frame.f_trace_opcodes = frame.f_back is here
-        if event == "opcode" and frame.f_trace_opcodes and next(steps) == at:
+        if frame.f_code is not code:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(steps) == at:
             happened.append(by())
         return traced
 
-    here, before = sys._getframe(), sys.gettrace()
+    before = sys.gettrace()
     sys.settrace(traced)
     try:
         call()
@@ -275,10 +277,22 @@ def test_a_replay_that_is_chosen_while_another_thread_releases_it_is_not_kept(ri
         made = Mock(), Mock()
         variant = Variant((), (), 1, executable=made[0], rival=made[1])
         both = {"choose": partial(variant.choose, rival=rival), "release": variant.release}
-        if not interrupted(both.pop(first), *both.values(), at):
+        if not interrupted(getattr(Variant, first).__code__, both.pop(first), *both.values(), at):
             break
         assert (variant.executable, variant.rival) == (None, None), at
         assert all(each.close.called for each in made), at
+    assert at > 20
+
+
+@pytest.mark.parametrize(("capturing", "calls"), [("_settle", 1), ("_capture_rival", 2 + LOST)])
+def test_nothing_is_held_by_a_region_that_is_closed_while_it_captures(capturing: str, calls: int) -> None:
+    for at in count():
+        world.ran.clear()
+        region, driver = make(driver=Parallel(), order="measured")
+        call(region, calls)
+        if not interrupted(getattr(Region, capturing).__code__, partial(call, region), region.close, at):
+            break
+        assert [each.closed for each in driver.executables] == [True] * len(driver.executables), at
     assert at > 20
 
 
