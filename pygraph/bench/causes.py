@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import re
@@ -159,12 +160,11 @@ def read(trace: Mapping[str, Any], gpu: bool) -> Profile:
             replays += start >= 0 and re.match(_REPLAY, name) is not None
     own = threads.pop((marks[0]["pid"], marks[0]["tid"]), [])
     engines = [ranges for ranges in threads.values() if any(name.startswith(_ENGINE) for _, name in ranges)]
-    others = _disjoint(span for ranges in engines for span in _by_cause(ranges, end) if span.what != OTHER)
     nodes = [span for ranges in (own, *engines) for span, name in ranges if name.startswith(_ENGINE)]
     starts, ends = {span.start for span in nodes}, {span.end for span in nodes}
     host = [
         span._replace(what=AUTOGRAD) if span.what == OTHER and span.start in ends and span.end in starts else span
-        for span in _filled(_by_cause(own, end), others)
+        for span in _first_known([list(_by_cause(ranges, end)) for ranges in (own, *engines)])
     ]
     calls = [mark["ts"] - first for mark in marks]
     return Profile(
@@ -206,22 +206,12 @@ def _disjoint(spans: Iterable[Span]) -> Iterator[Span]:
             at = span.end
 
 
-def _filled(own: Iterable[Span], others: Iterable[Span]) -> Iterator[Span]:
-    """``own``, and where that is of no cause, what ``others``, in order and without overlaps, have there."""
-    known = list(others)
-    ends = [span.end for span in known]
-    for span in own:
-        at = span.start
-        for i in range(bisect.bisect_right(ends, at), len(known)) if span.what == OTHER else ():
-            other = known[i]
-            if other.start >= span.end:
-                break
-            if other.start > at:
-                yield Span(at, other.start, OTHER)
-            yield Span(max(at, other.start), min(other.end, span.end), other.what)
-            at = min(other.end, span.end)
-        if at < span.end:
-            yield Span(at, span.end, span.what)
+def _first_known(threads: Sequence[Sequence[Span]]) -> Iterator[Span]:
+    """Each moment by the first thread of which a cause is known then."""
+    starts = [[span.start for span in spans] for spans in threads]
+    for at, until in itertools.pairwise([*sorted(set(itertools.chain(*starts))), threads[0][-1].end]):
+        causes = (spans[bisect.bisect(begin, at) - 1].what for spans, begin in zip(threads, starts, strict=True))
+        yield Span(at, until, next((cause for cause in causes if cause != OTHER), OTHER))
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -376,18 +366,14 @@ def page(told: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
 
 
 def _lane(spans: Sequence[Span], calls: Sequence[Span], scale: float) -> list[tuple[int, int, str]]:
-    """The x, width and cause of each box, in pixels. A pixel belongs to what has most of it, if that is half of it."""
-    begin, end = calls[0].start, calls[-1].end
-    columns: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(int((end - begin) * scale) + 1)]
-    for span in spans:
-        left, right = (max(span.start, begin) - begin) * scale, (min(span.end, end) - begin) * scale
-        for x in range(int(left), int(right) + 1) if left < right else ():
-            columns[x][span.what] += min(right, x + 1) - max(left, x)
-    boxes: list[tuple[int, int, str]] = []
-    for x, column in enumerate(columns):
-        what, share = max(column.items(), key=lambda item: item[1], default=("", 0.0))
-        if boxes and boxes[-1][2] == what and sum(boxes[-1][:2]) == x:
-            boxes[-1] = (boxes[-1][0], boxes[-1][1] + 1, what)
-        elif share > 0:
-            boxes.append((x, 1, what))
-    return boxes
+    """The x, width and cause of each box, in pixels. A pixel belongs to what there was in its middle."""
+    starts = [span.start for span in spans]
+
+    def what(x: int) -> str:
+        at = calls[0].start + (x + 0.5) / scale
+        found = bisect.bisect_right(starts, at) - 1
+        return spans[found].what if found >= 0 and at < spans[found].end else ""
+
+    pixels = range(int((calls[-1].end - calls[0].start) * scale))
+    boxes = [(cause, list(columns)) for cause, columns in itertools.groupby(pixels, what)]
+    return [(columns[0], len(columns), cause) for cause, columns in boxes if cause]

@@ -102,7 +102,12 @@ def _differences(ours: Sequence[Any], theirs: Sequence[Any]) -> Iterator[str]:
         elif key not in first:
             yield f"compiled {_called(other[key])}; rank 0 did not"
         else:
-            yield from (f"{other[key]['name']}: {text}" for text in _in_graph(first[key], other[key]))
+            mine, its = first[key], other[key]
+            regions = zip_longest(mine["regions"], its["regions"])
+            found = [*_changed(_graph(mine), _graph(its))]
+            for index, pair in enumerate(regions):
+                found += [f"region {index}: {text}" for text in _changed(*map(_region, pair))]
+            yield from (f"{its['name']}: {text}" for text in found)
 
 
 def _called(graph: Any) -> str:
@@ -121,61 +126,45 @@ def _by_origin(graphs: Sequence[Any]) -> dict[tuple[Any, ...], Any]:
     return found
 
 
-def _in_graph(ours: Any, theirs: Any) -> Iterator[str]:
-    yield from _changed(_facts(ours), _facts(theirs))
-    yield from _said(_left(ours), _left(theirs))
-    for mine, its in zip_longest(_inputs(ours), _inputs(theirs)):
-        if mine != its:
-            yield f"input {its or 'none'}, on rank 0 {mine or 'none'}"
-            break
-    for index, (mine, its) in enumerate(zip_longest(ours["regions"], theirs["regions"])):
-        if mine is None or its is None:
-            yield f"no region {index}" if its is None else f"region {index}: {its['state']}; rank 0 has none"
-            continue
-        yield from (f"region {index}: {text}" for text in _in_region(mine, its))
-
-
-def _in_region(ours: Any, theirs: Any) -> Iterator[str]:
-    def facts(region: Any) -> dict[str, Any]:
-        record = region["record"] or {}
-        counts = {words: record.get(name, 0) for name, words in _RECORD.items()}
-        return {"state": region["state"], "kernels": len(region["kernels"]), **counts}
-
-    yield from _changed(facts(ours), facts(theirs))
-    yield from _said(_why(ours), _why(theirs))
-
-
 def _changed(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"{name} {theirs[name]}, on rank 0 {ours[name]}" for name in ours if ours[name] != theirs[name])
+    """Where two tellings differ, of a list the first place. What both have has two values; a sentence has none, and is
+    said by one alone."""
+    for name in dict.fromkeys((*theirs, *ours)):
+        mine, its = ours.get(name), theirs.get(name)
+        if isinstance(mine, list) and isinstance(its, list):
+            pairs = zip_longest(mine, its, fillvalue="none")
+            mine, its = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
+        if name in ours and name in theirs and mine != its:
+            yield f"{name} {its}, on rank 0 {mine}"
+        elif mine is its is None and (name in ours) != (name in theirs):
+            yield name if name in theirs else f"on rank 0 only: {name}"
 
 
-def _said(ours: Sequence[str], theirs: Sequence[str]) -> Iterator[str]:
-    yield from (text for text in theirs if text not in ours)
-    yield from (f"on rank 0 only: {text}" for text in ours if text not in theirs)
-
-
-def _facts(graph: Any) -> dict[str, Any]:
-    coverage = graph["coverage"]
+def _graph(graph: Any) -> dict[str, Any]:
+    """What is told of a graph: of its inputs with their types, from its text, without the number of a GPU, of which
+    each rank has its own."""
+    coverage, lines = graph["coverage"], (graph["pgir"] or "").splitlines()
+    inputs = [_DEVICE.sub("cuda", line.partition(" {role")[0].strip()) for line in lines if " {role = " in line]
+    rows = Counter(f"{row['op']} at {row['loc'] or 'unknown line'}: {row['reason']}" for row in graph["uncaptured"])
     return {
         "error": graph["error"] or "none",
         "operators": "unknown" if graph["operators"] is None else graph["operators"],
         "launches": "unknown" if coverage is None else f"{coverage['selected_launches']} of {coverage['launches']}",
+        "input": inputs,
+        **{f"not captured: {what}" + (f" ×{n}" if n > 1 else ""): None for what, n in rows.items()},
+        **{f"graph break at {each['loc']}: {each['reason']}": None for each in graph["graph_breaks"]},
     }
 
 
-def _left(graph: Any) -> list[str]:
-    """What is not captured of a graph, and what broke it."""
-    rows = Counter(f"{row['op']} at {row['loc'] or 'unknown line'}: {row['reason']}" for row in graph["uncaptured"])
-    breaks = [f"graph break at {each['loc']}: {each['reason']}" for each in graph["graph_breaks"]]
-    return [*(f"not captured: {what}" + (f" ×{n}" if n > 1 else "") for what, n in rows.items()), *breaks]
-
-
-def _inputs(graph: Any) -> list[str]:
-    """The inputs of a graph with their types, from its text; without the number of a GPU: each rank has its own."""
-    lines = (graph["pgir"] or "").splitlines()
-    return [_DEVICE.sub("cuda", line.partition(" {role")[0].strip()) for line in lines if " {role = " in line]
-
-
-def _why(region: Any) -> list[str]:
-    """What is said of a region; not what was measured, which is never the same twice."""
-    return [_DEVICE.sub("cuda", text) for text in region["why"] if not text.startswith("measured: ")]
+def _region(region: Any | None) -> dict[str, Any]:
+    """What is told of a region; not what was measured, which is never the same twice."""
+    if region is None:
+        return {"state": "none"}
+    record = region["record"] or {}
+    why = (_DEVICE.sub("cuda", text) for text in region["why"] if not text.startswith("measured: "))
+    return {
+        "state": region["state"],
+        "kernels": len(region["kernels"]),
+        **{words: record.get(name, 0) for name, words in _RECORD.items()},
+        **dict.fromkeys(why),
+    }
