@@ -249,7 +249,9 @@ class Walk:
         self.codes: dict[types.CodeType, None] = {} if base is None else base.codes
         self.refusal: Refusal | None = None
         self.weak = False
-        """Whether there are weak references to what was met: to keep this walk would keep that alive."""
+        """Whether weak references alone lead to something that was met: to keep this walk would keep it alive."""
+        self._references: list[tuple[Any, int]] = []
+        """Weak references that are not followed yet, and their entries: all others come first."""
         self._first = 0 if base is None else len(base.tokens)
         self._objects: dict[int, Any] = {}
         self._from: list[tuple[int, str]] = []
@@ -279,13 +281,25 @@ class Walk:
                 self._gradients()
                 self._run()
         done: set[int] = set()
-        while base is None and any(key not in done for key in executed.names):  # functions that are met may name more
+        self._named_globals(done)
+        while self._references:
+            reference, entry = self._references.pop(0)
+            target = reference()
+            self.weak = self.weak or (target is not None and self.entry(target) is None)
+            self._waiting.append((target, entry, "()"))
+            self._run()
+            self._named_globals(done)
+        self.tokens.append(tuple(self._aliases()))
+
+    def _named_globals(self, done: set[int]) -> None:
+        """Walk the globals that code names, but those that are ``done``: functions that are met may name more."""
+        executed = self._executed
+        while self.base is None and any(key not in done for key in executed.names):
             for key, (namespace, names) in list(executed.names.items()):
                 if key not in done:
                     done.add(key)
                     self._globals(namespace, tuple(names))
                     self._run()
-        self.tokens.append(tuple(self._aliases()))
 
     def entry(self, value: Any) -> int | None:
         """The entry of an object that was met, other than of a plain value."""
@@ -433,8 +447,7 @@ class Walk:
             children.append((getattr(value, "__self__", None), ".__self__"))
             return "method"
         if isinstance(value, weakref.ref):
-            self.weak = True
-            children.append((value(), "()"))
+            self._references.append((value, entry))
             return "reference"
         if isinstance(value, contextvars.ContextVar):
             self._referents.append(functools.partial(value.get, None))

@@ -397,6 +397,7 @@ class CapturedStep:
         try:
             again = kept is not None and kept[0].holds()
             if kept is None or not again:
+                kept = None  # weak references see what only the earlier walk holds on to
                 roots = [("", compat.global_hooks()), ("os.environ", os.environ), ("step", self._step)]
                 walk = Walk(roots, self._executed)
                 kept = walk, _Tokens(tuple(walk.tokens))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -257,6 +258,23 @@ def test_recurrent_layers(layer: Callable[..., nn.Module], options: dict[str, An
         return trained
 
     check(made)
+
+
+def test_a_replay_looks_at_changes_alone_where_modules_refer_to_their_parameters_weakly() -> None:
+    """As ``nn.LSTM`` does. That is a matter of time only, so that nothing but the walk itself shows it."""
+
+    def step(trained: Trained) -> Callable[..., Any]:
+        trained.model.known = [weakref.ref(parameter) for parameter in trained.model.parameters()]
+        return plain_step(trained)
+
+    captured = pygraph.capture(make(step)().step)
+    walks: list[Any] = []
+    for x, y in batches():
+        captured(x, y)
+        walks.append(captured._kept and captured._kept[0])
+    assert captured.record.replays > 10
+    assert walks[-1] is not None
+    assert all(walk is walks[-1] for walk in walks[-5:])
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------

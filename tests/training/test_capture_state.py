@@ -706,11 +706,15 @@ def test_state_in_memory_of_an_array_that_the_step_writes_is_refused() -> None:
     assert "python-state" in check(make, replays=0).refusals
 
 
-def test_a_weak_reference_is_not_made_strong() -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_a_weak_reference_is_not_made_strong(held: bool) -> None:
+    """``held``: the step also reaches what it refers to in another way."""
+
     def make() -> Program:
         model, optimizer = net()
         alive = [Plain(), Plain()]
         known = weakref.WeakSet(alive)
+        model.alive = alive if held else None
 
         def before(call: int) -> None:
             if call == 11:
