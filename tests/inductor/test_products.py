@@ -184,6 +184,7 @@ def test_where_nothing_can_be_measured_the_form_stays(timed: Any, monkeypatch: p
     assert names(gm) == [MM, ADD, RELU]
 
 
+@pytest.mark.usefixtures("fresh")
 def test_what_is_rewritten_after_inductors_passes_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(self: Products, gm: torch.fx.GraphModule) -> None:
         for node in gm.graph.find_nodes(op="call_function", target=aten.sin.default):
