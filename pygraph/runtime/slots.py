@@ -44,6 +44,9 @@ _OF_ATEN = "_ZN2at6native"
 """How the symbols of ATen's own kernels begin. They are given addresses of tensors' elements, at offsets that follow
 from sizes. A library's kernels may round addresses in a workspace up, so that offsets depend on where it lies."""
 
+_CLEARED = 0xFFFF
+"""The low bytes of a word that is what is left of an earlier address, where shorter values were put since."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
@@ -243,7 +246,7 @@ class _Pair:
     def _cannot_matter(self, a: Launch, b: Launch, position: int, doubt: Refusal) -> bool:
         """Whether a doubtful word reads as an address of nothing that its launch can use. What is equal in both
         captures points at no operand of at least one of them. In a kernel of ATen, a word that points at two places of
-        one allocation is what an earlier kernel of the call has left on the stack, in part."""
+        one allocation, its low bytes zero, is what an earlier kernel of the call has left on the stack, in part."""
         if a.may_access is None or b.may_access is None or doubt.reason == "ambiguous-address":
             return False
         x, y = a.words[position], b.words[position]
@@ -251,7 +254,8 @@ class _Pair:
             return self.known.inside(x) is None or a.unowned_at(position) is not None
         left = {each.key for each in self.left.places(x, a.index)}
         right = {each.key for each in self.right.places(y, b.index)}
-        if left == right and doubt.reason == "unpaired-address" and a.name.startswith(_OF_ATEN):
+        apart = left == right and doubt.reason == "unpaired-address"
+        if apart and a.name.startswith(_OF_ATEN) and not (x | y) & _CLEARED:
             return True
         left |= {mover.key for mover in self.moves.get(y - x, ())}
         return not (left & a.may_access or right & b.may_access)

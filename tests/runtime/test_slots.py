@@ -354,7 +354,7 @@ def test_written_arguments_are_exact_where_accesses_are_known() -> None:
 
 
 def word_beside_an_operand(
-    words: tuple[int, int], may_access: Reach | None, foreign: UnownedMemory | None = None, name: str = "sum"
+    words: tuple[int, int], may_access: Reach | None, foreign: UnownedMemory | None = None
 ) -> SlotTable | Refusal:
     """What is said of a word, ``words`` in either capture, beside an operand: inputs 0 and 1 are the allocations."""
 
@@ -362,7 +362,7 @@ def word_beside_an_operand(
         operand, word = capture.input(64), words[number]
         capture.input(64)
         strange = () if foreign is None else (UnownedAddress(1, foreign, f"{word:#x} of nobody's"),)
-        capture.launch(operand, word, name=name, call="aten.sum.default", may_access=may_access, unowned=strange)
+        capture.launch(operand, word, name="sum", call="aten.sum.default", may_access=may_access, unowned=strange)
 
     return twice(build)
 
@@ -394,22 +394,31 @@ def test_a_doubt_is_refused_where_the_call_may_use_what_it_is_about(reason: str,
 
 
 ATEN = "_ZN2at6native18elementwise_kernelILi128ELi2E"
+BIG = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "may_access", "left"),
+    ("name", "places", "may_access", "left"),
     [
-        (ATEN, DOUBTS["unpaired-address"], OPERAND | {(INPUT, 1)}, True),
-        (ATEN, DOUBTS["unpaired-address"], None, False),
-        (ATEN, (SECOND[0], ELSEWHERE), OPERAND | {(INPUT, 1)}, False),
-        ("cudnn_kernel", DOUBTS["unpaired-address"], OPERAND | {(INPUT, 1)}, False),
+        (ATEN, (1 << 16, 3 << 16), OPERAND | {(INPUT, 1)}, True),
+        (ATEN, (1 << 16, 3 << 16), None, False),
+        (ATEN, (1 << 16, (3 << 16) + 64), OPERAND | {(INPUT, 1)}, False),
+        (ATEN, (1 << 16, -BIG), OPERAND | {(INPUT, 1)}, False),
+        ("cudnn_kernel", (1 << 16, 3 << 16), OPERAND | {(INPUT, 1)}, False),
     ],
 )
-def test_an_address_at_another_place_of_the_same_memory_is_no_operand_of_a_kernel_of_atens(
-    name: str, words: tuple[int, int], may_access: Reach | None, left: bool
+def test_part_of_an_address_in_the_same_memory_is_no_operand_of_a_kernel_of_atens(
+    name: str, places: tuple[int, int], may_access: Reach | None, left: bool
 ) -> None:
-    """A library may round addresses up, and two allocations may change places: these stay doubts."""
-    result = word_beside_an_operand(words, may_access, name=name)
+    """A view at an offset that changes, a library that rounds addresses up, and two allocations that change places stay
+    doubts."""
+
+    def build(capture: Capture, number: int) -> None:
+        operand, other = capture.input(BIG), capture.input(BIG)
+        word = (other & ~0xFFFF) + places[number]
+        capture.launch(operand, word, name=name, call="aten.sum.default", may_access=may_access)
+
+    result = twice(build)
     if not left:
         assert refused(result) == "unpaired-address"
         return
