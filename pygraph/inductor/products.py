@@ -111,7 +111,8 @@ class Products:
 
     def choose(self, gm: torch.fx.GraphModule) -> None:
         """Exchange the products of ``gm`` that are faster in their other form."""
-        if compat.inductor_config.max_autotune or compat.inductor_config.max_autotune_gemm or several_ranks():
+        tuned = compat.inductor_config.max_autotune or compat.inductor_config.max_autotune_gemm
+        if tuned or several_ranks() or compat.absent(compat.cuda_sleep):
             return
         nodes = {node: place for place, node in enumerate(gm.graph.nodes)}
         for node in nodes:

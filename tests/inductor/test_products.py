@@ -137,11 +137,16 @@ def test_others_are_neither_timed_nor_changed(build: Build, facts: dict[str, Any
     assert (names(gm), asked) == (before, [])
 
 
-def test_where_inductor_tunes_or_ranks_take_part_nothing_is_timed(timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_inductor_tunes_or_ranks_take_part_or_torch_lacks_the_means_nothing_is_timed(
+    timed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = timed(FAST_ADDMM)
     with compat.inductor_config.patch(max_autotune_gemm=True):
         Products(None).choose(module_of(split))
-    monkeypatch.setattr(products, "several_ranks", lambda: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(products, "several_ranks", lambda: True)
+        Products(None).choose(module_of(split))
+    monkeypatch.setattr(compat, "absent", lambda symbol: symbol is compat.cuda_sleep)
     Products(None).choose(module_of(split))
     assert asked == []
 
