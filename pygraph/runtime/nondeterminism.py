@@ -30,10 +30,8 @@ from pygraph.runtime.contract import Slot
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 
 __all__ = [
-    "AGREED",
     "RUNS",
     "Distance",
-    "Spread",
     "distance",
     "nondeterministic_kernels",
     "nondeterministic_operator",
@@ -156,14 +154,6 @@ outside, however often the region runs. Neighbours make that rarer still: of 200
 in random order, each a tensor by itself, 8 were refused after 3 runs, and none after 12.
 """
 
-LOOSE = 0.01
-"""The part of a result's norm that a replay which was accepted may be off by, where another capture confirms all of its
-addresses: where a rounding error changes the sign that a ReLU sees, a whole gradient changes, in one run of a thousand,
-and no number of runs tells how far off the next one may be."""
-
-AGREED = "has other values, though uncaptured runs agree on it bit for bit"
-"""What is said of a result that any difference is too much for."""
-
 _CHUNK = 1 << 22
 """Elements that are compared at a time, whole blocks: comparing takes memory of its own, several times theirs."""
 
@@ -186,44 +176,23 @@ class Distance:
         row, column = divmod(block, -(-self.width // BLOCK))
         return row * self.width + column * BLOCK
 
-    @property
-    def relative(self) -> float:
-        """The norm of the differences as a part of that of the magnitudes."""
-        apart, scale = float(self.apart.norm()), float(self.magnitude.norm())
-        return apart / scale if scale else float(apart > 0)
 
-    @property
-    def share(self) -> float:
-        """The largest difference as a part of the largest magnitude: a distance of other values."""
-        scale = float(self.magnitude.max()) if self.magnitude.numel() else 0.0
-        return float(self.apart.max()) / scale if scale else 0.0
-
-
-Spread = Sequence[Distance | float | None]
-"""For each output, then for each written argument by its position, how far uncaptured runs lie from the reference: None
-where they agree bit for bit; a Distance; or, for other values than those that ran, a part of the largest magnitude."""
-
-
-def too_far(
-    reference: torch.Tensor, other: torch.Tensor, part: Distance | float | None, *, loosely: bool = False
-) -> str | None:
-    """Where and by how much a result of a replay (``other``) lies further from the reference's than its ``part`` of a
-    spread allows, if it does. ``loosely``: it may also be off by LOOSE of its norm, if uncaptured runs differ in it."""
+def too_far(reference: torch.Tensor, other: torch.Tensor, spread: Distance | None) -> str | None:
+    """Where and by how much a result of a replay (``other``) lies further from the reference's than the ``spread`` of
+    uncaptured runs allows, if it does; None: these agree bit for bit."""
     found = distance(reference, other)
     if isinstance(found, str):
         return found
-    if part is None:
-        return AGREED
-    if not found.apart.numel() or (loosely and part and found.relative <= LOOSE):
+    if not found.apart.numel():
         return None
-    spread = part.apart if isinstance(part, Distance) else torch.full_like(found.apart, part) * found.magnitude.max()
+    apart = torch.zeros_like(found.apart) if spread is None else spread.apart
     eps = torch.finfo(reference.dtype).eps
-    allowed = FACTOR * spread + min(TERMS * eps, max(eps, COARSE)) * found.magnitude
+    allowed = FACTOR * apart + min(TERMS * eps, max(eps, COARSE)) * found.magnitude
     excess = found.apart - allowed
     at = int(excess.argmax())
     if float(excess[at]) <= 0:
         return None
-    off, limit, runs = (float(each[at]) for each in (found.apart, allowed, spread))
+    off, limit, runs = (float(each[at]) for each in (found.apart, allowed, apart))
     where = f"within {BLOCK} elements from {found.start(at)} on"
     return f"is off by {off:.2e} {where}, allowed are {limit:.2e} (uncaptured runs are {runs:.2e} apart)"
 

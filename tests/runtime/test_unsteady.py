@@ -13,8 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.debug import diagnose
-from pygraph.debug.diagnose import Finding
 from pygraph.errors import ReplayError
 from pygraph.runtime.nondeterminism import RUNS
 from pygraph.runtime.recording import PythonCall
@@ -231,17 +229,13 @@ def test_a_replay_that_is_far_off_is_made_again_and_refused_if_it_is_so_each_tim
     assert ("output 0 is off by 1.0" in str(record.reason)) == (len(replays) == 3)
 
 
-@pytest.mark.parametrize(("off", "right", "accepted"), [(1e-2, True, True), (1e-2, False, False), (5.0, True, False)])
-def test_verified_replays_that_are_near_are_right_if_their_addresses_are(
-    monkeypatch: pytest.MonkeyPatch, off: float, right: bool, accepted: bool
-) -> None:
-    finding = Finding("every address is right" if right else "launch 0 has a wrong word", right=right)
-    monkeypatch.setattr(diagnose, "diagnose", lambda *facts: finding)
-    region = odd((3,), off, verify=True)
-    if accepted:
+@pytest.mark.parametrize("replays", [(3,), (3, 4), (3, 4, 5)])
+def test_a_verified_replay_that_is_far_off_is_made_again_too(replays: Sequence[int]) -> None:
+    region = odd(replays, 5.0, verify=True)
+    if len(replays) < 3:
         assert called(region).replays == 2
         return
-    with pytest.raises(ReplayError, match=f"output 0 is off by .*; {finding.text}"):
+    with pytest.raises(ReplayError, match="output 0 is off by"):
         called(region)
 
 

@@ -92,7 +92,7 @@ struct Owned {
 struct Call : Operands {
   c10::SmallVector<std::pair<size_t, at::DataPtr>, 4> blocks; // with the step that they die in
   std::vector<Owned> owned;
-  PyObject* watcher = nullptr; // told of each eager call, and may answer it
+  PyObject* answer = nullptr; // called in the place of each operator
 };
 
 struct Layout {

@@ -293,10 +293,12 @@ class Region {
     for (const auto& tensor : tensors) bases.push_back(storage_base(tensor));
     std::vector<std::optional<Tensor>> returned;
     before_call(each.drawn);
-    bool answered = call.watcher != nullptr && answer(call.watcher, tensors, returned);
-    if (!answered) {
+    if (call.answer != nullptr) {
+      py::gil_scoped_acquire gil;
+      py::object answered = py::handle(call.answer)(tensors);
+      returned = answered.cast<std::vector<std::optional<Tensor>>>();
+    } else {
       for (auto& result : each.run(tensors)) returned.emplace_back(std::move(result));
-      if (call.watcher != nullptr) tell(call.watcher, returned);
     }
     after_call(each.drawn);
     bool moved = false;
@@ -320,20 +322,6 @@ class Region {
       bool copied = std::find(call.misaligned.begin(), call.misaligned.end(), i) != call.misaligned.end();
       if (alive && !copied) move(argument_sources_[i], call.addresses[i] = address(*call.tensors[i]));
     }
-  }
-
-  // Whether the watcher answers an eager call in the operator's place.
-  static bool answer(PyObject* watcher, std::vector<Tensor>& tensors, std::vector<std::optional<Tensor>>& returned) {
-    py::gil_scoped_acquire gil;
-    auto found = py::handle(watcher).attr("before")(tensors);
-    if (found.is_none()) return false;
-    returned = found.cast<std::vector<std::optional<Tensor>>>();
-    return true;
-  }
-
-  static void tell(PyObject* watcher, const std::vector<std::optional<Tensor>>& returned) {
-    py::gil_scoped_acquire gil;
-    py::handle(watcher).attr("after")(returned);
   }
 
   // Gives back what no later step needs: later allocations may have it.
@@ -444,7 +432,7 @@ py::class_<T> bind_region(py::module_& m, const char* name) {
       .def("add_taken", &T::add_taken)
       .def("add_released", &T::add_released)
       .def("add_dead", &T::add_dead)
-      .def("replay_watched", [](T& region, py::handle args, py::handle watcher) { return region.replay(args, watcher.ptr()); })
+      .def("replay_answered", [](T& region, py::handle args, py::handle answer) { return region.replay(args, answer.ptr()); })
       .def("close", &T::close);
   return type;
 }
