@@ -112,7 +112,7 @@ void bind(py::module_& m) {
   m.def("is_plain", &is_plain<DispatchKey::CPU>);
   m.def("modes_active", &modes_active);
   m.def("storage_base", &storage_base);
-  m.def("element_address", &element_address);
+  m.def("element_address", &address);
   m.attr("NO_MEMORY") = kNoMemory;
   m.attr("MAX_WORDS") = kMaxWords;
   m.attr("MAX_FLOATS") = kMaxFloats;

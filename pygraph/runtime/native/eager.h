@@ -62,13 +62,8 @@ struct OperatorCall {
 
   // Lets go of its tensors: something else stands in their places.
   void drop_tensors() {
-    auto placeholder = tensor_over(
-        c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), 0, at::DataPtr(nullptr, c10::kCPU), nullptr, false),
-        DispatchKeySet(DispatchKey::CPU),
-        caffe2::TypeMeta::Make<float>(),
-        {0},
-        {1},
-        0);
+    auto keys = DispatchKeySet(DispatchKey::CPU);
+    auto placeholder = tensor_over(raw_storage(nullptr, 0), keys, caffe2::TypeMeta::Make<float>(), {0}, {1}, 0);
     for (auto& value : stack) value = map_tensors(value, [&](const Tensor&) { return placeholder; });
   }
 };
