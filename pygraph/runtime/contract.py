@@ -348,6 +348,9 @@ def add_steps(
         for argument in step.dead:
             region.add_dead(number, argument)
     _add_outputs(region, native.OutputKind, program, numbers)
+    for slot in program.slots:
+        if slot.key not in places:
+            raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
     return places
 
 

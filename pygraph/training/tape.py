@@ -39,9 +39,6 @@ _CONSTANT = 1 << 16
 _SAME_AS = {torch.ops.aten._unsafe_view.default: torch.ops.aten.view.default}
 """Operators that do what another one does, whose schema tells it."""
 
-_RESIZING = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_", "aten::resize_output_"})
-"""Operators that give a tensor other memory."""
-
 _HOMES = tuple(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, pygraph))
 
 
@@ -364,7 +361,7 @@ def _check(func: Any) -> None:
     returns = [str(each.type) for each in func._schema.returns]
     if torch.Tag.data_dependent_output in tags or (returns and not any("Tensor" in each for each in returns)):
         raise CaptureError("host-read", f"{name} reads a value on the host")
-    if torch.Tag.inplace_view in tags or name in _RESIZING:
+    if torch.Tag.inplace_view in tags:
         raise CaptureError("metadata-mutation", name)
 
 
