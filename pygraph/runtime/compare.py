@@ -26,10 +26,10 @@ from pygraph.runtime.answers import Answers, in_flight
 from pygraph.runtime.contract import Driver, Executable, Program, ScratchPool
 from pygraph.runtime.nondeterminism import RUNS, Distance, distance, too_far, unrepeatable
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind
+from pygraph.runtime.recording import AllocationKind
 from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, same_bytes, span, take
 
-__all__ = ["Verdict", "compare", "observe", "verify"]
+__all__ = ["Verdict", "compare", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -241,12 +241,14 @@ class _Trial:
         """For each result, whether a launch that is known to be non-deterministic decides it. An argument with gaps
         between its elements, in which no run writes, is held to its bits."""
         recording = self.program.recording
-        if not any(launch.nondeterministic for launch in recording.launches):
-            return [False] * len(outcome.contents)
         decided = unrepeatable(recording, self.program.slots)
-        written = [(position, self.args[position]) for position in self.watched]
-        dense = [decided(position) and extent(arg) <= arg.nbytes for position, arg in written]
-        return [*map(decided, recording.outputs), *dense, *(decided(each.owner) for each in self.answers.answered)]
+        if not decided:
+            return [False] * len(outcome.contents)
+        found = [recording.owner(output) in decided for output in recording.outputs]
+        for position in self.watched:
+            argument = self.args[position]
+            found.append((AllocationKind.INPUT, position) in decided and extent(argument) <= argument.nbytes)
+        return [*found, *(operand.owner in decided for operand in self.answers.answered)]
 
     def _inexcusable(self, reference: _Outcome, other: _Outcome) -> str | None:
         """A structure that differs, or else the first result that does and that has to be equal bit for bit."""
@@ -361,26 +363,28 @@ class _Trial:
     def _observe(
         self, outputs: Sequence[Any], args: Sequence[Any], rng: torch.Tensor | None, *, answering: bool = False
     ) -> _Outcome:
-        """The same, with the operands of its eager calls. What a collective may still fill is not looked at."""
-        found = observe(outputs, args, self.watched, rng)
-        owners = [self._owner(output) for output in self.program.recording.outputs[: len(outputs)]]
+        """The same: outputs, then the ``watched`` arguments, then operands of its eager calls. What a collective may
+        still fill is not looked at."""
+        recording, arguments = self.program.recording, [args[position] for position in self.watched]
+        owners = [recording.owner(output) for output in recording.outputs[: len(outputs)]]
         owners += [None] * (len(outputs) - len(owners))
         owners += [(AllocationKind.INPUT, position) for position in self.watched]
-        known = zip(found.contents, owners, strict=True)
-        contents = [b"" if owner in self.filling else content for content, owner in known]
+        looked = zip([*outputs, *map(span, arguments)], owners, strict=True)
         given = self.answers.answered if answering else self.answers.given
-        contents += [operand.content for operand in given]
-        names = (*found.names, *(operand.name for operand in given))
-        results = [*found.results, *(operand.value for operand in given)]
-        return replace(found, contents=tuple(contents), names=names, results=results)
-
-    def _owner(self, output: Output) -> tuple[AllocationKind, int] | None:
-        """Whose memory an output shows, if that is the region's or an argument's."""
-        if output.kind is OutputKind.SAME:
-            return self._owner(self.program.recording.outputs[output.index])
-        if output.kind is OutputKind.OBJECT:
-            return None
-        return (AllocationKind.POOL if output.kind is OutputKind.FRESH else AllocationKind.INPUT, output.index)
+        return _Outcome(
+            _structure(outputs, args),
+            (
+                *(digest(x) if isinstance(x, torch.Tensor) and o not in self.filling else b"" for x, o in looked),
+                *(operand.content for operand in given),
+            ),
+            (
+                *(f"output {index}" for index in range(len(outputs))),
+                *(f"argument {position}" for position in self.watched),
+                *(operand.name for operand in given),
+            ),
+            rng,
+            [*outputs, *arguments, *(operand.value for operand in given)],
+        )
 
     def _retaken(self) -> list[Any]:
         """Fresh copies of the arguments as they were before any run, and the first of the numbers ``apart``."""
@@ -519,17 +523,6 @@ class _Outcome:
     def drew_otherwise(self, other: _Outcome) -> bool:
         """Whether two runs left other random states: they drew otherwise, or somebody else did."""
         return self.rng is not None and other.rng is not None and not torch.equal(self.rng, other.rng)
-
-
-def observe(
-    outputs: Sequence[Any], args: Sequence[Any], watched: Sequence[int] = (), rng: torch.Tensor | None = None
-) -> _Outcome:
-    """The outcome of a run that returned ``outputs`` and left ``args``, of which the ``watched`` ones are results."""
-    contents = [digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs]
-    contents += [digest(span(args[position])) for position in watched]
-    names = [*(f"output {index}" for index in range(len(outputs))), *(f"argument {position}" for position in watched)]
-    results = [*outputs, *(args[position] for position in watched)]
-    return _Outcome(_structure(outputs, args), tuple(contents), tuple(names), rng, results)
 
 
 def _structure(outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Hashable, ...]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ import torch
 
 from pygraph.compat import OpOverload
 from pygraph.runtime.contract import Slot
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
+from pygraph.runtime.recording import AllocationKind, Recording
 
 __all__ = [
     "RUNS",
@@ -95,13 +95,9 @@ def nondeterministic_kernels(source: str) -> frozenset[str]:
     )
 
 
-Result = Output | int | tuple[AllocationKind, int]
-
-
-def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Result], bool]:
-    """Whether an output, the argument at a position, or an allocation may come out otherwise each time: a launch that
-    is known to be non-deterministic writes it, or one that reads what such a launch wrote, and so on, also where it is
-    overwritten."""
+def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> frozenset[tuple[AllocationKind, int]]:
+    """The allocations that may come out otherwise each time: a launch that is known to be non-deterministic writes
+    them, or one that reads what such a launch wrote, and so on, also where they are overwritten."""
     used: dict[int, list[Slot]] = {}
     for slot in slots:
         used.setdefault(slot.launch, []).append(slot)
@@ -110,18 +106,7 @@ def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Resul
         operands = used.get(launch.index, [])
         if launch.nondeterministic or any(launch.may_read(slot.word) and slot.key in decided for slot in operands):
             decided.update(slot.key for slot in operands if launch.may_write(slot.word, slot.key))
-
-    def is_decided(result: Result) -> bool:
-        if isinstance(result, tuple):
-            return result in decided
-        if isinstance(result, int):
-            return (AllocationKind.INPUT, result) in decided
-        if result.kind is OutputKind.SAME:
-            result = recording.outputs[result.index]  # (to call itself, it would keep the recording in a cycle)
-        owner = AllocationKind.POOL if result.kind is OutputKind.FRESH else AllocationKind.INPUT
-        return (owner, result.index) in decided
-
-    return is_decided
+    return frozenset(decided)
 
 
 # -- how far results may lie apart --------------------------------------------------------------------------------
