@@ -19,7 +19,14 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.calls import OperatorCall, leaves
 from pygraph.runtime.contract import Answer, Program, ScratchPool, Slot
 from pygraph.runtime.eager import at_places
-from pygraph.runtime.recording import FUNCTIONAL_COLLECTIVES, AllocationKind, EagerCall, Launch, TensorLayout
+from pygraph.runtime.recording import (
+    FUNCTIONAL_COLLECTIVES,
+    AllocationKind,
+    EagerCall,
+    EagerResult,
+    Launch,
+    TensorLayout,
+)
 from pygraph.runtime.tensors import digest, span
 
 __all__ = ["Answers", "in_flight"]
@@ -73,43 +80,31 @@ def _unset(program: Program) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """A view of operand ``operand``, ``offset`` elements behind its first one; or that ``itself``."""
-
-    operand: int
-    layout: TensorLayout
-    offset: int
-    itself: bool
-
-    def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What it is of these operands."""
-        base = tensors[self.operand]
-        return (
-            base
-            if self.itself
-            else base.as_strided(self.layout.size, self.layout.stride, base.storage_offset() + self.offset)
-        )
-
-
-def _view_of(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> _View | None:
+def _view_of(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> EagerResult | None:
     """How to make ``result`` of the operand that it is in the memory of, if it is in any's."""
     for operand, base in enumerate(tensors):
         same = base.untyped_storage()._cdata == result.untyped_storage()._cdata
         if same and base.dtype == result.dtype and result.numel():
-            offset = int(result.storage_offset() - base.storage_offset())
-            return _View(operand, TensorLayout.of(result), offset, result is base)
+            offset = int(result.storage_offset() - base.storage_offset()) * base.element_size()
+            return EagerResult(TensorLayout.of(result), operand, offset, result is base)
     return None
+
+
+def _made_of(told: EagerResult, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A result that is in the memory of an operand."""
+    base = tensors[told.operand]
+    start = base.storage_offset() + told.offset // base.element_size()
+    return base if told.itself else base.as_strided(told.layout.size, told.layout.stride, start)
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What one call did: copies of what it ``wrote``, by operand, and of its ``results`` in memory of their own; those
-    that turned out to be in an operand's are views to be made of that. ``state`` is the random state that it left, if
-    it drew."""
+    """What one call did: copies of what it ``wrote``, by operand, and of its ``results`` in memory of their own, or how
+    to make them of the operands that they are in the memory of. ``state`` is the random state that it left, if it drew.
+    """
 
     wrote: Mapping[int, torch.Tensor]
-    results: list[torch.Tensor | _View | None]
+    results: list[torch.Tensor | EagerResult]
     state: torch.Tensor | None
 
 
@@ -232,35 +227,27 @@ class Answers:
             }
             pairs = zip(call.results, results, strict=True)
             kept = [
-                None if told.operand >= 0 else _view_of(result, tensors) or _copied(result) for told, result in pairs
+                told if told.operand >= 0 else _view_of(result, tensors) or _copied(result) for told, result in pairs
             ]
         now = self._state()
         drew = before is not None and now is not None and not torch.equal(before, now)
         self._answers.append(_Answer(wrote, kept, now if drew else None))
 
-    def _repeat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Do with ``tensors`` what the next call did, and return its results: None for one that is an operand."""
+    def _repeat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Do with ``tensors`` what the next call did, and return its results."""
         self._next(tensors)
         answer = self._answers[self._number]
         for word, value in answer.wrote.items():
             span(tensors[word]).copy_(span(value))
         if answer.state is not None and self._generator is not None:
             self._generator.set_state(answer.state)
-        return [
-            result.of(tensors) if isinstance(result, _View) else None if result is None else _copied(result)
-            for result in answer.results
-        ]
+        kept = answer.results
+        return [_made_of(each, tensors) if isinstance(each, EagerResult) else _copied(each) for each in kept]
 
     def returned(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The same, in the form in which the operator returns it."""
-        repeated = self._repeat(tensors)
-        call, results = self._calls[self._number][1], list[torch.Tensor]()
-        for told, result in zip(call.results, repeated, strict=True):
-            if result is None:
-                offset = told.offset // tensors[told.operand].element_size()
-                result = _View(told.operand, told.layout, offset, told.itself).of(tensors)
-            results.append(result)
-        return at_places(call.returned, results)
+        results = self._repeat(tensors)
+        return at_places(self._calls[self._number][1].returned, results)
 
     def _state(self) -> torch.Tensor | None:
         """The random state now."""

@@ -207,9 +207,9 @@ class Program:
         return frozenset(slot.index for slot in inputs if launches[slot.launch].may_write(slot.word, slot.key))
 
 
-Answer = Callable[[list[torch.Tensor]], list[torch.Tensor | None]]
+Answer = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 """Stands for the eager calls of one replay, in order. It is given an operator's tensors, each named once, and returns
-what is taken for its results: None for one that is an operand."""
+what is taken for its results."""
 
 
 class Executable:

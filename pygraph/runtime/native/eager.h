@@ -165,7 +165,7 @@ struct EagerCall {
 
   // Keeps what was returned where later steps look for it.
   void adopt(
-      const std::vector<std::optional<Tensor>>& returned,
+      const std::vector<Tensor>& returned,
       const std::vector<Tensor>& tensors,
       Call& call,
       c10::Allocator& allocator) const {
@@ -175,12 +175,12 @@ struct EagerCall {
       const auto& expected = results[i];
       if (!expected.owned) {
         const auto& operand = tensors.at(static_cast<size_t>(expected.index));
-        if (returned[i] && address(*returned[i]) != address(operand) + static_cast<uintptr_t>(expected.offset)) {
+        if (address(returned[i]) != address(operand) + static_cast<uintptr_t>(expected.offset)) {
           break_contract(name + " returned other memory than when captured");
         }
         continue;
       }
-      const auto& result = *returned[i];
+      const auto& result = returned[i];
       if (!is_plain<backend>(result) || !expected.layout.same_size(result)) {
         break_contract(name + " returned another size or dtype than when captured");
       }

@@ -292,15 +292,8 @@ class Region {
     auto tensors = each.given(call);
     c10::SmallVector<uintptr_t, 8> bases;
     for (const auto& tensor : tensors) bases.push_back(storage_base(tensor));
-    std::vector<std::optional<Tensor>> returned;
     before_call(each.drawn);
-    if (call.answer != nullptr) {
-      py::gil_scoped_acquire gil;
-      py::object answered = py::handle(call.answer)(tensors);
-      returned = answered.cast<std::vector<std::optional<Tensor>>>();
-    } else {
-      for (auto& result : each.run(tensors)) returned.emplace_back(std::move(result));
-    }
+    auto returned = call.answer == nullptr ? each.run(tensors) : answered(call.answer, tensors);
     after_call(each.drawn);
     bool moved = false;
     for (size_t i = 0; i < tensors.size(); ++i) moved = moved || storage_base(tensors[i]) != bases[i];
@@ -323,6 +316,12 @@ class Region {
       bool copied = std::find(call.misaligned.begin(), call.misaligned.end(), i) != call.misaligned.end();
       if (alive && !copied) move(argument_sources_[i], call.addresses[i] = address(*call.tensors[i]));
     }
+  }
+
+  static std::vector<Tensor> answered(PyObject* answer, const std::vector<Tensor>& tensors) {
+    py::gil_scoped_acquire gil;
+    py::object returned = py::handle(answer)(tensors);
+    return returned.cast<std::vector<Tensor>>();
   }
 
   // Gives back what no later step needs: later allocations may have it.
