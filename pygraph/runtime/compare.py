@@ -29,7 +29,7 @@ from pygraph.runtime.provenance import Refusal, is_out_of_memory
 from pygraph.runtime.recording import AllocationKind
 from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, same_bytes, span, take
 
-__all__ = ["Verdict", "compare", "verify"]
+__all__ = ["Verdict", "compare", "observe", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
@@ -363,28 +363,18 @@ class _Trial:
     def _observe(
         self, outputs: Sequence[Any], args: Sequence[Any], rng: torch.Tensor | None, *, answering: bool = False
     ) -> _Outcome:
-        """The same: outputs, then the ``watched`` arguments, then operands of its eager calls. What a collective may
-        still fill is not looked at."""
-        recording, arguments = self.program.recording, [args[position] for position in self.watched]
+        """The same, with the operands of its eager calls. What a collective may still fill is not looked at."""
+        found, recording = observe(outputs, args, self.watched, rng), self.program.recording
         owners = [recording.owner(output) for output in recording.outputs[: len(outputs)]]
         owners += [None] * (len(outputs) - len(owners))
         owners += [(AllocationKind.INPUT, position) for position in self.watched]
-        looked = zip([*outputs, *map(span, arguments)], owners, strict=True)
+        known = zip(found.contents, owners, strict=True)
+        contents = [b"" if owner in self.filling else content for content, owner in known]
         given = self.answers.answered if answering else self.answers.given
-        return _Outcome(
-            _structure(outputs, args),
-            (
-                *(digest(x) if isinstance(x, torch.Tensor) and o not in self.filling else b"" for x, o in looked),
-                *(operand.content for operand in given),
-            ),
-            (
-                *(f"output {index}" for index in range(len(outputs))),
-                *(f"argument {position}" for position in self.watched),
-                *(operand.name for operand in given),
-            ),
-            rng,
-            [*outputs, *arguments, *(operand.value for operand in given)],
-        )
+        contents += [operand.content for operand in given]
+        names = (*found.names, *(operand.name for operand in given))
+        results = [*found.results, *(operand.value for operand in given)]
+        return replace(found, contents=tuple(contents), names=names, results=results)
 
     def _retaken(self) -> list[Any]:
         """Fresh copies of the arguments as they were before any run, and the first of the numbers ``apart``."""
@@ -523,6 +513,17 @@ class _Outcome:
     def drew_otherwise(self, other: _Outcome) -> bool:
         """Whether two runs left other random states: they drew otherwise, or somebody else did."""
         return self.rng is not None and other.rng is not None and not torch.equal(self.rng, other.rng)
+
+
+def observe(
+    outputs: Sequence[Any], args: Sequence[Any], watched: Sequence[int] = (), rng: torch.Tensor | None = None
+) -> _Outcome:
+    """The outcome of a run that returned ``outputs`` and left ``args``, of which the ``watched`` ones are results."""
+    contents = [digest(out) if isinstance(out, torch.Tensor) else b"" for out in outputs]
+    contents += [digest(span(args[position])) for position in watched]
+    names = [*(f"output {index}" for index in range(len(outputs))), *(f"argument {position}" for position in watched)]
+    results = [*outputs, *(args[position] for position in watched)]
+    return _Outcome(_structure(outputs, args), tuple(contents), tuple(names), rng, results)
 
 
 def _structure(outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Hashable, ...]:
