@@ -28,7 +28,6 @@ __all__ = [
     "aliased",
     "check_call",
     "check_result",
-    "describe",
     "fake_results",
     "leaves",
     "run_fake",
@@ -74,7 +73,7 @@ class OperatorCall:
     def signature(self, opaque: Callable[[torch.Tensor], str | None] = lambda _: None) -> Hashable:
         """A hashable that is equal for calls that do the same. ``opaque`` names a tensor that has no addresses. Raises
         CaptureError (``unsupported-argument``) for an object that cannot be compared."""
-        return (str(self.op), describe([value for _, value in self.operands()], {}, opaque))
+        return (str(self.op), _describe([value for _, value in self.operands()], {}, opaque))
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -190,7 +189,7 @@ def _fake(value: Any, fakes: dict[int, torch.Tensor], device: str | None) -> Any
 # -- comparing two calls ------------------------------------------------------------------------------------------
 
 
-def describe(value: Any, seen: dict[int, int], opaque: Callable[[torch.Tensor], str | None]) -> Hashable:
+def _describe(value: Any, seen: dict[int, int], opaque: Callable[[torch.Tensor], str | None]) -> Hashable:
     """A hashable that is equal for arguments that make an operator do the same, wherever their memory lies.
 
     ``seen`` numbers the tensors and storages met so far: what shares them is part of what an operator sees. ``opaque``
@@ -198,7 +197,7 @@ def describe(value: Any, seen: dict[int, int], opaque: Callable[[torch.Tensor], 
     compared.
     """
     if isinstance(value, (list, tuple)):
-        return tuple(describe(item, seen, opaque) for item in value)
+        return tuple(_describe(item, seen, opaque) for item in value)
     if isinstance(value, PLAIN):
         return (type(value).__name__, repr(value))
     if not isinstance(value, torch.Tensor):

@@ -108,18 +108,17 @@ class EagerCalls:
 class RegionRecord:
     """What a report reads of one region.
 
-    ``keys`` counts distinct keys (one that was forgotten counts again); ``slots``, ``launches``, ``workspace_bytes``,
-    ``segments`` and the ``eager`` calls between them are those of the last capture. ``eager_since`` says why operators
-    are called that were to be captured. ``python_runs``: how often bodies of operators written in Python ran for
-    captures and comparisons. ``refusals`` holds the first of each reason, ``decisions`` one for each measured variant;
-    where all are left uncaptured, the state is ``uncaptured`` without a ``reason``. ``orders`` are the decisions on the
-    order of launches; ``contests`` variants still wait for one. ``longest_path``: of launches of the last capture that
-    depend on each other (0: nobody asked); ``timeline``: of the last one that ran side by side."""
+    ``slots``, ``launches``, ``workspace_bytes``, ``segments`` and the ``eager`` calls between them are those of the
+    last capture. ``eager_since`` says why operators are called that were to be captured. ``python_runs``: how often
+    bodies of operators written in Python ran for captures and comparisons. ``refusals`` holds the first of each reason,
+    ``decisions`` one for each measured variant; where all are left uncaptured, the state is ``uncaptured`` without a
+    ``reason``. ``orders`` are the decisions on the order of launches; ``contests`` variants still wait for one.
+    ``longest_path``: of launches of the last capture that depend on each other (0: nobody asked); ``timeline``: of the
+    last one that ran side by side."""
 
     name: str
     state: State = State.COLD
     reason: str | None = None
-    keys: int = 0
     captures: int = 0
     replays: int = 0
     uncaptured: int = 0
@@ -255,7 +254,6 @@ class Region:
                 self._note(facts)
             return self._uncaptured(args)
         variant = self._variants.find(key, facts)
-        self.record.keys = self._variants.keys
         if variant.due and not watched:
             with capturing_turn() as mine:
                 if mine and variant.due:
@@ -467,19 +465,20 @@ class Region:
         self, variant: Variant, args: list[Any], path: Path | None, decision: Decision | None
     ) -> Sequence[Any]:
         made = self._try_capture(args, "dependences")
-        if isinstance(made, Refusal):
-            self._reject(variant, made)
-            return self._uncaptured(args)
-        if made.program.order is None:  # it would take too much memory
-            made.executable.close()
-            self._reject(variant, None)
+        if isinstance(made, Refusal) or made.program.order is None:  # or it would take too much memory
+            if isinstance(made, Refusal):
+                self._note(made)
+            else:
+                made.executable.close()
+            self._prefer(variant)
             return self._uncaptured(args)
         measurement = Measurement(self._driver, args, self._clock, path, CONCURRENT)
         verdict = self._compare(variant, made, args)
         refusal = verdict.refusal or (Refusal("closed") if self._closed or variant.executable is None else None)
         if refusal is not None:
             made.executable.close()
-            self._reject(variant, refusal)
+            self._note(refusal)
+            self._prefer(variant)
             return verdict.outputs
         variant.rival = made.executable
         self.record.timeline = timeline(made.program)
@@ -490,12 +489,6 @@ class Region:
             counts["recalled"] += 1
             self._decide(variant, decision)
         return verdict.outputs
-
-    def _reject(self, variant: Variant, refusal: Refusal | None) -> None:
-        """Keep the order of the program."""
-        if refusal is not None:
-            self._note(refusal)
-        self._prefer(variant)
 
     def _try_capture(self, args: list[Any], order: str) -> Captured | Refusal:
         """A capture, in which operators that fail are eager calls, one after the other."""

@@ -152,7 +152,7 @@ class Variant:
 
 class VariantTable:
     """Variants by key and signature, at most ``max_captures`` with an executable and MAX_TRACKED without; the one that
-    was not used for longest goes. ``keys`` counts the distinct keys met; one that was forgotten counts again.
+    was not used for longest goes.
 
     There is no lock: whatever allocates may collect garbage, and a finaliser may call the region whose table this is.
     So every look at a dictionary may find it changed since the last one.
@@ -161,7 +161,6 @@ class VariantTable:
     def __init__(self, max_captures: int, wanted: int) -> None:
         self._max_captures, self._max_tracked = max_captures, MAX_TRACKED
         self._wanted = wanted
-        self.keys = 0
         self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}
         self._captured: OrderedDict[Variant, None] = OrderedDict()
         self._tracked: OrderedDict[Variant, None] = OrderedDict()
@@ -187,7 +186,6 @@ class VariantTable:
         """The variant of a call, made if it is new."""
         variant = self._by_key.get(key, _NONE).get(facts)
         if variant is None:
-            self.keys += key not in self._by_key
             made = Variant(key, facts, self._wanted)
             variant = self._by_key.setdefault(key, {}).setdefault(facts, made)  # another thread may have been first
             self._track(variant)
