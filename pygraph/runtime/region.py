@@ -301,10 +301,11 @@ class Region:
     def _verify(
         self, variant: Variant, executable: Executable, program: Program, args: list[Any]
     ) -> Sequence[Any] | None:
-        """Answer a call uncaptured, and hold a replay against that; None, with nothing done, if it does not fit."""
+        """Answer a call by running uncaptured what is captured, and hold a replay against that; None, with nothing done,
+        if the call does not fit."""
         if not variant.fits(args):
             return None
-        facts = (self._fn, self._driver, executable, args, program, self._run_fn)
+        facts = (self._fn, self._driver, executable, args, program)
         verdict = verify(self.record.name, *facts, tolerant=variant.tolerant)
         args.clear()
         self._prefer(variant)
