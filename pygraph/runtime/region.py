@@ -301,8 +301,8 @@ class Region:
     def _verify(
         self, variant: Variant, executable: Executable, program: Program, args: list[Any]
     ) -> Sequence[Any] | None:
-        """Answer a call by running uncaptured what is captured, and hold a replay against that; None, with nothing done,
-        if the call does not fit."""
+        """Answer a call by running uncaptured what is captured, and hold a replay against that; None, with nothing
+        done, if the call does not fit."""
         if not variant.fits(args):
             return None
         facts = (self._fn, self._driver, executable, args, program)
