@@ -93,9 +93,9 @@ def test_verify_always_compares_each_replay(monkeypatch: pytest.MonkeyPatch) -> 
     compared: list[object] = []
     real = region.verify
 
-    def verify(*args: Any) -> Any:
+    def verify(*args: Any, **facts: Any) -> Any:
         compared.append(args)
-        return real(*args)
+        return real(*args, **facts)
 
     monkeypatch.setattr(region, "verify", verify)
     model = Mlp().eval()

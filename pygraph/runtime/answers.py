@@ -17,9 +17,16 @@ import torch
 from pygraph.compat import OpOverload, TorchDispatchMode
 from pygraph.errors import CaptureError
 from pygraph.runtime.calls import OperatorCall, leaves
-from pygraph.runtime.contract import Program, ScratchPool, Slot, Watcher
+from pygraph.runtime.contract import Answer, Program, ScratchPool, Slot
 from pygraph.runtime.eager import at_places
-from pygraph.runtime.recording import FUNCTIONAL_COLLECTIVES, AllocationKind, EagerCall, Launch, TensorLayout
+from pygraph.runtime.recording import (
+    FUNCTIONAL_COLLECTIVES,
+    AllocationKind,
+    EagerCall,
+    EagerResult,
+    Launch,
+    TensorLayout,
+)
 from pygraph.runtime.tensors import digest, span
 
 __all__ = ["Answers", "in_flight"]
@@ -73,43 +80,31 @@ def _unset(program: Program) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """A view of operand ``operand``, ``offset`` elements behind its first one; or that ``itself``."""
-
-    operand: int
-    layout: TensorLayout
-    offset: int
-    itself: bool
-
-    def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What it is of these operands."""
-        base = tensors[self.operand]
-        return (
-            base
-            if self.itself
-            else base.as_strided(self.layout.size, self.layout.stride, base.storage_offset() + self.offset)
-        )
-
-
-def _view_of(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> _View | None:
+def _view_of(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> EagerResult | None:
     """How to make ``result`` of the operand that it is in the memory of, if it is in any's."""
     for operand, base in enumerate(tensors):
         same = base.untyped_storage()._cdata == result.untyped_storage()._cdata
         if same and base.dtype == result.dtype and result.numel():
-            offset = int(result.storage_offset() - base.storage_offset())
-            return _View(operand, TensorLayout.of(result), offset, result is base)
+            offset = int(result.storage_offset() - base.storage_offset()) * base.element_size()
+            return EagerResult(TensorLayout.of(result), operand, offset, result is base)
     return None
+
+
+def _made_of(told: EagerResult, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A result that is in the memory of an operand."""
+    base = tensors[told.operand]
+    start = base.storage_offset() + told.offset // base.element_size()
+    return base if told.itself else base.as_strided(told.layout.size, told.layout.stride, start)
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What one call did: copies of what it ``wrote``, by operand, and of its ``results`` in memory of their own; those
-    that turned out to be in an operand's are views to be made of that. ``state`` is the random state that it left, if
-    it drew."""
+    """What one call did: copies of what it ``wrote``, by operand, and of its ``results`` in memory of their own, or how
+    to make them of the operands that they are in the memory of. ``state`` is the random state that it left, if it drew.
+    """
 
     wrote: Mapping[int, torch.Tensor]
-    results: list[torch.Tensor | _View | None]
+    results: list[torch.Tensor | EagerResult]
     state: torch.Tensor | None
 
 
@@ -135,6 +130,8 @@ class Answers:
         self._generator = generator
         self._loosely = any(launch.nondeterministic for launch in program.recording.launches)
         self._answers: list[_Answer] = []
+        self._number = -1
+        """Of the call that a run is at."""
         self._scratch: ScratchPool = contextlib.nullcontext
         self.given: list[Given] = []
         self.answered: list[Given] = []
@@ -144,61 +141,61 @@ class Answers:
     @contextlib.contextmanager
     def answering(self, scratch: ScratchPool) -> Iterator[None]:
         """An uncaptured run whose operators are called; what they do is kept in ``scratch`` memory."""
-        self._begin(answering=True, scratch=scratch)
-        with _Mode(self, answering=True):
-            yield
+        self._begin()
+        self._scratch, self._answers, self.answered = scratch, [], self.given
+        try:
+            with _Mode(self, answering=True):
+                yield
+        finally:
+            self._scratch = contextlib.nullcontext
 
     @contextlib.contextmanager
     def repeating(self) -> Iterator[None]:
         """An uncaptured run that calls none of them: each gives what it gave before."""
-        self._begin(answering=False)
+        self._begin()
         with _Mode(self, answering=False) if self._calls else contextlib.nullcontext():
             yield
 
-    def watcher(self, *, answering: bool, scratch: ScratchPool = contextlib.nullcontext) -> Watcher:
-        """Either, for a replay."""
-        self._begin(answering=answering, scratch=scratch)
-        return _Watcher(self, answering)
+    def replaying(self) -> Answer:
+        """The same, for a replay."""
+        self._begin()
+        return self._repeat
 
-    def _begin(self, *, answering: bool, scratch: ScratchPool = contextlib.nullcontext) -> None:
-        self._scratch, self.given = scratch, []
-        if answering:
-            self._answers, self.answered = [], self.given
+    def _begin(self) -> None:
+        self.given, self._number = [], -1
 
     def clear(self) -> None:
         """Forget everything."""
         self._answers, self.given, self.answered = [], [], []
 
-    def awaits(self, number: int, name: str) -> bool:
-        """Whether the next call is of this operator."""
-        return number < len(self._calls) and self._calls[number][1].name == name
+    def awaits(self, name: str) -> bool:
+        """Whether the next call of a run is of this operator."""
+        following = self._number + 1
+        known = self.failure is None and following < len(self._calls)
+        return known and self._calls[following][1].name == name
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
-    def calling(self, number: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """The answering run is about to call an operator with ``tensors``. Returns the random state before it."""
-        self._try(lambda: self.begin(number, tensors))
-        return self.state()
-
-    def called(
-        self, number: int, tensors: Sequence[torch.Tensor], results: Sequence[Any], before: torch.Tensor | None
-    ) -> None:
-        """It has called it."""
-        self._try(lambda: self.keep(number, tensors, results, before))
+    def called(self, tensors: Sequence[torch.Tensor], run: Callable[[], Any]) -> Any:
+        """Call the next operator, and keep what it does. What is raised by that is the ``failure``: the run goes on."""
+        self._try(lambda: self._next(tensors))
+        before = self._state()
+        returned = run()
+        self._try(lambda: self._keep(tensors, list(leaves(returned)), before))
+        return returned
 
     def _try(self, step: Callable[[], None]) -> None:
-        """Do ``step``, while there is a reason to keep what the run does. What is raised is the ``failure``: the run
-        goes on."""
         if self.failure is None:
             try:
                 step()
             except Exception as error:  # noqa: BLE001 - memory may be short, and operators return anything
                 self.failure = error
 
-    def begin(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
-        """A call is about to be made with ``tensors``: what they hold. Raises CaptureError if they are fewer than were
-        captured, as two of them are one."""
-        launch, call = self._calls[number]
+    def _next(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The next call is about to be made with ``tensors``: what they hold. Raises CaptureError if they are fewer
+        than were captured, as two of them are one."""
+        self._number += 1
+        launch, call = self._calls[self._number]
         if len(tensors) != len(call.operands):
             raise CaptureError("comparison-failed", f"{call.name} is given one tensor where two were captured")
         wait = call.name.startswith(_WAIT)  # until then, what it waits for may be anything
@@ -214,15 +211,13 @@ class Answers:
             owner = self._keys.get((launch.index, word), _NOBODYS)
             self.given.append(Given(f"operand {word} of {call.name}", owner, content, value))
 
-    def keep(
-        self, number: int, tensors: Sequence[torch.Tensor], results: Sequence[Any], before: torch.Tensor | None
-    ) -> None:
-        """A call was made: what it did. ``before`` is the random state before it. Raises CaptureError if it returned
+    def _keep(self, tensors: Sequence[torch.Tensor], results: Sequence[Any], before: torch.Tensor | None) -> None:
+        """The call was made: what it did. ``before`` is the random state before it. Raises CaptureError if it returned
         something else than was captured."""
-        launch, call = self._calls[number]
+        launch, call = self._calls[self._number]
         if not _as_told(call, tensors, results):
             raise CaptureError("comparison-failed", f"{call.name} returns something else than its fake kernel tells")
-        everything = call.name.partition(".")[0] in FUNCTIONAL_COLLECTIVES  # a wait fills what it is given
+        everything = _is_collective(call.name)  # a wait fills what it is given
         with self._scratch():
             wrote = {
                 word: _copied(tensor)
@@ -232,36 +227,29 @@ class Answers:
             }
             pairs = zip(call.results, results, strict=True)
             kept = [
-                None if told.operand >= 0 else _view_of(result, tensors) or _copied(result) for told, result in pairs
+                told if told.operand >= 0 else _view_of(result, tensors) or _copied(result) for told, result in pairs
             ]
-        now = self.state()
+        now = self._state()
         drew = before is not None and now is not None and not torch.equal(before, now)
         self._answers.append(_Answer(wrote, kept, now if drew else None))
 
-    def repeat(self, number: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Do with ``tensors`` what the call did, and return its results."""
-        self.begin(number, tensors)
-        answer = self._answers[number]
+    def _repeat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Do with ``tensors`` what the next call did, and return its results."""
+        self._next(tensors)
+        answer = self._answers[self._number]
         for word, value in answer.wrote.items():
             span(tensors[word]).copy_(span(value))
         if answer.state is not None and self._generator is not None:
             self._generator.set_state(answer.state)
-        return [
-            result.of(tensors) if isinstance(result, _View) else None if result is None else _copied(result)
-            for result in answer.results
-        ]
+        kept = answer.results
+        return [_made_of(each, tensors) if isinstance(each, EagerResult) else _copied(each) for each in kept]
 
-    def returned(self, number: int, tensors: Sequence[torch.Tensor]) -> Any:
+    def returned(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The same, in the form in which the operator returns it."""
-        call, results = self._calls[number][1], list[torch.Tensor]()
-        for told, result in zip(call.results, self.repeat(number, tensors), strict=True):
-            if result is None:
-                offset = told.offset // tensors[told.operand].element_size()
-                result = _View(told.operand, told.layout, offset, told.itself).of(tensors)
-            results.append(result)
-        return at_places(call.returned, results)
+        results = self._repeat(tensors)
+        return at_places(self._calls[self._number][1].returned, results)
 
-    def state(self) -> torch.Tensor | None:
+    def _state(self) -> torch.Tensor | None:
         """The random state now."""
         return None if self._generator is None else self._generator.get_state()
 
@@ -292,48 +280,23 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return made.set_(memory.untyped_storage(), 0, tensor.size(), tensor.stride())
 
 
-class _Watcher:
-    """Told of the eager calls of a replay."""
-
-    def __init__(self, answers: Answers, answering: bool) -> None:
-        self._answers, self._answering = answers, answering
-        self._number = 0
-        self._pending: tuple[Any, ...] = ()
-
-    def before(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None] | None:
-        if self._answering:
-            self._pending = tensors, self._answers.calling(self._number, tensors)
-            return None
-        self._number += 1
-        return self._answers.repeat(self._number - 1, tensors)
-
-    def after(self, results: list[torch.Tensor]) -> None:
-        (tensors, before), self._pending = self._pending, ()
-        self._answers.called(self._number, tensors, results, before)
-        self._number += 1
-
-
 class _Mode(TorchDispatchMode):
-    """Sees the operators of an uncaptured run: the eager calls come in the order of the program."""
+    """Sees the operators of an uncaptured run: the eager calls come in the order of the program. ``answering``: they
+    are made."""
 
     supports_higher_order_operators = True
 
     def __init__(self, answers: Answers, answering: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._answers, self._answering = answers, answering
-        self._number = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
-        if not isinstance(func, OpOverload) or not self._answers.awaits(self._number, str(func)):
+        if not isinstance(func, OpOverload) or not self._answers.awaits(str(func)):
             return func(*args, **named)
         tensors = list({id(t): t for t in OperatorCall(func, tuple(args), named).tensors()}.values())
-        number, self._number = self._number, self._number + 1
         if not self._answering:
-            return self._answers.returned(number, tensors)
-        before = self._answers.calling(number, tensors)
-        returned = func(*args, **named)
-        self._answers.called(number, tensors, list(leaves(returned)), before)
-        return returned
+            return self._answers.returned(tensors)
+        return self._answers.called(tensors, lambda: func(*args, **named))

@@ -28,10 +28,10 @@ __all__ = [
     "aliased",
     "check_call",
     "check_result",
-    "describe",
     "fake_results",
     "leaves",
     "run_fake",
+    "tensors_in",
 ]
 
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None))
@@ -63,12 +63,17 @@ class OperatorCall:
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor argument."""
-        return [t for _, value in self.operands() for t in leaves(value) if isinstance(t, torch.Tensor)]
+        return [t for _, value in self.operands() for t in tensors_in(value)]
 
     def written(self) -> set[int]:
         """The ``id`` of each tensor argument that it may write."""
         written = (value for argument, value in self.operands() if is_written(self.op._schema, argument))
-        return {id(t) for value in written for t in leaves(value) if isinstance(t, torch.Tensor)}
+        return {id(t) for value in written for t in tensors_in(value)}
+
+    def signature(self, opaque: Callable[[torch.Tensor], str | None] = lambda _: None) -> Hashable:
+        """A hashable that is equal for calls that do the same. ``opaque`` names a tensor that has no addresses. Raises
+        CaptureError (``unsupported-argument``) for an object that cannot be compared."""
+        return (str(self.op), _describe([value for _, value in self.operands()], {}, opaque))
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -78,6 +83,11 @@ def leaves(value: Any) -> Iterator[Any]:
             yield from leaves(item)
     elif value is not None:
         yield value
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists and tuples, in order."""
+    return (leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 _RESIZING = frozenset({"inductor::resize_storage_bytes_", "inductor::accumulate_grad_"})
@@ -180,7 +190,7 @@ def _fake(value: Any, fakes: dict[int, torch.Tensor], device: str | None) -> Any
 # -- comparing two calls ------------------------------------------------------------------------------------------
 
 
-def describe(value: Any, seen: dict[int, int], opaque: Callable[[torch.Tensor], str | None]) -> Hashable:
+def _describe(value: Any, seen: dict[int, int], opaque: Callable[[torch.Tensor], str | None]) -> Hashable:
     """A hashable that is equal for arguments that make an operator do the same, wherever their memory lies.
 
     ``seen`` numbers the tensors and storages met so far: what shares them is part of what an operator sees. ``opaque``
@@ -188,7 +198,7 @@ def describe(value: Any, seen: dict[int, int], opaque: Callable[[torch.Tensor], 
     compared.
     """
     if isinstance(value, (list, tuple)):
-        return tuple(describe(item, seen, opaque) for item in value)
+        return tuple(_describe(item, seen, opaque) for item in value)
     if isinstance(value, PLAIN):
         return (type(value).__name__, repr(value))
     if not isinstance(value, torch.Tensor):

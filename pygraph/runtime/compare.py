@@ -1,9 +1,8 @@
 """Compares a replay with an uncaptured run: before a program is first used, and on every call where that is asked for.
 
-    compare, before the first use              verify, on every call
-    1. replay on copies of the arguments       1. run uncaptured on copies of the arguments
-    2. run uncaptured: the call's answer       2. replay: the call's answer
-    3. hold the outcomes against each other    3. hold the outcomes against each other
+    1. replay on copies of the arguments
+    2. run uncaptured: the call's answer
+    3. hold the outcomes against each other
 
 Where a replay calls operators, 2. comes before 1., which is given what they did there: none is called twice.
 
@@ -18,25 +17,21 @@ import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import torch
 
 from pygraph.errors import CaptureError, ReplayError
 from pygraph.runtime.answers import Answers, in_flight
 from pygraph.runtime.contract import Driver, Executable, Program, ScratchPool
-from pygraph.runtime.nondeterminism import AGREED, RUNS, Distance, Spread, distance, too_far, unrepeatable
+from pygraph.runtime.nondeterminism import RUNS, Distance, distance, too_far, unrepeatable
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind
+from pygraph.runtime.recording import AllocationKind
 from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, same_bytes, span, take
-
-if TYPE_CHECKING:
-    from pygraph.debug.diagnose import Finding
 
 __all__ = ["Verdict", "compare", "observe", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
-T = TypeVar("T")
 
 _WRONG = ("comparison-failed", "replay-raised")
 """Refusals that a launch of the replay may be to blame for."""
@@ -44,16 +39,13 @@ _WRONG = ("comparison-failed", "replay-raised")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The uncaptured run's ``outputs``, which answer the call, and why the replay may not be used, if so. ``spread`` is
-    that of a region which does not repeat itself. ``runs`` counts uncaptured runs besides the one that answers."""
+    """The uncaptured run's ``outputs``, which answer the call, and why the replay may not be used, if so. ``tolerant``:
+    it was accepted within a tolerance. ``runs`` counts uncaptured runs besides the one that answers."""
 
     outputs: Sequence[Any]
     refusal: Refusal | None
-    spread: Spread | None = None
+    tolerant: bool = False
     runs: int = 0
-
-
-# -- the two comparisons ----------------------------------------------------------------------------------------------
 
 
 def compare(
@@ -63,9 +55,12 @@ def compare(
     args: list[Any],
     program: Program,
     answer: Function | None = None,
+    *,
+    tolerant: bool = False,
 ) -> Verdict:
     """Replay on copies of ``args``, then run ``answer`` (``fn``, unless it is given) on ``args`` themselves, and hold
-    one against the other. ``fn`` is what further runs on copies do.
+    one against the other. ``fn`` is what further runs on copies do. ``tolerant``: the program was accepted within a
+    tolerance before, so that results on which uncaptured runs happen to agree this time have one, too.
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
     refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
@@ -77,12 +72,22 @@ def compare(
     was too large to copy, or if the random state could not be brought back.
     """
     answer = answer or fn
-    trial = functools.partial(_Trial, fn, driver, executable, args, program)
+    trial = functools.partial(_Trial, fn, driver, executable, args, program, tolerant)
     with driver.scratch_pool(args) as scratch:
         verdict = _compare(trial, answer, args, scratch)
     if isinstance(verdict, Refusal):
         verdict = _compare(trial, answer, args, contextlib.nullcontext)
     return Verdict(answer(list(args)), verdict) if isinstance(verdict, Refusal) else verdict
+
+
+def verify(name: str, *facts: Any, tolerant: bool) -> Verdict:
+    """``compare`` a program in use. Also raises ReplayError, naming the region ``name``, the result, and the first
+    launch that differs, if the replay did something else than the run that answers the call."""
+    verdict = compare(*facts, tolerant=tolerant)
+    refusal = verdict.refusal
+    if refusal is not None and (refusal is _RANDOM_STATE or refusal.reason in (*_WRONG, "stateful-operator")):
+        raise ReplayError(f"region {name}: a replay differs from an uncaptured run: {refusal.detail}")
+    return verdict
 
 
 def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scratch: ScratchPool) -> Verdict | Refusal:
@@ -127,93 +132,24 @@ def _raised(error: Exception, trial: _Trial | None) -> Refusal:
     return Refusal("replay-raised" if replaying else "comparison-raised", f"{type(error).__name__}: {error}")
 
 
-def verify(
-    fn: Function,
-    driver: Driver,
-    executable: Executable,
-    args: list[Any],
-    program: Program,
-    spread: Spread | None,
-    name: str,
-    note: Callable[[Refusal], None],
-) -> Sequence[Any] | None:
-    """Answer a call by a replay that was compared with a run of ``fn`` on copies made before.
-
-    None, with nothing changed, when there is no room for copies, when ``fn`` raises, or when the executable declines.
-    ``note`` is told (``unverified``) why a call is answered without having been compared, or is not answered so.
-    Raises ReplayError, naming the region ``name``, the output, and the first launch that differs, when they differ.
-    """
-    trial = _Trial(fn, driver, executable, args, program)
-    trial.spread = spread
-    if trial.over_budget is not None:
-        note(Refusal("unverified", trial.over_budget))
-        return None
-    with driver.scratch_pool(args) as scratch:
-        try:
-            return _verify(trial, name, scratch, note)
-        finally:
-            trial.answers.clear()
-
-
-def _verify(trial: _Trial, name: str, scratch: ScratchPool, note: Callable[[Refusal], None]) -> Sequence[Any] | None:
-    """The same, of which nothing refers to ``scratch`` memory any more when this returns."""
-
-    def attempt(what: str, work: Callable[[], T]) -> T | None:
-        try:
-            with scratch():
-                return work()
-        except ReplayError:
-            raise
-        except Exception as error:  # noqa: BLE001 - what an uncaptured run raises, it raises to the caller next
-            note(Refusal("unverified", f"{what} raised {type(error).__name__}: {error}"))
-            return None
-
-    def expect(copies: list[Any]) -> _Outcome | None:
-        done = attempt("an uncaptured run on copies", lambda: [trial.run_on(copies)])
-        if done == [None]:
-            note(Refusal("unverified", "another thread drew from the generator of the uncaptured run"))
-        return None if done is None else done[0]
-
-    copies = attempt("to copy the arguments", trial.copies)
-    if copies is None:
-        return None
-    expected = None
-    if not trial.program.calls:
-        expected = expect(copies)
-        if expected is None:
-            return None
-    outputs = trial.replay(list(trial.args), answering=True, scratch=scratch)
-    if outputs is None:
-        return None
-    if trial.answers.failure is not None:
-        note(Refusal("unverified", f"what operators did could not be kept: {trial.answers.failure}"))
-        return outputs
-    expected = expected or expect(copies)
-    compared = None if expected is None else attempt("the comparison", lambda: [trial.unlike(expected, outputs)])
-    if expected is None or compared is None:
-        return outputs
-    (differs,) = compared
-    if differs is not None:
-        found = trial.diagnosed()
-        with scratch():
-            near = trial.spread is not None and trial.unlike(expected, outputs, loosely=True) is None
-        if near and found is not None and found.right:
-            return outputs
-        where = "" if found is None else f"; {found.text}"
-        raise ReplayError(f"region {name}: a replay differs from an uncaptured run: {differs}{where}")
-    return outputs
-
-
 # -- the runs of one comparison ----------------------------------------------------------------------------------------
 
 
 class _Trial:
     """One comparison: the memory involved, and the runs made on it. ``over_budget`` says that copies have no room.
-    ``replaying``: a replay has begun and not ended, or raised. ``spread`` is that of a program in use."""
+    ``replaying``: a replay has begun and not ended, or raised."""
 
-    def __init__(self, fn: Function, driver: Driver, executable: Executable, args: list[Any], program: Program) -> None:
+    def __init__(
+        self,
+        fn: Function,
+        driver: Driver,
+        executable: Executable,
+        args: list[Any],
+        program: Program,
+        tolerant: bool,
+    ) -> None:
         self.fn, self.driver, self.executable, self.args, self.program = fn, driver, executable, args, program
-        self.spread: Spread | None = None
+        self.tolerant = tolerant
         self.random = _Draws(driver, program)
         self.answers = Answers(program, driver.generator(program))
         self.filling, self.waited = in_flight(program)
@@ -233,8 +169,6 @@ class _Trial:
         self.first_copies: list[Any] = []
         self.working = Snapshot([], ())
         self.before: list[bytes] = []
-
-    # -- before the first replay ----------------------------------------------------------------------------------
 
     def prepare(self) -> Refusal | None:
         """Make the copies that the replay takes."""
@@ -307,12 +241,14 @@ class _Trial:
         """For each result, whether a launch that is known to be non-deterministic decides it. An argument with gaps
         between its elements, in which no run writes, is held to its bits."""
         recording = self.program.recording
-        if not any(launch.nondeterministic for launch in recording.launches):
-            return [False] * len(outcome.contents)
         decided = unrepeatable(recording, self.program.slots)
-        written = [(position, self.args[position]) for position in self.watched]
-        dense = [decided(position) and extent(arg) <= arg.nbytes for position, arg in written]
-        return [*map(decided, recording.outputs), *dense, *(decided(each.owner) for each in self.answers.answered)]
+        if not decided:
+            return [False] * len(outcome.contents)
+        found = [recording.owner(output) in decided for output in recording.outputs]
+        for position in self.watched:
+            argument = self.args[position]
+            found.append((AllocationKind.INPUT, position) in decided and extent(argument) <= argument.nbytes)
+        return [*found, *(operand.owner in decided for operand in self.answers.answered)]
 
     def _inexcusable(self, reference: _Outcome, other: _Outcome) -> str | None:
         """A structure that differs, or else the first result that does and that has to be equal bit for bit."""
@@ -349,12 +285,12 @@ class _Trial:
                 return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
             differs.update(reference.differing(replayed))
             steady = next((index for index in sorted(differs) if spread[index] is None), None)
-            if steady is None:
+            if steady is None or self.tolerant:
                 unlike = self._too_far(reference, replayed, spread)
             else:
-                unlike = f"{reference.names[steady]} {AGREED}"
+                unlike = f"{reference.names[steady]} has other values, though uncaptured runs agree on it bit for bit"
             if unlike is None:
-                return Verdict(outputs, None, [None if part is None else part.share for part in spread])
+                return Verdict(outputs, None, tolerant=True)
             del replayed  # what it returned is not kept while the function runs again
         return Verdict(outputs, _unsteady(str(unlike)))
 
@@ -387,72 +323,32 @@ class _Trial:
         return None if outputs is None else self._left(outputs, copies)
 
     def _replay(self, args: list[Any]) -> Sequence[Any] | None:
+        """Replay on ``args``, which are kept, with the answers to eager calls."""
         self.replaying = True
-        outputs = self.replay(list(args))
+        if self.program.calls:
+            outputs = self.executable.replay_answered(list(args), self.answers.replaying())
+        else:
+            outputs = self.executable.replay(list(args))
         self.replaying = False
         return outputs
 
-    def replay(
-        self, args: list[Any], *, answering: bool = False, scratch: ScratchPool = contextlib.nullcontext
-    ) -> Sequence[Any] | None:
-        """Replay on ``args``, with the answers to eager calls; ``answering``: these are called, and answers kept."""
-        if not self.program.calls:
-            return self.executable.replay(args)
-        return self.executable.replay_watched(args, self.answers.watcher(answering=answering, scratch=scratch))
-
-    # -- on every call --------------------------------------------------------------------------------------------
-
-    def copies(self) -> list[Any]:
-        """Copies of the arguments as they are."""
-        return take(self.args, self.copied).args
-
-    def run_on(self, copies: list[Any]) -> _Outcome | None:
-        """What an uncaptured run does; None where another thread drew from its generator. Its draws are undone. Raises
-        what the run raises."""
-        if self.program.calls:
-            self.random.rewind()
-        try:
-            with self.answers.repeating():
-                outputs = self.fn(list(copies))
-        finally:
-            undone = self.random.undo()
-        if not undone:
-            return None
-        outcome = self._observe(outputs, copies, self.random.end)
-        return outcome if any(self._decided(outcome)) else replace(outcome, results=[])
-
-    def unlike(self, expected: _Outcome, outputs: Sequence[Any], *, loosely: bool = False) -> str | None:
-        """In what a replay on the caller's own arguments differs from an uncaptured run."""
-        replayed = self._left(outputs, self.args, answering=True)
-        if expected.drew_otherwise(replayed):
-            return _RANDOM_STATE.detail
-        spread = [part or 0.0 for part in self.spread or [None] * len(expected.contents)]
-        return self._inexcusable(expected, replayed) or self._too_far(expected, replayed, spread, loosely=loosely)
-
-    # -- either ---------------------------------------------------------------------------------------------------
-
     def explained(self, refusal: Refusal | None) -> Refusal | None:
-        """``refusal`` with the launch that differs, if it refuses a replay as wrong. Nothing is run any more."""
+        """``refusal`` with the launch that differs, if it refuses a replay as wrong. Nothing is run any more. Not to be
+        called within scratch memory: it captures. The launch is not looked for where that would run the body of an
+        operator that is written in Python."""
         self.pristine.clear()
         self.first_copies.clear()
         self.answers.clear()
-        found = self.diagnosed() if refusal is not None and refusal.reason in _WRONG else None
-        return refusal if refusal is None or found is None else found.added_to(refusal)
-
-    def diagnosed(self) -> Finding | None:
-        """The launch in which a replay differs. Not to be called within scratch memory: it captures. Not looked for
-        where that would run the body of an operator that is written in Python."""
-        program = self.program
-        if program.recording.python:
-            return None
+        if refusal is None or refusal.reason not in _WRONG or self.program.recording.python:
+            return refusal
         from pygraph.debug.diagnose import diagnose  # needed only where something differs
 
-        return diagnose(self.fn, self.driver, program, self.args)
+        return diagnose(self.fn, self.driver, self.program, self.args).added_to(refusal)
 
-    def _too_far(self, reference: _Outcome, replayed: _Outcome, spread: Spread, *, loosely: bool = False) -> str | None:
+    def _too_far(self, reference: _Outcome, replayed: _Outcome, spread: Sequence[Distance | None]) -> str | None:
         """The first result in which a replay differs by more than ``spread`` allows."""
         for index in reference.differing(replayed):
-            how = too_far(reference.results[index], replayed.results[index], spread[index], loosely=loosely)
+            how = too_far(reference.results[index], replayed.results[index], spread[index])
             if how is not None:
                 return f"{reference.names[index]} {how}"
         return None
@@ -468,8 +364,8 @@ class _Trial:
         self, outputs: Sequence[Any], args: Sequence[Any], rng: torch.Tensor | None, *, answering: bool = False
     ) -> _Outcome:
         """The same, with the operands of its eager calls. What a collective may still fill is not looked at."""
-        found = observe(outputs, args, self.watched, rng)
-        owners = [self._owner(output) for output in self.program.recording.outputs[: len(outputs)]]
+        found, recording = observe(outputs, args, self.watched, rng), self.program.recording
+        owners = [recording.owner(output) for output in recording.outputs[: len(outputs)]]
         owners += [None] * (len(outputs) - len(owners))
         owners += [(AllocationKind.INPUT, position) for position in self.watched]
         known = zip(found.contents, owners, strict=True)
@@ -479,14 +375,6 @@ class _Trial:
         names = (*found.names, *(operand.name for operand in given))
         results = [*found.results, *(operand.value for operand in given)]
         return replace(found, contents=tuple(contents), names=names, results=results)
-
-    def _owner(self, output: Output) -> tuple[AllocationKind, int] | None:
-        """Whose memory an output shows, if that is the region's or an argument's."""
-        if output.kind is OutputKind.SAME:
-            return self._owner(self.program.recording.outputs[output.index])
-        if output.kind is OutputKind.OBJECT:
-            return None
-        return (AllocationKind.POOL if output.kind is OutputKind.FRESH else AllocationKind.INPUT, output.index)
 
     def _retaken(self) -> list[Any]:
         """Fresh copies of the arguments as they were before any run, and the first of the numbers ``apart``."""

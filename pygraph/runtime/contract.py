@@ -26,6 +26,7 @@ from pygraph.runtime.recording import (
 )
 
 __all__ = [
+    "Answer",
     "Driver",
     "EagerStep",
     "Executable",
@@ -38,7 +39,6 @@ __all__ = [
     "ScratchPool",
     "Slot",
     "Step",
-    "Watcher",
     "add_steps",
     "check_program",
     "describe_outputs",
@@ -207,15 +207,9 @@ class Program:
         return frozenset(slot.index for slot in inputs if launches[slot.launch].may_write(slot.word, slot.key))
 
 
-class Watcher(Protocol):
-    """Told of the eager calls of one replay, in order."""
-
-    def before(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None] | None:
-        """An operator is about to be called with ``tensors``, each of which is named once. Returns what is taken for
-        its results instead (None for one that is an operand), or None to have it called."""
-
-    def after(self, results: list[torch.Tensor]) -> None:
-        """It was called, and returned ``results``."""
+Answer = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+"""Stands for the eager calls of one replay, in order. It is given an operator's tensors, each named once, and returns
+what is taken for its results."""
 
 
 class Executable:
@@ -231,9 +225,9 @@ class Executable:
 
     replay: Callable[[list[Any]], list[Any] | None]
 
-    def replay_watched(self, args: list[Any], watcher: Watcher) -> list[Any] | None:
-        """Replay, with ``watcher`` told of each eager call."""
-        outputs: list[Any] | None = self._region.replay_watched(args, watcher)
+    def replay_answered(self, args: list[Any], answer: Answer) -> list[Any] | None:
+        """Replay, with each eager call answered by ``answer`` in the operator's place."""
+        outputs: list[Any] | None = self._region.replay_answered(args, answer)
         return outputs
 
     def __init__(self, region: Any, kept: Sequence[object] = ()) -> None:
@@ -354,6 +348,9 @@ def add_steps(
         for argument in step.dead:
             region.add_dead(number, argument)
     _add_outputs(region, native.OutputKind, program, numbers)
+    for slot in program.slots:
+        if slot.key not in places:
+            raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
     return places
 
 

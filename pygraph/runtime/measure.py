@@ -31,7 +31,6 @@ from pygraph.cache import read_json, usable, warn_once, write_atomically
 from pygraph.runtime.contract import Driver
 from pygraph.runtime.identity import machine
 from pygraph.runtime.tensors import bits
-from pygraph.runtime.variants import signature
 from pygraph.version import __version__
 
 __all__ = [
@@ -49,7 +48,6 @@ __all__ = [
 _log = logging.getLogger("pygraph.selection")
 
 Function = Callable[[list[Any]], Sequence[Any]]
-Clock = Callable[[], float]
 
 REPLAY, UNCAPTURED, CONCURRENT = "replay", "uncaptured", "concurrent"
 """Candidates. CONCURRENT is a replay whose launches wait for those alone that they depend on."""
@@ -114,22 +112,19 @@ def invalidate_all() -> None:
 
 class Measurement:
     """Times one variant, as the calls of a region come in: from several threads at once, without a lock, in blocks that
-    do not count. ``args`` is the call that was captured (only facts of it are kept), ``sensitive`` its arguments whose
-    storage offset was captured. ``path`` is the file that the decision goes to, if it is kept. ``other`` is what the
-    replay is held against."""
+    do not count. ``args`` is the call that was captured. ``path`` is the file that the decision goes to, if it is kept.
+    ``other`` is what the replay is held against."""
 
     def __init__(
         self,
         driver: Driver,
         args: Sequence[Any],
-        sensitive: frozenset[int],
-        clock: Clock,
+        clock: Callable[[], float],
         path: Path | None,
         other: str = UNCAPTURED,
     ) -> None:
         self._driver, self._clock, self._path = driver, clock, path
         self._device = _device(args)
-        self._sensitive, self._facts = sensitive, signature(args, sensitive)
         self._other = other
         self._times: dict[str, list[float]] = {REPLAY: [], other: []}
         self._block: _Block | None = None
@@ -137,10 +132,6 @@ class Measurement:
         self._begun = self._calls = self._waited = 0
         self._over = self._tried = False
         self._once = Lock()
-
-    def fits(self, args: Sequence[Any]) -> bool:
-        """Whether a call is of the variant that is measured."""
-        return signature(args, self._sensitive) == self._facts
 
     def enter(self) -> _Block | None:
         """The block that the call which comes now belongs to; None: it is to be replayed, and is not timed. Only

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,13 +27,11 @@ import torch
 
 from pygraph.compat import OpOverload
 from pygraph.runtime.contract import Slot
-from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
+from pygraph.runtime.recording import AllocationKind, Recording
 
 __all__ = [
-    "AGREED",
     "RUNS",
     "Distance",
-    "Spread",
     "distance",
     "nondeterministic_kernels",
     "nondeterministic_operator",
@@ -97,13 +95,9 @@ def nondeterministic_kernels(source: str) -> frozenset[str]:
     )
 
 
-Result = Output | int | tuple[AllocationKind, int]
-
-
-def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Result], bool]:
-    """Whether an output, the argument at a position, or an allocation may come out otherwise each time: a launch that
-    is known to be non-deterministic writes it, or one that reads what such a launch wrote, and so on, also where it is
-    overwritten."""
+def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> frozenset[tuple[AllocationKind, int]]:
+    """The allocations that may come out otherwise each time: a launch that is known to be non-deterministic writes
+    them, or one that reads what such a launch wrote, and so on, also where they are overwritten."""
     used: dict[int, list[Slot]] = {}
     for slot in slots:
         used.setdefault(slot.launch, []).append(slot)
@@ -112,18 +106,7 @@ def unrepeatable(recording: Recording, slots: Sequence[Slot]) -> Callable[[Resul
         operands = used.get(launch.index, [])
         if launch.nondeterministic or any(launch.may_read(slot.word) and slot.key in decided for slot in operands):
             decided.update(slot.key for slot in operands if launch.may_write(slot.word, slot.key))
-
-    def is_decided(result: Result) -> bool:
-        if isinstance(result, tuple):
-            return result in decided
-        if isinstance(result, int):
-            return (AllocationKind.INPUT, result) in decided
-        if result.kind is OutputKind.SAME:
-            result = recording.outputs[result.index]  # (to call itself, it would keep the recording in a cycle)
-        owner = AllocationKind.POOL if result.kind is OutputKind.FRESH else AllocationKind.INPUT
-        return (owner, result.index) in decided
-
-    return is_decided
+    return frozenset(decided)
 
 
 # -- how far results may lie apart --------------------------------------------------------------------------------
@@ -156,14 +139,6 @@ outside, however often the region runs. Neighbours make that rarer still: of 200
 in random order, each a tensor by itself, 8 were refused after 3 runs, and none after 12.
 """
 
-LOOSE = 0.01
-"""The part of a result's norm that a replay which was accepted may be off by, where another capture confirms all of its
-addresses: where a rounding error changes the sign that a ReLU sees, a whole gradient changes, in one run of a thousand,
-and no number of runs tells how far off the next one may be."""
-
-AGREED = "has other values, though uncaptured runs agree on it bit for bit"
-"""What is said of a result that any difference is too much for."""
-
 _CHUNK = 1 << 22
 """Elements that are compared at a time, whole blocks: comparing takes memory of its own, several times theirs."""
 
@@ -186,44 +161,23 @@ class Distance:
         row, column = divmod(block, -(-self.width // BLOCK))
         return row * self.width + column * BLOCK
 
-    @property
-    def relative(self) -> float:
-        """The norm of the differences as a part of that of the magnitudes."""
-        apart, scale = float(self.apart.norm()), float(self.magnitude.norm())
-        return apart / scale if scale else float(apart > 0)
 
-    @property
-    def share(self) -> float:
-        """The largest difference as a part of the largest magnitude: a distance of other values."""
-        scale = float(self.magnitude.max()) if self.magnitude.numel() else 0.0
-        return float(self.apart.max()) / scale if scale else 0.0
-
-
-Spread = Sequence[Distance | float | None]
-"""For each output, then for each written argument by its position, how far uncaptured runs lie from the reference: None
-where they agree bit for bit; a Distance; or, for other values than those that ran, a part of the largest magnitude."""
-
-
-def too_far(
-    reference: torch.Tensor, other: torch.Tensor, part: Distance | float | None, *, loosely: bool = False
-) -> str | None:
-    """Where and by how much a result of a replay (``other``) lies further from the reference's than its ``part`` of a
-    spread allows, if it does. ``loosely``: it may also be off by LOOSE of its norm, if uncaptured runs differ in it."""
+def too_far(reference: torch.Tensor, other: torch.Tensor, spread: Distance | None) -> str | None:
+    """Where and by how much a result of a replay (``other``) lies further from the reference's than the ``spread`` of
+    uncaptured runs allows, if it does; None: these agree bit for bit."""
     found = distance(reference, other)
     if isinstance(found, str):
         return found
-    if part is None:
-        return AGREED
-    if not found.apart.numel() or (loosely and part and found.relative <= LOOSE):
+    if not found.apart.numel():
         return None
-    spread = part.apart if isinstance(part, Distance) else torch.full_like(found.apart, part) * found.magnitude.max()
+    apart = torch.zeros_like(found.apart) if spread is None else spread.apart
     eps = torch.finfo(reference.dtype).eps
-    allowed = FACTOR * spread + min(TERMS * eps, max(eps, COARSE)) * found.magnitude
+    allowed = FACTOR * apart + min(TERMS * eps, max(eps, COARSE)) * found.magnitude
     excess = found.apart - allowed
     at = int(excess.argmax())
     if float(excess[at]) <= 0:
         return None
-    off, limit, runs = (float(each[at]) for each in (found.apart, allowed, spread))
+    off, limit, runs = (float(each[at]) for each in (found.apart, allowed, apart))
     where = f"within {BLOCK} elements from {found.start(at)} on"
     return f"is off by {off:.2e} {where}, allowed are {limit:.2e} (uncaptured runs are {runs:.2e} apart)"
 

@@ -394,6 +394,14 @@ class Recording:
     python: tuple[PythonCall, ...] = ()
     """The calls of operators written in Python, in order. A replay runs none of their bodies."""
 
+    def owner(self, output: Output) -> tuple[AllocationKind, int] | None:
+        """Whose memory an output shows, if that is the region's or an argument's."""
+        if output.kind is OutputKind.SAME:
+            return self.owner(self.outputs[output.index])
+        if output.kind is OutputKind.OBJECT:
+            return None
+        return (AllocationKind.POOL if output.kind is OutputKind.FRESH else AllocationKind.INPUT, output.index)
+
     def calls(self) -> tuple[range, ...]:
         """For each launch, those from the first one of its call to the last one, also of calls inside of it. A launch
         whose call is not known is by itself."""

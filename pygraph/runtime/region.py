@@ -81,9 +81,10 @@ class RegionOptions:
     """How a region lives.
 
     ``capture_after``: the occurrence of a variant at which it is captured (at least 2). ``max_captures``: executables
-    that one region holds; the least recently used goes. ``verify_always``: compare every replay with an uncaptured run.
-    ``measure``: else, let real calls decide whether a replay pays. ``cache_dir``: where decisions are kept, if at all.
-    ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as real calls decide, ``measured``.
+    that one region holds; the least recently used goes. ``verify_always``: compare every replay with an uncaptured run,
+    which answers the call. ``measure``: else, let real calls decide whether a replay pays. ``cache_dir``: where
+    decisions are kept, if at all. ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as
+    real calls decide, ``measured``.
     """
 
     capture_after: int = 2
@@ -107,18 +108,17 @@ class EagerCalls:
 class RegionRecord:
     """What a report reads of one region.
 
-    ``keys`` counts distinct keys (one that was forgotten counts again); ``slots``, ``launches``, ``workspace_bytes``,
-    ``segments`` and the ``eager`` calls between them are those of the last capture. ``eager_since`` says why operators
-    are called that were to be captured. ``python_runs``: how often bodies of operators written in Python ran for
-    captures and comparisons. ``refusals`` holds the first of each reason, ``decisions`` one for each measured variant;
-    where all are left uncaptured, the state is ``uncaptured`` without a ``reason``. ``orders`` are the decisions on the
-    order of launches; ``contests`` variants still wait for one. ``longest_path``: of launches of the last capture that
-    depend on each other (0: nobody asked); ``timeline``: of the last one that ran side by side."""
+    ``slots``, ``launches``, ``workspace_bytes``, ``segments`` and the ``eager`` calls between them are those of the
+    last capture. ``eager_since`` says why operators are called that were to be captured. ``python_runs``: how often
+    bodies of operators written in Python ran for captures and comparisons. ``refusals`` holds the first of each reason,
+    ``decisions`` one for each measured variant; where all are left uncaptured, the state is ``uncaptured`` without a
+    ``reason``. ``orders`` are the decisions on the order of launches; ``contests`` variants still wait for one.
+    ``longest_path``: of launches of the last capture that depend on each other (0: nobody asked); ``timeline``: of the
+    last one that ran side by side."""
 
     name: str
     state: State = State.COLD
     reason: str | None = None
-    keys: int = 0
     captures: int = 0
     replays: int = 0
     uncaptured: int = 0
@@ -240,7 +240,7 @@ class Region:
         if not watched:
             variants = self._variants.under(key)
             for variant in variants:
-                if variant.open is not None and variant.measurement is None:
+                if variant.open and variant.measurement is None:
                     outputs = self._contest(variant, args)
                 else:
                     outputs = self._use(variant, args, alone=len(variants) == 1)
@@ -254,7 +254,6 @@ class Region:
                 self._note(facts)
             return self._uncaptured(args)
         variant = self._variants.find(key, facts)
-        self.record.keys = self._variants.keys
         if variant.due and not watched:
             with capturing_turn() as mine:
                 if mine and variant.due:
@@ -276,7 +275,7 @@ class Region:
                 outputs = self._replay(variant, executable, args)
             elif block.candidate == CONCURRENT:
                 outputs = self._replay(variant, variant.rival or executable, args)
-            elif (alone and block.calls) or measurement.fits(args):
+            elif (alone and block.calls) or variant.fits(args):
                 self._prefer(variant)
                 outputs = self._run(args)
             else:
@@ -292,16 +291,30 @@ class Region:
 
     def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
         if variant.program is not None:
-            facts = (executable, args, variant.program, variant.spread, self.record.name)
-            outputs = verify(self._fn, self._driver, *facts, self._note)
-        else:
-            outputs = executable.replay(args)
-        if outputs is None:
-            return None
-        args.clear()  # a replay that was verified leaves them
-        self._prefer(variant)
-        self.record.count_replay()
+            return self._verify(variant, executable, variant.program, args)
+        outputs = executable.replay(args)
+        if outputs is not None:
+            self._prefer(variant)
+            self.record.count_replay()
         return outputs
+
+    def _verify(
+        self, variant: Variant, executable: Executable, program: Program, args: list[Any]
+    ) -> Sequence[Any] | None:
+        """Answer a call by running uncaptured what is captured, and hold a replay against that; None, with nothing
+        done, if the call does not fit."""
+        if not variant.fits(args):
+            return None
+        facts = (self._fn, self._driver, executable, args, program)
+        verdict = verify(self.record.name, *facts, tolerant=variant.tolerant)
+        args.clear()
+        self._prefer(variant)
+        if verdict.refusal is None:
+            self.record.count_replay()
+        else:
+            self._note(Refusal("unverified", str(verdict.refusal)))
+            self.record.count_uncaptured()
+        return verdict.outputs
 
     def _prefer(self, variant: Variant) -> None:
         """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""
@@ -312,7 +325,7 @@ class Region:
         measured = variant.measurement is not None
         plain = self._key is not None and self._key.plain and not self._options.verify_always
         self._timed = variant if executable is not None and measured else None
-        settled = plain and not measured and variant.open is None
+        settled = plain and not measured and not variant.open
         self._replay_last = executable.replay if executable is not None and settled else None
 
     def _timed_replay(self) -> Variant | None:
@@ -339,7 +352,7 @@ class Region:
         if decision.choice == REPLAY:
             self._prefer(variant)
             return
-        variant.open = None
+        variant.open = False
         self._replay_last = self._timed = None
         self._variants.skip(variant)
         self.record.contests = self._variants.contests
@@ -394,13 +407,13 @@ class Region:
             return self._uncaptured(args)
         sensitive = made.program.recording.offset_sensitive
         self._sensitive |= sensitive
+        variant.like = sensitive, signature(args, sensitive)
         if measures:
-            variant.measurement = Measurement(self._driver, args, sensitive, self._clock, path)
+            variant.measurement = Measurement(self._driver, args, self._clock, path)
         contests = self._contests(variant, made.program) and may_measure
-        like = (self._sensitive, signature(args, self._sensitive)) if contests else None
         verdict = self._compare(variant, made, args)
         if contests and verdict.refusal is None:
-            variant.open, variant.contested = like, True
+            variant.open = variant.contested = True
         self._settle(variant, made, verdict)
         return verdict.outputs
 
@@ -431,13 +444,12 @@ class Region:
     def _contest(self, variant: Variant, args: list[Any]) -> Sequence[Any] | None:
         """A call of a captured variant whose launches another order is to be tried for: what an earlier process found,
         or a second replay, which is compared like the first, and then measured."""
-        like = variant.open
-        if like is None or signature(args, like[0]) != like[1]:
+        if not variant.fits(args):
             return self._use(variant, args)
         with capturing_turn() as mine:
-            if not mine or variant.open is None:
+            if not mine or not variant.open:
                 return self._use(variant, args)
-            variant.open = None
+            variant.open = False
             path = kept_path(self._fn, args, self._options.cache_dir, CONCURRENT)
             decision = None if path is None else read(path)
             if decision is not None and decision.choice == REPLAY:
@@ -454,16 +466,14 @@ class Region:
         self, variant: Variant, args: list[Any], path: Path | None, decision: Decision | None
     ) -> Sequence[Any]:
         made = self._try_capture(args, "dependences")
-        if isinstance(made, Refusal):
-            self._reject(variant, made)
+        if isinstance(made, Refusal) or made.program.order is None:  # or it would take too much memory
+            if isinstance(made, Refusal):
+                self._note(made)
+            else:
+                made.executable.close()
+            self._prefer(variant)
             return self._uncaptured(args)
-        if made.program.order is None:  # it would take too much memory
-            made.executable.close()
-            self._reject(variant, None)
-            return self._uncaptured(args)
-        measurement = Measurement(
-            self._driver, args, made.program.recording.offset_sensitive, self._clock, path, CONCURRENT
-        )
+        measurement = Measurement(self._driver, args, self._clock, path, CONCURRENT)
         verdict = self._compare(variant, made, args)
         if verdict.refusal is None:
             variant.rival = made.executable
@@ -471,7 +481,8 @@ class Region:
         if refusal is not None:
             variant.rival = None
             made.executable.close()
-            self._reject(variant, refusal)
+            self._note(refusal)
+            self._prefer(variant)
             return verdict.outputs
         self.record.timeline = timeline(made.program)
         if decision is None:
@@ -481,12 +492,6 @@ class Region:
             counts["recalled"] += 1
             self._decide(variant, decision)
         return verdict.outputs
-
-    def _reject(self, variant: Variant, refusal: Refusal | None) -> None:
-        """Keep the order of the program."""
-        if refusal is not None:
-            self._note(refusal)
-        self._prefer(variant)
 
     def _try_capture(self, args: list[Any], order: str) -> Captured | Refusal:
         """A capture, in which operators that fail are eager calls, one after the other."""
@@ -521,7 +526,7 @@ class Region:
         """Use the executable from now on, or close it."""
         refusal = verdict.refusal
         if refusal is None:
-            variant.spread = verdict.spread
+            variant.tolerant = verdict.tolerant
             variant.program = made.program if self._options.verify_always else None
             self._variants.install(variant, made.executable)
             if self._closed:  # maybe by another thread, before there was anything to free
@@ -546,7 +551,7 @@ class Region:
         record.segments = sum(isinstance(step, GraphSegment) for step in steps)
         called = Counter((step.call.name, step.origin.loc) for step in steps if isinstance(step, EagerStep))
         record.eager = [EagerCalls(*call, count) for call, count in called.items()]
-        tolerated = ["non-deterministic: compared within a tolerance"] if verdict.spread is not None else []
+        tolerated = ["non-deterministic: compared within a tolerance"] if verdict.tolerant else []
         record.notes.extend(note for note in [*made.table.notes, *tolerated] if note not in record.notes)
         if self._on_capture is not None:
             self._on_capture(program)

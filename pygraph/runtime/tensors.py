@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.runtime.recording import TensorLayout
 
 __all__ = [
     "Block",
@@ -50,10 +51,7 @@ def span(tensor: torch.Tensor, *, whole: bool = False) -> torch.Tensor:
 
 def extent(tensor: torch.Tensor) -> int:
     """Bytes from the first to one past the last element; 0 when there is none."""
-    if not tensor.numel():
-        return 0
-    reach = sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
-    return (reach + 1) * tensor.element_size()
+    return TensorLayout.of(tensor).nbytes
 
 
 def digest(tensor: torch.Tensor) -> bytes:

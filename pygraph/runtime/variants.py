@@ -10,17 +10,14 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pygraph.runtime.contract import Executable, Program
-from pygraph.runtime.nondeterminism import Spread
+from pygraph.runtime.measure import Measurement
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.tensors import bits
-
-if TYPE_CHECKING:
-    from pygraph.runtime.measure import Measurement
 
 __all__ = ["MAX_TRACKED", "ScalarKey", "State", "Variant", "VariantTable", "signature"]
 
@@ -85,9 +82,11 @@ class State(str, Enum):
 @dataclass(slots=True, eq=False)
 class Variant:
     """One combination of key and signature. ``ran`` counts uncaptured runs, ``wanted`` how many of them make it due to
-    be captured. ``decided``: it was measured and will not be again. ``open``: another order of its launches is to be
-    tried, with calls that have this signature for these sensitive arguments. ``contested``: it was so. ``rival``: the
-    replay in that order, while it is measured. ``concurrent``: it has won. ``off``: SKIPPED or UNCAPTURED, for good."""
+    be captured. ``like``: the signature of the calls that its capture is for, with the arguments that are sensitive
+    there. ``program``: what it replays, if each call is compared, ``tolerant`` if within a tolerance. ``decided``: it
+    was measured and will not be again. ``open``: another order of its launches is to be tried. ``contested``: it was
+    so. ``rival``: the replay in that order, while it is measured. ``concurrent``: it has won. ``off``: SKIPPED or
+    UNCAPTURED, for good."""
 
     key: Hashable
     signature: Hashable
@@ -95,10 +94,11 @@ class Variant:
     ran: int = 0
     executable: Executable | None = None
     measurement: Measurement | None = None
+    like: tuple[frozenset[int], Hashable] = (frozenset(), None)
     program: Program | None = None
-    spread: Spread | None = None
+    tolerant: bool = False
     decided: bool = False
-    open: tuple[frozenset[int], Hashable] | None = None
+    open: bool = False
     contested: bool = False
     rival: Executable | None = None
     concurrent: bool = False
@@ -116,6 +116,11 @@ class Variant:
         """Whether it should be captured now."""
         return self.ran >= self.wanted and self.state is State.WARM
 
+    def fits(self, args: Sequence[Any]) -> bool:
+        """Whether a call is one that it was captured for."""
+        sensitive, captured = self.like
+        return signature(args, sensitive) == captured
+
     def postpone(self) -> None:
         """Start anew, and run twice as often until the next capture: one failed for a reason that another call may not
         have, or was evicted, as all are where more variants come in turn than there is room for."""
@@ -124,12 +129,12 @@ class Variant:
     @property
     def contesting(self) -> bool:
         """Whether it has not been decided yet on the order of its launches."""
-        return self.open is not None or self.rival is not None
+        return self.open or self.rival is not None
 
     def release(self) -> None:
         """Free what was captured for it."""
         held = self.rival, self.executable  # in this order, for ``choose`` on another thread: read, and then let go of
-        self.contested, self.open = self.contested and not self.contesting, None
+        self.contested, self.open = self.contested and not self.contesting, False
         self.rival = self.executable = self.program = self.measurement = None
         for executable in held:
             if executable is not None:
@@ -150,7 +155,7 @@ class Variant:
 
 class VariantTable:
     """Variants by key and signature, at most ``max_captures`` with an executable and MAX_TRACKED without; the one that
-    was not used for longest goes. ``keys`` counts the distinct keys met; one that was forgotten counts again.
+    was not used for longest goes.
 
     There is no lock: whatever allocates may collect garbage, and a finaliser may call the region whose table this is.
     So every look at a dictionary may find it changed since the last one.
@@ -159,7 +164,6 @@ class VariantTable:
     def __init__(self, max_captures: int, wanted: int) -> None:
         self._max_captures, self._max_tracked = max_captures, MAX_TRACKED
         self._wanted = wanted
-        self.keys = 0
         self._by_key: dict[Hashable, dict[Hashable, Variant]] = {}
         self._captured: OrderedDict[Variant, None] = OrderedDict()
         self._tracked: OrderedDict[Variant, None] = OrderedDict()
@@ -185,7 +189,6 @@ class VariantTable:
         """The variant of a call, made if it is new."""
         variant = self._by_key.get(key, _NONE).get(facts)
         if variant is None:
-            self.keys += key not in self._by_key
             made = Variant(key, facts, self._wanted)
             variant = self._by_key.setdefault(key, {}).setdefault(facts, made)  # another thread may have been first
             self._track(variant)

@@ -45,7 +45,7 @@ DECISION = Decision("uncaptured", 1200.0, 1000.0, 90)
 def full_report(index: int = 0, known: bool = True) -> GraphReport:
     """A report of ``cut_graph`` with one region replayed and one refused."""
     graph = cut_graph(known)
-    replayed = RegionRecord("r0", State.REPLAY, keys=1, captures=2, replays=1234, slots=3, workspace_bytes=4096)
+    replayed = RegionRecord("r0", State.REPLAY, captures=2, replays=1234, slots=3, workspace_bytes=4096)
     replayed.python_runs["lib.op.default"] = 2
     refused = RegionRecord("r1", State.UNCAPTURED, "address-escapes: a word is nobody's")
     refused.refusals["host-read"] = Refusal("host-read", "x.item()", "cpp_fused_add_1", "model.py:14")

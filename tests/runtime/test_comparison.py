@@ -300,13 +300,13 @@ def test_verify_always_compares_each_call() -> None:
     assert case.region.record.replays == 3
     case.driver.kernel = wrong_byte
     with pytest.raises(
-        ReplayError, match=r"region toy: a replay differs from an uncaptured run: output 1 has other values"
+        ReplayError, match=r"region toy: a replay differs from an uncaptured run: replayed: output 1 has other values"
     ):
         case.region([torch.ones(4), torch.ones(4), 3])
     assert case.region.record.state == "uncaptured"
 
 
-@pytest.mark.parametrize("fails", ["run on copies", "both runs", "comparison"])
+@pytest.mark.parametrize("fails", ["replays", "all runs", "comparison"])
 def test_verify_always_tells_of_a_call_that_it_could_not_verify(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     """It is answered all the same, unless its function raises."""
     failing: list[bool] = []
@@ -320,11 +320,18 @@ def test_verify_always_tells_of_a_call_that_it_could_not_verify(monkeypatch: pyt
     for _ in range(3):
         region([torch.ones(2)])
     assert "unverified" not in region.record.refusals
-    failing += {"run on copies": [False, True], "both runs": [True, True], "comparison": []}[fails]
+    failing += [True] * {"replays": 2, "all runs": 3, "comparison": 0}[fails]
     if fails == "comparison":
         broken = Mock(side_effect=MemoryError("short"))
         monkeypatch.setattr("pygraph.runtime.compare._Outcome.drew_otherwise", broken)
-    with pytest.raises(MemoryError) if fails == "both runs" else contextlib.nullcontext():
+    with pytest.raises(MemoryError) if fails == "all runs" else contextlib.nullcontext():
         assert region([torch.ones(2)])[0].tolist() == [2, 2]
-    assert "MemoryError" in str(region.record.refusals["unverified"])
-    assert region.record.replays == (2 if fails == "comparison" else 1)
+        assert "MemoryError" in str(region.record.refusals["unverified"])
+    assert region.record.replays == 1
+
+
+def test_verify_always_tells_calls_of_other_sizes_apart() -> None:
+    region = Region(lambda args: [args[0] + 1], FakeDriver(), name="toy", options=RegionOptions(verify_always=True))
+    for size in (2, 3, 2, 3, 2, 3):
+        assert region([torch.ones(size)])[0].tolist() == [2.0] * size
+    assert (region.record.captures, region.record.replays, region.record.refusals) == (2, 2, {})

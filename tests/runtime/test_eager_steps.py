@@ -529,8 +529,8 @@ class Disturbed(HostDriver):
             close, replay = made.close, made.replay
 
             @staticmethod
-            def replay_watched(args: list[Any], watcher: Any) -> Sequence[Any] | None:
-                outputs = made.replay_watched(args, watcher)
+            def replay_answered(args: list[Any], answer: Any) -> Sequence[Any] | None:
+                outputs = made.replay_answered(args, answer)
                 thread = threading.Thread(target=lambda: torch.rand(3))
                 thread.start()
                 thread.join()

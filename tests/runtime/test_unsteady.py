@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,8 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pygraph.debug import diagnose
-from pygraph.debug.diagnose import Finding
 from pygraph.errors import ReplayError
 from pygraph.runtime.nondeterminism import RUNS
 from pygraph.runtime.recording import PythonCall
@@ -231,17 +230,13 @@ def test_a_replay_that_is_far_off_is_made_again_and_refused_if_it_is_so_each_tim
     assert ("output 0 is off by 1.0" in str(record.reason)) == (len(replays) == 3)
 
 
-@pytest.mark.parametrize(("off", "right", "accepted"), [(1e-2, True, True), (1e-2, False, False), (5.0, True, False)])
-def test_verified_replays_that_are_near_are_right_if_their_addresses_are(
-    monkeypatch: pytest.MonkeyPatch, off: float, right: bool, accepted: bool
-) -> None:
-    finding = Finding("every address is right" if right else "launch 0 has a wrong word", right=right)
-    monkeypatch.setattr(diagnose, "diagnose", lambda *facts: finding)
-    region = odd((3,), off, verify=True)
-    if accepted:
+@pytest.mark.parametrize("replays", [(3,), (3, 4), (3, 4, 5)])
+def test_a_verified_replay_that_is_far_off_is_made_again_too(replays: Sequence[int]) -> None:
+    region = odd(replays, 5.0, verify=True)
+    if len(replays) < 3:
         assert called(region).replays == 2
         return
-    with pytest.raises(ReplayError, match=f"output 0 is off by .*; {finding.text}"):
+    with pytest.raises(ReplayError, match="output 0 is off by"):
         called(region)
 
 
@@ -261,27 +256,24 @@ def noisy_region() -> tuple[Region, FakeDriver]:
     return region, driver
 
 
-def test_verify_always_allows_what_uncaptured_runs_differ_by_at_any_magnitude() -> None:
-    region, _ = noisy_region()
-    state = torch.zeros(4)
-    for power in range(-6, 7):
-        region([torch.ones(64) * 10.0**power, state])
-    assert region.record.replays == 13
-    assert state.tolist() == [13.0] * 4
-
-
-@pytest.mark.parametrize(("index", "off"), [(0, 20), (1, 1e-4)])
-def test_verify_always_allows_no_more_than_that(index: int, off: float) -> None:
+@pytest.mark.parametrize(
+    ("index", "off", "accepted"), [(0, 0, True), (0, 20, False), (1, 1e-6, True), (1, 1e-4, False)]
+)
+def test_verify_always_allows_what_uncaptured_runs_differ_by_and_no_more(
+    index: int, off: float, accepted: bool
+) -> None:
+    """The second output is the same in all runs of this test, and is not known to be so in all others."""
     region, driver = noisy_region()
 
-    def wrong(args: list[Any]) -> Sequence[Any]:
+    def replay(args: list[Any]) -> Sequence[Any]:
         outputs = list(region._fn(args))
         outputs[index][3] += off
         return outputs
 
-    driver.kernel = wrong
-    with pytest.raises(ReplayError, match=f"region toy: .*output {index} is off by"):
+    driver.kernel = replay
+    with contextlib.nullcontext() if accepted else pytest.raises(ReplayError, match=f"toy: .*output {index} is off by"):
         region([torch.ones(64), torch.zeros(4)])
+    assert region.record.replays == accepted
 
 
 def test_verify_always_sees_what_no_tolerance_is_for() -> None:

@@ -223,8 +223,6 @@ def _tell(
     added: dict[int, int] = {}
     for slot in program.slots:
         node = nodes[slot.launch]
-        if slot.key not in places:
-            raise CaptureError("invalid-program", f"a slot names {slot.kind.value} {slot.index}, which has no place")
         if node is None:  # an operand of an eager call
             continue
         if slot.launch not in added:

@@ -23,7 +23,7 @@ import torch
 
 from pygraph.compat import DispatchKey, OpOverload, TorchDispatchMode, has_kernel, python_kernels
 from pygraph.errors import CaptureError
-from pygraph.runtime.calls import OperatorCall, describe
+from pygraph.runtime.calls import OperatorCall, tensors_in
 from pygraph.runtime.cuda.nodes import Node
 from pygraph.runtime.eager import RecordedCall, is_eager
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
@@ -224,7 +224,7 @@ class Observer:
                 if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_conj() or tensor.is_neg():
                     raise CaptureError("unsupported-tensor", f"{name} is given {type(tensor).__name__}, or a lazy view")
             made = calls.record(call)
-            signature = (name, describe([value for _, value in call.operands()], {}, lambda _: None))
+            signature = call.signature()
         except Exception:
             self.fail(name)
             raise
@@ -409,11 +409,11 @@ class _Operators(TorchDispatchMode):
         named = dict(kwargs or {})
         if not isinstance(func, OpOverload):
             return func(*args, **named)
-        calls = self._observer.calls
+        calls, call = self._observer.calls, OperatorCall(func, tuple(args), named)
         if calls is not None and is_eager(func, calls.chosen):
-            return self._observer.call_eagerly(calls, OperatorCall(func, tuple(args), named))
+            return self._observer.call_eagerly(calls, call)
         try:
-            operands = self._operands(func, args, named)
+            operands = self._operands(call)
         except CaptureError:
             self._observer.fail(str(func))
             raise
@@ -425,9 +425,9 @@ class _Operators(TorchDispatchMode):
         inside = _Inside(self._observer, func)
         return self._observer.call(name, operands, lambda: inside.run(args, named), inside=inside)
 
-    def _operands(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[Operand]:
-        """What ``func`` is given. Raises CaptureError if it needs the host or other processes."""
-        schema = func._schema
+    def _operands(self, call: OperatorCall) -> list[Operand]:
+        """What an operator is given. Raises CaptureError if it needs the host or other processes."""
+        func, schema = call.op, call.op._schema
         if func.namespace in COLLECTIVES:
             raise CaptureError("collective", f"{func} talks to other processes")
         if schema.name in _HOST_READS:
@@ -435,14 +435,11 @@ class _Operators(TorchDispatchMode):
         operands: list[Operand] = []
         absolute = False
         exact = all(argument.name != "storage_offset" for argument in schema.arguments)  # else it looks around them
-        given = [*zip(schema.arguments, args, strict=False)]  # those by name alone come last
-        given += [(argument, named[argument.name]) for argument in schema.arguments if argument.name in named]
-        for argument, value in given:
+        for argument, value in call.operands():
             _refuse_host(func, value)
             writes = is_written(schema, argument)
             operands += [Operand.of(t, writes=writes, exact=exact) for t in tensors_in(value)]
-            if argument.name == "storage_offset" and value is not None:
-                absolute = True
+            absolute = absolute or (argument.name == "storage_offset" and value is not None)
         if absolute:
             self._observer.absolute += [operand.address for operand in operands]
         return operands
@@ -530,15 +527,6 @@ def _is_on_host(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
     device = named.get("device")
     places = {tensor.device.type for tensor in tensors_in([*args, *named.values()])}
     return (places or {"cpu" if device is None else torch.device(device).type}) == {"cpu"}
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested lists and tuples, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def _refuse_host(func: Any, value: Any) -> None:

@@ -71,12 +71,12 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
   // Where the generator's offset lies on the device, for a region with eager calls between launches that draw.
   void set_offset_address(uintptr_t address) { draws_.address = address; }
 
-  // Empties the list in the end. None: `args` is as it was. `watcher` is told of eager calls.
-  py::object replay(py::handle args, PyObject* watcher = nullptr) {
+  // Empties the list in the end. None: `args` is as it was. `answer` is called in the place of operators.
+  py::object replay(py::handle args, PyObject* answer = nullptr) {
     if (!may_replay(args.ptr())) return py::none();
     Busy busy(*this);
     Call call;
-    call.watcher = watcher;
+    call.answer = answer;
     if (!arguments_.match(args.ptr(), call)) return py::none();
     Range range(*this);
     bool launched = false;

@@ -15,16 +15,6 @@ namespace pygraph {
 constexpr size_t kMaxWords = 1024;
 constexpr size_t kMaxFloats = 8;
 
-// A storage that neither owns nor may resize its memory.
-inline c10::Storage raw_storage(void* data, size_t nbytes) {
-  return c10::make_intrusive<StorageImpl>(
-      StorageImpl::use_byte_size_t(),
-      nbytes,
-      at::DataPtr(data, c10::kCPU),
-      /*allocator=*/nullptr,
-      /*resizable=*/false);
-}
-
 // What any access to the memory of a stand-in says, whoever tries: there is nothing behind its address.
 constexpr const char* kNoMemory = "the memory of a region that is being captured cannot be read or written";
 
@@ -42,11 +32,6 @@ inline Tensor tensor_at(
   auto storage = raw_storage(reinterpret_cast<void*>(base), nbytes);
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   return tensor_over(storage, DispatchKeySet(DispatchKey::CPU), meta, size, stride, offset);
-}
-
-// Where element 0 lies, also for a tensor that has none.
-inline uintptr_t element_address(const Tensor& tensor) {
-  return storage_base(tensor) + static_cast<uintptr_t>(tensor.storage_offset()) * tensor.itemsize();
 }
 
 // Copies tensors without their memory. What shared a tensor or a storage still does: operators look at both.

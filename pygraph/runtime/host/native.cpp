@@ -43,12 +43,12 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
 
   void add_exclusive(size_t written, size_t other) { exclusive_.emplace_back(written, other); }
 
-  // Empties the list in the end. None: `args` is as it was. `watcher` is told of eager calls.
-  py::object replay(py::handle args, PyObject* watcher = nullptr) {
+  // Empties the list in the end. None: `args` is as it was. `answer` is called in the place of operators.
+  py::object replay(py::handle args, PyObject* answer = nullptr) {
     if (!may_replay(args.ptr())) return py::none();
     Busy busy(*this);
     Call call;
-    call.watcher = watcher;
+    call.answer = answer;
     if (!arguments_.match(args.ptr(), call) || !separate(call)) return py::none();
     Range range(*this);
     {
@@ -112,7 +112,7 @@ void bind(py::module_& m) {
   m.def("is_plain", &is_plain<DispatchKey::CPU>);
   m.def("modes_active", &modes_active);
   m.def("storage_base", &storage_base);
-  m.def("element_address", &element_address);
+  m.def("element_address", &address);
   m.attr("NO_MEMORY") = kNoMemory;
   m.attr("MAX_WORDS") = kMaxWords;
   m.attr("MAX_FLOATS") = kMaxFloats;

@@ -13,7 +13,7 @@ import torch
 
 from pygraph.compat import DispatchKey, FakeTensor, OpOverload, TorchDispatchMode
 from pygraph.errors import CaptureError
-from pygraph.runtime.calls import OperatorCall, check_call, describe, fake_results, leaves
+from pygraph.runtime.calls import OperatorCall, check_call, fake_results, leaves
 from pygraph.runtime.eager import is_eager, record_call
 from pygraph.runtime.host.recorder import Operand, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
@@ -153,7 +153,7 @@ def _record(recorder: Recorder, call: OperatorCall, results: Sequence[Any]) -> A
     recorder.launch(
         (native_call, moves, stored if fresh else []),
         str(call.op),
-        (str(call.op), describe([value for _, value in call.operands()], {}, recorder.opaque_name)),
+        call.signature(recorder.opaque_name),
         operands,
         random=torch.Tag.nondeterministic_seeded in call.op.tags or "Generator" in str(call.op._schema),
         nondeterministic=nondeterministic_operator(call.op),
@@ -204,7 +204,7 @@ def _record_eager(recorder: Recorder, call: OperatorCall) -> Any:
     recorder.launch(
         made.eager,
         str(call.op),
-        (str(call.op), describe([value for _, value in call.operands()], {}, recorder.opaque_name)),
+        call.signature(recorder.opaque_name),
         operands,
         random=call.op.namespace not in _BUILT_IN or torch.Tag.nondeterministic_seeded in call.op.tags,
         nondeterministic=False,  # compared runs are given what it returned

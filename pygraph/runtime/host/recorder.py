@@ -18,7 +18,7 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.provenance import here
-from pygraph.runtime.recording import Allocation, AllocationKind, EagerCall, Launch, LaunchKind, Use
+from pygraph.runtime.recording import Allocation, AllocationKind, EagerCall, Launch, LaunchKind, TensorLayout, Use
 from pygraph.runtime.tensors import extent
 
 __all__ = ["Arena", "Operand", "OperatorLaunch", "Payload", "Recorder"]
@@ -68,8 +68,7 @@ class Arena:
         born: int = 0,
     ) -> torch.Tensor:
         """A tensor over a new allocation ``key``, whose storage begins ``offset`` elements before the allocation."""
-        reach = sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
-        nbytes = 0 if 0 in size else reach * dtype.itemsize
+        nbytes = TensorLayout(tuple(size), tuple(stride), dtype).nbytes
         front = offset * dtype.itemsize
         base = self._take(front + nbytes, front)
         allocation = Allocation(*key, base + front, nbytes, born)

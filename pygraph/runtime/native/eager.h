@@ -62,13 +62,8 @@ struct OperatorCall {
 
   // Lets go of its tensors: something else stands in their places.
   void drop_tensors() {
-    auto placeholder = tensor_over(
-        c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), 0, at::DataPtr(nullptr, c10::kCPU), nullptr, false),
-        DispatchKeySet(DispatchKey::CPU),
-        caffe2::TypeMeta::Make<float>(),
-        {0},
-        {1},
-        0);
+    auto keys = DispatchKeySet(DispatchKey::CPU);
+    auto placeholder = tensor_over(raw_storage(nullptr, 0), keys, caffe2::TypeMeta::Make<float>(), {0}, {1}, 0);
     for (auto& value : stack) value = map_tensors(value, [&](const Tensor&) { return placeholder; });
   }
 };
@@ -92,7 +87,7 @@ struct Owned {
 struct Call : Operands {
   c10::SmallVector<std::pair<size_t, at::DataPtr>, 4> blocks; // with the step that they die in
   std::vector<Owned> owned;
-  PyObject* watcher = nullptr; // told of each eager call, and may answer it
+  PyObject* answer = nullptr; // called in the place of each operator
 };
 
 struct Layout {
@@ -170,7 +165,7 @@ struct EagerCall {
 
   // Keeps what was returned where later steps look for it.
   void adopt(
-      const std::vector<std::optional<Tensor>>& returned,
+      const std::vector<Tensor>& returned,
       const std::vector<Tensor>& tensors,
       Call& call,
       c10::Allocator& allocator) const {
@@ -180,12 +175,12 @@ struct EagerCall {
       const auto& expected = results[i];
       if (!expected.owned) {
         const auto& operand = tensors.at(static_cast<size_t>(expected.index));
-        if (returned[i] && address(*returned[i]) != address(operand) + static_cast<uintptr_t>(expected.offset)) {
+        if (address(returned[i]) != address(operand) + static_cast<uintptr_t>(expected.offset)) {
           break_contract(name + " returned other memory than when captured");
         }
         continue;
       }
-      const auto& result = *returned[i];
+      const auto& result = returned[i];
       if (!is_plain<backend>(result) || !expected.layout.same_size(result)) {
         break_contract(name + " returned another size or dtype than when captured");
       }

@@ -58,13 +58,13 @@ enum class OutputKind { argument, view, fresh, object, same };
 // What a region returns, and how it is made.
 struct Output {
   OutputKind kind;
-  int64_t index, offset;
-  std::vector<int64_t> size, stride;
-  caffe2::TypeMeta dtype;
+  int64_t index, offset; // in elements
+  Layout layout;
   py::object object;
 
   // `before`: the list of outputs, up to this one.
-  py::object make(DispatchKey backend, const Call& call, PyObject* before) const {
+  template <DispatchKey backend>
+  py::object make(const Call& call, PyObject* before) const {
     auto number = static_cast<size_t>(index);
     switch (kind) {
       case OutputKind::argument:
@@ -74,17 +74,18 @@ struct Output {
       case OutputKind::object:
         return object;
       case OutputKind::fresh:
-        return make_tensor(
-            backend, call.owned[number].storage, static_cast<int64_t>(call.owned[number].start / dtype.itemsize()) + offset);
+        return wrap<backend>(call.owned[number].storage, static_cast<int64_t>(call.owned[number].start));
       default: // element 0 of a view lies `offset` elements of its own type behind that of the argument
         const auto& base = *call.tensors[number];
-        auto bytes = base.storage_offset() * static_cast<int64_t>(base.itemsize());
-        return make_tensor(backend, storage_of(base), bytes / static_cast<int64_t>(dtype.itemsize()) + offset);
+        return wrap<backend>(storage_of(base), base.storage_offset() * static_cast<int64_t>(base.itemsize()));
     }
   }
 
-  py::object make_tensor(DispatchKey backend, c10::Storage storage, int64_t at) const {
-    auto* made = THPVariable_Wrap(tensor_over(std::move(storage), DispatchKeySet(backend), dtype, size, stride, at));
+  // A tensor `offset` elements behind byte `begin` of a storage.
+  template <DispatchKey backend>
+  py::object wrap(const c10::Storage& storage, int64_t begin) const {
+    auto bytes = begin + offset * static_cast<int64_t>(layout.dtype.itemsize());
+    auto* made = THPVariable_Wrap(layout.over<backend>(storage, bytes));
     if (made == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(made);
   }
@@ -130,8 +131,8 @@ class Region {
       std::vector<int64_t> stride,
       std::optional<at::ScalarType> dtype,
       py::object object) {
-    auto meta = c10::scalarTypeToTypeMeta(dtype.value_or(at::kByte));
-    outputs_.push_back({kind, index, offset, std::move(size), std::move(stride), meta, std::move(object)});
+    Layout layout(std::move(size), std::move(stride), dtype.value_or(at::kByte));
+    outputs_.push_back({kind, index, offset, std::move(layout), std::move(object)});
   }
 
   // Steps, in order. Returns the number of the segment.
@@ -238,7 +239,7 @@ class Region {
     auto results = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(outputs_.size())));
     if (!results) throw py::error_already_set();
     for (size_t i = 0; i < outputs_.size(); ++i) {
-      auto made = outputs_[i].make(backend, call, results.ptr());
+      auto made = outputs_[i].template make<backend>(call, results.ptr());
       PyList_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), made.release().ptr());
     }
     return results;
@@ -291,13 +292,8 @@ class Region {
     auto tensors = each.given(call);
     c10::SmallVector<uintptr_t, 8> bases;
     for (const auto& tensor : tensors) bases.push_back(storage_base(tensor));
-    std::vector<std::optional<Tensor>> returned;
     before_call(each.drawn);
-    bool answered = call.watcher != nullptr && answer(call.watcher, tensors, returned);
-    if (!answered) {
-      for (auto& result : each.run(tensors)) returned.emplace_back(std::move(result));
-      if (call.watcher != nullptr) tell(call.watcher, returned);
-    }
+    auto returned = call.answer == nullptr ? each.run(tensors) : answered(call.answer, tensors);
     after_call(each.drawn);
     bool moved = false;
     for (size_t i = 0; i < tensors.size(); ++i) moved = moved || storage_base(tensors[i]) != bases[i];
@@ -322,18 +318,10 @@ class Region {
     }
   }
 
-  // Whether the watcher answers an eager call in the operator's place.
-  static bool answer(PyObject* watcher, std::vector<Tensor>& tensors, std::vector<std::optional<Tensor>>& returned) {
+  static std::vector<Tensor> answered(PyObject* answer, const std::vector<Tensor>& tensors) {
     py::gil_scoped_acquire gil;
-    auto found = py::handle(watcher).attr("before")(tensors);
-    if (found.is_none()) return false;
-    returned = found.cast<std::vector<std::optional<Tensor>>>();
-    return true;
-  }
-
-  static void tell(PyObject* watcher, const std::vector<std::optional<Tensor>>& returned) {
-    py::gil_scoped_acquire gil;
-    py::handle(watcher).attr("after")(returned);
+    py::object returned = py::handle(answer)(tensors);
+    return returned.cast<std::vector<Tensor>>();
   }
 
   // Gives back what no later step needs: later allocations may have it.
@@ -397,8 +385,8 @@ py::object replay_of(py::object region) {
   return function;
 }
 
-// What both modules have of operators that are called.
-inline void bind_operators(py::module_& m) {
+template <typename T>
+py::class_<T> bind_region(py::module_& m, const char* name) {
   py::class_<OperatorCall>(m, "OperatorCall", py::module_local())
       .def(py::init<const std::string&, const std::string&, const py::tuple&, const py::dict&>())
       .def("tensors", [](const OperatorCall& call) { return tensors_of(call.stack); })
@@ -418,11 +406,6 @@ inline void bind_operators(py::module_& m) {
       .def(py::init([](bool owned, int64_t index, int64_t offset, size_t nbytes, Sizes size, Sizes stride, at::ScalarType dtype) {
         return EagerResult{owned, index, offset, nbytes, Layout(std::move(size), std::move(stride), dtype)};
       }));
-}
-
-template <typename T>
-py::class_<T> bind_region(py::module_& m, const char* name) {
-  bind_operators(m);
   m.def("exchange_state", &exchange_state);
   py::enum_<OutputKind>(m, "OutputKind", py::module_local())
       .value("ARGUMENT", OutputKind::argument)
@@ -444,7 +427,7 @@ py::class_<T> bind_region(py::module_& m, const char* name) {
       .def("add_taken", &T::add_taken)
       .def("add_released", &T::add_released)
       .def("add_dead", &T::add_dead)
-      .def("replay_watched", [](T& region, py::handle args, py::handle watcher) { return region.replay(args, watcher.ptr()); })
+      .def("replay_answered", [](T& region, py::handle args, py::handle answer) { return region.replay(args, answer.ptr()); })
       .def("close", &T::close);
   return type;
 }

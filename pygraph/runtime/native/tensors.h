@@ -37,6 +37,16 @@ inline c10::Storage new_storage(size_t nbytes, c10::Allocator& allocator) {
       StorageImpl::use_byte_size_t(), nbytes, allocator.allocate(nbytes), &allocator, /*resizable=*/true);
 }
 
+// A storage that neither owns nor may resize its memory, which lies on the host.
+inline c10::Storage raw_storage(void* data, size_t nbytes) {
+  return c10::make_intrusive<StorageImpl>(
+      StorageImpl::use_byte_size_t(),
+      nbytes,
+      at::DataPtr(data, c10::kCPU),
+      /*allocator=*/nullptr,
+      /*resizable=*/false);
+}
+
 inline const c10::Storage& storage_of(const Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage();
 }
@@ -45,7 +55,7 @@ inline uintptr_t storage_base(const Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(storage_of(tensor).unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
 }
 
-// Of element 0.
+// Where element 0 lies, also for a tensor that has none.
 inline uintptr_t address(const Tensor& tensor) {
   return storage_base(tensor) + static_cast<uintptr_t>(tensor.storage_offset()) * tensor.itemsize();
 }
