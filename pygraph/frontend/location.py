@@ -6,11 +6,13 @@ directory are given relative to it, so that dumps of one program agree across ch
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -30,6 +32,12 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 def location_of(meta: Mapping[str, Any]) -> Location | None:
     """The user's line of a node with that ``meta``, or None when it has no frame of the user's."""
     return next(reversed(_user_frames(meta.get("stack_trace") or "", os.getcwd())), None)
+
+
+def location_of_code(code: CodeType) -> Location:
+    """The first line of a function's code."""
+    file, line = code.co_filename, code.co_firstlineno
+    return _location(file, line, code.co_name, linecache.getline(file, line), os.getcwd())
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ The JSON document is ``{schema, pygraph, summary, graphs, ranks}``. ``pygraph`` 
 graph has:
 
 ``index``, ``name``, ``kind``, ``device``
-    ``kind`` is forward, backward or inference.
+    ``kind`` is forward, backward or inference; or step, of ``pygraph.capture``, which has no graph.
 ``function``, ``loc``, ``graph_breaks``
     The function of the user's and the line at which the graph begins. ``graph_breaks`` are ``{loc, code, reason}`` of
     the lines at which Dynamo had to stop: that which ended the graph, and those around it without a graph between.
 ``error``, ``notes``
-    Why plain Inductor runs the graph instead, and where the program differs from what was decided.
+    Why plain Inductor runs the graph instead, or a step runs as it is, and where the program differs from what was
+    decided.
 ``coverage``
     ``{launches, selected_launches, replayed_launches, outside, share}`` of the emitted program, null without one.
     ``outside`` names the launches outside of regions; ``share`` is that of selected launches.

@@ -1,4 +1,4 @@
-"""What a report says of one compiled graph, as data, and the reports of this process.
+"""What a report says of one compiled graph, or of a step that is captured as it runs, and the reports of this process.
 
 The backend fills a report in; renderers read it. A region's runtime record is live: the report shows what has happened
 up to the moment that it is read.
@@ -25,6 +25,9 @@ _log = logging.getLogger("pygraph")
 
 _reports: deque[GraphReport] = deque(maxlen=256)  # the oldest goes first: recompiling for ever does not grow them
 _numbers = itertools.count()
+
+STEP = "step"
+"""The kind of what is captured as it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,13 @@ class RegionReport:
 
 @dataclass(slots=True)
 class GraphReport:
-    """One compiled graph.
+    """One compiled graph; or, of the kind ``step``, a step under ``pygraph.capture``, which has regions alone.
 
     ``origin`` is the function that Dynamo took it from, with the graph break behind it, for the forward graph alone.
     ``graph`` is the IR after the passes, ``model`` what they costed it with. ``times_ms`` has lift, passes,
     write-back and inductor; of a program that AOTAutograd's cache restored, restore. ``notes`` says where the program
-    differs from the decision; ``error`` why PyGraph gave the graph up to plain Inductor, if it did. ``unread`` fills
-    in the rest for a restored program when the report is read.
+    differs from the decision; ``error`` why PyGraph gave it up, if it did, to plain Inductor or to run as it is.
+    ``unread`` fills in the rest for a restored program when the report is read.
     """
 
     index: int

@@ -31,7 +31,7 @@ from pygraph.report.facts import (
     summarize,
     why,
 )
-from pygraph.report.model import GraphReport, RegionReport, Uncaptured
+from pygraph.report.model import STEP, GraphReport, RegionReport, Uncaptured
 
 MIN_WIDTH = 60
 """Narrower than this, tables cannot be read; render_text does not go below it."""
@@ -89,9 +89,9 @@ def badges(report: GraphReport) -> list[str]:
 def head(report: GraphReport) -> Iterator[tuple[str, str]]:
     """What is said of a graph in a line each: its name, and the text."""
     yield "coverage", _coverage(report)
-    if report.graph is None:
+    if report.graph is None and report.kind != STEP:
         yield "operators", "unknown: the graph was not lifted"
-    else:
+    elif report.graph is not None:
         yield "operators", f"{len(report.graph)}, of which {sum(1 for _ in report.uncaptured())} not captured"
     for line, reason in report.origin.breaks.items():
         yield "graph break", f"{line}: {reason}" + (f": {line.code}" if line.code else "")
@@ -103,7 +103,10 @@ def head(report: GraphReport) -> Iterator[tuple[str, str]]:
 
 def _coverage(report: GraphReport) -> str:
     if report.error is not None:
-        return "none: plain Inductor runs this graph"
+        return "none: the step runs as it is" if report.kind == STEP else "none: plain Inductor runs this graph"
+    if report.kind == STEP:
+        replays = sum(region.record.replays for region in report.regions if region.record is not None)
+        return f"the whole step as it runs, {plural(replays, 'replay')}"
     if report.emitted is None:
         return "unknown: no program was emitted"
     launches = f"{report.selected_launches} of {plural(report.launches, 'launch', 'launches')}"
@@ -169,7 +172,7 @@ def _costs(rows: Sequence[CostRow]) -> Iterator[tuple[Cell, ...]]:
 def summary_lines(summary: Summary) -> Iterator[str]:
     """What is said of several graphs together."""
     if summary.errors:
-        yield f"plain Inductor runs {summary.errors} of {plural(summary.graphs, 'graph')}"
+        yield f"{summary.errors} of {plural(summary.graphs, 'graph')} given up"
     if summary.programs:
         share = percent(summary.coverage) if summary.coverage is not None else str(summary.selected_launches)
         regions = f"in {plural(summary.regions, 'region')}; {summary.replayed_launches} replayed"

@@ -116,6 +116,11 @@ class Tape(TorchDispatchMode):
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
+    def operators(self) -> list[str]:
+        """The names of the operators that were written down, in order."""
+        named = [call.partition("(")[0] for target, call, _ in self.lines if target != "return"]
+        return [str(self._globals.get(name, name)) for name in named]
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import os
 import random
 import sys
@@ -24,6 +25,8 @@ import torch
 from pygraph import compat
 from pygraph.backend import driver_for
 from pygraph.errors import CaptureError
+from pygraph.frontend.location import GraphOrigin, location_of_code
+from pygraph.report.model import STEP, GraphReport, RegionReport, open_report
 from pygraph.runtime.critical import capturing
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import Region, RegionOptions, RegionRecord
@@ -36,7 +39,7 @@ from pygraph.training.tape import Tape
 __all__ = ["CapturedStep", "StepRecord", "capture"]
 
 _PATIENCE = 16
-"""Calls in a row that are written down in vain before a step is left uncaptured."""
+"""Calls in a row that are looked at, or written down, in vain before a step is left uncaptured."""
 
 _REFUSED = 4
 """How many such calls one counts for that no tape can hold."""
@@ -323,10 +326,23 @@ class _Variant:
     tokens: _Tokens
     written: _Written
     region: Region | None = None
-    off: bool = False
-    """Whether there is nothing to capture, or nothing that captures."""
+    off: Refusal | None = None
+    """Why there is no region: nothing to capture, or nothing that captures."""
     answer: Callable[[list[Any]], Sequence[Any]] = list
     """How a call that is under way is answered where the region does not replay it: by the step itself."""
+
+    @property
+    def captures(self) -> bool:
+        """Whether its region replays calls, or may come to."""
+        return self.region is not None and self.region.record.state is not State.UNCAPTURED
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why its region captures nothing."""
+        if self.region is None:
+            return self.off
+        record = self.region.record
+        return next(reversed(record.refusals.values()), Refusal("uncaptured", record.reason or "measured to be faster"))
 
     def close(self) -> None:
         """Free what was captured."""
@@ -349,6 +365,7 @@ class CapturedStep:
         self._executed = Executed()
         self._variants: OrderedDict[Hashable, _Variant] = OrderedDict()
         self._lock = Lock()
+        self._report: GraphReport | None = None
         self._patience = _PATIENCE
         self._kept: tuple[Walk, _Tokens] | None = None
         """The base of the last call's walk, if that was a replay."""
@@ -366,6 +383,8 @@ class CapturedStep:
             self.record.uncaptured += 1
             return self._step(*args, **kwargs)
         try:
+            if self._report is None:
+                self._report = open_report(STEP, _origin(self._step, self.record.name))
             return self._call(args, kwargs)
         finally:
             self._lock.release()
@@ -384,8 +403,10 @@ class CapturedStep:
         if variant is None or not (variant.region or variant.off):
             return self._write(variant, look, args, kwargs)
         self._variants.move_to_end(look.key)
-        if variant.region is None or variant.region.record.state is State.UNCAPTURED:
+        if not variant.captures:
             self.record.uncaptured += 1
+            if not any(each.captures for each in self._variants.values()):
+                self._waste(1, variant.refusal)  # a look at all that the step can reach takes time
             return self._step(*args, **kwargs)
         return self._run(variant, look, args, kwargs)
 
@@ -440,11 +461,8 @@ class CapturedStep:
         devices = sorted({tensor.device.type for tensor in tensors})
         driver = driver_for(devices[0]) if len(devices) == 1 else None
         if driver is None:
-            made.off = True
-            if devices:
-                self.record.refusals["no-driver"] = Refusal(
-                    "no-driver", f"no driver captures on {' and '.join(devices)}"
-                )
+            made.off = Refusal("no-driver", f"no driver captures on {' and '.join(devices) or 'no device'}")
+            self._note(made.off)
             return made
         fn, origins = written.tape.function()
         settings = self._settings
@@ -458,6 +476,10 @@ class CapturedStep:
             origins=origins,
             uncaptured=lambda args: made.answer(args),
         )
+        if self._report is not None:
+            self._report.device = devices[0]
+            operators, number = tuple(written.tape.operators()), len(self._report.regions)
+            self._report.regions.append(RegionReport(number, (), (), operators, True, "", made.region.record))
         self.record.regions.append(made.region.record)
         return made
 
@@ -502,9 +524,8 @@ class CapturedStep:
         if refusal is not None:
             variant.close()
             self._waste(_REFUSED, refusal)
-        elif region is not None and region.record.state is State.UNCAPTURED:
-            refusals = list(region.record.refusals.values())
-            self._waste(_REFUSED, refusals[-1] if refusals else Refusal("uncaptured", region.record.reason or ""))
+        elif region is not None and not variant.captures:
+            self._waste(_REFUSED, variant.refusal)
 
     def _leave(self, variant: _Variant, look: _Look, outputs: Sequence[Any]) -> Any:
         """Put what a replay made where the step would have put it. Returns what the step would have returned."""
@@ -527,7 +548,7 @@ class CapturedStep:
 
     def _waste(self, calls: int, refusal: Refusal | None) -> None:
         if refusal is not None:
-            self.record.refusals[refusal.reason] = refusal
+            self._note(refusal)
         self._patience -= calls
         if self._patience <= 0:
             self._give_up(refusal or Refusal("state-changes"))
@@ -535,11 +556,25 @@ class CapturedStep:
     def _give_up(self, refusal: Refusal) -> None:
         """Run the step as it is from now on."""
         self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
-        self.record.refusals[refusal.reason] = refusal
+        self._note(refusal)
+        if self._report is not None:
+            self._report.error = str(refusal)
         for variant in self._variants.values():
             variant.close()
         self._variants.clear()
         self._last = ()
+
+    def _note(self, refusal: Refusal) -> None:
+        """Keep what was in the way of a call; reports tell the first of each kind."""
+        if self._report is not None and refusal.reason not in self.record.refusals:
+            self._report.notes.append(str(refusal))
+        self.record.refusals[refusal.reason] = refusal
+
+
+def _origin(step: Callable[..., Any], name: str) -> GraphOrigin:
+    """Where a step begins."""
+    code = getattr(inspect.unwrap(step), "__code__", None)
+    return GraphOrigin(name, None if code is None else location_of_code(code))
 
 
 def _is_watched() -> bool:

@@ -89,11 +89,11 @@ def test_what_users_write_is_shown_and_not_run() -> None:
 
 def test_it_says_what_the_report_says() -> None:
     shown = Page(render_html([full_report(), failed_report()])).words()
-    assert "plain Inductor runs 1 of 2 graphs 3 of 4 launches selected" in shown
+    assert "1 of 2 graphs given up 3 of 4 launches selected" in shown
     assert "75.0 %: 3 of 4 launches selected, 2 replayed, 1 outside" in shown
     assert "aten.item host-read the host reads a device value model.py:12" in shown
     assert "region 1: address-escapes: a word is nobody's" in shown
-    assert "Given up to plain Inductor. LiftError: <unknown> operand & more" in shown
+    assert "Given up. LiftError: <unknown> operand & more" in shown
     assert "return ('<b>',)" in shown
     assert NOTHING in Page(render_html([])).words()
     bare = GraphReport(3, "forward", "cpu", graph=full_report().graph)

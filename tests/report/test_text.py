@@ -45,7 +45,7 @@ def test_several_graphs_are_summed_up_at_the_end() -> None:
     text = words(render_text([full_report(), failed_report()]))
     assert "error: LiftError: <unknown> operand & more coverage none: plain Inductor runs this graph" in text
     assert text.endswith(
-        "2 graphs plain Inductor runs 1 of 2 graphs 3 of 4 launches selected, in 2 regions; 2 replayed "
+        "2 graphs 1 of 2 graphs given up 3 of 4 launches selected, in 2 regions; 2 replayed "
         "2 captures, 1234 replays, 1 operator not captured, 1 graph break"
     )
 

@@ -16,6 +16,8 @@ from torch import nn
 
 import pygraph
 from pygraph.errors import CaptureError
+from pygraph.report.text import render_text
+from pygraph.training import whole_step
 from tests.runtime.regions import same_bits
 from tests.training.steps import DEVICE, drawn, generator_state
 
@@ -570,3 +572,64 @@ def test_strict_raises_for_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     trained.step = pygraph.capture(trained.step)
     with pytest.raises(CaptureError, match=r"host-read.*test_capture.py"):
         run(trained, None, lambda _: 5)
+
+
+# -- what is told, and what a step costs that is not captured ---------------------------------------------------------
+
+
+def test_reports_tell_of_a_captured_step_and_of_one_that_is_given_up() -> None:
+    captured, refused = make()(), changed(lambda t, x: x.sum().item())()
+    for trained in (captured, refused):
+        trained.step = pygraph.capture(trained.step)
+        run(trained, None, lambda _: 5)
+    first, second = pygraph.reports()
+    (region,) = first.regions
+    assert (first.kind, region.state, region.record) == ("step", "replay", captured.step.record.regions[0])
+    assert "aten.addmm.default" in region.kernels
+    assert first.error is None
+    assert first.origin.start is not None
+    assert first.origin.start.code.startswith("def step")
+    assert second.error is not None
+    assert second.error.startswith("host-read")
+    text = render_text([first, second])
+    assert f"the whole step as it runs, {captured.step.record.replays} replays" in text
+    assert "none: the step runs as it is" in text
+    assert "1 of 2 graphs given up" in text
+
+
+def test_a_step_that_cannot_be_captured_is_looked_at_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = counted_looks(monkeypatch)
+    monkeypatch.setattr(whole_step, "driver_for", lambda _: None)
+    trained = make()()
+    trained.step = pygraph.capture(trained.step)
+    run(trained, None, lambda _: 5)
+    run(trained, None, lambda _: 5)
+    assert trained.step.record.reason == f"no-driver: no driver captures on {DEVICE}"
+    assert pygraph.reports()[0].error == trained.step.record.reason
+    assert len(looks) < CALLS
+
+
+def test_calls_of_one_kind_that_are_not_captured_leave_another_kind_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver_for = whole_step.driver_for
+    trained = make()()
+    trained.step = pygraph.capture(trained.step)
+    run(trained, None, lambda _: 5)
+    replays = trained.step.record.replays
+    monkeypatch.setattr(whole_step, "driver_for", lambda _: None)
+    run(trained, None, lambda _: 2)
+    monkeypatch.setattr(whole_step, "driver_for", driver_for)
+    assert trained.step.record.replays == replays
+    run(trained, None, lambda _: 5)
+    assert trained.step.record.replays == replays + CALLS
+
+
+def counted_looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each time that a captured step looks at all that it can reach."""
+    looks, look = list[None](), whole_step.CapturedStep._look
+
+    def looking(self: whole_step.CapturedStep, args: Any, kwargs: Any) -> Any:
+        looks.append(None)
+        return look(self, args, kwargs)
+
+    monkeypatch.setattr(whole_step.CapturedStep, "_look", looking)
+    return looks
