@@ -75,7 +75,7 @@ def _side(side: str, outcome: Outcome, found: Measured) -> dict[str, Any]:
         samples = [rows[side][key] for rows in found.rounds if side in rows]
         if samples:
             row[key] = {"median": statistics.median(samples), "count": len(samples)}
-    facts = (*_MEMORY, "coverage", "regions")
+    facts = (*_MEMORY, "coverage", "regions", "given_up")
     return {**row, **{key: outcome.facts[key] for key in facts if key in outcome.facts}}
 
 

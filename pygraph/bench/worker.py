@@ -173,7 +173,8 @@ def _settling() -> bool:
 
 
 def what_was_captured() -> dict[str, Any]:
-    """Coverage, regions and what was measured of them; empty where PyGraph compiled nothing."""
+    """Coverage, regions and what was measured of them, and why something was given up; empty where PyGraph compiled
+    nothing."""
     reports = pygraph.reports()
     if not reports:
         return {}
@@ -184,7 +185,7 @@ def what_was_captured() -> dict[str, Any]:
         decisions = map(asdict, (*record.decisions, *record.orders) if record is not None else ())
         regions.append({"state": region.state, "why": region.why, "decisions": list(decisions)})
     coverage = {"share": summary.coverage, "captures": summary.captures, "replays": summary.replays}
-    return {"coverage": coverage, "regions": regions}
+    return {"coverage": coverage, "regions": regions, "given_up": [r.error for r in reports if r.error is not None]}
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import pygraph
+from pygraph.bench.worker import what_was_captured
 from pygraph.errors import CaptureError
 from pygraph.report.text import render_text
 from pygraph.training import whole_step
@@ -591,6 +592,7 @@ def test_reports_tell_of_a_captured_step_and_of_one_that_is_given_up() -> None:
     assert first.origin.start.code.startswith("def step")
     assert second.error is not None
     assert second.error.startswith("host-read")
+    assert what_was_captured()["given_up"] == [second.error]
     text = render_text([first, second])
     assert f"the whole step as it runs, {captured.step.record.replays} replays" in text
     assert "none: the step runs as it is" in text
