@@ -292,6 +292,10 @@ def fsdp(place: Place, wrap: Wrap, *, whole: bool = False) -> Step:
 # -- experts -----------------------------------------------------------------------------------------------------------
 
 
+ROUTER = 7
+"""The seed of the directions that experts are chosen by. Rows lie near one each: no rounding sends one elsewhere."""
+
+
 class Experts(nn.Module):
     """Each rank has some of the experts. Rows go to theirs and back, each expert takes up to ``capacity`` of a rank."""
 
@@ -300,7 +304,7 @@ class Experts(nn.Module):
         self.size, self.experts, self.capacity, self.own = place.size, experts, capacity, experts // place.size
         mine = slice(place.rank * self.own, (place.rank + 1) * self.own)
         self.norm = nn.LayerNorm(width, device=place.device, dtype=place.dtype)
-        self.router = nn.Parameter(place.numbers(width, experts, seed=seed))
+        self.router = nn.Parameter(place.numbers(width, experts, seed=ROUTER) / (4 * width**0.5))
         self.up = nn.Parameter(place.numbers(experts, width, hidden, seed=seed + 1)[mine] / width**0.5)
         self.down = nn.Parameter(place.numbers(experts, hidden, width, seed=seed + 2)[mine] / hidden**0.5)
 
@@ -328,7 +332,11 @@ def experts(place: Place, wrap: Wrap) -> Step:
     each = [Experts(place, width, hidden, number, 2 * rows // number, 10 * at) for at in range(layers)]
     model = nn.Sequential(*each).eval().requires_grad_(False)
     run = wrap(model)
-    script = [place.numbers(rows, width, seed=1000 + 100 * place.rank + call) for call in range(8)]
+    directions = place.numbers(width, number, seed=ROUTER).T
+    script = []
+    for seed in range(100 * place.rank, 100 * place.rank + 8):
+        own = directions[place.tokens(rows, below=number, seed=seed)]
+        script.append(own + place.numbers(rows, width, seed=1000 + seed) / 2)
 
     def step(call: int) -> torch.Tensor:
         with torch.no_grad():
@@ -391,7 +399,8 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
     peaks = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if cuda else (0, 0)
     counts = pygraph.counters()
     replays = counts.get("replays", 0)
-    mine = {"times": times, "error": max(apart), "peaks": peaks, "compile": compiled_s, "replays": replays}
+    facts = {"compile": compiled_s, "replays": replays, "told": told_of_regions()}
+    mine = {"times": times, "error": max(apart), "peaks": peaks, **facts}
     every: list[Any] = [None] * place.size
     distributed.all_gather_object(every, mine)
     slowest = [max(each["times"][at] for each in every) for at in range(len(times))]
@@ -407,7 +416,16 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
         "reserved_mb": round(max(each["peaks"][1] for each in every) / 1e6, 1),
         "compile_s": round(max(each["compile"] for each in every), 1),
         "replays": min(each["replays"] for each in every),
+        "told": sorted({told for each in every for told in each["told"]}),
     }
+
+
+def told_of_regions() -> list[str]:
+    """What reports say of regions: notes, and why something was not captured."""
+    import pygraph
+
+    records = [region.record for report in pygraph.reports() for region in report.regions if region.record is not None]
+    return [told for record in records for told in (*record.notes, *map(str, record.refusals.values()))]
 
 
 def child(rank: int, size: int, store: str, workload: str, sides: list[str], tiny: bool) -> None:
@@ -438,8 +456,13 @@ def child(rank: int, size: int, store: str, workload: str, sides: list[str], tin
 
 
 def launch(size: int, workload: str, sides: list[str], tiny: bool) -> list[dict[str, Any]]:
-    """The rows of one set of processes, as rank 0 printed them; the last one has an ``error`` text if they ended."""
-    with tempfile.TemporaryDirectory() as folder:
+    """The rows of one set of processes, each printed as soon as rank 0 has it; the last one has a ``failed`` text if
+    they ended."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Path(folder, "said").open("w") as told,
+        Path(told.name).open() as heard,
+    ):
         errors = [Path(folder, f"errors{rank}") for rank in range(size)]
         ranks = []
         for rank in range(size):
@@ -447,25 +470,35 @@ def launch(size: int, workload: str, sides: list[str], tiny: bool) -> list[dict[
             command = [sys.executable, __file__, *one, "--sides", ",".join(sides), *(["--tiny"] if tiny else [])]
             threads = {} if torch.cuda.is_available() else {"OMP_NUM_THREADS": "1"}
             environment = {**os.environ, **ENVIRONMENT, **threads}
-            out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+            out = told if rank == 0 else subprocess.DEVNULL
             with errors[rank].open("w") as file:
                 ranks.append(subprocess.Popen(command, stdout=out, stderr=file, env=environment, text=True))
+        said: list[dict[str, Any]] = []
+
+        def read() -> None:
+            for line in heard.read().splitlines():
+                if line.startswith("{"):
+                    said.append(json.loads(line))
+                    if "us" in said[-1]:
+                        print(line, flush=True)
+
         end = time.monotonic() + (SECONDS + 30) * (len(sides) + 1)
         while any(each.poll() is None for each in ranks) and time.monotonic() < end:
             if any(each.poll() for each in ranks):  # the others wait for it: what they print says where
                 end = min(end, time.monotonic() + 20)
             time.sleep(0.1)
+            read()
         for each in ranks:
             each.kill()
-        assert ranks[0].stdout is not None
-        said = [json.loads(line) for line in ranks[0].stdout.read().splitlines() if line.startswith("{")]
         failed = [rank for rank, each in enumerate(ranks) if each.wait() != 0]
+        read()
         rows = [line for line in said if "us" in line]
         if failed:
             begun = [line["begins"] for line in said if "begins" in line]
             side = begun[len(rows)] if len(begun) > len(rows) else sides[len(rows)] if len(rows) < len(sides) else ""
             texts = (f"rank {rank}:\n{errors[rank].read_text()[-3000:]}" for rank in failed)
             rows.append({"workload": workload, "side": side, "failed": "\n".join(texts)})
+            print(json.dumps(rows[-1]), flush=True)
         return rows
 
 
@@ -489,8 +522,6 @@ def main() -> None:
         while left:
             made = launch(chosen.processes, workload, left, chosen.tiny)
             rows += [row for row in made if row not in rows]
-            for row in made:
-                print(json.dumps(row), flush=True)
             tried = [row["side"] for row in made]
             left = [side for side in left if side not in tried] if "failed" in made[-1] else []
             left = ["eager", *left] if left and left[0] != "eager" and "eager" in tried[:-1] else left
