@@ -22,7 +22,7 @@ from torch import distributed
 
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region, RegionOptions, counts
-from tests.distributed.processes import Rank, one_thread
+from tests.distributed.processes import Rank
 
 WIDTH = 4
 SECONDS = 60.0
@@ -212,7 +212,7 @@ def episode(seed: int, rank: Rank, groups: Sequence[Any], happened: Counter[str]
 def main(number: int, size: int, store: str, count: int, seed: int) -> None:
     rank = Rank(number, size, store)
     rank.begin("episodes", SECONDS)
-    groups = [distributed.group.WORLD, distributed.new_group(list(range(size)), pg_options=one_thread(SECONDS))]
+    groups = [distributed.group.WORLD, distributed.new_group(list(range(size)))]
     happened: Counter[str] = Counter()
     differed = 0
     for current in range(seed, seed + count):

@@ -10,7 +10,7 @@ from torch import distributed
 from torch.distributed import _functional_collectives as functional
 
 from tests.distributed.checks import CALLS, captured, check, compiled, group, regions, same, tensor
-from tests.distributed.processes import Rank, one_thread
+from tests.distributed.processes import Rank
 
 failing: set[str] = set()
 """Operators whose fake kernel raises outside of a compilation: they can be neither captured nor recorded."""
@@ -207,9 +207,9 @@ def work_between_issue_and_wait(rank: Rank) -> None:
 def groups_take_turns(rank: Rank) -> None:
     """Collectives of several groups, waited for in another order than they were issued in."""
     ranks = list(range(rank.size))
-    other, half = distributed.new_group(ranks, pg_options=one_thread(60)), None
+    other, half = distributed.new_group(ranks), None
     for first in range(0, rank.size, 2):
-        made = distributed.new_group(ranks[first : first + 2], pg_options=one_thread(60))
+        made = distributed.new_group(ranks[first : first + 2])
         half = made if rank.number in ranks[first : first + 2] else half
     assert half is not None
 

@@ -60,20 +60,30 @@ def launch(module: str, size: int, arguments: Sequence[str] = (), *, seconds: fl
     return said
 
 
-def one_thread(seconds: float) -> Any:
-    """Options of a gloo group that completes one collective after the other, each within ``seconds``.
+def use_one_thread() -> None:
+    """Have each gloo group of this process complete one collective after the other.
 
     By default a group has two threads. Both write the name of what they have completed to one string, and hold no lock
     (``ProcessGroupGloo::runLoop``, torch 2.13): where several collectives are under way, one writes into what the other
     has freed. In one of some ten runs of 1,000 random programs that ended in "malloc(): unaligned tcache chunk".
+    ``init_process_group`` passes no options on to gloo.
     """
     from torch import distributed
+    from torch.distributed import distributed_c10d
 
-    options = distributed.ProcessGroupGloo._Options()
-    options._devices = [distributed.ProcessGroupGloo.create_device(interface="lo")]
-    options._threads = 1
-    options._timeout = timedelta(seconds=seconds)
-    return options
+    if hasattr(distributed_c10d.ProcessGroupGloo, "threads"):
+        return
+
+    class OneThread(distributed.ProcessGroupGloo):
+        threads = 1
+
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+            options = distributed.ProcessGroupGloo._Options()
+            options._devices = [distributed.ProcessGroupGloo.create_device(interface="lo")]
+            options._threads, options._timeout = self.threads, timeout
+            super().__init__(store, rank, size, options)
+
+    distributed_c10d.ProcessGroupGloo = OneThread
 
 
 class Rank:
@@ -92,6 +102,7 @@ class Rank:
         from torch import distributed
 
         faulthandler.dump_traceback_later(seconds, exit=True)
+        use_one_thread()
         self.end()
         self._begun += 1
         store = distributed.PrefixStore(f"{self._begun}", self._store)
@@ -103,7 +114,6 @@ class Rank:
             rank=self.number,
             world_size=self.size,
             timeout=timedelta(seconds=seconds / 2),
-            pg_options=one_thread(seconds / 2) if self.device == "cpu" else None,
         )
 
     def end(self) -> None:
