@@ -360,9 +360,11 @@ WORKLOADS: dict[str, Callable[[Place, Wrap], Step]] = {
 
 
 def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]) -> dict[str, Any]:
-    """The row of one side. ``expected`` are the results of eager; its own row fills it."""
+    """The row of one side, with what was ``captured`` on this rank. ``expected`` are the results of eager; its own row
+    fills it."""
     import pygraph
     from pygraph.bench.sides import compile_as
+    from pygraph.bench.worker import what_was_captured
 
     cuda = place.device.type == "cuda"
     torch._dynamo.reset()
@@ -399,8 +401,7 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
     peaks = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if cuda else (0, 0)
     counts = pygraph.counters()
     replays = counts.get("replays", 0)
-    facts = {"compile": compiled_s, "replays": replays, "told": told_of_regions()}
-    mine = {"times": times, "error": max(apart), "peaks": peaks, **facts}
+    mine = {"times": times, "error": max(apart), "peaks": peaks, "compile": compiled_s, "replays": replays}
     every: list[Any] = [None] * place.size
     distributed.all_gather_object(every, mine)
     slowest = [max(each["times"][at] for each in every) for at in range(len(times))]
@@ -416,16 +417,8 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
         "reserved_mb": round(max(each["peaks"][1] for each in every) / 1e6, 1),
         "compile_s": round(max(each["compile"] for each in every), 1),
         "replays": min(each["replays"] for each in every),
-        "told": sorted({told for each in every for told in each["told"]}),
+        "captured": what_was_captured(),
     }
-
-
-def told_of_regions() -> list[str]:
-    """What reports say of regions: notes, and why something was not captured."""
-    import pygraph
-
-    records = [region.record for report in pygraph.reports() for region in report.regions if region.record is not None]
-    return [told for record in records for told in (*record.notes, *map(str, record.refusals.values()))]
 
 
 def child(rank: int, size: int, store: str, workload: str, sides: list[str], tiny: bool) -> None:
@@ -474,9 +467,12 @@ def launch(size: int, workload: str, sides: list[str], tiny: bool) -> list[dict[
             with errors[rank].open("w") as file:
                 ranks.append(subprocess.Popen(command, stdout=out, stderr=file, env=environment, text=True))
         said: list[dict[str, Any]] = []
+        rest = ""
 
         def read() -> None:
-            for line in heard.read().splitlines():
+            nonlocal rest
+            *lines, rest = (rest + heard.read()).split("\n")  # the last one is not whole yet
+            for line in lines:
                 if line.startswith("{"):
                     said.append(json.loads(line))
                     if "us" in said[-1]:

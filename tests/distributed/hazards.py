@@ -212,6 +212,8 @@ def groups_take_turns(rank: Rank) -> None:
         made = distributed.new_group(ranks[first : first + 2])
         half = made if rank.number in ranks[first : first + 2] else half
     assert half is not None
+    backends = [each._get_backend(torch.device(rank.device)) for each in (group(), other, half)]
+    assert [each.options._threads for each in backends] == [1, 1, 1], "torch's threads of one group corrupt memory"
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         a = functional.all_reduce(torch.relu(x) + 1, "sum", group())

@@ -71,16 +71,14 @@ def use_one_thread() -> None:
     from torch import distributed
     from torch.distributed import distributed_c10d
 
-    if hasattr(distributed_c10d.ProcessGroupGloo, "threads"):
-        return
+    if distributed_c10d.ProcessGroupGloo is not distributed.ProcessGroupGloo:
+        return  # done
 
     class OneThread(distributed.ProcessGroupGloo):
-        threads = 1
-
         def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
             options = distributed.ProcessGroupGloo._Options()
             options._devices = [distributed.ProcessGroupGloo.create_device(interface="lo")]
-            options._threads, options._timeout = self.threads, timeout
+            options._threads, options._timeout = 1, timeout
             super().__init__(store, rank, size, options)
 
     distributed_c10d.ProcessGroupGloo = OneThread

@@ -1,0 +1,46 @@
+"""Programs of several processes, side by side, in small: rows are right, and shown as soon as they are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.processes import ENVIRONMENT
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "distributed.py"
+
+
+@pytest.mark.timeout(240)
+def test_a_workload_of_two_processes() -> None:
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--processes",
+        "2",
+        "--tiny",
+        "--workloads",
+        "experts",
+        "--sides",
+        "pygraph",
+    ]
+    environment = {**os.environ, **ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        began = time.monotonic()
+        second = json.loads(process.stdout.readline())
+        apart = time.monotonic() - began
+        more = process.stdout.readlines()
+    assert process.returncode == 0
+    assert apart > 0.5, "a side takes longer to compile: the first row was not shown before the second one was there"
+    assert [(row["side"], row["right"]) for row in (first, second)] == [("eager", True), ("pygraph", True)]
+    assert more == []
+    assert second["replays"] > 0
+    assert second["captured"]["given_up"] == []
+    assert [region["state"] for region in second["captured"]["regions"]] == ["replay"]
