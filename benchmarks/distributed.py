@@ -30,13 +30,13 @@ from torch import distributed, nn
 from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
-SIDES = ("eager", "default", "reduce-overhead", "pygraph")
+SIDES = ("eager", "default", "reduce-overhead", "pygraph", "captured-collectives")
 COMPARED = 6
 """Calls that are compared with eager ones."""
 SECONDS = 150
 """Until a side of a workload is taken to be stuck."""
-ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-"""NVLink multicast stays off."""
+ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_GRAPH_REGISTER": "0"}
+"""NVLink multicast stays off; collectives may be captured."""
 
 Wrap = Callable[[Any], Any]
 """Compiles a module as a side does."""

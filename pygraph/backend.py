@@ -359,6 +359,7 @@ def attach(
                 verify_always=settings.verify == "always",
                 measure=settings.measure,
                 order=settings.order,
+                collectives=settings.collectives,
                 cache_dir=settings.cache_dir,
             ),
             held=known.held,

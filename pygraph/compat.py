@@ -438,6 +438,14 @@ if torch.backends.cuda.is_built():
     storage_from_address = _find("torch._C._construct_storage_from_data_pointer", cost=_CUDA)
 cuda_sleep = _find("torch.cuda._sleep", cost="matrix products keep the form that Inductor gives them")
 
+# -- several processes. A torch built without torch.distributed has none of it, and nothing asks for it there. ------
+resolve_process_group: Any = None
+if torch.distributed.is_available():
+    resolve_process_group = _find(
+        "torch._C._distributed_c10d._resolve_process_group",
+        cost="collectives are called by each replay, never captured",
+    )
+
 # -- calibration and benchmarks ------------------------------------------------------------------------------------
 _CALIBRATE = "`pygraph calibrate` does not work"
 AsyncCompile = _find("torch._inductor.async_compile.AsyncCompile", cost=_CALIBRATE)

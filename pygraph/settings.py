@@ -34,6 +34,8 @@ class Settings:
     measure        whether real calls try if a replay pays, and what does not is left uncaptured
     order          what launches of a replay wait for: ``program``, all before them, as captured; ``dependences``, those
                    that they depend on; ``measured``, the one of both that real calls find faster
+    collectives    ``eager``: each replay calls them; ``captured``: they are captured with what is around them, once all
+                   ranks agree and have compared such a replay
     cache_dir      where native libraries and decisions of measured selection are kept for later processes; with
                    None, no decision is kept, and libraries are where they are by default
     inductor       patches to Inductor's configuration for this compilation
@@ -48,6 +50,7 @@ class Settings:
     max_captures: int = 64
     measure: bool = True
     order: str = "program"
+    collectives: str = "eager"
     cache_dir: str | None = field(default_factory=user_dir)
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
@@ -95,6 +98,7 @@ _KINDS = {
     "max_captures": "a whole number of at least 1",
     "measure": "true or false",
     "order": "'measured', 'program' or 'dependences'",
+    "collectives": "'eager' or 'captured'",
     "cache_dir": "a path",
     "inductor": "a mapping of Inductor's options",
 }
@@ -133,6 +137,8 @@ def _checked(option: str, name: str, value: Any) -> Any:
         case "verify", "first" | "always":
             return value
         case "order", "measured" | "program" | "dependences":
+            return value
+        case "collectives", "eager" | "captured":
             return value
         case "dump_dir" | "cache_dir", None | str() | os.PathLike():
             return (os.fspath(value) or None) if value is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pygraph.passes.pipeline import nearest
@@ -14,6 +15,8 @@ OURS = "pygraph"
 """The side that every other one is compared with in time and memory."""
 MEASURED_ORDER = "measured-order"
 """PyGraph with launches in the order of the program, or by dependences, as real calls find faster."""
+CAPTURED_COLLECTIVES = "captured-collectives"
+"""PyGraph with collectives captured, once all ranks agree."""
 UNCAPTURED = "uncaptured"
 """PyGraph's program without any region: for profiles, and no side of a benchmark."""
 BASELINES = ("default", "reduce-overhead")
@@ -38,9 +41,9 @@ def _ours() -> Mapping[str, Any]:
     return {"backend": pygraph, "options": {"cache_dir": None}}
 
 
-def _measured_order() -> Mapping[str, Any]:
+def _ours_with(**options: Any) -> Mapping[str, Any]:
     ours = _ours()
-    return {**ours, "options": {**ours["options"], "order": "measured"}}
+    return {**ours, "options": {**ours["options"], **options}}
 
 
 def _uncaptured() -> Mapping[str, Any]:
@@ -61,7 +64,8 @@ SIDES: dict[str, Side] = {
         Side(REFERENCE),
         Side("default", dict),
         Side("reduce-overhead", lambda: {"mode": "reduce-overhead"}, True),
-        Side(MEASURED_ORDER, _measured_order, True, asked=True),
+        Side(MEASURED_ORDER, partial(_ours_with, order="measured"), True, asked=True),
+        Side(CAPTURED_COLLECTIVES, partial(_ours_with, collectives="captured"), True, asked=True),
         Side(OURS, _ours),
     )
 }

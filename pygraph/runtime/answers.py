@@ -20,22 +20,18 @@ from pygraph.runtime.calls import OperatorCall, leaves
 from pygraph.runtime.contract import Answer, Program, ScratchPool, Slot
 from pygraph.runtime.eager import at_places
 from pygraph.runtime.recording import (
-    FUNCTIONAL_COLLECTIVES,
     AllocationKind,
     EagerCall,
     EagerResult,
     Launch,
     TensorLayout,
+    is_functional_collective,
 )
 from pygraph.runtime.tensors import digest, span
 
 __all__ = ["Answers", "in_flight"]
 
 _WAIT = "_c10d_functional.wait_tensor"
-
-
-def _is_collective(name: str) -> bool:
-    return name.partition(".")[0] in FUNCTIONAL_COLLECTIVES
 
 
 def in_flight(program: Program) -> tuple[frozenset[tuple[AllocationKind, int]], frozenset[int]]:
@@ -51,7 +47,7 @@ def in_flight(program: Program) -> tuple[frozenset[tuple[AllocationKind, int]], 
         if launch.name.startswith(_WAIT):
             waited.update(slot.index for slot in slots if slot.kind is AllocationKind.INPUT)
             filling.difference_update(slot.key for slot in slots)
-        elif _is_collective(launch.name):
+        elif is_functional_collective(launch.name):
             filling.update(slot.key for slot in slots if launch.may_write(slot.word, slot.key))
     return frozenset(filling), frozenset(waited)
 
@@ -217,7 +213,7 @@ class Answers:
         launch, call = self._calls[self._number]
         if not _as_told(call, tensors, results):
             raise CaptureError("comparison-failed", f"{call.name} returns something else than its fake kernel tells")
-        everything = _is_collective(call.name)  # a wait fills what it is given
+        everything = is_functional_collective(call.name)  # a wait fills what it is given
         with self._scratch():
             wrote = {
                 word: _copied(tensor)

@@ -4,7 +4,8 @@
     2. run uncaptured: the call's answer
     3. hold the outcomes against each other
 
-Where a replay calls operators, 2. comes before 1., which is given what they did there: none is called twice.
+Where a replay calls operators, 2. comes before 1., which is given what they did there: none is called twice. Where all
+ranks of a process group compare ``together``, collectives are sent by both, and by no run besides.
 
 The caller's tensors see exactly one run, random state advances once, and the call is answered, whatever is found.
 Outcomes are compared by structure and by bits. Where bits differ only in results that a non-deterministic launch
@@ -57,10 +58,13 @@ def compare(
     answer: Function | None = None,
     *,
     tolerant: bool = False,
+    together: Callable[[bool], bool] | None = None,
 ) -> Verdict:
     """Replay on copies of ``args``, then run ``answer`` (``fn``, unless it is given) on ``args`` themselves, and hold
     one against the other. ``fn`` is what further runs on copies do. ``tolerant``: the program was accepted within a
-    tolerance before, so that results on which uncaptured runs happen to agree this time have one, too.
+    tolerance before, so that results on which uncaptured runs happen to agree this time have one, too. ``together`` is
+    asked once there are copies (True), or cannot be, and says whether all ranks replay now: if they do not, none does
+    (``ranks-differ``). Then a replay that differs in any bit is refused.
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
     refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
@@ -72,10 +76,10 @@ def compare(
     was too large to copy, or if the random state could not be brought back.
     """
     answer = answer or fn
-    trial = functools.partial(_Trial, fn, driver, executable, args, program, tolerant)
+    trial = functools.partial(_Trial, fn, driver, executable, args, program, tolerant, together)
     with driver.scratch_pool(args) as scratch:
         verdict = _compare(trial, answer, args, scratch)
-    if isinstance(verdict, Refusal):
+    if isinstance(verdict, Refusal) and together is None:
         verdict = _compare(trial, answer, args, contextlib.nullcontext)
     return Verdict(answer(list(args)), verdict) if isinstance(verdict, Refusal) else verdict
 
@@ -98,7 +102,7 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
     try:
         with scratch():
             trial = begin()
-            first = trial.prepare() or (None if trial.program.calls else trial.replay_prepared())
+            first = trial.prepare() or (None if trial.answered else trial.replay_prepared())
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - kernels and allocations raise anything; the uncaptured run answers the call
@@ -147,9 +151,11 @@ class _Trial:
         args: list[Any],
         program: Program,
         tolerant: bool,
+        together: Callable[[bool], bool] | None,
     ) -> None:
         self.fn, self.driver, self.executable, self.args, self.program = fn, driver, executable, args, program
-        self.tolerant = tolerant
+        self.tolerant, self.together = tolerant, together
+        self.answered = bool(program.calls) and together is None
         self.random = _Draws(driver, program)
         self.answers = Answers(program, driver.generator(program))
         self.filling, self.waited = in_flight(program)
@@ -171,21 +177,26 @@ class _Trial:
         self.before: list[bytes] = []
 
     def prepare(self) -> Refusal | None:
-        """Make the copies that the replay takes."""
-        if self.over_budget is not None:
-            return Refusal("comparison-budget", self.over_budget)
-        self.before = self._fingerprints()
-        self.pristine = take(self.args, self.written).args
-        self.working = take(self.args, self.copied)
-        self.first_copies = self.working.args
-        return None
+        """Make the copies that the replay takes, and see whether it may begin."""
+        ready = False
+        try:
+            if self.over_budget is not None:
+                return Refusal("comparison-budget", self.over_budget)
+            self.before = self._fingerprints()
+            self.pristine = take(self.args, self.written).args
+            self.working = take(self.args, self.copied)
+            self.first_copies = self.working.args
+            ready = True
+        finally:
+            agreed = self.together is None or self.together(ready)
+        return None if agreed else Refusal("ranks-differ", "another rank does not replay this call")
 
     def replay_prepared(self) -> _Outcome | Refusal:
         """The outcome of a replay on these copies. Its draws are undone. If the answering run came before, it draws
         what that drew."""
         working, self.working = self.working, Snapshot([], ())
         undone = False
-        if self.program.calls:
+        if self.answered:
             self.random.rewind()
             for position in self.waited:
                 span(working.args[position]).copy_(span(self.args[position]))
@@ -219,6 +230,8 @@ class _Trial:
         if (reference.structure, reference.contents) == (first.structure, first.contents):
             return Verdict(outputs, None)
         wrong = self._inexcusable(reference, first)
+        if wrong is None and self.together is not None:  # more runs would be this rank's alone
+            wrong = f"{reference.names[reference.differing(first)[0]]} has other values"
         if wrong is not None:
             return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
         with self.random.apart():
@@ -325,7 +338,7 @@ class _Trial:
     def _replay(self, args: list[Any]) -> Sequence[Any] | None:
         """Replay on ``args``, which are kept, with the answers to eager calls."""
         self.replaying = True
-        if self.program.calls:
+        if self.answered:
             outputs = self.executable.replay_answered(list(args), self.answers.replaying())
         else:
             outputs = self.executable.replay(list(args))
@@ -339,7 +352,8 @@ class _Trial:
         self.pristine.clear()
         self.first_copies.clear()
         self.answers.clear()
-        if refusal is None or refusal.reason not in _WRONG or self.program.recording.python:
+        python, together = self.program.recording.python, self.together is not None
+        if refusal is None or refusal.reason not in _WRONG or python or together:
             return refusal
         from pygraph.debug.diagnose import diagnose  # needed only where something differs
 
@@ -357,7 +371,7 @@ class _Trial:
         """What a run returned, and left behind in ``args``; and in the generator, unless eager calls alone draw, which
         are repeated: then other states are other threads'. ``answering``: it answers the call."""
         program = self.program
-        draws = not program.calls or any(each.random and each.eager is None for each in program.recording.launches)
+        draws = not self.answered or any(each.random and each.eager is None for each in program.recording.launches)
         return self._observe(outputs, args, self.random.state() if draws else None, answering=answering)
 
     def _observe(

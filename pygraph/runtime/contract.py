@@ -248,10 +248,16 @@ class Driver(Protocol):
     def parallel(self) -> bool: ...
 
     def capture(
-        self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any], eager: Collection[str] = ()
+        self,
+        fn: Callable[[list[Any]], Sequence[Any]],
+        args: Sequence[Any],
+        eager: Collection[str] = (),
+        *,
+        collectives: bool = False,
     ) -> Recording:
         """Record ``fn`` on stand-ins for ``args``, disjoint from those of every earlier capture that is alive. Replays
-        call the operators ``eager`` (without overloads), and those that no driver captures. Nothing executes. Raises
+        call the operators ``eager`` (without overloads), and those that no driver captures: among them functional
+        collectives, unless ``collectives`` are to be captured and the driver can. Nothing executes. Raises
         CaptureError."""
 
     def instantiate(self, program: Program) -> Executable:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,14 +43,16 @@ def capture(
     table: SlotTable | None = None,
     eager: Collection[str] = (),
     order: str = "program",
+    collectives: bool = False,
     **facts: Any,
 ) -> Captured | Refusal:
     """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture. Replays
     call the operators ``eager``. ``order`` is ``program``, or ``dependences``: launches wait for those alone that they
-    depend on. ``facts`` are fields of the program that no capture tells. Raises CaptureError, and anything that ``fn``
-    does on stand-ins."""
-    first = driver.capture(fn, list(args), eager)
-    alone = next((launch for launch in first.launches if launch.collective), None)
+    depend on. ``collectives``: functional ones are captured, where the driver can. ``facts`` are fields of the program
+    that no capture tells. Raises CaptureError, and anything that ``fn`` does on stand-ins."""
+    take = partial(driver.capture, fn, list(args), eager, collectives=collectives)
+    first = take()
+    alone = next((launch for launch in first.launches if launch.collective and not launch.functional), None)
     if alone is not None:  # it can be neither captured again nor compared: it would run more often here than elsewhere
         return Refusal.at(alone, "collective", "a replay cannot be compared where other processes take part")
     if first.launches and all(launch.eager is not None for launch in first.launches):
@@ -61,7 +64,7 @@ def capture(
     ]
     found: SlotTable | Refusal | None = None if table is None else resolve(first, table, real)
     if found is None:
-        first, found = _captured_twice(fn, driver, args, first, real, eager)
+        first, found = _captured_twice(take, first, real)
     if isinstance(found, Refusal):
         return found
     doubt = outside(first, found.slots)
@@ -74,19 +77,14 @@ def capture(
 
 
 def _captured_twice(
-    fn: Callable[[list[Any]], Sequence[Any]],
-    driver: Driver,
-    args: Sequence[Any],
-    first: Recording,
-    real: Sequence[Allocation],
-    eager: Collection[str],
+    take: Callable[[], Recording], first: Recording, real: Sequence[Allocation]
 ) -> tuple[Recording, SlotTable | Refusal]:
     """The recording to replay, and its slots from a second capture: or a third, where the first two disagree. The doubt
     that is reported is that of the first two captures."""
     earlier = [first]
     doubt: Refusal | None = None
     for _ in range(_ATTEMPTS):
-        latest = driver.capture(fn, list(args), eager)
+        latest = take()
         for before in reversed(earlier):
             found = discover(before, latest, real)
             if not isinstance(found, Refusal) or found.reason not in SPORADIC:

@@ -32,13 +32,14 @@ def is_operator(name: str) -> bool:
     return len(parts) == 3 and all(part.isidentifier() for part in parts)
 
 
-def is_eager(op: Any, chosen: Collection[str]) -> bool:
-    """Whether each replay calls ``op`` anew, whatever the device: a functional collective, an operator that its author
-    tagged, or one of those ``chosen`` (without overloads)."""
+def is_eager(op: Any, chosen: Collection[str], *, collectives: bool = True) -> bool:
+    """Whether each replay calls ``op`` anew, whatever the device: a functional collective, as ``collectives`` says, an
+    operator that its author tagged, or one of those ``chosen`` (without overloads)."""
     if not isinstance(op, OpOverload):
         return False
-    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
-    return op.namespace in FUNCTIONAL_COLLECTIVES or tag in op.tags or base_of(str(op)) in chosen
+    if op.namespace in FUNCTIONAL_COLLECTIVES:
+        return collectives
+    return getattr(torch.Tag, "cudagraph_unsafe", None) in op.tags or base_of(str(op)) in chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ def record_call(
         for key, tensor in operands.items()
     )
     order = tuple(numbers[id(tensor)] for tensor in given)
-    eager = EagerCall(str(call.op), native_call, order, told, tuple(results), returned, drawn)
+    group = next((value for argument, value in call.operands() if argument.name == "group_name"), None)
+    eager = EagerCall(str(call.op), native_call, order, told, tuple(results), returned, drawn, group)
     written = call.written()
     return RecordedCall(
         eager,

@@ -32,6 +32,7 @@ __all__ = [
     "UnownedAddress",
     "UnownedMemory",
     "Use",
+    "is_functional_collective",
     "is_written",
 ]
 
@@ -39,7 +40,7 @@ WORD = 8
 """Bytes in a parameter word: an address is always one aligned word."""
 
 FUNCTIONAL_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
-"""Namespaces of collectives that take tensors and the name of a group: they are called between segments."""
+"""Namespaces of collectives that take tensors and the name of a group: called between segments, or captured."""
 
 COLLECTIVES = FUNCTIONAL_COLLECTIVES | {"c10d", "symm_mem"}
 """Namespaces of operators that talk to other processes. None of them runs while a driver captures."""
@@ -67,6 +68,11 @@ _UNDECLARED_WRITES = {
 
 _COLLECTIVE_KERNELS = ("ncclDevKernel", "ncclKernel", "nvshmem")
 """Parts of the names of kernels that do, which libraries may launch without any operator."""
+
+
+def is_functional_collective(name: str) -> bool:
+    """Whether ``name`` is that of a functional collective, or of its wait."""
+    return name.partition(".")[0] in FUNCTIONAL_COLLECTIVES
 
 
 def is_written(schema: Any, argument: Any) -> bool:
@@ -262,6 +268,11 @@ class Launch:
             return False
         return self.name.partition(".")[0] in COLLECTIVES or any(part in self.name for part in _COLLECTIVE_KERNELS)
 
+    @property
+    def functional(self) -> bool:
+        """Whether it came from a functional collective, of which all is known that it is given."""
+        return self.call is not None and is_functional_collective(self.call)
+
     def may_read(self, word: int) -> bool:
         """Whether it may read the memory that word ``word`` points into."""
         return self.uses is None or any(a.reads and a.word == word for a in self.uses)
@@ -322,7 +333,8 @@ class EagerResult:
 class EagerCall:
     """How an operator is called between two segments. ``call`` is the native OperatorCall, without tensors; ``leaves``
     are the operands that stand in their places. ``returned`` has the place of each of ``results``, by number, in what
-    it returns: nested lists. ``drawn``: how far the launches before it advance the generator."""
+    it returns: nested lists. ``drawn``: how far the launches before it advance the generator. ``group`` is the name of
+    the process group that a collective is sent by."""
 
     name: str
     call: Any
@@ -331,6 +343,7 @@ class EagerCall:
     results: tuple[EagerResult, ...]
     returned: Any = None
     drawn: int = 0
+    group: str | None = None
 
 
 class OutputKind(Enum):

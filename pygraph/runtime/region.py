@@ -23,6 +23,7 @@ from typing import Any
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
+from pygraph.runtime.agreement import VOTES, Ballot, Outcome, ballot_of, only_collectives
 from pygraph.runtime.compare import Verdict, compare, verify
 from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program
 from pygraph.runtime.critical import capturing, capturing_turn
@@ -84,7 +85,8 @@ class RegionOptions:
     that one region holds; the least recently used goes. ``verify_always``: compare every replay with an uncaptured run,
     which answers the call. ``measure``: else, let real calls decide whether a replay pays. ``cache_dir``: where
     decisions are kept, if at all. ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as
-    real calls decide, ``measured``.
+    real calls decide, ``measured``. ``collectives``: replays call them (``eager``), or they are ``captured`` once all
+    ranks agree.
     """
 
     capture_after: int = 2
@@ -93,6 +95,7 @@ class RegionOptions:
     measure: bool = False
     cache_dir: str | None = None
     order: str = "program"
+    collectives: str = "eager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,8 @@ class Region:
         self._key: ScalarKey | None = None
         self._slots: SlotTable | None = None
         self._sensitive: frozenset[int] = frozenset()
+        self._ballot: Ballot | None = None
+        """How ranks decide on captured collectives, until they do no longer."""
         self._closed = False
         self._failures = 0
 
@@ -231,7 +236,13 @@ class Region:
         """A call that was not replayed at once: by the state of its variant."""
         if capturing:  # somebody's capture takes part of the time
             self._invalidate()
-        if self._closed or get_ident() in capturing or functorch_level() is not None:
+        if get_ident() in capturing or functorch_level() is not None:
+            return self._uncaptured(args)
+        if self._ballot is not None and not dispatch_mode_depth():
+            outputs = self._vote(self._ballot, args)
+            if outputs is not None:
+                return outputs
+        if self._closed:
             return self._uncaptured(args)
         if self._key is None:
             self._key = ScalarKey(args)
@@ -325,7 +336,7 @@ class Region:
         measured = variant.measurement is not None
         plain = self._key is not None and self._key.plain and not self._options.verify_always
         self._timed = variant if executable is not None and measured else None
-        settled = plain and not measured and not variant.open
+        settled = plain and not measured and not variant.open and self._ballot is None
         self._replay_last = executable.replay if executable is not None and settled else None
 
     def _timed_replay(self) -> Variant | None:
@@ -417,10 +428,13 @@ class Region:
         self._settle(variant, made, verdict)
         return verdict.outputs
 
-    def _compare(self, variant: Variant, made: Captured, args: list[Any]) -> Verdict:
+    def _compare(
+        self, variant: Variant, made: Captured, args: list[Any], together: Callable[[bool], bool] | None = None
+    ) -> Verdict:
         """Compare what was captured, which is closed if that raises."""
+        facts = self._fn, self._driver, made.executable, args, made.program, self._run_fn
         try:
-            verdict = compare(self._fn, self._driver, made.executable, args, made.program, self._run_fn)
+            verdict = compare(*facts, together=together)
         except BaseException as error:
             made.executable.close()
             variant.ran = 0
@@ -493,6 +507,80 @@ class Region:
             self._decide(variant, decision)
         return verdict.outputs
 
+    def _vote(self, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:
+        """Where this call is one that ranks vote at: if all of them can, replay with collectives captured, and use that
+        from now on if it was right on every rank. None, with nothing done, where this rank cannot."""
+        call = self.record.replays + self.record.uncaptured + 1
+        if call > VOTES[-1]:
+            self._ballot = None
+        if call not in VOTES:
+            return None
+        known = () if self._key is None else self._variants.under(self._key.of(args))
+        variant = next((each for each in known if each.executable is not None and each.fits(args)), None)
+        with capturing_turn() as mine:
+            made = self._capture_joint(args) if mine and variant is not None and variant.sends else None
+            if made is None or variant is None:
+                self._said(ballot.decide(str(call), None))
+                return None
+            return self._compare_joint(ballot, call, variant, made, args)
+
+    def _capture_joint(self, args: list[Any]) -> Captured | None:
+        """A capture with collectives, if nothing but these would have to be called."""
+        with tracing(self._fn, self._origins) as bodies:
+            made = self._capture_once(args, "program", collectives=True)
+        self.record.python_runs.update(bodies)
+        if isinstance(made, Captured):
+            if only_collectives(made.program):
+                return made
+            made.executable.close()
+            made = Refusal("eager-calls", "replays call other operators than collectives")
+        self._note(made)
+        return None
+
+    def _compare_joint(
+        self, ballot: Ballot, call: int, variant: Variant, made: Captured, args: list[Any]
+    ) -> Sequence[Any]:
+        """Compare with all ranks, and use what was captured if it was right on each."""
+        asked: list[Outcome] = []
+
+        def together(ready: bool) -> bool:
+            asked.append(ballot.decide(str(call), variant.sends if ready else None))
+            return asked[-1] is Outcome.YES
+
+        kept = False
+        refusal: Refusal | None = None
+        try:
+            verdict = self._compare(variant, made, args, together)
+            refusal = verdict.refusal
+        finally:
+            outcome = asked[0] if asked else ballot.decide(str(call), None)
+            if outcome is Outcome.YES:
+                right = refusal is None and not self._closed and variant.executable is not None
+                kept = ballot.decide(f"{call}/right", "right" if right else None) is Outcome.YES
+            self._said(outcome)
+        if kept:
+            self._install_joint(variant, made)
+        else:
+            made.executable.close()
+            self._note(refusal or Refusal("ranks-differ", "another rank's replay was not right"))
+            if outcome is Outcome.YES:  # a replay was wrong, or memory short: all ranks know
+                self._ballot = None
+        self._prefer(variant)
+        return verdict.outputs
+
+    def _install_joint(self, variant: Variant, made: Captured) -> None:
+        called, variant.executable, variant.sends = variant.executable, made.executable, None
+        if called is not None:
+            called.close()
+        self._tell(made.program)
+        self.record.notes.append("collectives are captured, as all ranks agreed")
+
+    def _said(self, outcome: Outcome) -> None:
+        """What ranks decided at a vote. After a rank that said nothing, nobody is asked again."""
+        if outcome is Outcome.LATE:
+            self._ballot = None
+            self.record.notes.append("collectives are called by each replay: a rank did not vote on capturing them")
+
     def _try_capture(self, args: list[Any], order: str) -> Captured | Refusal:
         """A capture, in which operators that fail are eager calls, one after the other."""
         with tracing(self._fn, self._origins) as bodies:
@@ -504,9 +592,12 @@ class Region:
             finally:
                 self.record.python_runs.update(bodies)
 
-    def _capture_once(self, args: list[Any], order: str) -> Captured | Refusal:
+    def _capture_once(self, args: list[Any], order: str, *, collectives: bool = False) -> Captured | Refusal:
+        slots = None if collectives else self._slots
         try:
-            return capture(self._fn, self._driver, args, self._slots, tuple(self._eager), order, **self._facts)
+            return capture(
+                self._fn, self._driver, args, slots, tuple(self._eager), order, collectives=collectives, **self._facts
+            )
         except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
             return Refusal.of(error)
 
@@ -540,10 +631,28 @@ class Region:
                 self._refuse(variant, refusal)
             return
         self._slots = made.table
+        if self._options.collectives == "captured" and not self._options.verify_always:
+            self._open_ballot(variant, made.program)
         self._prefer(variant)
+        record = self.record
+        record.state, record.reason = State.REPLAY, None
+        tolerated = ["non-deterministic: compared within a tolerance"] if verdict.tolerant else []
+        record.notes.extend(note for note in [*made.table.notes, *tolerated] if note not in record.notes)
+        self._tell(made.program)
+
+    def _open_ballot(self, variant: Variant, program: Program) -> None:
+        """Have ranks vote on the collectives of ``program``, if they may be captured."""
+        found = ballot_of(self.record.name, program)
+        if found is not None:
+            ballot, variant.sends = found
+            if self.record.captures == 0:  # later, they may have decided already
+                self._ballot = ballot
+
+    def _tell(self, program: Program) -> None:
+        """What reports say of the last capture."""
         counts["captures"] += 1
-        record, program = self.record, made.program
-        record.state, record.reason, record.captures = State.REPLAY, None, record.captures + 1
+        record = self.record
+        record.captures += 1
         record.slots, record.launches = len(program.slots), len(program.recording.launches)
         record.workspace_bytes = program.layout.nbytes
         record.timeline = timeline(program) or record.timeline
@@ -551,8 +660,6 @@ class Region:
         record.segments = sum(isinstance(step, GraphSegment) for step in steps)
         called = Counter((step.call.name, step.origin.loc) for step in steps if isinstance(step, EagerStep))
         record.eager = [EagerCalls(*call, count) for call, count in called.items()]
-        tolerated = ["non-deterministic: compared within a tolerance"] if verdict.tolerant else []
-        record.notes.extend(note for note in [*made.table.notes, *tolerated] if note not in record.notes)
         if self._on_capture is not None:
             self._on_capture(program)
 

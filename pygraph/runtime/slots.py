@@ -236,6 +236,8 @@ class _Pair:
             return verdict
         if isinstance(verdict, Refusal) and not self._cannot_matter(a, b, position, verdict):
             return verdict
+        if x == y and a.functional and (found := a.unowned_at(position)) and found.memory is UnownedMemory.OTHER:
+            return None  # of the communicator, and constant like it
         foreign = _foreign(a, position)
         if foreign is None and b.may_access is None:
             foreign = _foreign(b, position)

@@ -85,8 +85,8 @@ class Variant:
     be captured. ``like``: the signature of the calls that its capture is for, with the arguments that are sensitive
     there. ``program``: what it replays, if each call is compared, ``tolerant`` if within a tolerance. ``decided``: it
     was measured and will not be again. ``open``: another order of its launches is to be tried. ``contested``: it was
-    so. ``rival``: the replay in that order, while it is measured. ``concurrent``: it has won. ``off``: SKIPPED or
-    UNCAPTURED, for good."""
+    so. ``rival``: the replay in that order, while it is measured. ``concurrent``: it has won. ``sends``: what ranks say
+    of the collectives that it calls, if these may be captured. ``off``: SKIPPED or UNCAPTURED, for good."""
 
     key: Hashable
     signature: Hashable
@@ -102,6 +102,7 @@ class Variant:
     contested: bool = False
     rival: Executable | None = None
     concurrent: bool = False
+    sends: str | None = None
     off: State | None = None
 
     @property
@@ -135,6 +136,7 @@ class Variant:
         """Free what was captured for it."""
         held = self.rival, self.executable  # in this order, for ``choose`` on another thread: read, and then let go of
         self.contested, self.open = self.contested and not self.contesting, False
+        self.sends = None
         self.rival = self.executable = self.program = self.measurement = None
         for executable in held:
             if executable is not None:

@@ -17,10 +17,10 @@ def main(number: int, size: int, store: str, names: str) -> None:
     import torch
 
     import pygraph
-    from tests.distributed import hazards, programs
+    from tests.distributed import hazards, programs, votes
     from tests.distributed.checks import CHECKS
 
-    assert hazards, programs  # they add checks
+    assert all((hazards, programs, votes))  # they add checks
     warnings.simplefilter("ignore")
     rank = Rank(number, size, store)
     for name in names.split(","):

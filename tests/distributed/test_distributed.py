@@ -6,11 +6,12 @@ import functools
 
 import pytest
 
-from tests.distributed import hazards, programs
+from tests.distributed import hazards, programs, votes
 from tests.distributed.checks import CHECKS
 from tests.distributed.processes import launch
 
 HAZARDS = tuple(name for name, run in CHECKS.items() if run.__module__ == hazards.__name__)
+VOTES = tuple(name for name, run in CHECKS.items() if run.__module__ == votes.__name__)
 PROGRAMS = tuple(name for name, run in CHECKS.items() if run.__module__ == programs.__name__)
 FOUR = ("captures_at_different_calls", "one_rank_evicts", "groups_take_turns", "sizes_are_each_ranks_own")
 """What depends on how many ranks there are."""
@@ -31,6 +32,17 @@ def agree(size: int, names: tuple[str, ...], name: str) -> None:
 @pytest.mark.parametrize("name", HAZARDS)
 def test_two_ranks_that_decide_otherwise(name: str) -> None:
     agree(2, HAZARDS, name)
+
+
+@pytest.mark.parametrize("name", VOTES)
+def test_two_ranks_that_vote(name: str) -> None:
+    agree(2, VOTES, name)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", VOTES)
+def test_four_ranks_that_vote(name: str) -> None:
+    agree(4, VOTES, name)
 
 
 @pytest.mark.sweep

@@ -84,7 +84,7 @@ class FakeDriver(HostDriver):
         self.python: tuple[PythonCall, ...] = ()
         self.eager: list[tuple[str, ...]] = []
 
-    def capture(self, fn: Function, args: Sequence[Any], eager: Collection[str] = ()) -> Recording:
+    def capture(self, fn: Function, args: Sequence[Any], eager: Collection[str] = (), **_: Any) -> Recording:
         self.captures += 1
         self.eager.append(tuple(eager))
         capture = Capture(0x7000_0000_0000 + (self.captures << 32), gap=4096 + 64 * self.captures)

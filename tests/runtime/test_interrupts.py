@@ -278,11 +278,11 @@ def test_a_signal_waits_for_the_end_of_a_capture(call: RegionCall) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, a shell has it ignored
 
     class Driver(HostDriver):
-        def capture(self, fn: Any, args: Any, eager: Any = ()) -> Any:
+        def capture(self, fn: Any, args: Any, eager: Any = (), **options: Any) -> Any:
             for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGINT):
                 signal.raise_signal(number)
             seen.append("captured")
-            return super().capture(fn, args, eager)
+            return super().capture(fn, args, eager, **options)
 
     region = region_of(call.fn, Driver())
     with torch.no_grad():

@@ -182,9 +182,9 @@ class Parallel(FakeDriver):
         super().__init__(replayed, written=[1])
         self.wrong = wrong
 
-    def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = ()) -> Recording:
+    def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = (), **options: Any) -> Recording:
         self.edits.append(lambda capture: capture.launch(capture.pool(64), name="beside", uses=[writes(0, 64)]))
-        return super().capture(fn, args, eager)
+        return super().capture(fn, args, eager, **options)
 
     def instantiate(self, program: Program) -> Executable:
         made = super().instantiate(program)
@@ -395,10 +395,10 @@ def test_an_order_is_tried_though_a_later_capture_depends_on_an_offset() -> None
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_a_second_capture_that_is_broken_off_leaves_the_first_one(error: type[BaseException]) -> None:
     class Broken(Parallel):
-        def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = ()) -> Recording:
+        def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = (), **options: Any) -> Recording:
             if self.captures >= 2:
                 raise error
-            return super().capture(fn, args, eager)
+            return super().capture(fn, args, eager, **options)
 
     region, _ = make(driver=Broken(), order="measured")
     call(region, 2 + LOST)
@@ -553,14 +553,14 @@ def test_a_disturbed_block_of_another_order_is_run_again(
 
 def test_calls_of_other_threads_are_replayed_while_another_order_is_captured() -> None:
     class Watched(Parallel):
-        def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = ()) -> Recording:
+        def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = (), **options: Any) -> Recording:
             if self.captures >= 2:
                 before = len(world.ran)
                 thread = Thread(target=call, args=(region, 4))
                 thread.start()
                 thread.join()
                 seen.append(world.ran[before:])
-            return super().capture(fn, args, eager)
+            return super().capture(fn, args, eager, **options)
 
     seen: list[list[str]] = []
     region, _ = make(driver=Watched(), order="measured")

@@ -23,7 +23,7 @@ from pygraph.runtime.contract import describe_outputs
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas, with_unowned
 from pygraph.runtime.cuda.bindings import call, read_edges
-from pygraph.runtime.cuda.nodes import Node, handles, read_nodes
+from pygraph.runtime.cuda.nodes import EventNode, Node, handles, read_nodes
 from pygraph.runtime.cuda.observe import EagerCalls, Observer, calls_operators, observing, with_calls, with_eager
 from pygraph.runtime.cuda.phases import phases_of
 from pygraph.runtime.eager import RecordedCall, record_call
@@ -91,14 +91,14 @@ class DeviceCapture:
             flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
             self.stream = torch.cuda.ExternalStream(int(call(driver.cuStreamCreate, int(flags))), device=index)
 
-    def capture(self, fn: Function, args: Sequence[Any], eager: Collection[str] = ()) -> Recording:
-        """Record ``fn``; replays call the operators ``eager``. Whatever is raised, nothing of the capture is left.
-        Raises CaptureError; memory that is short raises what it raises."""
+    def capture(self, fn: Function, args: Sequence[Any], eager: Collection[str], *, collectives: bool) -> Recording:
+        """Record ``fn``; replays call the operators ``eager``, and collectives, unless those are captured. Whatever is
+        raised, nothing of the capture is left. Raises CaptureError; memory that is short raises what it raises."""
         with only_capture(), torch.cuda.device(self.index):
             torch.cuda.set_device(self.index)
             if torch.cuda.is_current_stream_capturing():
                 raise CaptureError("outer-capture", "the caller's own stream is being captured")
-            return _Attempt(self, fn, args, ArenaLease(self.arenas), eager).record()
+            return _Attempt(self, fn, args, ArenaLease(self.arenas), eager, collectives).record()
 
     def intact(self) -> bool:
         """Whether the stream is being captured, and nothing has broken the capture."""
@@ -161,7 +161,13 @@ class _Attempt:
     """The state of one capture."""
 
     def __init__(
-        self, device: DeviceCapture, fn: Function, args: Sequence[Any], lease: ArenaLease, eager: Collection[str]
+        self,
+        device: DeviceCapture,
+        fn: Function,
+        args: Sequence[Any],
+        lease: ArenaLease,
+        eager: Collection[str],
+        collectives: bool,
     ) -> None:
         self._device, self._fn, self._lease = device, fn, lease
         self._constants = {n: t for n, t in module_constants(fn).items() if t.device.type == "cuda"}
@@ -169,7 +175,7 @@ class _Attempt:
         arena, stream = lease.arena, device.stream.cuda_stream
         self._session: Any = device.native.Session(device.index, stream, arena.next, arena.end, arena.gap, arena.grow)
         lease.idle = self._session.idle
-        self._observer = Observer(self._session.nodes, device.intact, self._eager_calls(frozenset(eager)))
+        self._observer = Observer(self._session.nodes, device.intact, self._eager_calls(frozenset(eager), collectives))
         self._random: tuple[int, ...] = ()
 
     def record(self) -> Recording:
@@ -245,7 +251,8 @@ class _Attempt:
         device = self._device
         found = handles(device.driver, graph.raw_cuda_graph())
         nodes, launches = read_nodes(device.driver, found)
-        phases = phases_of(read_edges(graph.raw_cuda_graph()), found)
+        idle = [index for index, node in enumerate(nodes) if isinstance(node, EventNode)]
+        phases = phases_of(read_edges(graph.raw_cuda_graph()), found, idle)
         pieces = enumerate(self._session.pieces())
         pool = [Allocation(AllocationKind.POOL, i, address, nbytes, born) for i, (address, nbytes, born, _) in pieces]
         own = [*self._inputs, *pool]
@@ -271,7 +278,7 @@ class _Attempt:
         python = tuple(self._observer.python)
         return Recording(*facts, out_of_range_pointers=True, scratch=scratch, phases=merged.phases, python=python)
 
-    def _eager_calls(self, chosen: Collection[str]) -> EagerCalls:
+    def _eager_calls(self, chosen: Collection[str], collectives: bool) -> EagerCalls:
         """What is asked of this capture when an eager call is met."""
         device = self._device
         index = device.index
@@ -299,7 +306,7 @@ class _Attempt:
                     self._observer.absolute.append(tensor.data_ptr())
             return record_call(device.native, call, self._arguments, is_constant, allocate, drawn)
 
-        return EagerCalls(chosen, record, lambda: len(self._session.pieces()))
+        return EagerCalls(chosen, not collectives, record, lambda: len(self._session.pieces()))
 
     def _draws(self, graph: torch.cuda.CUDAGraph, launches: Sequence[Launch]) -> bool:
         """Whether a launch draws, or the capture advanced the generator."""
@@ -317,11 +324,16 @@ class _Attempt:
         owners = [addresses.inside(address) for address in self._observer.absolute]
         return {owner.index for owner in owners if owner is not None and owner.kind is AllocationKind.INPUT}
 
+    def _alive(self) -> list[tuple[int, int, int]]:
+        """The address and bytes of each allocation that is held, and how many nodes there were when it was made."""
+        return [(address, nbytes, born) for address, nbytes, born, alive in self._session.pieces() if alive]
+
     def _refuse_survivors(self) -> None:
         """Memory of the capture that somebody goes on holding would later be taken for real memory."""
         if not self._session.idle():
             gc.collect()
-        survivors = [(nbytes, born) for _, nbytes, born, alive in self._session.pieces() if alive]
+        pieces = (Allocation(AllocationKind.POOL, i, *facts) for i, facts in enumerate(self._alive()))
+        survivors = [(piece.nbytes, piece.born) for piece in pieces if not self._observer.sent(piece)]
         if not survivors:
             return
         makers = [span for _, born in survivors for span in self._observer.makers(born)]

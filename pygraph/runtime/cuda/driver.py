@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,9 @@ from pygraph.runtime.recording import Recording
 
 __all__ = ["CudaDriver"]
 
+_REGISTER = "NCCL_GRAPH_REGISTER"
+"""Unless it is 0, NCCL may tell other ranks the addresses of what is captured, which no replay could change."""
+
 
 class CudaDriver:
     """``Driver`` for regions on CUDA devices. Raises CaptureError (``bindings-unavailable``, ``no-device``,
@@ -34,10 +38,18 @@ class CudaDriver:
         self._devices: dict[int, DeviceCapture] = {}
 
     def capture(
-        self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any], eager: Collection[str] = ()
+        self,
+        fn: Callable[[list[Any]], Sequence[Any]],
+        args: Sequence[Any],
+        eager: Collection[str] = (),
+        *,
+        collectives: bool = False,
     ) -> Recording:
-        """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back."""
-        return self._device(check_arguments(args)).capture(fn, args, eager)
+        """Record ``fn``. The payload is a CudaCapture; dropping it gives the address space back. Raises CaptureError
+        (``collective``) for ``collectives`` where NCCL may exchange addresses with other ranks while it is captured."""
+        if collectives and os.environ.get(_REGISTER) != "0":
+            raise CaptureError("collective", f"to capture collectives, set {_REGISTER}=0 before NCCL starts")
+        return self._device(check_arguments(args)).capture(fn, args, eager, collectives=collectives)
 
     def instantiate(self, program: Program) -> Executable:
         """Make ``program`` ready for replay, once for each recording. The executable outlives the recording."""

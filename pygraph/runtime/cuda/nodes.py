@@ -24,7 +24,7 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.bindings import call, succeeded
 from pygraph.runtime.recording import WORD, Launch, LaunchKind, Use
 
-__all__ = ["CopyNode", "EmptyNode", "FillNode", "KernelNode", "Node", "handles", "read_nodes"]
+__all__ = ["CopyNode", "EmptyNode", "EventNode", "FillNode", "KernelNode", "Node", "handles", "read_nodes"]
 
 _BUFFER_POINTER = 1
 _BUFFER_SIZE = 2
@@ -192,7 +192,29 @@ class EmptyNode(Node):
         raise CaptureError("invalid-program", "a slot in a node without parameters")
 
 
-_KINDS: dict[str, type[Node]] = {"KERNEL": KernelNode, "MEMCPY": CopyNode, "MEMSET": FillNode, "EMPTY": EmptyNode}
+@dataclass(frozen=True, slots=True)
+class EventNode(EmptyNode):
+    """A node that records an event of a library's, or waits for it, as NCCL has a captured collective wait for those
+    before it on the same communicator."""
+
+    @classmethod
+    def read(cls, reader: Reader, index: int, handle: Any) -> tuple[EventNode, Launch]:
+        kinds = reader.driver.CUgraphNodeType
+        records = call(reader.driver.cuGraphNodeGetType, handle) == kinds.CU_GRAPH_NODE_TYPE_EVENT_RECORD
+        get = reader.driver.cuGraphEventRecordNodeGetEvent if records else reader.driver.cuGraphEventWaitNodeGetEvent
+        event = int(call(get, handle))
+        name = "event record" if records else "event wait"
+        return cls(int(handle)), Launch(index, LaunchKind.OPERATOR, name, (), (event,), ())
+
+
+_KINDS: dict[str, type[Node]] = {
+    "KERNEL": KernelNode,
+    "MEMCPY": CopyNode,
+    "MEMSET": FillNode,
+    "EMPTY": EmptyNode,
+    "EVENT_RECORD": EventNode,
+    "WAIT_EVENT": EventNode,
+}
 """By the driver's name, ``CU_GRAPH_NODE_TYPE_…``. Any other kind is refused."""
 
 

@@ -30,6 +30,7 @@ from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondetermin
 from pygraph.runtime.provenance import blame, here, ran
 from pygraph.runtime.recording import (
     COLLECTIVES,
+    FUNCTIONAL_COLLECTIVES,
     UNKNOWN,
     Access,
     Allocation,
@@ -40,6 +41,7 @@ from pygraph.runtime.recording import (
     LaunchKind,
     Origin,
     PythonCall,
+    is_functional_collective,
     is_written,
 )
 from pygraph.runtime.slots import AddressMap
@@ -145,10 +147,11 @@ class EagerSpan:
 
 @dataclass(frozen=True, slots=True)
 class EagerCalls:
-    """Which operators each replay calls (``chosen``, besides those that no driver captures), how such a call is
-    recorded, and how many allocations there are by now."""
+    """Which operators each replay calls (``chosen``, besides those that no driver captures, and functional
+    ``collectives``, if so), how such a call is recorded, and how many allocations there are by now."""
 
     chosen: Collection[str]
+    collectives: bool
     record: Callable[[OperatorCall], RecordedCall]
     pieces: Callable[[], int]
 
@@ -249,6 +252,14 @@ class Observer:
             if span.begin <= index < span.end:
                 self.fail(span.name, span.origin)
 
+    def sent(self, piece: Allocation) -> bool:
+        """Whether a collective was given an allocation, or may have made it. torch holds that until the next one."""
+        return any(
+            span.begin <= piece.born <= span.end or any(piece.covers(operand.address) for operand in span.operands)
+            for span in self.spans
+            if is_functional_collective(span.name)
+        )
+
     def makers(self, born: int) -> list[Span]:
         """The calls that may have made an allocation when the graph had ``born`` nodes."""
         return [span for span in self.spans if span.begin <= born <= span.end]
@@ -306,13 +317,14 @@ def with_calls(
 
 def _reach(allocations: Sequence[Allocation], addresses: AddressMap) -> Callable[[Span], frozenset[_Key] | None]:
     """What a call can use at all: the allocations that it was given, and those that it may have made. None for calls
-    that are not ATen's, which may keep memory to themselves, and for those that were given memory of nobody's."""
+    that are neither ATen's nor collectives, which may keep memory to themselves, and for those that were given memory
+    of nobody's."""
     pool = sorted((a for a in allocations if a.kind is AllocationKind.POOL), key=lambda a: a.born)
     births = [a.born for a in pool]
     constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
 
     def of(span: Span) -> frozenset[_Key] | None:
-        if not span.name.startswith(_CLOSED):
+        if not span.name.startswith(_CLOSED) and not is_functional_collective(span.name):
             return None
         given: set[_Key] = set()
         for word in filter(None, (*span.reads, *span.writes)):
@@ -410,7 +422,7 @@ class _Operators(TorchDispatchMode):
         if not isinstance(func, OpOverload):
             return func(*args, **named)
         calls, call = self._observer.calls, OperatorCall(func, tuple(args), named)
-        if calls is not None and is_eager(func, calls.chosen):
+        if calls is not None and is_eager(func, calls.chosen, collectives=calls.collectives):
             return self._observer.call_eagerly(calls, call)
         try:
             operands = self._operands(call)
@@ -418,7 +430,7 @@ class _Operators(TorchDispatchMode):
             self._observer.fail(str(func))
             raise
         name = str(func)
-        if func.namespace in _BUILT_IN:
+        if func.namespace in _BUILT_IN | FUNCTIONAL_COLLECTIVES:
             known = nondeterministic_operator(func)
             run, closed = (lambda: func(*args, **named)), name.startswith(_CLOSED)
             return self._observer.call(name, operands, run, nondeterministic=known, closed=closed)
@@ -428,7 +440,7 @@ class _Operators(TorchDispatchMode):
     def _operands(self, call: OperatorCall) -> list[Operand]:
         """What an operator is given. Raises CaptureError if it needs the host or other processes."""
         func, schema = call.op, call.op._schema
-        if func.namespace in COLLECTIVES:
+        if func.namespace in COLLECTIVES - FUNCTIONAL_COLLECTIVES:
             raise CaptureError("collective", f"{func} talks to other processes")
         if schema.name in _HOST_READS:
             raise CaptureError("host-read", f"{func} reads device memory while capturing")

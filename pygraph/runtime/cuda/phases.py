@@ -29,18 +29,43 @@ _PROGRAMMATIC = bytes((1, 0, 1))
 itself (``griddepcontrol.wait``) until the earlier one has completed, before it touches what others touch as well."""
 
 
-def phases_of(edges: Collection[Edge], nodes: Sequence[Any]) -> tuple[int, ...]:
+def phases_of(edges: Collection[Edge], nodes: Sequence[Any], idle: Collection[int] = ()) -> tuple[int, ...]:
     """The phase of each of ``nodes``, which are those of a graph in the order of capture, as in ``Recording.phases``.
+    The places ``idle`` are of nodes that use no memory: it does not matter what they run beside, but what they order.
 
     An edge that waits for less than a kernel's completion, in any other way than a programmatic launch does, orders
     nothing. Raises CaptureError (``unordered-nodes``) when nodes are not listed in an order that their edges allow.
     """
+    if idle:
+        return _spread(phases_of(*_without(edges, nodes, idle)), len(nodes), idle)
     place = {int(handle): index for index, handle in enumerate(nodes)}
     _between(place, edges)
     complete = _between(place, [edge for edge in edges if edge[2][:3] == _COMPLETE])
     early = _between(place, [edge for edge in edges if edge[2][:3] == _PROGRAMMATIC]) - complete
     apart = {(earlier, later) for earlier, later in early if later != earlier + 1}
     return phases(len(place), complete | early, apart)
+
+
+def _without(edges: Collection[Edge], nodes: Sequence[Any], idle: Collection[int]) -> tuple[list[Edge], list[Any]]:
+    """The other nodes, and edges in the place of paths by way of an idle one."""
+    left = list(edges)
+    for handle in (int(nodes[index]) for index in idle):
+        to = [edge for edge in left if edge[1] == handle]
+        onward = [edge for edge in left if edge[0] == handle]
+        passed = [(first, last, data) for first, _, data in to for _, last, _ in onward]
+        left = [edge for edge in left if handle not in edge[:2]] + passed
+    skipped = frozenset(idle)
+    return left, [node for index, node in enumerate(nodes) if index not in skipped]
+
+
+def _spread(found: tuple[int, ...], count: int, idle: Collection[int]) -> tuple[int, ...]:
+    """Phases of ``count`` nodes, in which those that are ``idle`` run in that of the one before them."""
+    skipped, spread, taken = frozenset(idle), list[int](), 0
+    every = found or tuple(range(count - len(skipped)))
+    for index in range(count):
+        taken += index not in skipped
+        spread.append(every[max(taken - 1, 0)] if every else 0)
+    return tuple(spread)
 
 
 def _between(place: Mapping[int, int], edges: Collection[Edge]) -> set[tuple[int, int]]:

@@ -74,9 +74,15 @@ class HostDriver:
         self._native: ModuleType = build.load()
 
     def capture(
-        self, fn: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any], eager: Collection[str] = ()
+        self,
+        fn: Callable[[list[Any]], Sequence[Any]],
+        args: Sequence[Any],
+        eager: Collection[str] = (),
+        *,
+        collectives: bool = False,  # noqa: ARG002
     ) -> Recording:
-        """Record ``fn``. The payload is a Recorder; dropping it gives the address space back."""
+        """Record ``fn``. The payload is a Recorder; dropping it gives the address space back. Collectives are called:
+        they run on threads of their own."""
         return capture_region(self._native, fn, args, eager)
 
     def instantiate(self, program: Program) -> Executable:

@@ -1,0 +1,77 @@
+"""Ranks of a process group decide together whether they capture a region's collectives.
+
+NCCL wants a collective to be captured by all of its ranks or by none. So each rank says under the number of a call what
+it is about to replay, and reads what the others say. All get one result, whenever each asks: the first that has read
+all, or has waited for SECONDS, decides for everybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+
+from pygraph.compat import resolve_process_group
+from pygraph.runtime.answers import in_flight
+from pygraph.runtime.contract import Program
+from pygraph.runtime.recording import is_functional_collective
+
+__all__ = ["VOTES", "Ballot", "Outcome", "ballot_of", "only_collectives"]
+
+VOTES = (4, 8, 16, 32, 64)
+"""Calls of a region at which its ranks vote. A program that communicates is called by all of them in step."""
+
+SECONDS = 10.0
+"""Until a rank that says nothing counts as one that never will."""
+
+
+class Outcome(str, Enum):
+    """What ranks decided."""
+
+    YES = "yes"
+    NO = "no"
+    LATE = "late"  # a rank said nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """The votes of a region, which goes by the same ``name`` on each rank of the process group ``group``."""
+
+    name: str
+    group: str
+
+    def decide(self, question: str, answer: str | None) -> Outcome:
+        """YES if every rank gives the same ``answer`` to ``question``; None says no, and does not wait for others."""
+        group = resolve_process_group(self.group)
+        store, prefix = group.get_group_store(), f"pygraph/{self.name}/{question}"
+        said = [f"{prefix}/{rank}" for rank in range(group.size())]
+        store.set(said[group.rank()], answer or "")
+        found = Outcome.NO
+        if answer:
+            try:
+                store.wait(said, timedelta(seconds=SECONDS))
+                agreed = all(store.get(key).decode() == answer for key in said)
+                found = Outcome.YES if agreed else Outcome.NO
+            except RuntimeError:  # a DistStoreError, where the build of torch has it
+                found = Outcome.LATE
+        return Outcome(store.compare_set(prefix, "", found.value).decode())
+
+
+def only_collectives(program: Program) -> bool:
+    """Whether all that replays of ``program`` call are collectives."""
+    return all(is_functional_collective(launch.name) for launch in program.calls)
+
+
+def ballot_of(name: str, program: Program) -> tuple[Ballot, str] | None:
+    """The votes that a region has for its collectives, and what is said of those of ``program``, which calls them: the
+    same on ranks that send the same. None if there are none, or if they belong to several groups, or some may be under
+    way when a replay begins or ends."""
+    calls = [
+        launch.eager for launch in program.calls if launch.eager is not None and is_functional_collective(launch.name)
+    ]
+    groups = {call.group for call in calls if call.group is not None}
+    if len(groups) != 1 or any(in_flight(program)):
+        return None
+    sent = [(call.name, [o.layout for o in call.operands], [r.layout for r in call.results]) for call in calls]
+    return Ballot(name, groups.pop()), hashlib.sha256(repr(sent).encode()).hexdigest()

@@ -1,0 +1,184 @@
+"""Ranks that vote on capturing collectives: what they decide, they decide alike, and results stay those of eager.
+
+On the host a replay calls collectives in any case: what is tested is who votes for what, and what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.distributed import _functional_collectives as functional
+
+from pygraph.runtime import agreement, compare, region
+from pygraph.runtime.agreement import Ballot, Outcome
+from tests.distributed.checks import check, compiled, group, regions, sent, tensor
+from tests.distributed.processes import Rank
+
+CALLS = 70
+"""More than ranks vote at."""
+AGREED = "collectives are captured, as all ranks agreed"
+LATE = "collectives are called by each replay: a rank did not vote on capturing them"
+
+
+def layer(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    cache.add_(torch.relu(x) + 1)
+    y = functional.all_reduce(cache % 5, "sum", group())
+    return torch.relu(functional.all_reduce(y - x, "max", group()))
+
+
+def run(rank: Rank, **options: Any) -> list[int]:
+    """Calls that have to be right, and how many collectives each sent."""
+    ours = compiled(layer, collectives="captured", **options)
+    counts = []
+    for call in range(CALLS):
+        did = []
+        for each in (layer, ours):
+            cache, x = tensor(rank, call + 1), tensor(rank, call)
+            before = sent()
+            did.append((each(cache, x), cache))
+        counts.append(sent() - before)
+        assert all(torch.equal(one, other) for one, other in zip(*did, strict=True)), f"call {call}: {did}"
+    return counts
+
+
+def record() -> Any:
+    (found,) = regions()
+    return found
+
+
+@contextmanager
+def only_on(rank: Rank, number: int, *arguments: Any) -> Iterator[None]:
+    """A part is replaced on one rank."""
+    with mock.patch.object(*arguments) if rank.number == number else mock.patch.object(agreement, "SECONDS", 10.0):
+        yield
+
+
+@check
+def all_agree(rank: Rank) -> None:
+    """From the vote on, replays are those that all ranks compared; each sends what the program sends."""
+    counts = run(rank)
+    assert record().notes.count(AGREED) == 1
+    assert record().captures == 2
+    assert counts == [2, 2, 2, 4, *[2] * (CALLS - 4)], counts  # the fourth call is a replay and an uncaptured run
+    assert record().replays == CALLS - 3, "one warm, one captured, one compared by all"
+
+
+@check
+def one_rank_cannot_capture(rank: Rank) -> None:
+    """It says no, at every vote, and all go on as before."""
+
+    def refuses(self: Any, args: list[Any]) -> None:
+        return None
+
+    with only_on(rank, 1, region.Region, "_capture_joint", refuses):
+        counts = run(rank)
+    assert AGREED not in record().notes
+    assert counts == [2] * CALLS
+    assert record().replays == CALLS - 2 - (5 if rank.number == 0 else 0), "votes that failed are answered uncaptured"
+
+
+@check
+def one_rank_has_no_memory_to_compare(rank: Rank) -> None:
+    """It says no once its copies were to be made; the others have theirs, and do not replay."""
+    real = compare._Trial.__init__
+
+    def short(self: Any, *facts: Any) -> None:
+        real(self, *facts)
+        self.over_budget = "none" if facts[-1] is not None else None
+
+    with only_on(rank, 1, compare._Trial, "__init__", short):
+        counts = run(rank)
+    assert AGREED not in record().notes
+    assert counts == [2] * CALLS
+    assert record().state == "replay"
+
+
+@check
+def one_ranks_replay_is_wrong(rank: Rank) -> None:
+    """All give the replay up, for good, since one of them found other values."""
+    real = compare._Trial.judge
+
+    def wrong(self: Any, first: Any, outputs: Any) -> Any:
+        found = real(self, first, outputs)
+        return (
+            found
+            if self.together is None
+            else compare.Verdict(outputs, compare.Refusal("comparison-failed", "as asked"))
+        )
+
+    with only_on(rank, 1, compare._Trial, "judge", wrong):
+        counts = run(rank)
+    assert AGREED not in record().notes
+    assert counts == [2, 2, 2, 4, *[2] * (CALLS - 4)], counts
+    assert record().state == "replay"
+    assert record().replays == CALLS - 3
+
+
+@check
+def one_rank_never_votes(rank: Rank) -> None:
+    """The others wait for it once, and then no more."""
+    asked = []
+    real = Ballot.decide
+
+    def counted(self: Ballot, question: str, answer: str | None) -> Outcome:
+        asked.append(question)
+        return real(self, question, answer)
+
+    with mock.patch.object(agreement, "SECONDS", 1.0), mock.patch.object(Ballot, "decide", counted):
+        ours = {"collectives": "captured"} if rank.number == 0 else {"collectives": "eager"}
+        fn = compiled(layer, **ours)
+        for call in range(CALLS):
+            cache, x = tensor(rank, call + 1), tensor(rank, call)
+            expected = layer(cache.clone(), x)
+            assert torch.equal(fn(cache, x), expected)
+    assert asked == (["4"] if rank.number == 0 else [])
+    assert record().notes == ([LATE] if rank.number == 0 else [])
+
+
+@check
+def ranks_send_other_sizes_of_work(rank: Rank) -> None:
+    """Each rank's own sizes are no matter; what is sent is the same."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        total = functional.all_reduce(torch.relu(x).sum(0) % 7, "sum", group())
+        return torch.relu(x - 1) + total
+
+    ours = compiled(fn, collectives="captured")
+    for call in range(CALLS):
+        x = tensor(rank, call, rows=3 + rank.number)
+        assert torch.equal(ours(x), fn(x))
+    assert AGREED in record().notes
+
+
+@check
+def several_groups_stay_eager(rank: Rank) -> None:
+    """One group's ranks cannot speak for another's."""
+    other = torch.distributed.new_group(list(range(rank.size)))
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(functional.all_reduce(torch.relu(x), "sum", group()) + functional.all_reduce(x, "max", other))
+
+    ours = compiled(fn, collectives="captured")
+    for call in range(10):
+        x = tensor(rank, call)
+        assert torch.equal(ours(x), fn(x))
+    assert record().notes == []
+
+
+@check
+def a_question_is_answered_once(rank: Rank) -> None:
+    """Whoever asks first, and however late the others are: one result for all."""
+    ballot = Ballot("ballot", group().group_name)
+    with mock.patch.object(agreement, "SECONDS", 0.5):
+        assert ballot.decide("same", "a") is Outcome.YES
+        assert ballot.decide("different", f"{rank.number}") is Outcome.NO
+        assert ballot.decide("one no", None if rank.number else "a") is Outcome.NO
+        if rank.number == 0:
+            assert ballot.decide("late", "a") is Outcome.LATE
+        torch.distributed.barrier()
+        assert ballot.decide("late", "a") is Outcome.LATE
+        torch.distributed.barrier()
