@@ -440,7 +440,9 @@ class _Operators(TorchDispatchMode):
     def _operands(self, call: OperatorCall) -> list[Operand]:
         """What an operator is given. Raises CaptureError if it needs the host or other processes."""
         func, schema = call.op, call.op._schema
-        if func.namespace in COLLECTIVES - FUNCTIONAL_COLLECTIVES:
+        calls = self._observer.calls
+        captured = calls is not None and not calls.collectives and func.namespace in FUNCTIONAL_COLLECTIVES
+        if func.namespace in COLLECTIVES and not captured:
             raise CaptureError("collective", f"{func} talks to other processes")
         if schema.name in _HOST_READS:
             raise CaptureError("host-read", f"{func} reads device memory while capturing")
