@@ -393,6 +393,33 @@ def test_a_doubt_is_refused_where_the_call_may_use_what_it_is_about(reason: str,
     assert note.endswith("(first: sum word 1 of aten.sum.default)")
 
 
+@pytest.mark.parametrize(
+    ("again", "memory", "outcome"),
+    [
+        (0, UnownedMemory.OTHER, "number"),
+        (512, UnownedMemory.OTHER, "foreign-address"),
+        (0, UnownedMemory.BLOCK, "foreign-address"),
+    ],
+)
+@pytest.mark.parametrize("call", ["_c10d_functional.all_reduce_.default", "mylib.reduce.default"])
+def test_the_communicators_memory_is_constant_in_a_collective(
+    again: int, memory: UnownedMemory, outcome: str, call: str
+) -> None:
+    """Not where it moved, nor in memory that torch uses, nor in other operators."""
+
+    def build(capture: Capture, number: int) -> None:
+        word = LIVE + number * again
+        strange = (UnownedAddress(1, memory, f"{word:#x} of nobody's"),)
+        capture.launch(capture.input(64), word, name="ncclDevKernel", call=call, unowned=strange)
+
+    result = twice(build)
+    if outcome != "number" or call.startswith("mylib"):
+        assert refused(result) == "foreign-address"
+        return
+    assert found(result).slots == (Slot(0, 0, INPUT, 0, 0),)
+    assert found(result).non_pointers == ()
+
+
 ATEN = "_ZN2at6native18elementwise_kernelILi128ELi2E"
 BIG = 1 << 20
 

@@ -10,7 +10,7 @@ import pytest
 from cuda.bindings.driver import CUgraphNodeType, CUmemorytype
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.nodes import CopyNode, FillNode, KernelNode, Node, read_nodes
+from pygraph.runtime.cuda.nodes import CopyNode, EventNode, FillNode, KernelNode, Node, read_nodes
 from pygraph.runtime.recording import Launch, LaunchKind
 from tests.runtime.captures import reads, writes
 
@@ -68,6 +68,7 @@ class Driver:
     """What is asked of ``cuda.bindings.driver``, over plain objects and the parameter ``layouts`` of functions."""
 
     CUmemorytype = CUmemorytype
+    CUgraphNodeType = CUgraphNodeType
 
     def __init__(self, layouts: dict[int, list[tuple[int, int]]]) -> None:
         self._layouts = layouts
@@ -79,6 +80,12 @@ class Driver:
         return (0, handle.params)
 
     cuGraphMemcpyNodeGetParams = cuGraphMemsetNodeGetParams = cuGraphKernelNodeGetParams
+
+    def cuGraphEventRecordNodeGetEvent(self, handle: Handle) -> tuple[Any, ...]:
+        return (0, handle.params.recorded)
+
+    def cuGraphEventWaitNodeGetEvent(self, handle: Handle) -> tuple[Any, ...]:
+        return (0, handle.params.waited)
 
     def cuKernelGetFunction(self, kern: int) -> tuple[Any, ...]:
         return (0, kern)
@@ -170,3 +177,10 @@ def test_what_cannot_be_patched_is_refused(reason: str) -> None:
 def test_an_unsupported_node_is_named(kind: str) -> None:
     with pytest.raises(CaptureError, match=f"launch 1 is a node of kind {kind.lower()}"):
         read(memset(), node(kind), layouts={})
+
+
+def test_events_of_a_communicator_are_part_of_what_must_not_change() -> None:
+    nodes, (wait, record) = read(node("WAIT_EVENT", waited=5), node("EVENT_RECORD", recorded=6), layouts={})
+    assert all(isinstance(each, EventNode) for each in nodes)
+    assert (wait.name, wait.signature, wait.words, wait.uses) == ("event wait", (5,), (), ())
+    assert (record.name, record.signature, record.words, record.uses) == ("event record", (6,), (), ())

@@ -4,17 +4,20 @@ operators. Without a device."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import distributed
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.cuda.observe import Observer, calls_operators, observing
+from pygraph.runtime.cuda import observe
+from pygraph.runtime.cuda.observe import EagerCalls, Observer, calls_operators, observing
 from pygraph.runtime.provenance import Refusal, tracing
-from pygraph.runtime.recording import Origin
+from pygraph.runtime.recording import Allocation, AllocationKind, Origin
 
 
 class Stream:
@@ -211,6 +214,28 @@ def test_a_collective_is_refused_before_it_is_issued(process_group: None) -> Non
         run([torch.ones(2, device="meta")])
     assert raised.value.reason == "collective"
     assert stream.observer.failed == "_c10d_functional.all_reduce.default"
+
+
+def test_a_collective_is_captured_where_that_is_asked_for(process_group: None) -> None:
+    """What it was given, and made, torch may hold until the next one; nothing else."""
+    name = distributed.group.WORLD.group_name
+    stream = Stream()
+    stream.observer.calls = EagerCalls(frozenset(), False, pytest.fail, lambda: 0)
+    x = torch.ones(4)
+
+    def fn(args: list[Any]) -> Any:
+        stream.nodes += 1
+        return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce_(args[0], "sum", name))
+
+    with patch.object(observe, "_refuse_host", lambda *_: None), observing(stream.observer, fn) as run:
+        assert run([x]) is x
+    sent, waited = stream.observer.spans
+    assert (sent.name, waited.name) == ("_c10d_functional.all_reduce_.default", "_c10d_functional.wait_tensor.default")
+    assert sent.writes == (x.data_ptr(),)
+    given, other = (Allocation(AllocationKind.POOL, 0, x.data_ptr() + start, 16, 9) for start in (0, 64))
+    assert stream.observer.sent(given)
+    assert not stream.observer.sent(other)
+    assert stream.observer.sent(replace(other, born=1)), "made by it, perhaps"
 
 
 # -- code that calls no operators -----------------------------------------------------------------------------------

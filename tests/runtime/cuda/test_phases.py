@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from tests.runtime.branches import Branched, branched, closure
 
 PROGRAMMATIC = bytes((1, 0, 1))
 LAUNCH_ORDER = bytes((2, 0, 0))
+COMPLETE = bytes((0, 0, 0))
 DIAMOND = {(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)}
 
 
@@ -111,3 +113,27 @@ def test_nodes_listed_against_their_edges_are_refused(edge: tuple[int, int]) -> 
     with pytest.raises(CaptureError) as caught:
         settled(2, {edge})
     assert caught.value.reason == "unordered-nodes"
+
+
+# -- nodes that use no memory -------------------------------------------------------------------------------------
+
+
+def test_what_uses_no_memory_holds_no_phase_open() -> None:
+    """A collective waits for an event of its communicator's, and records one: neither orders anything else."""
+    nodes = [10, 11, 12, 13, 14, 15, 16]
+    kernels, wait, record = (10, 12, 14, 16), (11, 15), 13
+    edges = [(a, b, COMPLETE) for a, b in pairwise(kernels)]
+    edges += [(11, 12, COMPLETE), (12, record, COMPLETE), (15, 16, COMPLETE)]
+    assert len(set(numbered(phases_of(edges, nodes), 7))) < 4
+    assert phases_of(edges, nodes, [nodes.index(n) for n in (*wait, record)]) == (0, 0, 1, 1, 2, 2, 3)
+
+
+@settings(deadline=None, max_examples=200)
+@given(branched(), st.data())
+def test_what_is_ordered_by_way_of_idle_nodes_is_ordered(graph: Branched, data: st.DataObject) -> None:
+    idle = data.draw(st.sets(st.sampled_from(range(graph.count)))) if graph.count else set()
+    nodes = [100 + n for n in range(graph.count)]
+    found = phases_of([(100 + a, 100 + b, COMPLETE) for a, b in graph.edges], nodes, sorted(idle))
+    busy = [n for n in range(graph.count) if n not in idle]
+    before = {(busy.index(a), busy.index(b)) for a, b in graph.before() if not {a, b} & idle}
+    assert [numbered(found, graph.count)[n] for n in busy] == list(by_definition(len(busy), before))
