@@ -1,5 +1,5 @@
-"""One of several processes: ``python -m tests.distributed RANK SIZE STORE NAMES`` runs the checks NAMES, and prints the
-error of each."""
+"""One of several processes: ``python -m tests.distributed RANK SIZE STORE NAMES DEVICE`` runs the checks NAMES, and
+prints the error of each. DEVICE is cpu or cuda."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECONDS = 60.0
 """What a check may take."""
 
 
-def main(number: int, size: int, store: str, names: str) -> None:
+def main(number: int, size: int, store: str, names: str, device: str = "cpu") -> None:
     import torch
 
     import pygraph
@@ -22,7 +22,9 @@ def main(number: int, size: int, store: str, names: str) -> None:
 
     assert all((hazards, programs, votes))  # they add checks
     warnings.simplefilter("ignore")
-    rank = Rank(number, size, store)
+    if device == "cuda":
+        torch.cuda.set_device(number)
+    rank = Rank(number, size, store, device)
     for name in names.split(","):
         rank.begin(name, SECONDS)
         error = None
@@ -36,4 +38,4 @@ def main(number: int, size: int, store: str, names: str) -> None:
     rank.end()
 
 
-main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -40,7 +40,7 @@ def sent() -> int:
 
 def tensor(rank: Rank, call: int, rows: int = 4) -> torch.Tensor:
     """Whole numbers between 0 and 6, others on each rank and call."""
-    values = torch.arange(rows * WIDTH, dtype=torch.float32) * 3 + 5 * call + rank.number
+    values = torch.arange(rows * WIDTH, dtype=torch.float32, device=rank.device) * 3 + 5 * call + rank.number
     return (values % 7).view(rows, WIDTH)
 
 

@@ -1,6 +1,6 @@
 """Ranks that vote on capturing collectives: what they decide, they decide alike, and results stay those of eager.
 
-On the host a replay calls collectives in any case: what is tested is who votes for what, and what follows.
+On the host a replay calls collectives in any case: what is tested there is who votes for what, and what follows.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ def record() -> Any:
     return found
 
 
+def sends(rank: Rank, counts: list[int], expected: list[int]) -> None:
+    """How many collectives each call sent. A GPU counts those that are captured, and none that is replayed."""
+    assert rank.device != "cpu" or counts == expected, counts
+
+
 @contextmanager
 def only_on(rank: Rank, number: int, *arguments: Any) -> Iterator[None]:
     """A part is replaced on one rank."""
@@ -63,7 +68,9 @@ def all_agree(rank: Rank) -> None:
     counts = run(rank)
     assert record().notes.count(AGREED) == 1
     assert record().captures == 2
-    assert counts == [2, 2, 2, 4, *[2] * (CALLS - 4)], counts  # the fourth call is a replay and an uncaptured run
+    sends(rank, counts, [2, 2, 2, 4, *[2] * (CALLS - 4)])  # the fourth call is a replay and an uncaptured run
+    if rank.device == "cuda":
+        assert (record().segments, record().eager) == (1, [])
     assert record().replays == CALLS - 3, "one warm, one captured, one compared by all"
 
 
@@ -77,7 +84,7 @@ def one_rank_cannot_capture(rank: Rank) -> None:
     with only_on(rank, 1, region.Region, "_capture_joint", refuses):
         counts = run(rank)
     assert AGREED not in record().notes
-    assert counts == [2] * CALLS
+    sends(rank, counts, [2] * CALLS)
     assert record().replays == CALLS - 2 - (5 if rank.number == 0 else 0), "votes that failed are answered uncaptured"
 
 
@@ -93,7 +100,7 @@ def one_rank_has_no_memory_to_compare(rank: Rank) -> None:
     with only_on(rank, 1, compare._Trial, "__init__", short):
         counts = run(rank)
     assert AGREED not in record().notes
-    assert counts == [2] * CALLS
+    sends(rank, counts, [2] * CALLS)
     assert record().state == "replay"
 
 
@@ -113,7 +120,7 @@ def one_ranks_replay_is_wrong(rank: Rank) -> None:
     with only_on(rank, 1, compare._Trial, "judge", wrong):
         counts = run(rank)
     assert AGREED not in record().notes
-    assert counts == [2, 2, 2, 4, *[2] * (CALLS - 4)], counts
+    sends(rank, counts, [2, 2, 2, 4, *[2] * (CALLS - 4)])
     assert record().state == "replay"
     assert record().replays == CALLS - 3
 
