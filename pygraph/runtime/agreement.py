@@ -8,6 +8,7 @@ all, or has waited for SECONDS, decides for everybody.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -17,13 +18,16 @@ from pygraph.runtime.answers import in_flight
 from pygraph.runtime.contract import Program
 from pygraph.runtime.recording import is_functional_collective
 
-__all__ = ["VOTES", "Ballot", "Outcome", "ballot_of", "only_collectives"]
+__all__ = ["VOTES", "Ballot", "Outcome", "collectives_of", "only_collectives", "open_ballot"]
 
 VOTES = (4, 8, 16, 32, 64)
 """Calls of a region at which its ranks vote. A program that communicates is called by all of them in step."""
 
 SECONDS = 10.0
 """Until a rank that says nothing counts as one that never will."""
+
+_opened: Counter[tuple[str, str]] = Counter()
+"""How many regions of a name have voted in a group."""
 
 
 class Outcome(str, Enum):
@@ -36,15 +40,17 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """The votes of a region, which goes by the same ``name`` on each rank of the process group ``group``."""
+    """The votes of a region, which goes by the same ``name`` on each rank of the process group ``group``, and is the
+    ``number``-th of this name there: a question has one answer for ever."""
 
     name: str
     group: str
+    number: int = 0
 
     def decide(self, question: str, answer: str | None) -> Outcome:
         """YES if every rank gives the same ``answer`` to ``question``; None says no, and does not wait for others."""
         group = resolve_process_group(self.group)
-        store, prefix = group.get_group_store(), f"pygraph/{self.name}/{question}"
+        store, prefix = group.get_group_store(), f"pygraph/{self.name}/{self.number}/{question}"
         said = [f"{prefix}/{rank}" for rank in range(group.size())]
         store.set(said[group.rank()], answer or "")
         found = Outcome.NO
@@ -58,15 +64,21 @@ class Ballot:
         return Outcome(store.compare_set(prefix, "", found.value).decode())
 
 
+def open_ballot(name: str, group: str) -> Ballot:
+    """The votes of another region."""
+    _opened[name, group] += 1
+    return Ballot(name, group, _opened[name, group])
+
+
 def only_collectives(program: Program) -> bool:
     """Whether all that replays of ``program`` call are collectives."""
     return all(is_functional_collective(launch.name) for launch in program.calls)
 
 
-def ballot_of(name: str, program: Program) -> tuple[Ballot, str] | None:
-    """The votes that a region has for its collectives, and what is said of those of ``program``, which calls them: the
-    same on ranks that send the same. None if there are none, or if they belong to several groups, or some may be under
-    way when a replay begins or ends."""
+def collectives_of(program: Program) -> tuple[str, str] | None:
+    """The group of the collectives that ``program`` calls, and what is said of them: the same on ranks that send the
+    same. None if there are none, or if they belong to several groups, or some may be under way when a replay begins or
+    ends."""
     calls = [
         launch.eager for launch in program.calls if launch.eager is not None and is_functional_collective(launch.name)
     ]
@@ -74,4 +86,4 @@ def ballot_of(name: str, program: Program) -> tuple[Ballot, str] | None:
     if len(groups) != 1 or any(in_flight(program)):
         return None
     sent = [(call.name, [o.layout for o in call.operands], [r.layout for r in call.results]) for call in calls]
-    return Ballot(name, groups.pop()), hashlib.sha256(repr(sent).encode()).hexdigest()
+    return groups.pop(), hashlib.sha256(repr(sent).encode()).hexdigest()

@@ -23,7 +23,7 @@ from typing import Any
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
-from pygraph.runtime.agreement import VOTES, Ballot, Outcome, ballot_of, only_collectives
+from pygraph.runtime.agreement import VOTES, Ballot, Outcome, collectives_of, only_collectives, open_ballot
 from pygraph.runtime.compare import Verdict, compare, verify
 from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program
 from pygraph.runtime.critical import capturing, capturing_turn
@@ -642,11 +642,11 @@ class Region:
 
     def _open_ballot(self, variant: Variant, program: Program) -> None:
         """Have ranks vote on the collectives of ``program``, if they may be captured."""
-        found = ballot_of(self.record.name, program)
+        found = collectives_of(program)
         if found is not None:
-            ballot, variant.sends = found
+            group, variant.sends = found
             if self.record.captures == 0:  # later, they may have decided already
-                self._ballot = ballot
+                self._ballot = open_ballot(self.record.name, group)
 
     def _tell(self, program: Program) -> None:
         """What reports say of the last capture."""

@@ -189,3 +189,17 @@ def a_question_is_answered_once(rank: Rank) -> None:
         torch.distributed.barrier()
         assert ballot.decide("late", "a") is Outcome.LATE
         torch.distributed.barrier()
+
+
+@check
+def compiled_again_ranks_vote_again(rank: Rank) -> None:
+    """What was decided on a region says nothing of the next one of its name."""
+    import pygraph
+
+    for again in range(2):
+        pygraph.reset()
+        torch._dynamo.reset()
+        refuses = mock.patch.object(region.Region, "_capture_joint", lambda self, args: None)
+        with refuses if again and rank.number else mock.patch.object(agreement, "SECONDS", 10.0):
+            run(rank)
+        assert (AGREED in record().notes) == (not again)
