@@ -7,8 +7,10 @@ all, or has waited for SECONDS, decides for everybody.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -18,16 +20,26 @@ from pygraph.runtime.answers import in_flight
 from pygraph.runtime.contract import Program
 from pygraph.runtime.recording import is_functional_collective
 
-__all__ = ["VOTES", "Ballot", "Outcome", "collectives_of", "only_collectives", "open_ballot"]
+__all__ = ["VOTES", "Ballot", "Outcome", "collectives_of", "counts", "only_collectives", "open_ballot"]
+
+counts: defaultdict[str, int] = defaultdict(int)
+"""What happened so far in this process: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled`` decisions,
+``refused``, and ``refused.CODE``. Threads add to it without a lock: CPython does not interrupt such an addition."""
 
 VOTES = (4, 8, 16, 32, 64)
 """Calls of a region at which its ranks vote. A program that communicates is called by all of them in step."""
 
-SECONDS = 10.0
+SECONDS = 30.0
 """Until a rank that says nothing counts as one that never will."""
 
 _opened: Counter[tuple[str, str]] = Counter()
 """How many regions of a name have voted in a group."""
+
+_captured: Counter[str] = Counter()
+"""How many collectives of a group were captured, and not sent."""
+
+_joined: set[str] = set()
+"""Groups of which replays send collectives that were captured."""
 
 
 class Outcome(str, Enum):
@@ -38,19 +50,51 @@ class Outcome(str, Enum):
     LATE = "late"  # a rank said nothing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ballot:
     """The votes of a region, which goes by the same ``name`` on each rank of the process group ``group``, and is the
-    ``number``-th of this name there: a question has one answer for ever."""
+    ``number``-th of this name there. ``held`` counts votes: each is held once, and has one outcome for ever."""
 
     name: str
     group: str
     number: int = 0
+    held: int = 0
+
+    def due(self, call: int) -> bool:
+        """Whether ranks vote at a call of the region, by its number."""
+        return not self.over and call >= VOTES[self.held]
+
+    @property
+    def over(self) -> bool:
+        """Whether there are no more votes."""
+        return self.held == len(VOTES)
+
+    def place(self, call: int) -> str:
+        """Where this rank is in its program. Ranks that are at the same place pair their collectives alike: it has the
+        number of the call, that of all regions' calls, and that of the group's collectives, until captured ones, which
+        a group does not count, are replayed."""
+        calls = counts["replays"] + counts["uncaptured"]
+        sent = None if self.group in _joined else _sent(self.group) - _captured[self.group]
+        return f"{call} {calls} {sent}"
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Collectives are captured: they do not count as sent."""
+        before = _sent(self.group)
+        try:
+            yield
+        finally:
+            _captured[self.group] += _sent(self.group) - before
+
+    def join(self) -> None:
+        """Replays send captured collectives from now on."""
+        _joined.add(self.group)
 
     def decide(self, question: str, answer: str | None) -> Outcome:
-        """YES if every rank gives the same ``answer`` to ``question``; None says no, and does not wait for others."""
+        """YES if every rank gives the same ``answer`` to ``question`` of this vote; None says no, and does not wait for
+        others."""
         group = resolve_process_group(self.group)
-        store, prefix = group.get_group_store(), f"pygraph/{self.name}/{self.number}/{question}"
+        store, prefix = group.get_group_store(), f"pygraph/{self.name}/{self.number}/{self.held}/{question}"
         said = [f"{prefix}/{rank}" for rank in range(group.size())]
         store.set(said[group.rank()], answer or "")
         found = Outcome.NO
@@ -62,6 +106,11 @@ class Ballot:
             except RuntimeError:  # a DistStoreError, where the build of torch has it
                 found = Outcome.LATE
         return Outcome(store.compare_set(prefix, "", found.value).decode())
+
+
+def _sent(group: str) -> int:
+    """Collectives of a group so far, by its own count."""
+    return int(resolve_process_group(group)._get_sequence_number_for_group())
 
 
 def open_ballot(name: str, group: str) -> Ballot:

@@ -13,7 +13,7 @@ One thread captures at a time, and nobody waits for it: the others run uncapture
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
-from pygraph.runtime.agreement import VOTES, Ballot, Outcome, collectives_of, only_collectives, open_ballot
+from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, counts, only_collectives, open_ballot
 from pygraph.runtime.compare import Verdict, compare, verify
 from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program
 from pygraph.runtime.critical import capturing, capturing_turn
@@ -48,10 +48,6 @@ from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, si
 
 __all__ = ["EagerCalls", "Region", "RegionOptions", "RegionRecord", "counts"]
 
-counts: defaultdict[str, int] = defaultdict(int)
-"""What happened so far in this process: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled`` decisions,
-``refused``, and ``refused.CODE``. Threads add to it without a lock: CPython does not interrupt such an addition."""
-
 _MAX_REFUSALS = 2
 """Captures that fail before a region without any executable is left off (one, where no scalar tells calls apart)."""
 
@@ -72,6 +68,9 @@ _ONE_CALLS_FAULT = (
 
 _REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
 """Refusals that say something about every capture of the region: none is used any more."""
+
+_IN_STEP = ("comparison-failed", "random-state", "stateful-operator")
+"""Refusals of a replay that sent what it had to."""
 
 _NO_OPERATORS_FAULT = ("comparison-failed", "dynamic-output", "host-read", "metadata-mutation", "only-eager")
 """Refusals that name an operator, and would name it as well if each replay called it."""
@@ -511,22 +510,26 @@ class Region:
         """Where this call is one that ranks vote at: if all of them can, replay with collectives captured, and use that
         from now on if it was right on every rank. None, with nothing done, where this rank cannot."""
         call = self.record.replays + self.record.uncaptured + 1
-        if call > VOTES[-1]:
-            self._ballot = None
-        if call not in VOTES:
+        if not ballot.due(call):
             return None
         known = () if self._key is None else self._variants.under(self._key.of(args))
         variant = next((each for each in known if each.executable is not None and each.fits(args)), None)
         with capturing_turn() as mine:
-            made = self._capture_joint(args) if mine and variant is not None and variant.sends else None
-            if made is None or variant is None:
-                self._said(ballot.decide(str(call), None))
+            try:
+                place = ballot.place(call)
+                made = self._capture_joint(ballot, args) if mine and variant is not None and variant.sends else None
+                if made is not None and variant is not None:
+                    return self._compare_joint(ballot, place, variant, made, args)
+                self._said(ballot.decide("replay", None))
                 return None
-            return self._compare_joint(ballot, call, variant, made, args)
+            finally:
+                ballot.held += 1
+                if ballot.over:
+                    self._ballot = None
 
-    def _capture_joint(self, args: list[Any]) -> Captured | None:
+    def _capture_joint(self, ballot: Ballot, args: list[Any]) -> Captured | None:
         """A capture with collectives, if nothing but these would have to be called."""
-        with tracing(self._fn, self._origins) as bodies:
+        with ballot.capturing(), tracing(self._fn, self._origins) as bodies:
             made = self._capture_once(args, "program", collectives=True)
         self.record.python_runs.update(bodies)
         if isinstance(made, Captured):
@@ -538,33 +541,40 @@ class Region:
         return None
 
     def _compare_joint(
-        self, ballot: Ballot, call: int, variant: Variant, made: Captured, args: list[Any]
+        self, ballot: Ballot, place: str, variant: Variant, made: Captured, args: list[Any]
     ) -> Sequence[Any]:
-        """Compare with all ranks, and use what was captured if it was right on each."""
+        """Compare with all ranks, and use what was captured if it was right on each. Once they have agreed, whatever
+        keeps this rank from its part is raised: others would take what it sends next for that."""
         asked: list[Outcome] = []
 
         def together(ready: bool) -> bool:
-            asked.append(ballot.decide(str(call), variant.sends if ready else None))
+            asked.append(ballot.decide("replay", f"{place} {variant.sends}" if ready else None))
             return asked[-1] is Outcome.YES
 
-        kept = False
-        refusal: Refusal | None = None
+        right = kept = False
         try:
             verdict = self._compare(variant, made, args, together)
-            refusal = verdict.refusal
+            right = verdict.refusal is None and not self._closed and variant.executable is not None
         finally:
-            outcome = asked[0] if asked else ballot.decide(str(call), None)
+            outcome = asked[0] if asked else ballot.decide("replay", None)
             if outcome is Outcome.YES:
-                right = refusal is None and not self._closed and variant.executable is not None
-                kept = ballot.decide(f"{call}/right", "right" if right else None) is Outcome.YES
+                variant.sends = None  # if this one is wrong, none is tried again
+                kept = ballot.decide("use", "right" if right else None) is Outcome.YES
+            if not kept:
+                made.executable.close()
             self._said(outcome)
+        refusal = verdict.refusal
         if kept:
+            ballot.join()
             self._install_joint(variant, made)
+        elif outcome is Outcome.YES and refusal is not None and refusal.reason not in _IN_STEP:
+            error = ReplayError(
+                f"region {self.record.name}: ranks agreed to replay this call; this one could not: {refusal}"
+            )
+            self._raised(args, error)
+            raise error
         else:
-            made.executable.close()
             self._note(refusal or Refusal("ranks-differ", "another rank's replay was not right"))
-            if outcome is Outcome.YES:  # a replay was wrong, or memory short: all ranks know
-                self._ballot = None
         self._prefer(variant)
         return verdict.outputs
 

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch.distributed import _functional_collectives as functional
 
+from pygraph.errors import ReplayError
 from pygraph.runtime import agreement, compare, region
 from pygraph.runtime.agreement import Ballot, Outcome
 from tests.distributed.checks import check, compiled, group, regions, sent, tensor
@@ -78,7 +80,7 @@ def all_agree(rank: Rank) -> None:
 def one_rank_cannot_capture(rank: Rank) -> None:
     """It says no, at every vote, and all go on as before."""
 
-    def refuses(self: Any, args: list[Any]) -> None:
+    def refuses(self: Any, ballot: Ballot, args: list[Any]) -> None:
         return None
 
     with only_on(rank, 1, region.Region, "_capture_joint", refuses):
@@ -142,7 +144,7 @@ def one_rank_never_votes(rank: Rank) -> None:
             cache, x = tensor(rank, call + 1), tensor(rank, call)
             expected = layer(cache.clone(), x)
             assert torch.equal(fn(cache, x), expected)
-    assert asked == (["4"] if rank.number == 0 else [])
+    assert asked == (["replay"] if rank.number == 0 else [])
     assert record().notes == ([LATE] if rank.number == 0 else [])
 
 
@@ -199,7 +201,83 @@ def compiled_again_ranks_vote_again(rank: Rank) -> None:
     for again in range(2):
         pygraph.reset()
         torch._dynamo.reset()
-        refuses = mock.patch.object(region.Region, "_capture_joint", lambda self, args: None)
+        refuses = mock.patch.object(region.Region, "_capture_joint", return_value=None)
         with refuses if again and rank.number else mock.patch.object(agreement, "SECONDS", 10.0):
             run(rank)
         assert (AGREED in record().notes) == (not again)
+
+
+@check
+def ranks_are_at_different_calls(rank: Rank) -> None:
+    """Sizes change at another call on each rank, so that graphs of one name count their calls from different ones: no
+    rank may take another one's fourth call for its own."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        total = functional.broadcast(torch.relu(x).sum(0), 0, group())
+        return torch.relu(x - 1) + total
+
+    def rows(number: int, call: int) -> torch.Tensor:
+        return torch.full((3 if call < 2 - number else 5, 4), 10.0 * call + number + 2, device=rank.device)
+
+    ours = compiled(fn, collectives="captured")
+    with mock.patch.object(agreement, "SECONDS", 2.0):
+        for call in range(12):
+            x = rows(rank.number, call)
+            assert torch.equal(ours(x), torch.relu(x - 1) + rows(0, call).sum(0)), call
+    assert all(AGREED not in found.notes for found in regions())
+
+
+@check
+def one_ranks_call_raises(rank: Rank) -> None:
+    """Behind its collectives, after all agreed: it says that it has found nothing right, and nobody uses the replay."""
+    real = compare.compare
+
+    def raises(*facts: Any, together: Any = None, **options: Any) -> Any:
+        if together is None:
+            return real(*facts, **options)
+        *others, answer = facts
+
+        def late(args: list[Any]) -> Any:
+            answer(args)
+            raise torch.OutOfMemoryError("as asked")
+
+        return real(*others, late, together=together, **options)
+
+    ours = compiled(layer, collectives="captured")
+    raised = 0
+    with only_on(rank, 1, region, "compare", raises):
+        for call in range(CALLS):
+            cache, x = tensor(rank, call + 1), tensor(rank, call)
+            expected = layer(cache.clone(), x)
+            try:
+                assert torch.equal(ours(cache, x), expected), call
+            except torch.OutOfMemoryError:
+                raised += 1
+    assert raised == rank.number
+    assert AGREED not in record().notes
+
+
+@check
+def one_rank_cannot_do_what_it_agreed_to(rank: Rank) -> None:
+    """It sends nothing where the others replay: that ends its program, and no other rank gets a wrong result."""
+    real = compare._Trial._replay
+
+    def short(self: Any, args: list[Any]) -> Any:
+        if self.together is not None:
+            raise torch.OutOfMemoryError("as asked")
+        return real(self, args)
+
+    ours = compiled(layer, collectives="captured")
+    with only_on(rank, 1, compare._Trial, "_replay", short):
+        for call in range(3):
+            cache, x = tensor(rank, call + 1), tensor(rank, call)
+            expected = layer(cache.clone(), x)
+            assert torch.equal(ours(cache, x), expected)
+        expected = (
+            pytest.raises(ReplayError, match="this one could not") if rank.number else pytest.raises(RuntimeError)
+        )
+        try:
+            with expected:
+                ours(tensor(rank, 4), tensor(rank, 3))
+        finally:
+            rank.end()
