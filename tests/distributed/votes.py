@@ -208,23 +208,28 @@ def compiled_again_ranks_vote_again(rank: Rank) -> None:
 
 
 @check
-def ranks_are_at_different_calls(rank: Rank) -> None:
-    """Sizes change at another call on each rank, so that graphs of one name count their calls from different ones: no
-    rank may take another one's fourth call for its own."""
+def ranks_are_at_different_places(rank: Rank) -> None:
+    """The host of a rank may be ahead of another one's, and a graph's fourth call be another call of the program: ranks
+    that have made or sent another number of calls do not agree. What was captured was not sent."""
+    ballot = Ballot("places", group().group_name)
+    x = torch.ones(2, device=rank.device)
 
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        total = functional.broadcast(torch.relu(x).sum(0), 0, group())
-        return torch.relu(x - 1) + total
+    def agreed() -> bool:
+        ballot.held += 1
+        return ballot.decide("replay", ballot.place(4)) is Outcome.YES
 
-    def rows(number: int, call: int) -> torch.Tensor:
-        return torch.full((3 if call < 2 - number else 5, 4), 10.0 * call + number + 2, device=rank.device)
-
-    ours = compiled(fn, collectives="captured")
-    with mock.patch.object(agreement, "SECONDS", 2.0):
-        for call in range(12):
-            x = rows(rank.number, call)
-            assert torch.equal(ours(x), torch.relu(x - 1) + rows(0, call).sum(0)), call
-    assert all(AGREED not in found.notes for found in regions())
+    with mock.patch.object(agreement, "SECONDS", 5.0), mock.patch.dict(agreement.counts, uncaptured=7):
+        assert agreed()
+        agreement.counts["uncaptured"] += rank.number
+        assert not agreed()
+        agreement.counts["uncaptured"] = 7
+        before = ballot.place(4)
+        with ballot.capturing():
+            torch.distributed.all_reduce(x)
+        assert ballot.place(4) == before
+        torch.distributed.all_reduce(x)
+        assert ballot.place(4) != before
+        assert ballot.place(5) != ballot.place(4)
 
 
 @check
