@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from pygraph.compat import resolve_process_group
 from pygraph.runtime.answers import in_flight
@@ -35,11 +37,11 @@ SECONDS = 30.0
 _opened: Counter[tuple[str, str]] = Counter()
 """How many regions of a name have voted in a group."""
 
-_captured: Counter[str] = Counter()
-"""How many collectives of a group were captured, and not sent."""
+_captured: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""How many collectives of a process group were captured, and not sent."""
 
-_joined: set[str] = set()
-"""Groups of which replays send collectives that were captured."""
+_joined: WeakSet[Any] = WeakSet()
+"""Process groups of which replays send collectives that were captured."""
 
 
 class Outcome(str, Enum):
@@ -74,21 +76,23 @@ class Ballot:
         number of the call, that of all regions' calls, and that of the group's collectives, until captured ones, which
         a group does not count, are replayed."""
         calls = counts["replays"] + counts["uncaptured"]
-        sent = None if self.group in _joined else _sent(self.group) - _captured[self.group]
+        group = resolve_process_group(self.group)
+        sent = None if group in _joined else _sent(group) - _captured.get(group, 0)
         return f"{call} {calls} {sent}"
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
         """Collectives are captured: they do not count as sent."""
-        before = _sent(self.group)
+        group = resolve_process_group(self.group)
+        before = _sent(group)
         try:
             yield
         finally:
-            _captured[self.group] += _sent(self.group) - before
+            _captured[group] = _captured.get(group, 0) + _sent(group) - before
 
     def join(self) -> None:
         """Replays send captured collectives from now on."""
-        _joined.add(self.group)
+        _joined.add(resolve_process_group(self.group))
 
     def decide(self, question: str, answer: str | None) -> Outcome:
         """YES if every rank gives the same ``answer`` to ``question`` of this vote; None says no, and does not wait for
@@ -108,9 +112,9 @@ class Ballot:
         return Outcome(store.compare_set(prefix, "", found.value).decode())
 
 
-def _sent(group: str) -> int:
-    """Collectives of a group so far, by its own count."""
-    return int(resolve_process_group(group)._get_sequence_number_for_group())
+def _sent(group: Any) -> int:
+    """Collectives of a process group so far, by its own count."""
+    return int(group._get_sequence_number_for_group())
 
 
 def open_ballot(name: str, group: str) -> Ballot:
