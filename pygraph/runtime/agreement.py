@@ -109,7 +109,8 @@ class Ballot:
                 found = Outcome.YES if agreed else Outcome.NO
             except RuntimeError:  # a DistStoreError, where the build of torch has it
                 found = Outcome.LATE
-        return Outcome(store.compare_set(prefix, "", found.value).decode())
+        decided = Outcome(store.compare_set(prefix, "", found.value).decode())
+        return Outcome.NO if decided is Outcome.YES and not answer else decided
 
 
 def _sent(group: Any) -> int:
@@ -130,13 +131,15 @@ def only_collectives(program: Program) -> bool:
 
 def collectives_of(program: Program) -> tuple[str, str] | None:
     """The group of the collectives that ``program`` calls, and what is said of them: the same on ranks that send the
-    same. None if there are none, or if they belong to several groups, or some may be under way when a replay begins or
-    ends."""
-    calls = [
-        launch.eager for launch in program.calls if launch.eager is not None and is_functional_collective(launch.name)
-    ]
-    groups = {call.group for call in calls if call.group is not None}
+    same. None if there are none, if they belong to several groups, or to one that does not count them, or if some may
+    be under way when a replay begins or ends."""
+    calls = [launch for launch in program.calls if is_functional_collective(launch.name)]
+    groups = {launch.eager.group for launch in calls if launch.eager is not None and launch.eager.group is not None}
     if len(groups) != 1 or any(in_flight(program)):
         return None
-    sent = [(call.name, [o.layout for o in call.operands], [r.layout for r in call.results]) for call in calls]
-    return groups.pop(), hashlib.sha256(repr(sent).encode()).hexdigest()
+    group = groups.pop()
+    try:
+        _sent(resolve_process_group(group))
+    except RuntimeError:  # a backend that does not count them: nobody could tell where a rank is
+        return None
+    return group, hashlib.sha256(repr([launch.signature for launch in calls]).encode()).hexdigest()

@@ -579,9 +579,11 @@ class Region:
         return verdict.outputs
 
     def _install_joint(self, variant: Variant, made: Captured) -> None:
-        called, variant.executable, variant.sends = variant.executable, made.executable, None
-        if called is not None:
-            called.close()
+        called, variant.executable = variant.executable, made.executable
+        if called is None or self._closed:  # another thread has closed the region, or is about to
+            variant.release()
+            return
+        called.close()
         self._tell(made.program)
         self.record.notes.append("collectives are captured, as all ranks agreed")
 

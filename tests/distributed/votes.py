@@ -286,3 +286,28 @@ def one_rank_cannot_do_what_it_agreed_to(rank: Rank) -> None:
                 ours(tensor(rank, 4), tensor(rank, 3))
         finally:
             rank.end()
+
+
+@check
+def a_region_is_closed_during_the_vote(rank: Rank) -> None:
+    """Nothing that was captured stays, nor is replayed."""
+    import gc
+
+    real, closed = Ballot.decide, list[Any]()
+
+    def closes(self: Ballot, question: str, answer: str | None) -> Outcome:
+        outcome = real(self, question, answer)
+        if question == "use":
+            closed.extend(each for each in gc.get_objects() if type(each) is region.Region)
+            for each in closed:
+                each.close()
+        return outcome
+
+    ours = compiled(layer, collectives="captured")
+    with mock.patch.object(Ballot, "decide", closes):
+        for call in range(6):
+            cache, x = tensor(rank, call + 1), tensor(rank, call)
+            expected = layer(cache.clone(), x)
+            assert torch.equal(ours(cache, x), expected), call
+    assert closed
+    assert (record().state, record().replays, record().notes) == ("uncaptured", 1, [])

@@ -169,7 +169,7 @@ class _Attempt:
         eager: Collection[str],
         collectives: bool,
     ) -> None:
-        self._device, self._fn, self._lease = device, fn, lease
+        self._device, self._fn, self._lease, self._collectives = device, fn, lease, collectives
         self._constants = {n: t for n, t in module_constants(fn).items() if t.device.type == "cuda"}
         self._arguments, self._inputs = _stand_ins(lease.arena, device.index, args)
         arena, stream = lease.arena, device.stream.cuda_stream
@@ -250,7 +250,7 @@ class _Attempt:
     def _read(self, graph: torch.cuda.CUDAGraph, returned: Sequence[Any]) -> Recording:
         device = self._device
         found = handles(device.driver, graph.raw_cuda_graph())
-        nodes, launches = read_nodes(device.driver, found)
+        nodes, launches = read_nodes(device.driver, found, collectives=self._collectives)
         idle = [index for index, node in enumerate(nodes) if isinstance(node, EventNode)]
         phases = phases_of(read_edges(graph.raw_cuda_graph()), found, idle)
         pieces = enumerate(self._session.pieces())

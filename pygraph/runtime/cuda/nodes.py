@@ -225,8 +225,11 @@ def handles(driver: ModuleType, graph: int) -> list[Any]:
     return list(call(driver.cuGraphGetNodes, raw, count)[0]) if count else []
 
 
-def read_nodes(driver: ModuleType, found: Sequence[Any]) -> tuple[list[Node], list[Launch]]:
-    """Every node of ``found``, which are those of a graph in the order of capture, and the launch that it is.
+def read_nodes(
+    driver: ModuleType, found: Sequence[Any], *, collectives: bool = False
+) -> tuple[list[Node], list[Launch]]:
+    """Every node of ``found``, which are those of a graph in the order of capture, and the launch that it is. Events
+    are known where ``collectives`` were captured: those of a communicator live as long as it does.
 
     Raises CaptureError: ``unsupported-node`` for a kind of node that cannot be patched, by name; ``host-memcpy`` for a
     copy from or to host memory; ``unsupported-copy`` and ``unsupported-fill`` for ones of two dimensions.
@@ -237,7 +240,7 @@ def read_nodes(driver: ModuleType, found: Sequence[Any]) -> tuple[list[Node], li
     for index, handle in enumerate(found):
         number = call(driver.cuGraphNodeGetType, handle)
         name = str(getattr(number, "name", number)).removeprefix("CU_GRAPH_NODE_TYPE_")
-        if name not in _KINDS:
+        if name not in _KINDS or (_KINDS[name] is EventNode and not collectives):
             raise CaptureError("unsupported-node", f"launch {index} is a node of kind {name.lower()}", launch=index)
         node, launch = _KINDS[name].read(reader, index, handle)
         nodes.append(node)

@@ -98,8 +98,10 @@ class Driver:
         return (0, *layout[index]) if index < len(layout) else (1,)
 
 
-def read(*nodes: SimpleNamespace, layouts: dict[int, list[tuple[int, int]]]) -> tuple[list[Node], list[Launch]]:
-    return read_nodes(Driver(layouts), [Handle(node) for node in nodes])  # type: ignore[arg-type]
+def read(
+    *nodes: SimpleNamespace, layouts: dict[int, list[tuple[int, int]]], **options: bool
+) -> tuple[list[Node], list[Launch]]:
+    return read_nodes(Driver(layouts), [Handle(node) for node in nodes], **options)  # type: ignore[arg-type]
 
 
 def word(value: int) -> bytes:
@@ -180,7 +182,10 @@ def test_an_unsupported_node_is_named(kind: str) -> None:
 
 
 def test_events_of_a_communicator_are_part_of_what_must_not_change() -> None:
-    nodes, (wait, record) = read(node("WAIT_EVENT", waited=5), node("EVENT_RECORD", recorded=6), layouts={})
+    events = node("WAIT_EVENT", waited=5), node("EVENT_RECORD", recorded=6)
+    with pytest.raises(CaptureError, match="kind wait_event"):
+        read(*events, layouts={})
+    nodes, (wait, record) = read(*events, layouts={}, collectives=True)
     assert all(isinstance(each, EventNode) for each in nodes)
     assert (wait.name, wait.signature, wait.words, wait.uses) == ("event wait", (5,), (), ())
     assert (record.name, record.signature, record.words, record.uses) == ("event record", (6,), (), ())
