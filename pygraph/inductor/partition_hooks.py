@@ -2,8 +2,10 @@
 
     Scheduler.should_partition        ▸ PartitionHooks.should_partition    the reason why a node stays outside, or None
     Scheduler.process_grouped_nodes   ▸ PartitionHooks.reorder             fewer regions, where memory allows
+                                        PartitionHooks.wait_late           collectives have time to run
     Scheduler.graph_partition         ▸ PartitionHooks.trim                no region begins or ends with an eager call
                                         PartitionHooks.record              what each partition holds
+    Scheduler.get_graph_partition_signature ▸ _share                      memory that several partitions write parts of
 
 Answers differ from Inductor's own only while hooks are active on the thread, and for main graphs alone.
 """
@@ -28,6 +30,7 @@ from pygraph.frontend.names import op_name
 from pygraph.inductor.decision import BARRIER, RNG, Decision
 from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.inductor.lineage import Lineage, following
+from pygraph.inductor.rewrites import SENT_EARLY
 from pygraph.ir import CAPTURABLE, CONSTANT, EAGER, REASON, base_name
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
@@ -37,6 +40,8 @@ from pygraph.passes.region_order import Kind, fewest_runs, runs
 __all__ = ["PartitionHooks"]
 
 UNKNOWN = "unknown-node"
+
+_WAIT = "_c10d_functional.wait_tensor.default"
 
 MEMORY_BUDGET = 1.1
 """How far a new order may raise Inductor's estimate of peak memory; the bound that Inductor itself uses."""
@@ -107,6 +112,27 @@ class PartitionHooks:
         chosen = [snodes[i] for i in order]
         return chosen if _memory_allows(snodes, chosen) else snodes
 
+    def wait_late(self, snodes: list[Any]) -> list[Any]:
+        """An order in which what waits for collectives that were sent early, and all that follows from that, comes
+        last, unless Inductor's own memory estimate forbids it."""
+        before = self._predecessors(snodes)
+        waits = [_waits_for(snode) is not None for snode in snodes]
+        late: set[int] = set()
+        for step, (snode, sources) in enumerate(zip(snodes, before, strict=True)):
+            early = waits[step] and _waits_for(snode).meta.get(SENT_EARLY)
+            if early or not late.isdisjoint(sources):
+                late.add(step)
+        if not late:
+            return snodes
+        first = {step: step for step in range(len(snodes))}  # where each step comes: a wait, at its first user
+        for step, sources in reversed(list(enumerate(before))):
+            for source in sources:
+                if waits[source]:
+                    first[source] = min(first[source] if first[source] > source else len(snodes), first[step])
+        order = sorted(range(len(snodes)), key=lambda step: (step in late, first[step], step))
+        chosen = [snodes[step] for step in order]
+        return chosen if _memory_allows(snodes, chosen) else snodes
+
     def trim(self, snodes: Sequence[Any]) -> None:
         """Leave eager calls outside that no region has between its first and its last launch, in the final order."""
         kinds = [self._kind(snode) for snode in snodes]
@@ -142,8 +168,10 @@ class PartitionHooks:
         return before
 
     def _chains(self, snode: Any) -> list[str]:
-        """The orders besides data that a scheduled node is part of."""
+        """The orders besides data that a scheduled node is part of. A wait concerns no other process."""
         found: dict[str, None] = {}
+        if _waits_for(snode) is not None:
+            return []
         for part in _scheduled_parts(snode):
             for origin in _origins(part):
                 placed = self.decision.nodes.get(origin.name)
@@ -160,9 +188,13 @@ class PartitionHooks:
         structural = _uncapturable_structure(part, self.decision.device)
         if structural is not None:
             return Verdict(structural)
-        verdict = _joined(map(self._judge_origin, _origins(part)))
-        called = isinstance(_kernel(part.node), compat.ExternKernel)  # else it is part of a kernel that computes more
-        return verdict if called or verdict.reason else Verdict(verdict.eager)
+        origins = _origins(part)
+        verdict = _joined(map(self._judge_origin, origins))
+        if isinstance(_kernel(part.node), compat.ExternKernel) or verdict.reason:
+            return verdict
+        if all(map(_is_external, origins)):  # a copy that the kernel of its own is given
+            return Verdict()
+        return Verdict(verdict.eager)  # it is part of a kernel that computes more
 
     def _judge_origin(self, origin: Any) -> Verdict:
         if origin.op in ("placeholder", "get_attr", "output"):
@@ -237,7 +269,8 @@ def _install() -> None:
     """Hook into Inductor's scheduler, once for the process. Without a listener nothing changes."""
     scheduler: Any = compat.Scheduler
     ask, grouped, partition = scheduler.should_partition, scheduler.process_grouped_nodes, scheduler.graph_partition
-    generate = scheduler._codegen
+    generate, sign = scheduler._codegen, scheduler.get_graph_partition_signature
+    wrap = scheduler._codegen_partition_wrapper
 
     def should_partition(self: Any, node: Any) -> str | None:
         listener = _listener()
@@ -247,7 +280,7 @@ def _install() -> None:
         grouped(self)
         listener = _listener()
         if listener is not None and not getattr(self, "_multi_stream_nodes", False):
-            self.nodes = listener.reorder(self.nodes)
+            self.nodes = listener.wait_late(listener.reorder(self.nodes))
 
     def graph_partition(self: Any) -> tuple[Any, Any]:
         listener = _listener()
@@ -260,6 +293,20 @@ def _install() -> None:
             graph.partition_maps = RecordedMaps(graph.partition_maps, record)
         return partitions, signatures
 
+    def get_graph_partition_signature(self: Any, partitions: Any, skip_cudagraphs: Any) -> Any:
+        signatures = sign(self, partitions, skip_cudagraphs)
+        if _listener() is not None:
+            _share(self, partitions, signatures)
+        return signatures
+
+    def _codegen_partition_wrapper(self: Any, partition: Any, signature: Any) -> None:
+        if _listener() is not None:
+            for whole in {whole for s in partition for b in s.get_outputs() for whole in _wholes(b.node)}:
+                if whole in signature.input_nodes:  # allocated here, if that was not done yet
+                    self.current_node = partition[0]
+                    compat.inductor_virtualized.graph.wrapper_code.codegen_allocation(signature.input_nodes[whole])
+        wrap(self, partition, signature)
+
     def _codegen(self: Any, nodes: list[Any]) -> None:
         if _listener() is not None:
             _expect_sizes(compat.inductor_virtualized.graph.wrapper_code)
@@ -268,7 +315,67 @@ def _install() -> None:
     scheduler.should_partition = should_partition
     scheduler.process_grouped_nodes = process_grouped_nodes
     scheduler.graph_partition = graph_partition
+    scheduler.get_graph_partition_signature = get_graph_partition_signature
     scheduler._codegen = _codegen
+    scheduler._codegen_partition_wrapper = _codegen_partition_wrapper
+
+
+def _share(scheduler: Any, partitions: Sequence[Sequence[Any]], signatures: Sequence[Any]) -> None:
+    """Have partitions take memory as an input that several of them write parts of: the operands of a concatenation lie
+    in its result, which whoever calls them allocates.
+
+    Inductor (torch 2.13) has a partition return the parts that it wrote, and the one that concatenates allocate the
+    whole once more, so that these parts hold whatever was there.
+    """
+    buffers = scheduler.get_name_to_nodes()
+    owners = [
+        {name: number for snode in run for name in snode.outputs_by_name} for number, run in enumerate(partitions)
+    ]
+    made = {name: number for run in owners for name, number in run.items()}
+    parts: dict[str, list[str]] = {}
+    for name in made:
+        for whole in _wholes(buffers[name]):
+            parts.setdefault(whole, []).append(name)
+    for whole, names in parts.items():
+        places = sorted({made[name] for name in (whole, *names)})
+        if len(places) == 1:
+            continue
+        for number in places:
+            signature, run = signatures[number], partitions[number]
+            signature.input_nodes[whole] = buffers[whole]
+            signature.input_deallocation[whole] = any(whole in snode.last_usage for snode in run)
+            signature.symbol_inputs.update(scheduler.get_graph_partition_symbol_inputs(run, {whole: buffers[whole]}))
+        for name in names:
+            others = [run for number, run in enumerate(partitions) if number != made[name]]
+            if not any(_reads(scheduler, snode, name) for run in others for snode in run):
+                _keep_inside(name, others, signatures)
+
+
+def _reads(scheduler: Any, snode: Any, name: str) -> bool:
+    """Whether a scheduled node does anything with a buffer."""
+    known = (scheduler.mutation_real_name.get(dep.name, dep.name) for dep in snode.read_writes.reads)
+    return not isinstance(snode, compat.NopKernelSchedulerNode) and name in known
+
+
+def _keep_inside(name: str, others: Iterable[Iterable[Any]], signatures: Iterable[Any]) -> None:
+    """Have no partition return a buffer, nor ``others`` take or free it."""
+    for signature in signatures:
+        signature.input_nodes.pop(name, None)
+        signature.input_deallocation.pop(name, None)
+        signature.output_nodes[:] = [node for node in signature.output_nodes if node.get_name() != name]
+    for snode in chain.from_iterable(others):
+        snode.last_usage.discard(name)
+
+
+def _wholes(buffer: Any) -> Iterator[str]:
+    """The names of the buffers that ``buffer`` is a part of."""
+    layout = buffer.get_output_spec()
+    if isinstance(layout, compat.NonOwningLayout):
+        whole = layout.view
+        while not isinstance(whole, compat.InductorBuffer):
+            whole = whole.data
+        yield whole.get_name()
+        yield from _wholes(whole)
 
 
 def _expect_sizes(wrapper: Any) -> None:
@@ -333,6 +440,16 @@ def _origins(part: Any) -> list[Any]:
     return sorted(found, key=lambda origin: str(origin.name))
 
 
+def _waits_for(snode: Any) -> Any:
+    """The FX node of the collective that a scheduled node waits for, if it does nothing else."""
+    parts = _scheduled_parts(snode)
+    kernel = _kernel(parts[0].node)
+    if len(parts) > 1 or not isinstance(kernel, compat.ExternKernel):
+        return None
+    computed = (origin for origin in _computed(kernel) if origin is not None)
+    return next((origin.args[0] for origin in computed if op_name(origin.target) == _WAIT), None)
+
+
 def _kernel(node: Any) -> Any:
     """What computes ``node``, which may take one of several results."""
     while isinstance(node, compat.MultiOutput):
@@ -352,10 +469,14 @@ def _is_external(origin: Any) -> bool:
 
 
 def _computed(kernel: Any) -> Iterator[Any]:
-    """The FX nodes that an external kernel computes; one that only writes what it is given may not say which."""
+    """The FX nodes that an external kernel computes; one that only writes what it is given may not say which. It may be
+    the form of an operator that works in place, on a copy."""
     yield getattr(kernel, "origin_node", None)
     called = getattr(kernel, "op_overload", None)
-    yield from (origin for origin in getattr(kernel, "origins", ()) if origin.target is called)
+    copying = op_name(called).replace("_.", ".") if called is not None else None
+    for origin in getattr(kernel, "origins", ()):
+        if origin.target is called or op_name(origin.target) == copying:
+            yield origin
 
 
 def _is_elsewhere(origin: Any, device: Any) -> bool:

@@ -7,6 +7,7 @@ convolutions  of a training step, forward and backward, agree on one layout: Ind
               graphs agree, since the backward pass is told the strides of the compiled forward pass; in one graph every
               activation would be written twice
 scalars       on the device are computed once, and not in every element of what reads them
+gradients     that ranks average are sent as soon as they are known, and not when all are
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.fx import Node as FxNode
 from pygraph import compat
 from pygraph.frontend.names import op_name
 from pygraph.inductor.write_back import refresh_values
+from pygraph.runtime.recording import is_functional_collective
 
 
 def _finish(gm: torch.fx.GraphModule, made: Sequence[FxNode] = ()) -> None:
@@ -228,3 +230,53 @@ def _is_computed_number(item: Any) -> bool:
 
 def _is_foreach(node: Any) -> bool:
     return isinstance(node, FxNode) and str(node.target).startswith("aten._foreach_")
+
+
+# -- gradients of several ranks ----------------------------------------------------------------------------------------
+
+SENT_EARLY = "pygraph_sent_early"
+"""The key in an FX node's ``meta`` of a collective that was moved ahead."""
+
+_ALL_REDUCE = "_c10d_functional.all_reduce.default"
+_PACKS = frozenset(
+    f"aten.{name}" for name in ("cat.default", "clone.default", "mul.Tensor", "reshape.default", "view.default")
+)
+"""Operators that scale gradients and lay them side by side."""
+
+
+def send_early(gm: torch.fx.GraphModule) -> None:
+    """Move each all-reduce of packed tensors, and what packs these, to where they are known. Collectives keep their
+    order. What waits for them stays, so that the rest of a backward pass runs beside them.
+
+    before:  backward of layer 2 ─► backward of layer 1 ─► all_reduce(2) ─► all_reduce(1) ─► wait, …
+    after:   backward of layer 2 ─► all_reduce(2) ─► backward of layer 1 ─► all_reduce(1) ─► wait, …
+    """
+    order = {node: number for number, node in enumerate(gm.graph.nodes)}
+    latest: list[FxNode] = []  # the collective before
+    moved = False
+    for node in sorted(order, key=order.__getitem__):
+        if not is_functional_collective(str(node.target)) or "wait" in str(node.target):
+            continue
+        if str(node.target) == _ALL_REDUCE and str(node.all_input_nodes[0].target) in _PACKS:
+            for each in (*_packing(node), node):
+                needed = [*each.all_input_nodes, *(latest if each is node else ())]
+                last = max(needed, key=order.__getitem__)
+                last.append(each)
+                order[each] = order[last]
+            moved = node.meta[SENT_EARLY] = True
+        latest = [node]
+    if moved:
+        gm.graph.lint()
+        gm.recompile()
+
+
+def _packing(node: FxNode) -> list[FxNode]:
+    """The nodes that do nothing but prepare the operands of ``node``, in order."""
+    found: dict[FxNode, None] = {}
+    waiting = [node]
+    while waiting:
+        for each in waiting.pop().all_input_nodes:
+            if str(each.target) in _PACKS and each.users.keys() <= {node, *found}:
+                found[each] = None
+                waiting.append(each)
+    return list(reversed(found))

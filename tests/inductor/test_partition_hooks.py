@@ -109,6 +109,67 @@ def test_a_graph_without_any_capturable_launch_has_no_region() -> None:
     assert (report.regions, report.coverage) == ([], 0.0)
 
 
+# -- concatenations that a cut goes through ----------------------------------------------------------------------------
+
+
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The first operand lies before the sort, in a kernel that the sort needs; the second behind it."""
+    t = (x @ x).sin()
+    late = (t.sort()[0] @ x).cos()
+    return torch.cat([t.tanh(), late.tanh()]), t, late
+
+
+def three(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Each operand lies in a region of its own."""
+    t = (x @ x).sin()
+    u = (t.sort()[0] @ x).cos()
+    v = (u.sort()[0] @ x).cos()
+    return torch.cat([t.tanh(), u.tanh(), v.tanh()], 1), t, u, v
+
+
+def nested(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """An operand is a concatenation itself."""
+    t = (x @ x).sin()
+    u = (t.sort()[0] @ x).cos()
+    inner = torch.cat([t.tanh(), u.tanh()])
+    v = (u.sort()[0] @ x).cos()
+    return torch.cat([inner, v.tanh()]), t, u, v
+
+
+def read_early(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """An operand is used besides."""
+    t = (x @ x).sin()
+    part = t.tanh()
+    late = (t.sort()[0] @ x).cos()
+    return torch.cat([part, late.tanh()]), t, late @ part
+
+
+def sorted_between(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """An operand is what is outside of every region."""
+    t = (x @ x).sin()
+    late = (t.sort()[0] @ x).cos()
+    return torch.cat([t.tanh(), late.sort()[0], late.tanh()]), t, late
+
+
+@pytest.mark.parametrize("function", [halves, three, nested, read_early, sorted_between])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_operands_keep_what_was_written_before_the_cut(function: Callable[..., Any], dynamic: bool) -> None:
+    """They lie in the result, which is allocated once."""
+    passes = forbidding("aten.sort.default")
+    ours = torch.compile(function, backend="pygraph", options={"passes": passes, "measure": False}, dynamic=dynamic)
+    with config.patch(force_disable_caches=True), torch.no_grad():
+        for size in (8, 8, 8, 8, 12, 12, 12) if dynamic else (8,) * 5:
+            x = torch.randn(size, size)
+            trash = [torch.full((4 * size, 4 * size), float("nan")) for _ in range(8)]  # what new memory holds
+            del trash
+            torch.testing.assert_close(ours(x), function(x), rtol=1e-4, atol=1e-4)
+    (report,) = pygraph.reports()
+    assert report.error is None
+    assert report.record is not None
+    assert report.record.inside.count(True) > 1
+    assert [r.record.state for r in report.regions if r.record] == ["replay"] * report.record.inside.count(True)
+
+
 # -- addmm: after the decision --------------------------------------------------------------------------------------
 
 
