@@ -150,6 +150,7 @@ class _Compiler:
             compute_scalars_once,
             define_seeds,
             inputs_in_use,
+            send_early,
             unwrap_idle,
         )
         from pygraph.inductor.write_back import fingerprint, write_back
@@ -157,6 +158,7 @@ class _Compiler:
 
         with _timed(report, "lift"):
             compute_scalars_once(gm)
+            send_early(gm)
             layout = align_convolutions(gm)
             kwargs = kwargs if layout is None else {**kwargs, "layout_opt": layout}
             report.notes += unwrap_idle(gm) + define_seeds(gm)

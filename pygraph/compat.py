@@ -33,6 +33,7 @@ __all__ = [
     "mend_gradients",
     "mend_loop_order",
     "missing_text",
+    "owe",
     "set_dispatch_mode_flags",
     "substitute_variables",
     "untouched",
@@ -146,6 +147,8 @@ DeviceCopy = _find("torch._inductor.ir.DeviceCopy", cost=_BY_FX_NODE.format("cop
 DynamicScalar = _find("torch._inductor.ir.DynamicScalar", cost=_BY_FX_NODE.format("reads of numbers on the host"))
 ExternKernel = _find("torch._inductor.ir.ExternKernel", cost=_JOINED)
 MultiOutput = _find("torch._inductor.ir.MultiOutput", cost="reports count results as launches")
+InductorBuffer = _find("torch._inductor.ir.Buffer")
+NonOwningLayout = _find("torch._inductor.ir.NonOwningLayout")
 WhileLoop = _find("torch._inductor.ir.WhileLoop", cost=_BY_FX_NODE.format("loops"))
 
 # -- Inductor: lowering and scheduling -----------------------------------------------------------------------------
@@ -166,7 +169,14 @@ inductor_virtualized = _find("torch._inductor.virtualized.V")
 _REORDER = "operators are not reordered for fewer regions"
 estimate_peak_memory = _find("torch._inductor.memory.estimate_peak_memory", cost=_REORDER)
 prepare_planning_info = _find("torch._inductor.memory.prepare_planning_info", cost=_REORDER)
-for _name in ("_codegen", "graph_partition", "process_grouped_nodes", "should_partition"):
+for _name in (
+    "_codegen",
+    "_codegen_partition_wrapper",
+    "get_graph_partition_signature",
+    "graph_partition",
+    "process_grouped_nodes",
+    "should_partition",
+):
     _find(f"torch._inductor.scheduler.Scheduler.{_name}")
 
 # -- AOTAutograd and Dynamo ----------------------------------------------------------------------------------------
@@ -195,11 +205,14 @@ _compilations = _find(
 )
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
 _LazyVariableTracker = _find("torch._dynamo.variables.lazy.LazyVariableTracker", cost=_STEPS)
+_OutputGraph = _find("torch._dynamo.output_graph.OutputGraph", cost=_STEPS)
+_RestartAnalysis = _find("torch._dynamo.exc.RestartAnalysis", cost=_STEPS)
 _VariableTracker = _find("torch._dynamo.variables.base.VariableTracker", cost=_STEPS)
 _READ_ATTRIBUTE = "tp_getattro_impl" if "tp_getattro_impl" in vars(_TensorVariable) else "var_getattr"
 for _name in (
     "config.trace_autograd_ops",
     *(f"variables.TensorVariable.{n}" for n in ("method_backward", _READ_ATTRIBUTE)),
+    "output_graph.OutputGraph.compile_subgraph",
 ):
     _find(f"torch._dynamo.{_name}", cost=_STEPS)
 
@@ -236,6 +249,62 @@ class _Untouched(_VariableTracker):  # type: ignore[misc, valid-type]
         return _ConstantVariable.create(_unread(items.get(name), mapping.source))
 
 
+def owe(_object: Any) -> None:
+    """Say that the next backward pass of the program that is traced is to be followed by something (see
+    ``follow_backward``)."""
+
+
+class _Owe(_VariableTracker):  # type: ignore[misc, valid-type]
+    """``owe``, as Dynamo sees it."""
+
+    def call_function(self, tx: Any, args: Any, _kwargs: Any) -> Any:
+        debts = _debts(tx.output)
+        if all(each.value is not args[0].realize().value for each in debts):
+            debts.append(args[0].realize())
+        return _ConstantVariable.create(None)
+
+
+def _debts(trace: Any) -> list[Any]:
+    """The objects that a backward pass of this trace has to be followed for, as Dynamo sees them."""
+    found: list[Any] = vars(trace).setdefault("_pygraph_debts", [])
+    return found
+
+
+def follow_backward(follow: Callable[[Any], None], give_up: Callable[[Any], None]) -> None:
+    """Have each backward pass that Dynamo traces followed by ``follow`` of the objects that are owed it, traced too.
+    Where the graph ends first, ``give_up`` is told of each object, and Dynamo traces the frame again."""
+    compile_subgraph = _OutputGraph.compile_subgraph
+    traced_backward = _TensorVariable.method_backward
+
+    def compile_or_restart(self: Any, *args: Any, **kwargs: Any) -> Any:
+        debts = _debts(self)
+        for each in debts:
+            give_up(each.value)
+        if debts:
+            self.root_tx.speculation_log.clear()  # it speaks of another trace
+            raise _RestartAnalysis(restart_reason="a backward pass is not in the graph of its forward pass")
+        return compile_subgraph(self, *args, **kwargs)
+
+    def method_backward(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        result = traced_backward(self, tx, *args, **kwargs)
+        debts = _debts(tx.output)
+        for each in debts:
+            _VariableTracker.build(tx, follow).call_function(tx, [each], {})
+        debts.clear()
+        return result
+
+    _OutputGraph.compile_subgraph = compile_or_restart
+    _set_backward(method_backward)
+
+
+def _set_backward(method: Callable[..., Any]) -> None:
+    """Have Dynamo trace ``Tensor.backward`` by ``method``."""
+    if "backward" in getattr(_TensorVariable, "tp_methods", ()):  # from 2.14 on
+        handler = _TensorVariable.tp_methods["backward"]
+        _TensorVariable.tp_methods["backward"] = replace(handler, handler=method)
+    _TensorVariable.method_backward = method
+
+
 def _unread(item: Any, holder: Any) -> bool:
     """Whether ``item`` is still what ``holder``, the source of a container, has; and its number, or all, unknown."""
     if not isinstance(item, _LazyVariableTracker):
@@ -261,6 +330,8 @@ def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) 
     def call(self: Any, value: Any) -> Any:
         if value is untouched:
             return _Untouched()
+        if value is owe:
+            return _Owe()
         found = substitute(self.tx.output, value)
         if found is None:
             return build(self, value)
@@ -315,10 +386,7 @@ def mend_gradients() -> None:
             found.source = None  # it is shared by all programs
         return found
 
-    if "backward" in getattr(_TensorVariable, "tp_methods", ()):  # from 2.14 on
-        handler = _TensorVariable.tp_methods["backward"]
-        _TensorVariable.tp_methods["backward"] = replace(handler, handler=method_backward)
-    _TensorVariable.method_backward = method_backward
+    _set_backward(method_backward)
     setattr(_TensorVariable, _READ_ATTRIBUTE, read_attribute)
 
 

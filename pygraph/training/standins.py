@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 from torch.amp.grad_scaler import OptState
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pygraph import compat
+from pygraph.training import parallel
 
 __all__ = ["Used", "collected", "install"]
 
@@ -85,6 +87,7 @@ class _Call:
     trace: object = None
     config: Any = None
     earlier: Sequence[Any] = ()
+    apart: list[Any] = dataclasses.field(default_factory=list)
 
 
 _calls = threading.local()
@@ -123,6 +126,7 @@ def install() -> None:
     compat.mend_gradients()
     compat.mend_loop_order()
     compat.keep_random_draws()
+    compat.follow_backward(parallel.average_gradients, _leave_apart)
 
 
 def _substitute(trace: object, value: Any) -> compat.Substitution | None:
@@ -148,6 +152,14 @@ def _substitute(trace: object, value: Any) -> compat.Substitution | None:
         kind = _UsedOptimizer
     elif isinstance(value, torch.amp.GradScaler):
         kind = _UsedScaler
+    elif isinstance(value, DistributedDataParallel):
+        why = parallel.untraceable(value)
+        if any(each is value for each in call.apart):
+            why = "its backward pass is not in the same graph"
+        if why:
+            call.left.add(f"DistributedDataParallel runs outside of the graph: {why}")
+            return None
+        kind = _UsedParallel
     elif isinstance(value, LRScheduler) and not isinstance(value, ReduceLROnPlateau):
         kind = _UsedScheduler
     if kind is None:
@@ -534,6 +546,45 @@ def _traced_update(self: Any, new_scale: Any = None) -> None:
         self._scale.copy_(torch.where(overflow, self._scale * self._backoff_factor, grown))
         self._growth_tracker.copy_(torch.where(overflow | grows, 0, steps))
     self._per_optimizer_states.clear()
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+class _UsedParallel(Used):
+    """A DistributedDataParallel whose forward pass is traced, and whose gradients a traced backward pass averages."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        super().__init__(model)
+        own = {
+            "forward": _traced_forward,
+            "__reduce__": lambda _self: (type(None), ()),
+            "_pygraph_real": staticmethod(weakref.ref(model)),
+        }
+        self._stand_in: Any = object.__new__(type("TracedDistributedDataParallel", (DistributedDataParallel,), own))
+        object.__setattr__(self._stand_in, "__dict__", vars(model))  # a module's own __setattr__ would register it
+
+    def before(self) -> None:
+        model = self.value()
+        if model is None:
+            return
+        if parallel.untraceable(model):
+            vars(model).pop("_pygraph", None)
+            return
+        vars(model).update(_pygraph=self._stand_in, **parallel.facts(model))
+
+
+def _leave_apart(stand_in: Any) -> None:
+    """Trace without a model whose backward pass is not in the graph of its forward pass."""
+    call: _Call | None = getattr(_calls, "latest", None)
+    if call is not None:
+        call.apart.append(stand_in._pygraph_real())
+
+
+def _traced_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+    if not torch.compiler.is_compiling():
+        return _hand_over(self, "forward", *inputs, **kwargs)
+    return parallel.synchronized(self, inputs, kwargs)
 
 
 # -- schedulers --------------------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ def main(number: int, size: int, store: str, names: str, device: str = "cpu") ->
     import torch
 
     import pygraph
-    from tests.distributed import hazards, programs, votes
+    from tests.distributed import hazards, programs, steps, votes
     from tests.distributed.checks import CHECKS
 
-    assert all((hazards, programs, votes))  # they add checks
+    assert all((hazards, programs, steps, votes))  # they add checks
     warnings.simplefilter("ignore")
     if device == "cuda":
         torch.cuda.set_device(number)

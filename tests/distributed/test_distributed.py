@@ -6,12 +6,13 @@ import functools
 
 import pytest
 
-from tests.distributed import hazards, programs, votes
+from tests.distributed import hazards, programs, steps, votes
 from tests.distributed.checks import CHECKS
 from tests.distributed.processes import launch
 
 HAZARDS = tuple(name for name, run in CHECKS.items() if run.__module__ == hazards.__name__)
 VOTES = tuple(name for name, run in CHECKS.items() if run.__module__ == votes.__name__)
+STEPS = tuple(name for name, run in CHECKS.items() if run.__module__ == steps.__name__)
 PROGRAMS = tuple(name for name, run in CHECKS.items() if run.__module__ == programs.__name__)
 FOUR = ("captures_at_different_calls", "one_rank_evicts", "groups_take_turns", "sizes_are_each_ranks_own")
 """What depends on how many ranks there are."""
@@ -37,6 +38,11 @@ def test_two_ranks_that_decide_otherwise(name: str) -> None:
 @pytest.mark.parametrize("name", VOTES)
 def test_two_ranks_that_vote(name: str) -> None:
     agree(2, VOTES, name)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_two_ranks_that_train(name: str) -> None:
+    agree(2, STEPS, name)
 
 
 @pytest.mark.sweep
