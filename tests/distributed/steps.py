@@ -114,7 +114,7 @@ def a_step_is_one_graph(rank: Rank) -> None:
 
 @check
 def gradients_are_sent_as_soon_as_they_are_known(rank: Rank) -> None:
-    """Bucket by bucket, the last layer first, before the rest of the backward pass is computed; waits come at the end."""
+    """Bucket by bucket, the last layer first, before the backward pass is over; waits come at the end."""
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
         def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
