@@ -20,6 +20,7 @@ from pygraph.runtime.calls import OperatorCall, leaves
 from pygraph.runtime.contract import Answer, Program, ScratchPool, Slot
 from pygraph.runtime.eager import at_places
 from pygraph.runtime.recording import (
+    WAIT,
     AllocationKind,
     EagerCall,
     EagerResult,
@@ -30,8 +31,6 @@ from pygraph.runtime.recording import (
 from pygraph.runtime.tensors import digest, span
 
 __all__ = ["Answers", "in_flight"]
-
-_WAIT = "_c10d_functional.wait_tensor"
 
 
 def in_flight(program: Program) -> tuple[frozenset[tuple[AllocationKind, int]], frozenset[int]]:
@@ -44,7 +43,7 @@ def in_flight(program: Program) -> tuple[frozenset[tuple[AllocationKind, int]], 
     waited: set[int] = set()
     for launch in program.calls:
         slots = places.get(launch.index, [])
-        if launch.name.startswith(_WAIT):
+        if launch.name.startswith(WAIT):
             waited.update(slot.index for slot in slots if slot.kind is AllocationKind.INPUT)
             filling.difference_update(slot.key for slot in slots)
         elif is_functional_collective(launch.name):
@@ -194,7 +193,7 @@ class Answers:
         launch, call = self._calls[self._number]
         if len(tensors) != len(call.operands):
             raise CaptureError("comparison-failed", f"{call.name} is given one tensor where two were captured")
-        wait = call.name.startswith(_WAIT)  # until then, what it waits for may be anything
+        wait = call.name.startswith(WAIT)  # until then, what it waits for may be anything
         with self._scratch():
             known = [
                 not wait and operand.like is None and (launch.index, word) not in self._unset

@@ -15,6 +15,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.recording import (
+    WAIT,
     AllocationKind,
     EagerCall,
     Launch,
@@ -338,9 +339,9 @@ def add_steps(
     places.update({(pool, index): (region.add_owned(), 0) for index in owned})
     if program.order is not None:
         region.keep_apart()
-    for step in steps:
+    for number, step in enumerate(steps):
         if isinstance(step, EagerStep):
-            region.add_call(*_native_call(native, program, step, numbers))
+            region.add_call(*_native_call(native, program, step, numbers), _waits_behind(program, number))
         else:
             add_segment(step)
     for number, step in enumerate(steps):
@@ -397,6 +398,21 @@ def _native_call(native: Any, program: Program, step: EagerStep, numbers: Mappin
         nbytes = 0 if slot is None else sizes[slot.index]
         results.append(native.EagerResult(owned, index, result.offset, nbytes, *_told(result.layout)))
     return call.call, list(call.leaves), operands, results, recording.alignment, call.drawn
+
+
+def _waits_behind(program: Program, number: int) -> int:
+    """How many waits stand directly behind the eager step ``number``, if they are those for all of its results."""
+    step = program.steps[number]
+    assert isinstance(step, EagerStep)
+    call, behind = step.call, program.steps[number + 1 : number + 1 + len(step.call.results)]
+    waits = {each.begin for each in behind if isinstance(each, EagerStep) and each.call.name.startswith(WAIT)}
+    if len(waits) < len(call.results):
+        return 0
+    owned = range(len(call.operands), len(call.operands) + sum(result.operand < 0 for result in call.results))
+    words = {*owned, *(result.operand for result in call.results if result.operand >= 0)}
+    filled = [slot.key for slot in program.slots if slot.launch == step.begin and slot.word in words]
+    waited = {slot.key for slot in program.slots if slot.launch in waits and slot.word == 0}
+    return len(waits) if len(filled) == len(words) and set(filled) == waited else 0
 
 
 def _add_arguments(region: Any, program: Program, arguments: Sequence[Any]) -> dict[int, int]:

@@ -153,6 +153,8 @@ class NativeLibrary:
         # As torch itself is built. Without NDEBUG, pybind11 asks who holds the GIL at each reference counted.
         flags = [standard, "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden"]
         flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+        if torch.distributed.is_available():
+            flags.append("-DPYGRAPH_DISTRIBUTED")
         root = Path(torch.__file__).resolve().parent
         headers = (root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
         includes = [f"-isystem{path}" for path in (*headers, *self.includes)]

@@ -14,6 +14,7 @@ __all__ = [
     "COLLECTIVES",
     "FUNCTIONAL_COLLECTIVES",
     "UNKNOWN",
+    "WAIT",
     "Access",
     "Allocation",
     "AllocationKind",
@@ -44,6 +45,9 @@ FUNCTIONAL_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autogr
 
 COLLECTIVES = FUNCTIONAL_COLLECTIVES | {"c10d", "symm_mem"}
 """Namespaces of operators that talk to other processes. None of them runs while a driver captures."""
+
+WAIT = "_c10d_functional.wait_tensor"
+"""The operator, without an overload, that waits for the collectives that fill a tensor."""
 
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 _UNDECLARED_WRITES = {

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import distributed
 
-from tests.distributed.processes import Rank
+from tests.distributed.processes import Rank, attempt
 
 WIDTH = 4
 CALLS = 8
@@ -22,11 +25,46 @@ PASSES = "legality,placement,partitioning,indirection"
 CHECKS: dict[str, Callable[[Rank], None]] = {}
 """By name."""
 
+HOST_ONLY: set[str] = set()
+"""Names of those that GPUs cannot make."""
+
 
 def check(run: Callable[[Rank], None]) -> Callable[[Rank], None]:
     """Decorator: adds it to CHECKS."""
     CHECKS[run.__name__] = run
     return run
+
+
+def host_only(run: Callable[[Rank], None]) -> Callable[[Rank], None]:
+    """Decorator: a check that GPUs cannot make. Its docstring says why."""
+    HOST_ONLY.add(run.__name__)
+    return run
+
+
+@functools.cache
+def wrong(size: int, names: tuple[str, ...], device: str = "cpu", seconds: float = 600) -> dict[str, dict[int, str]]:
+    """What is wrong with each of the checks ``names``, by rank: the error of one that failed. Where a process ended,
+    the check that it was at has what it wrote, and later ones say that they were not made."""
+    said, failure = attempt("tests.distributed", size, [",".join(names), device], seconds=seconds)
+    found: dict[str, dict[int, str]] = {name: {} for name in names}
+    for number, lines in enumerate(said):
+        errors = {line["name"]: line["error"] for line in lines}
+        missing = [name for name in names if name not in errors]
+        for name in names:
+            error = errors.get(name, f"not made: the process ended in {missing[0]}" if missing else None)
+            if error is not None:
+                found[name][number] = error
+        if missing:
+            found[missing[0]][number] = f"the process ended:\n{failure}"
+    if failure and not any(found.values()):  # behind the last check
+        found[names[-1]][-1] = failure
+    return found
+
+
+def passes(size: int, names: tuple[str, ...], name: str, device: str = "cpu", seconds: float = 600) -> None:
+    """Nothing is wrong with the check ``name``, one of ``names`` that processes make together, once."""
+    errors = wrong(size, names, device, seconds)[name]
+    assert not errors, "\n".join(f"rank {number}: {error}" for number, error in errors.items())
 
 
 def group() -> Any:
@@ -86,3 +124,28 @@ def captured(count: int | None = None) -> None:
         assert record.state == "replay", (record.state, record.reason, record.refusals)
         assert record.replays > 0
         assert count is None or record.replays == count, record.replays
+
+
+@check
+def passes_everywhere(rank: Rank) -> None:
+    """For tests of this file: nothing is wrong."""
+
+
+@check
+def fails_on_rank_0(rank: Rank) -> None:
+    """The same: an error of one rank."""
+    assert rank.number, "as asked"
+
+
+@check
+def ends_rank_1(rank: Rank) -> None:
+    """The same: a process ends in the middle of a line."""
+    if rank.number == 1:
+        print('{"name": "half', end="", flush=True)
+        print("ends as asked", file=sys.stderr, flush=True)
+        os._exit(3)
+
+
+@check
+def never_made(rank: Rank) -> None:
+    """The same: behind the one in which a process ends."""

@@ -5,11 +5,17 @@ Values are small whole numbers: results are exact in any order of sums, and comp
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import distributed
 from torch.distributed import _functional_collectives as functional
 
-from tests.distributed.checks import CALLS, captured, check, compiled, group, regions, same, tensor
+from pygraph.runtime.host import HostDriver
+from pygraph.runtime.region import Region
+from tests.distributed.checks import CALLS, captured, check, compiled, group, regions, same, sent, tensor
 from tests.distributed.processes import Rank
 
 failing: set[str] = set()
@@ -243,3 +249,83 @@ def arguments_are_written(rank: Rank) -> None:
     for call in range(CALLS):
         same(ours, fn, [tensor(rank, call + 1), tensor(rank, call)])
     captured()
+
+
+# -- collectives that are waited for at once ---------------------------------------------------------------------------
+
+Send = Callable[..., Any]
+
+
+def _sends(size: int) -> dict[str, tuple[str, Send]]:
+    """By name, an operator and how it is called with a matrix of 4 x 4 that is the region's own."""
+    ops, name, even = torch.ops._c10d_functional, group().group_name, [2, 2]
+    uneven = ([1, 2], [2, 2]) if distributed.get_rank() else ([3, 2], [3, 1])  # rows that come, and that go
+    return {
+        **{f"{how} in place": ("all_reduce_", lambda x, how=how: ops.all_reduce_(x, how, name)) for how in REDUCTIONS},
+        "a view in place": ("all_reduce_", lambda x: ops.all_reduce_(x[1:3], "sum", name)),
+        "sum": ("all_reduce", lambda x: ops.all_reduce(x, "sum", name)),
+        "maximum of rows": ("all_reduce", lambda x: ops.all_reduce(x[2:], "max", name)),
+        "maximum of columns": ("all_reduce", lambda x: ops.all_reduce(x[:, 2:], "max", name)),
+        "several in place": ("all_reduce_coalesced_", lambda x: ops.all_reduce_coalesced_([x[:1], x[2:]], "sum", name)),
+        "several": ("all_reduce_coalesced", lambda x: ops.all_reduce_coalesced([x, x[2:]], "max", name)),
+        "gather": ("all_gather_into_tensor", lambda x: ops.all_gather_into_tensor(x, size, name)),
+        "gather several": (
+            "all_gather_into_tensor_coalesced",
+            lambda x: ops.all_gather_into_tensor_coalesced([x[1:], x[0]], size, name),
+        ),
+        "gather there": (
+            "all_gather_into_tensor_out",
+            lambda x: ops.all_gather_into_tensor_out(x, size, name, out=x.new_empty(4 * size, 4)),
+        ),
+        "scatter": ("reduce_scatter_tensor", lambda x: ops.reduce_scatter_tensor(x, "sum", size, name)),
+        "scatter several": (
+            "reduce_scatter_tensor_coalesced",
+            lambda x: ops.reduce_scatter_tensor_coalesced([x, x[2:]], "max", size, name),
+        ),
+        "scatter there": (
+            "reduce_scatter_tensor_out",
+            lambda x: ops.reduce_scatter_tensor_out(x, "sum", size, name, out=x.new_empty(4 // size, 4)),
+        ),
+        "even parts": ("all_to_all_single", lambda x: ops.all_to_all_single(x, even, even, name)),
+        "uneven parts": ("all_to_all_single", lambda x: ops.all_to_all_single(x, *uneven, name)),
+    }
+
+
+REDUCTIONS = ("sum", "max", "min", "product")
+BOXED = {"maximum of columns": 1}
+"""Waits of those that stay calls of the operator, which makes their operands contiguous."""
+
+
+def _called(region: Callable[..., Any], args: list[Any]) -> tuple[Any, Counter[str]]:
+    """What a call returns, and the operators that it calls."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found = region(args)
+    return found, Counter(event.name for event in profile.events())
+
+
+@check
+def waits_stand_behind_their_collectives(rank: Rank) -> None:
+    """Of each kind: results are eager's, so is what is sent, and no wait is called."""
+    ops = torch.ops._c10d_functional
+    for number, (name, (operator, send)) in enumerate(_sends(rank.size).items()):
+
+        def fn(args: list[Any], send: Send = send) -> Sequence[Any]:
+            (x,) = args
+            args.clear()
+            y = torch.relu(x) + 1
+            found = send(y)
+            waited = [ops.wait_tensor(each) for each in (found if isinstance(found, (list, tuple)) else [found])]
+            return [torch.relu(each) for each in (*waited, y)]
+
+        region = Region(fn, HostDriver(), name="toy")
+        with torch.no_grad():
+            for call in range(4):
+                before = sent()
+                expected = fn([tensor(rank, number + call)])
+                count, before = sent() - before, sent()
+                found, called = _called(region, [tensor(rank, number + call)])
+                assert sent() - before == count, name
+                assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), (name, call, found)
+            assert region.record.replays == 2, (name, region.record.refusals)
+            assert called[f"_c10d_functional::{operator}"] == 1, name
+            assert called["_c10d_functional::wait_tensor"] == BOXED.get(name, 0), name

@@ -25,6 +25,16 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYGRAPH_MEAS
 def launch(module: str, size: int, arguments: Sequence[str] = (), *, seconds: float) -> list[list[dict[str, Any]]]:
     """The JSON lines that each of ``size`` processes ``python -m MODULE RANK SIZE STORE ARGUMENTS`` printed, by rank.
     All are killed after ``seconds``. Raises AssertionError with what they wrote to stderr if one failed."""
+    said, failure = attempt(module, size, arguments, seconds=seconds)
+    assert not failure, failure
+    return said
+
+
+def attempt(
+    module: str, size: int, arguments: Sequence[str] = (), *, seconds: float
+) -> tuple[list[list[dict[str, Any]]], str]:
+    """The same, also where processes fail: what each rank printed before it ended, and what those that failed wrote to
+    stderr (empty if none did)."""
     HostDriver()  # built here, if it has to be: the ranks' time is for what they do
     with tempfile.TemporaryDirectory() as folder:
         files = [open(Path(folder, f"{kind}{rank}"), "w+") for rank in range(size) for kind in ("out", "err")]  # noqa: SIM115 - closed below
@@ -53,11 +63,10 @@ def launch(module: str, size: int, arguments: Sequence[str] = (), *, seconds: fl
             file.seek(0)
             texts.append(file.read())
             file.close()
-    said = [[json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in texts[::2]]
+    lines = [text.splitlines(keepends=True) for text in texts[::2]]  # one that was killed may have left half a line
+    said = [[json.loads(line) for line in rank if line.startswith("{") and line.endswith("\n")] for rank in lines]
     failed = [number for number, rank in enumerate(ranks) if rank.returncode]
-    told = "\n".join(f"rank {n}: status {ranks[n].returncode}\n{texts[2 * n + 1][-6000:]}" for n in failed)
-    assert not failed, told
-    return said
+    return said, "\n".join(f"rank {n}: status {ranks[n].returncode}\n{texts[2 * n + 1][-6000:]}" for n in failed)
 
 
 def use_one_thread() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
 from tests.distributed import hazards, programs, steps, votes
-from tests.distributed.checks import CHECKS
+from tests.distributed.checks import CHECKS, passes, wrong
 from tests.distributed.processes import launch
 
 HAZARDS = tuple(name for name, run in CHECKS.items() if run.__module__ == hazards.__name__)
@@ -18,49 +16,50 @@ FOUR = ("captures_at_different_calls", "one_rank_evicts", "groups_take_turns", "
 """What depends on how many ranks there are."""
 
 
-@functools.cache
-def found(size: int, names: tuple[str, ...]) -> list[dict[str, str | None]]:
-    """The error of each check, by rank."""
-    said = launch("tests.distributed", size, [",".join(names)], seconds=600)
-    return [{line["name"]: line["error"] for line in rank} for rank in said]
-
-
-def agree(size: int, names: tuple[str, ...], name: str) -> None:
-    errors = {number: rank[name] for number, rank in enumerate(found(size, names)) if rank[name] is not None}
-    assert not errors, "\n".join(f"rank {number}: {error}" for number, error in errors.items())
-
-
 @pytest.mark.parametrize("name", HAZARDS)
 def test_two_ranks_that_decide_otherwise(name: str) -> None:
-    agree(2, HAZARDS, name)
+    passes(2, HAZARDS, name)
 
 
 @pytest.mark.parametrize("name", VOTES)
 def test_two_ranks_that_vote(name: str) -> None:
-    agree(2, VOTES, name)
+    passes(2, VOTES, name)
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_two_ranks_that_train(name: str) -> None:
-    agree(2, STEPS, name)
+    passes(2, STEPS, name)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", VOTES)
 def test_four_ranks_that_vote(name: str) -> None:
-    agree(4, VOTES, name)
+    passes(4, VOTES, name)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", FOUR)
 def test_four_ranks_that_decide_otherwise(name: str) -> None:
-    agree(4, FOUR, name)
+    passes(4, FOUR, name)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("size", "name"), [(size, name) for size in (2, 4) for name in PROGRAMS])
 def test_programs_of_each_kind(size: int, name: str) -> None:
-    agree(size, PROGRAMS, name)
+    passes(size, PROGRAMS, name)
+
+
+def test_each_check_has_its_own_error() -> None:
+    names = ("passes_everywhere", "fails_on_rank_0", "ends_rank_1", "never_made")
+    found = wrong(2, names)
+    assert found["passes_everywhere"] == {}
+    assert list(found["fails_on_rank_0"]) == [0]
+    assert "as asked" in found["fails_on_rank_0"][0]
+    assert list(found["ends_rank_1"]) == [1]
+    assert "rank 1: status 3\nends as asked" in found["ends_rank_1"][1]
+    assert "the process ended" in found["never_made"][0]
+    assert found["never_made"][1] == "not made: the process ended in ends_rank_1"
+    assert wrong(2, names) is found, "processes are started once"
 
 
 def _episodes(size: int, count: int, seconds: float) -> None:

@@ -634,7 +634,122 @@ def group(tmp_path: Path) -> Iterator[str]:
     try:
         yield str(distributed.group.WORLD.group_name)  # type: ignore[union-attr]
     finally:
-        distributed.destroy_process_group()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def waits(region: Callable[..., Any], args: list[Any]) -> int:
+    """How many waits a call of ``region`` calls."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        region(args)
+    return sum(event.name == "_c10d_functional::wait_tensor" for event in profile.events())
+
+
+def summed(group: str) -> Function:
+    """A collective in place, which is waited for at once."""
+    functional = torch.ops._c10d_functional
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        return [torch.relu(functional.wait_tensor(functional.all_reduce_(torch.relu(x), "sum", group)))]
+
+    return fn
+
+
+def test_a_collective_is_sent_and_waited_for_at_once(group: str) -> None:
+    region = region_of(summed(group))
+    for _ in range(2):
+        region([randn(4, 4)])
+    assert [waits(region, [randn(4, 4)]) for _ in range(2, CALLS)] == [0] * (CALLS - 2)
+    assert region.record.replays == CALLS - 2
+
+
+def test_a_wait_is_called_where_work_lies_between(group: str) -> None:
+    functional = torch.ops._c10d_functional
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        flying = functional.all_reduce_(torch.relu(x), "sum", group)
+        other = torch.mm(x, x)
+        return [torch.relu(functional.wait_tensor(flying)) + other]
+
+    region = region_of(fn)
+    for _ in range(3):
+        region([randn(4, 4)])
+    assert waits(region, [randn(4, 4)]) == 1
+
+
+def test_a_wait_is_for_all_that_fills_a_tensor(group: str) -> None:
+    """Also for what was sent before, inside of the region or outside."""
+    functional, left = torch.ops._c10d_functional, torch._C._distributed_c10d._get_work_registry_size
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        (x,) = args
+        args.clear()
+        y = torch.relu(x)
+        functional.all_reduce_(y, "sum", group)
+        y = functional.wait_tensor(functional.all_reduce_(y, "sum", group))
+        return [torch.relu(y), torch.relu(functional.wait_tensor(functional.all_reduce_(x, "sum", group)))]
+
+    region = region_of(fn)
+    for _ in range(3):
+        region([randn(4, 4)])
+    never = functional.all_reduce(randn(4, 4), "sum", group)
+    x = randn(4, 4)
+    functional.all_reduce_(x, "sum", group)
+    assert waits(region, [x]) == 0
+    assert region.record.replays == 2
+    assert left() == 1
+    functional.wait_tensor(never)
+
+
+def test_collectives_are_sent_once_where_each_call_is_compared(group: str) -> None:
+    world: Any = distributed.group.WORLD
+    region = region_of(summed(group), verify_always=True)
+    for _ in range(CALLS):
+        before = world._get_sequence_number_for_group()
+        x = randn(4, 4)
+        assert torch.equal(region([x])[0], torch.relu(x))
+        assert world._get_sequence_number_for_group() == before + 1
+    assert region.record.replays == CALLS - 2
+
+
+def test_a_group_is_looked_for_by_its_name_at_each_call(group: str, tmp_path: Path) -> None:
+    """One that was destroyed raises as uncaptured; another one of its name is used."""
+    fn = summed(group)
+    region = region_of(fn)
+    for _ in range(3):
+        region([randn(4, 4)])
+    distributed.destroy_process_group()
+    said = []
+    for each in (fn, region):
+        with pytest.raises(RuntimeError) as error:
+            each([randn(4, 4)])
+        said.append(str(error.value).partition("\n")[0])
+    assert said[0] == said[1]
+    assert group in said[0]
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'again'}", rank=0, world_size=1)
+    assert distributed.group.WORLD.group_name == group  # type: ignore[union-attr]
+    assert waits(region, [randn(4, 4)]) == 0
+
+
+def test_a_kernel_of_somebody_else_is_called(group: str) -> None:
+    """A library may replace what an operator does on a device."""
+    with torch.library._scoped_library("_c10d_functional", "IMPL") as library:
+
+        def theirs(x: torch.Tensor, *_: Any) -> torch.Tensor:
+            seen.append("theirs")
+            return x.add_(1)
+
+        library.impl("all_reduce_", theirs, "CPU")
+        region = region_of(summed(group))
+        for _ in range(CALLS):
+            x = randn(4, 4)
+            assert torch.equal(region([x])[0], torch.relu(x) + 1)
+        assert seen == ["theirs"] * CALLS
+        assert region.record.replays == CALLS - 2
 
 
 def test_what_is_under_way_at_either_end_of_a_region_is_not_compared(group: str) -> None:

@@ -3,11 +3,14 @@
 #pragma once
 
 #include "arguments.h"
+#include "collectives.h"
 
 #include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -88,6 +91,7 @@ struct Call : Operands {
   c10::SmallVector<std::pair<size_t, at::DataPtr>, 4> blocks; // with the step that they die in
   std::vector<Owned> owned;
   PyObject* answer = nullptr; // called in the place of each operator
+  size_t waited = 0; // so many of the next steps are waits for what has been waited for
 };
 
 struct Layout {
@@ -143,6 +147,8 @@ struct EagerCall {
   std::vector<EagerResult> results;
   size_t alignment; // of results' addresses, in bytes
   uint64_t drawn; // how far the launches before it advance the generator
+  size_t waits; // so many steps directly behind it, and they alone, wait for all of its results
+  std::optional<Collective> collective; // if it can be sent and waited for at once
 
   static constexpr auto kDevice = backend == DispatchKey::CPU ? c10::kCPU : c10::kCUDA;
 
@@ -152,13 +158,30 @@ struct EagerCall {
     return made;
   }
 
-  // As the program calls it uncaptured: nothing of the thread's state is changed.
-  std::vector<Tensor> run(const std::vector<Tensor>& tensors) const {
+  // As the program calls it uncaptured: nothing of the thread's state is changed. But where waits stand directly behind a
+  // collective, it is waited for here, and they do nothing.
+  std::vector<Tensor> run(const std::vector<Tensor>& tensors, Call& call) const {
+    if (call.waited > 0) {
+      --call.waited;
+      return tensors;
+    }
     Stack values;
     values.reserve(stack.size());
     size_t next = 0;
     auto put = [&](const Tensor&) { return tensors[leaves[next++]]; };
     for (const auto& value : stack) values.push_back(map_tensors(value, put));
+    if (collective) {
+      if (auto group = collective->group(tensors)) {
+        at::RecordFunction range(at::RecordScope::FUNCTION);
+        c10::ArrayRef<const c10::IValue> told(values.data(), values.size());
+        if (range.isActive()) range.before(std::cref(op.schema()), told); // as the dispatcher tells profilers
+        auto inputs = values[0].isTensor() ? std::vector<Tensor>{values[0].toTensor()} : values[0].toTensorVector();
+        auto outputs = unset(tensors);
+        collective->send(*group, tensors, inputs, outputs);
+        call.waited = waits;
+        return outputs;
+      }
+    }
     op.callBoxed(&values);
     return tensors_of(values);
   }
@@ -207,6 +230,17 @@ struct EagerCall {
       default:
         return *each.constant;
     }
+  }
+
+  // What a collective fills: operands, or new memory.
+  std::vector<Tensor> unset(const std::vector<Tensor>& tensors) const {
+    std::vector<Tensor> made;
+    for (const auto& each : results) {
+      auto index = static_cast<size_t>(each.index);
+      auto options = at::device(tensors[0].device()).dtype(each.layout.dtype);
+      made.push_back(each.owned ? at::empty(each.layout.size, options) : tensors[index]);
+    }
+    return made;
   }
 
   // The result's own memory, if the launches that were captured can use it as it is; else a copy.

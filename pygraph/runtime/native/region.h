@@ -148,11 +148,22 @@ class Region {
       std::vector<EagerOperand> operands,
       std::vector<EagerResult> results,
       size_t alignment,
-      uint64_t drawn) {
+      uint64_t drawn,
+      size_t waits) {
     TORCH_CHECK(tensors_of(call.stack).size() == leaves.size(), "an operator's tensors do not match");
+    auto own = call.op.hasKernelForDispatchKey(backend); // somebody else's: torch's serve all devices
+    auto collective = waits > 0 && !own ? Collective::of(call.op, call.stack) : std::nullopt;
     steps_.emplace_back();
     steps_.back().call.reset(new EagerCall<backend>{
-        call.op, call.stack, std::move(leaves), std::move(operands), std::move(results), alignment, drawn});
+        call.op,
+        call.stack,
+        std::move(leaves),
+        std::move(operands),
+        std::move(results),
+        alignment,
+        drawn,
+        waits,
+        std::move(collective)});
   }
 
   // Memory for intermediates from the step `born` to `died`. Returns its source.
@@ -293,7 +304,7 @@ class Region {
     c10::SmallVector<uintptr_t, 8> bases;
     for (const auto& tensor : tensors) bases.push_back(storage_base(tensor));
     before_call(each.drawn);
-    auto returned = call.answer == nullptr ? each.run(tensors) : answered(call.answer, tensors);
+    auto returned = call.answer == nullptr ? each.run(tensors, call) : answered(call.answer, tensors);
     after_call(each.drawn);
     bool moved = false;
     for (size_t i = 0; i < tensors.size(); ++i) moved = moved || storage_base(tensors[i]) != bases[i];

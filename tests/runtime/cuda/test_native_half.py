@@ -233,9 +233,9 @@ def calling():
     made.add_segment(0, 0)
     calls = [cuda.OperatorCall(f"simulated::{name}", "", (torch.empty(1),), {}) for name in ("twice", "overwrite")]
     operands = [cuda.EagerOperand(cuda.OperandKind.OWNED, owned, 0, [8], [1], torch.uint8, None) for owned in (0, 2)]
-    made.add_call(calls[0], [0], [operands[0]], [cuda.EagerResult(True, 1, 0, 8, [8], [1], torch.uint8)], 1, 0)
+    made.add_call(calls[0], [0], [operands[0]], [cuda.EagerResult(True, 1, 0, 8, [8], [1], torch.uint8)], 1, 0, 0)
     made.add_segment(later, cuda.instance(later))
-    made.add_call(calls[1], [0], [operands[1]], [], 1, 0)
+    made.add_call(calls[1], [0], [operands[1]], [], 1, 0, 0)
     made.add_segment(last, cuda.instance(last))
     for step, owned in ((0, 0), (2, 2), (4, 3)):
         made.add_taken(step, owned, 8)
