@@ -30,7 +30,8 @@ from torch import distributed, nn
 from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
-SIDES = ("eager", "default", "reduce-overhead", "pygraph", "captured-collectives")
+SIDES = ("eager", "default", "reduce-overhead", "pygraph", "captured-collectives", "step", "step-captured-collectives")
+"""``step``: by ``pygraph.train_step``; for training."""
 COMPARED = 6
 """Calls that are compared with eager ones."""
 SECONDS = 150
@@ -39,9 +40,29 @@ ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 """NVLink multicast stays off; collectives may be captured."""
 
 Wrap = Callable[[Any], Any]
-"""Compiles a module as a side does."""
+"""Does something to a module or a function."""
 Step = Callable[[int], torch.Tensor]
 """The n-th call; returns what is compared."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a side compiles: a model, or a whole training step."""
+
+    name: str
+
+    def __call__(self, model: Any) -> Any:
+        from pygraph.bench.sides import compile_as
+
+        return model if self.name.startswith("step") else compile_as(self.name, model)
+
+    def step(self, step: Any) -> Any:
+        import pygraph
+
+        if not self.name.startswith("step"):
+            return step
+        captured = {"collectives": "captured"} if self.name != "step" else {}
+        return pygraph.train_step(step, options={"cache_dir": None, **captured})
 
 
 @dataclass(frozen=True)
@@ -173,12 +194,12 @@ def decoder(place: Place, by_dtensor: bool, layers: int) -> tuple[Decoder, dict[
     return model.eval().requires_grad_(False), sizes
 
 
-def decoding(place: Place, wrap: Wrap, *, by_dtensor: bool = False, prompt: int = 0) -> Step:
+def decoding(place: Place, side: Side, *, by_dtensor: bool = False, prompt: int = 0) -> Step:
     """Steps of one token for each of 8 requests, or of a whole prompt for one."""
     layers, length = (2, 32) if place.tiny else (16, 1024)
     prompt = min(prompt, length // 2)
     model, sizes = decoder(place, by_dtensor, layers)
-    run = wrap(model)
+    run = side(model)
     batch, rows = (1, prompt) if prompt else (2 if place.tiny else 8, 1)
     heads, size = sizes["heads"] // place.size, sizes["width"] // sizes["heads"]
 
@@ -246,29 +267,32 @@ def gpt(place: Place, layers: int) -> tuple[Gpt, Callable[[int], tuple[torch.Ten
     return model, lambda call: tuple(script[call % 8])
 
 
-def training(run: Any, parameters: Any, batch: Callable[[int], tuple[torch.Tensor, ...]], place: Place) -> Step:
+def training(
+    run: Any, parameters: Any, batch: Callable[[int], tuple[torch.Tensor, ...]], place: Place, side: Side
+) -> Step:
     """A step of AdamW. Compared is the loss."""
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=place.device.type == "cuda")
 
-    def step(call: int) -> torch.Tensor:
-        loss = run(*batch(call))
+    @side.step
+    def step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = run(tokens, targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
 
-    return step
+    return lambda call: step(*batch(call))
 
 
-def ddp(place: Place, wrap: Wrap) -> Step:
+def ddp(place: Place, side: Side) -> Step:
     """Six layers, ``DistributedDataParallel`` around the compiled model."""
     model, batch = gpt(place, 6)
     model.to(place.device, place.dtype)
-    run = nn.parallel.DistributedDataParallel(wrap(model))
-    return training(run, model.parameters(), batch, place)
+    run = nn.parallel.DistributedDataParallel(side(model))
+    return training(run, model.parameters(), batch, place, side)
 
 
-def fsdp(place: Place, wrap: Wrap, *, whole: bool = False) -> Step:
+def fsdp(place: Place, side: Side, *, whole: bool = False) -> Step:
     """Eight layers, ``fully_shard`` on each; compiled layer by layer, or whole."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -282,11 +306,11 @@ def fsdp(place: Place, wrap: Wrap, *, whole: bool = False) -> Step:
     fully_shard(model, mesh=mesh, mp_policy=policy)
     run: Any = model
     if whole:
-        run = wrap(model)
+        run = side(model)
     else:
         for block in model.blocks:
-            block.forward = wrap(block.forward)
-    return training(run, model.parameters(), batch, place)
+            block.forward = side(block.forward)
+    return training(run, model.parameters(), batch, place, side)
 
 
 # -- experts -----------------------------------------------------------------------------------------------------------
@@ -326,12 +350,12 @@ class Experts(nn.Module):
         return x + torch.cat((back, back.new_zeros(1, width)))[row] * weight.to(x.dtype).unsqueeze(-1)
 
 
-def experts(place: Place, wrap: Wrap) -> Step:
+def experts(place: Place, side: Side) -> Step:
     """Eight layers of 16 experts, 512 rows on each rank."""
     layers, width, hidden, number, rows = (2, 16, 32, 4, 32) if place.tiny else (8, 1024, 2048, 16, 512)
     each = [Experts(place, width, hidden, number, 2 * rows // number, 10 * at) for at in range(layers)]
     model = nn.Sequential(*each).eval().requires_grad_(False)
-    run = wrap(model)
+    run = side(model)
     directions = place.numbers(width, number, seed=ROUTER).T
     script = []
     for seed in range(100 * place.rank, 100 * place.rank + 8):
@@ -345,16 +369,18 @@ def experts(place: Place, wrap: Wrap) -> Step:
     return step
 
 
-WORKLOADS: dict[str, Callable[[Place, Wrap], Step]] = {
+WORKLOADS: dict[str, Callable[[Place, Side], Step]] = {
     "decode": decoding,
-    "decode-dtensor": lambda place, wrap: decoding(place, wrap, by_dtensor=True),
-    "prefill-512": lambda place, wrap: decoding(place, wrap, prompt=512),
-    "prefill-512-dtensor": lambda place, wrap: decoding(place, wrap, by_dtensor=True, prompt=512),
+    "decode-dtensor": lambda place, side: decoding(place, side, by_dtensor=True),
+    "prefill-512": lambda place, side: decoding(place, side, prompt=512),
+    "prefill-512-dtensor": lambda place, side: decoding(place, side, by_dtensor=True, prompt=512),
     "ddp": ddp,
     "fsdp-layers": fsdp,
-    "fsdp-whole": lambda place, wrap: fsdp(place, wrap, whole=True),
+    "fsdp-whole": lambda place, side: fsdp(place, side, whole=True),
     "experts": experts,
 }
+
+WORKLOADS_THAT_TRAIN = frozenset({"ddp", "fsdp-layers", "fsdp-whole"})
 
 # -- one process -------------------------------------------------------------------------------------------------------
 
@@ -363,7 +389,6 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
     """The row of one side, with what was ``captured`` on this rank. ``expected`` are the results of eager; its own row
     fills it."""
     import pygraph
-    from pygraph.bench.sides import compile_as
     from pygraph.bench.worker import what_was_captured
 
     cuda = place.device.type == "cuda"
@@ -374,7 +399,7 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    step = WORKLOADS[workload](place, lambda target: compile_as(side, target))
+    step = WORKLOADS[workload](place, Side(side))
     calls = iter(range(1 << 30))
 
     def run() -> torch.Tensor:
@@ -514,7 +539,9 @@ def main() -> None:
         return
     rows: list[dict[str, Any]] = []
     for workload in chosen.workloads.split(","):
-        left = [side for side in SIDES if side in (*chosen.sides.split(","), "eager")]
+        asked = (*chosen.sides.split(","), "eager")
+        trains = WORKLOADS_THAT_TRAIN.intersection([workload])
+        left = [side for side in SIDES if side in asked and (trains or not side.startswith("step"))]
         while left:
             made = launch(chosen.processes, workload, left, chosen.tiny)
             rows += [row for row in made if row not in rows]

@@ -16,8 +16,8 @@ from tests.distributed.processes import Rank
 
 STEPS = 20
 FEATURES = 8
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
-"""Inductor and eager round otherwise."""
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6} if not torch.cuda.is_available() else {"rtol": 1e-4, "atol": 1e-5}
+"""Inductor and eager round otherwise, and each of them on each device."""
 
 Step = Callable[[int, torch.Tensor, torch.Tensor], Any]
 """The n-th step on inputs and targets."""

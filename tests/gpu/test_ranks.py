@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.distributed import votes
+from tests.distributed import steps, votes
 from tests.distributed.checks import CHECKS, HOST_ONLY, passes
 from tests.test_ranks import check
 
 VOTES = tuple(name for name, run in CHECKS.items() if run.__module__ == votes.__name__ and name not in HOST_ONLY)
+STEPS = tuple(name for name, run in CHECKS.items() if run.__module__ == steps.__name__)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -25,3 +26,10 @@ def test_ranks_that_vote_on_capturing_collectives(name: str, monkeypatch: pytest
         pytest.skip("needs 2 devices")
     monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
     passes(2, VOTES, name, "cuda", 400)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_ranks_that_train(name: str) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 devices")
+    passes(2, STEPS, name, "cuda", 400)
