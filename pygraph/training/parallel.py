@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pygraph import compat
 
-__all__ = ["average_gradients", "facts", "synchronized", "untraceable"]
+__all__ = ["average_gradients", "facts", "state", "synchronized", "untraceable"]
 
 _FIRST_BUCKET = 1 << 20
 """Bytes of the gradients that are sent first (1 MiB), as by DDP: the sooner the network is busy, the better."""
@@ -47,11 +47,24 @@ def untraceable(model: DistributedDataParallel) -> str:
     return ""
 
 
+def state(model: DistributedDataParallel) -> list[Any]:
+    """What may change of ``model`` from step to step and decides on all else here."""
+    buffers = map(id, model.module.buffers()) if model.modules_buffers else ()
+    return [
+        model.process_group.group_name,
+        model._join_config.enable,
+        len(model._comm_hooks),
+        hasattr(model, "buffer_hook"),
+        *buffers,
+    ]
+
+
 def facts(model: DistributedDataParallel) -> dict[str, Any]:
     """What a program needs to know of ``model``, as attributes that it guards on."""
     model._assign_modules_buffers()
     kinds: dict[torch.dtype, list[torch.Tensor]] = {}
-    for buffer in model.modules_buffers:
+    synchronizes = vars(model)["forward_sync_buffers" if "forward_sync_buffers" in vars(model) else "broadcast_buffers"]
+    for buffer in model.modules_buffers if synchronizes else ():
         kinds.setdefault(buffer.dtype, []).append(buffer)
     return {
         "_pygraph_group": model.process_group.group_name,
@@ -82,7 +95,7 @@ def _buckets(model: DistributedDataParallel) -> list[list[torch.Tensor]]:
 
 def synchronized(self: Any, inputs: Any, kwargs: Any) -> Any:
     """DDP's own ``forward``: buffers are those of rank 0, and gradients of the next backward pass are averaged."""
-    if self.require_forward_param_sync and self.forward_sync_buffers:
+    if self.require_forward_param_sync:
         with torch.no_grad():
             for kind in self._pygraph_buffers:
                 flat = torch.cat([buffer.reshape(-1) for buffer in kind])

@@ -563,15 +563,18 @@ class _UsedParallel(Used):
         }
         self._stand_in: Any = object.__new__(type("TracedDistributedDataParallel", (DistributedDataParallel,), own))
         object.__setattr__(self._stand_in, "__dict__", vars(model))  # a module's own __setattr__ would register it
+        self._state: list[Any] = []
 
     def before(self) -> None:
         model = self.value()
-        if model is None:
+        state = self._state if model is None else parallel.state(model)
+        if model is None or state == self._state:
             return
+        self._state = state
         if parallel.untraceable(model):
             vars(model).pop("_pygraph", None)
-            return
-        vars(model).update(_pygraph=self._stand_in, **parallel.facts(model))
+        else:
+            vars(model).update(_pygraph=self._stand_in, **parallel.facts(model))
 
 
 def _leave_apart(stand_in: Any) -> None:
