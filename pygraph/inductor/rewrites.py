@@ -243,6 +243,9 @@ _PACKS = frozenset(
 )
 """Operators that scale gradients and lay them side by side."""
 
+_ROWS = frozenset(f"aten.{name}.default" for name in ("cat", "reshape", "view"))
+"""Those that end with one row."""
+
 
 def send_early(gm: torch.fx.GraphModule) -> None:
     """Move each all-reduce of packed tensors, and what packs these, to where they are known. Collectives keep their
@@ -252,22 +255,28 @@ def send_early(gm: torch.fx.GraphModule) -> None:
     after:   backward of layer 2 ─► all_reduce(2) ─► backward of layer 1 ─► all_reduce(1) ─► wait, …
     """
     order = {node: number for number, node in enumerate(gm.graph.nodes)}
+    ends: dict[int, FxNode] = {}  # the last of those that were moved to behind a node, by its number
     latest: list[FxNode] = []  # the collective before
-    moved = False
     for node in sorted(order, key=order.__getitem__):
         if not is_functional_collective(str(node.target)) or "wait" in str(node.target):
             continue
-        if str(node.target) == _ALL_REDUCE and str(node.all_input_nodes[0].target) in _PACKS:
+        if str(node.target) == _ALL_REDUCE and _is_packed(node.all_input_nodes[0]):
             for each in (*_packing(node), node):
-                needed = [*each.all_input_nodes, *(latest if each is node else ())]
-                last = max(needed, key=order.__getitem__)
-                last.append(each)
-                order[each] = order[last]
-            moved = node.meta[SENT_EARLY] = True
+                last = max([*each.all_input_nodes, *(latest if each is node else ())], key=order.__getitem__)
+                order[each] = number = order[last]
+                ends.get(number, last).append(each)
+                ends[number] = each
+            node.meta[SENT_EARLY] = True
         latest = [node]
-    if moved:
+    if ends:
         gm.graph.lint()
         gm.recompile()
+
+
+def _is_packed(node: FxNode) -> bool:
+    """Whether ``node`` is a row of what other tensors hold."""
+    value = _tensor(node)
+    return str(node.target) in _ROWS and value is not None and value.dim() == 1
 
 
 def _packing(node: FxNode) -> list[FxNode]:

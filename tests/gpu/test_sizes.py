@@ -75,9 +75,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     capture, instantiate = CudaDriver.capture, CudaDriver.instantiate
     found = Counted(0, weakref.WeakSet())
 
-    def capturing(self: CudaDriver, *arguments: Any) -> Any:
+    def capturing(self: CudaDriver, *arguments: Any, **named: Any) -> Any:
         found.captures += 1
-        return capture(self, *arguments)
+        return capture(self, *arguments, **named)
 
     def instantiating(self: CudaDriver, program: Any) -> Any:
         executable = instantiate(self, program)
