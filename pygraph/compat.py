@@ -25,6 +25,7 @@ __all__ = [
     "Substitution",
     "absent",
     "announce",
+    "before_shutdown",
     "compilations",
     "compile_reason",
     "dispatch_mode_flags",
@@ -508,11 +509,25 @@ cuda_sleep = _find("torch.cuda._sleep", cost="matrix products keep the form that
 
 # -- several processes. A torch built without torch.distributed has none of it, and nothing asks for it there. ------
 resolve_process_group: Any = None
+_ProcessGroup: Any = None
 if torch.distributed.is_available():
+    _ProcessGroup = torch.distributed.ProcessGroup
     resolve_process_group = _find(
         "torch._C._distributed_c10d._resolve_process_group",
         cost="collectives are called by each replay, never captured",
     )
+
+
+def before_shutdown(act: Callable[[Any], None]) -> None:
+    """Call ``act`` with each process group that is about to be shut down, as ``destroy_process_group`` does."""
+    shutdown = _ProcessGroup.shutdown
+
+    def act_and_shut_down(self: Any) -> None:
+        act(self)
+        shutdown(self)
+
+    _ProcessGroup.shutdown = act_and_shut_down
+
 
 # -- calibration and benchmarks ------------------------------------------------------------------------------------
 _CALIBRATE = "`pygraph calibrate` does not work"

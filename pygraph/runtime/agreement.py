@@ -8,16 +8,17 @@ all, or has waited for SECONDS, decides for everybody.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
-from pygraph.compat import resolve_process_group
+from pygraph.compat import before_shutdown, resolve_process_group
 from pygraph.runtime.answers import in_flight
 from pygraph.runtime.contract import Program
 from pygraph.runtime.recording import is_functional_collective
@@ -40,8 +41,14 @@ _opened: Counter[tuple[str, str]] = Counter()
 _captured: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """How many collectives of a process group were captured, and not sent."""
 
-_joined: WeakSet[Any] = WeakSet()
-"""Process groups of which replays send collectives that were captured."""
+_joined: WeakKeyDictionary[Any, WeakSet[Closable]] = WeakKeyDictionary()
+"""Process groups of which replays send collectives that were captured, with the regions that do."""
+
+
+class Closable(Protocol):
+    """What holds captured collectives."""
+
+    def close(self) -> None: ...
 
 
 class Outcome(str, Enum):
@@ -90,9 +97,11 @@ class Ballot:
         finally:
             _captured[group] = _captured.get(group, 0) + _sent(group) - before
 
-    def join(self) -> None:
-        """Replays send captured collectives from now on."""
-        _joined.add(resolve_process_group(self.group))
+    def join(self, region: Closable) -> None:
+        """Replays of ``region`` send captured collectives from now on, until the group is shut down: NCCL goes on
+        waiting for graphs that hold some of a communicator before it destroys it."""
+        _close_before_shutdown()
+        _joined.setdefault(resolve_process_group(self.group), WeakSet()).add(region)
 
     def decide(self, question: str, answer: str | None) -> Outcome:
         """YES if every rank gives the same ``answer`` to ``question`` of this vote; None says no, and does not wait for
@@ -111,6 +120,17 @@ class Ballot:
                 found = Outcome.LATE
         decided = Outcome(store.compare_set(prefix, "", found.value).decode())
         return Outcome.NO if decided is Outcome.YES and not answer else decided
+
+
+@functools.cache
+def _close_before_shutdown() -> None:
+    """Close the regions of a process group before it is shut down. Has an effect once."""
+
+    def close(group: Any) -> None:
+        for region in list(_joined.pop(group, ())):
+            region.close()
+
+    before_shutdown(close)
 
 
 def _sent(group: Any) -> int:

@@ -565,7 +565,7 @@ class Region:
             self._said(outcome)
         refusal = verdict.refusal
         if kept:
-            ballot.join()
+            ballot.join(self)
             self._install_joint(variant, made)
         elif outcome is Outcome.YES and refusal is not None and refusal.reason not in _IN_STEP:
             error = ReplayError(

@@ -313,3 +313,14 @@ def a_region_is_closed_during_the_vote(rank: Rank) -> None:
             assert torch.equal(ours(cache, x), expected), call
     assert closed
     assert (record().state, record().replays, record().notes) == ("uncaptured", 1, [])
+
+
+@check
+def a_group_that_ends_takes_its_captures_along(rank: Rank) -> None:
+    """NCCL waits for all graphs that hold a collective of a communicator before it destroys it. Nobody has to close
+    regions before."""
+    run(rank)
+    assert AGREED in record().notes
+    assert record().state == "replay"
+    rank.end()
+    assert record().state == "uncaptured"
