@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ __all__ = [
     "compilations",
     "compile_reason",
     "dispatch_mode_flags",
+    "follow_backward",
     "inductor_timing",
     "keep_random_draws",
     "mend_gradients",
@@ -207,7 +208,7 @@ _compilations = _find(
 _ConstantVariable = _find("torch._dynamo.variables.ConstantVariable", cost=_STEPS)
 _LazyVariableTracker = _find("torch._dynamo.variables.lazy.LazyVariableTracker", cost=_STEPS)
 _OutputGraph = _find("torch._dynamo.output_graph.OutputGraph", cost=_STEPS)
-_RestartAnalysis = _find("torch._dynamo.exc.RestartAnalysis", cost=_STEPS)
+_Unsupported = _find("torch._dynamo.exc.Unsupported", cost=_STEPS)
 _VariableTracker = _find("torch._dynamo.variables.base.VariableTracker", cost=_STEPS)
 _READ_ATTRIBUTE = "tp_getattro_impl" if "tp_getattro_impl" in vars(_TensorVariable) else "var_getattr"
 for _name in (
@@ -250,51 +251,91 @@ class _Untouched(_VariableTracker):  # type: ignore[misc, valid-type]
         return _ConstantVariable.create(_unread(items.get(name), mapping.source))
 
 
-def owe(_object: Any) -> None:
-    """Say that the next backward pass of the program that is traced is to be followed by something (see
-    ``follow_backward``)."""
+def owe(_object: Any, _parameters: Any) -> None:
+    """Say that the backward passes of the program that is traced are to be followed by something, once they reach
+    ``_parameters``, each at the first that does (see ``follow_backward``)."""
 
 
 class _Owe(_VariableTracker):  # type: ignore[misc, valid-type]
     """``owe``, as Dynamo sees it."""
 
     def call_function(self, tx: Any, args: Any, _kwargs: Any) -> Any:
+        debtor, parameters = args[0].realize(), args[1].realize().unpack_var_sequence(tx)
+        values = [_example(each.realize()) for each in parameters]
         debts = _debts(tx.output)
-        if all(each.value is not args[0].realize().value for each in debts):
-            debts.append(args[0].realize())
+        debts[:] = [each for each in debts if each.object.value is not debtor.value]
+        debts.append(_Debt(debtor, values, [value.requires_grad for value in values]))
         return _ConstantVariable.create(None)
 
 
-def _debts(trace: Any) -> list[Any]:
-    """The objects that a backward pass of this trace has to be followed for, as Dynamo sees them."""
-    found: list[Any] = vars(trace).setdefault("_pygraph_debts", [])
+@dataclass(slots=True)
+class _Debt:
+    """An object, as Dynamo sees it, that backward passes of a trace have to be followed for; its parameters, and which
+    of them are still to be reached. ``reached``: one of them was."""
+
+    object: Any
+    parameters: list[torch.Tensor]
+    due: list[bool]
+    reached: bool = False
+
+
+def _debts(trace: Any) -> list[_Debt]:
+    """What is owed in this trace."""
+    found: list[_Debt] = vars(trace).setdefault("_pygraph_debts", [])
     return found
 
 
-def follow_backward(follow: Callable[[Any], None], give_up: Callable[[Any], None]) -> None:
-    """Have each backward pass that Dynamo traces followed by ``follow`` of the objects that are owed it, traced too.
-    Where the graph ends first, ``give_up`` is told of each object, and Dynamo traces the frame again."""
+def _example(variable: Any) -> torch.Tensor:
+    """The fake tensor of one that Dynamo traces."""
+    value: torch.Tensor = variable.as_proxy().node.meta["example_value"]
+    return value
+
+
+def _leaves(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The leaves that autograd reaches from ``tensor``."""
+    seen: set[Any] = {None}
+    waiting: list[Any] = [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        waiting += [following for following, _ in node.next_functions]
+
+
+def follow_backward(follow: Callable[[Any, Any], None]) -> None:
+    """Have each backward pass that Dynamo traces followed by ``follow`` of the objects that are owed it, traced too,
+    with which of their parameters it was the first to reach. A graph that ends before any does not compile."""
     compile_subgraph = _OutputGraph.compile_subgraph
     traced_backward = _TensorVariable.method_backward
 
-    def compile_or_restart(self: Any, *args: Any, **kwargs: Any) -> Any:
-        debts = _debts(self)
-        for each in debts:
-            give_up(each.value)
-        if debts:
-            self.root_tx.speculation_log.clear()  # it speaks of another trace
-            raise _RestartAnalysis(restart_reason="a backward pass is not in the graph of its forward pass")
+    def compile_paid(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(any(each.due) and not each.reached for each in _debts(self)):
+            raise _Unsupported("the backward pass of a model is not in the graph of its forward pass")
         return compile_subgraph(self, *args, **kwargs)
 
-    def method_backward(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        result = traced_backward(self, tx, *args, **kwargs)
+    def method_backward(
+        self: Any, tx: Any, gradient: Any = None, retain_graph: Any = None, create_graph: Any = None, inputs: Any = None
+    ) -> Any:
         debts = _debts(tx.output)
+        leaves = {id(leaf) for leaf in _leaves(_example(self))} if debts else set()
+        if debts and inputs is not None:
+            given = [inputs] if isinstance(inputs, _TensorVariable) else inputs.unpack_var_sequence(tx)
+            leaves &= {id(_example(each.realize())) for each in given}
+        result = traced_backward(self, tx, gradient, retain_graph, create_graph, inputs)
         for each in debts:
-            _VariableTracker.build(tx, follow).call_function(tx, [each], {})
-        debts.clear()
+            now = [due and id(value) in leaves for due, value in zip(each.due, each.parameters, strict=True)]
+            if any(now):
+                each.reached = True
+                each.due = [due and not new for due, new in zip(each.due, now, strict=True)]
+                which = _VariableTracker.build(tx, tuple(now))
+                _VariableTracker.build(tx, follow).call_function(tx, [each.object, which], {})
         return result
 
-    _OutputGraph.compile_subgraph = compile_or_restart
+    _OutputGraph.compile_subgraph = compile_paid
     _set_backward(method_backward)
 
 

@@ -44,7 +44,18 @@ def untraceable(model: DistributedDataParallel) -> str:
         return "gradients are sparse"
     if any(buffer.device != model.device for buffer in model.modules_buffers):
         return "a buffer is on another device"
+    if _known(model) is None:
+        return "other parameters are trained than when it was made"
     return ""
+
+
+def _known(model: DistributedDataParallel) -> list[torch.Tensor] | None:
+    """The parameters that were trained when ``model`` was made: gradients of others stay on their rank. None where
+    that cannot be told."""
+    count = model._get_ddp_logging_data()["num_parameter_tensors"]
+    parameters = list(model._module_parameters)
+    trained = [each for each in parameters if each.requires_grad]
+    return next((each for each in (parameters, trained) if len(each) == count), None)
 
 
 def state(model: DistributedDataParallel) -> list[Any]:
@@ -62,10 +73,13 @@ def state(model: DistributedDataParallel) -> list[Any]:
 def facts(model: DistributedDataParallel) -> dict[str, Any]:
     """What a program needs to know of ``model``, as attributes that it guards on."""
     model._assign_modules_buffers()
-    kinds: dict[torch.dtype, list[torch.Tensor]] = {}
+    kinds: dict[torch.dtype, list[tuple[torch.nn.Module, str]]] = {}
     synchronizes = vars(model)["forward_sync_buffers" if "forward_sync_buffers" in vars(model) else "broadcast_buffers"]
-    for buffer in model.modules_buffers if synchronizes else ():
-        kinds.setdefault(buffer.dtype, []).append(buffer)
+    for name, buffer in model.module.named_buffers() if synchronizes else ():
+        if name in model.parameters_to_ignore:
+            continue
+        owner, _, own = name.rpartition(".")
+        kinds.setdefault(buffer.dtype, []).append((model.module.get_submodule(owner), own))
     return {
         "_pygraph_group": model.process_group.group_name,
         "_pygraph_scale": 1.0 / model.process_group.size(),
@@ -78,9 +92,7 @@ def _buckets(model: DistributedDataParallel) -> list[list[torch.Tensor]]:
     """Parameters whose gradients are sent together, about in the order in which a backward pass has them ready."""
     made: list[list[torch.Tensor]] = [[]]
     free = min(_FIRST_BUCKET, model.bucket_bytes_cap)
-    for parameter in reversed(model._module_parameters):
-        if not parameter.requires_grad:
-            continue
+    for parameter in reversed(_known(model) or ()):
         kinds = {(each.dtype, each.device) for each in made[-1]}
         if made[-1] and (free < parameter.nbytes or kinds != {(parameter.dtype, parameter.device)}):
             made.append([])
@@ -97,7 +109,8 @@ def synchronized(self: Any, inputs: Any, kwargs: Any) -> Any:
     """DDP's own ``forward``: buffers are those of rank 0, and gradients of the next backward pass are averaged."""
     if self.require_forward_param_sync:
         with torch.no_grad():
-            for kind in self._pygraph_buffers:
+            for places in self._pygraph_buffers:
+                kind = [getattr(owner, name) for owner, name in places]  # a forward pass may have put others there
                 flat = torch.cat([buffer.reshape(-1) for buffer in kind])
                 latest = _wait(_broadcast(flat, 0, self._pygraph_group))
                 for buffer, value in zip(kind, _split(latest, kind)):  # noqa: B905 - Dynamo has no strict
@@ -108,7 +121,7 @@ def synchronized(self: Any, inputs: Any, kwargs: Any) -> Any:
     synchronizes = torch.is_grad_enabled() and self.require_backward_grad_sync
     self.require_forward_param_sync = synchronizes
     if synchronizes:
-        compat.owe(self)
+        compat.owe(self, [parameter for bucket in self._pygraph_buckets for parameter in bucket])
     return result
 
 
@@ -122,11 +135,15 @@ def _moved(value: Any, device: Any) -> Any:
     return value
 
 
-def average_gradients(self: Any) -> None:
-    """What follows a backward pass: the average over ranks of the gradients of all parameters that have one."""
+def average_gradients(self: Any, reached: Any) -> None:
+    """What follows a backward pass: the average over ranks of the gradients of the parameters that it was the first to
+    reach. ``reached`` has a flag for each parameter of all buckets."""
+    at = 0
     with torch.no_grad():
         for bucket in self._pygraph_buckets:
-            updated = [p for p in bucket if p.grad is not None]
+            flags = reached[at : at + len(bucket)]
+            at += len(bucket)
+            updated = [p for p, flag in zip(bucket, flags) if flag and p.grad is not None]  # noqa: B905
             if updated:
                 for p, average in zip(updated, _averages(self, [p.grad for p in updated])):  # noqa: B905
                     p.grad.copy_(average)

@@ -87,18 +87,18 @@ class _Call:
     trace: object = None
     config: Any = None
     earlier: Sequence[Any] = ()
-    apart: list[Any] = dataclasses.field(default_factory=list)
+    fullgraph: bool = False
 
 
 _calls = threading.local()
 
 
 @contextlib.contextmanager
-def collected(used: list[Used], left: set[str]) -> Iterator[Callable[[], bool]]:
-    """Within it, what Dynamo traces on this thread is added to ``used``; ``left`` says what it cannot, and why. The
-    function that it yields tells whether Dynamo has traced."""
+def collected(used: list[Used], left: set[str], *, fullgraph: bool) -> Iterator[Callable[[], bool]]:
+    """Within it, what Dynamo traces on this thread is added to ``used``; ``left`` says what it cannot, and why.
+    ``fullgraph``: it traces all, or raises. The function that it yields tells whether Dynamo has traced."""
     outer = getattr(_calls, "latest", None)
-    _calls.latest = call = _Call(used, left)
+    _calls.latest = call = _Call(used, left, fullgraph=fullgraph)
     try:
         yield lambda: call.trace is not None
     finally:
@@ -126,7 +126,7 @@ def install() -> None:
     compat.mend_gradients()
     compat.mend_loop_order()
     compat.keep_random_draws()
-    compat.follow_backward(parallel.average_gradients, _leave_apart)
+    compat.follow_backward(parallel.average_gradients)
 
 
 def _substitute(trace: object, value: Any) -> compat.Substitution | None:
@@ -154,8 +154,10 @@ def _substitute(trace: object, value: Any) -> compat.Substitution | None:
         kind = _UsedScaler
     elif isinstance(value, DistributedDataParallel):
         why = parallel.untraceable(value)
-        if any(each is value for each in call.apart):
-            why = "its backward pass is not in the same graph"
+        if (
+            not why and not call.fullgraph
+        ):  # a graph that ends early on one rank would send what the others do not wait for
+            why = "all ranks have to trace all of the step, which fullgraph=True makes sure of"
         if why:
             call.left.add(f"DistributedDataParallel runs outside of the graph: {why}")
             return None
@@ -575,13 +577,6 @@ class _UsedParallel(Used):
             vars(model).pop("_pygraph", None)
         else:
             vars(model).update(_pygraph=self._stand_in, **parallel.facts(model))
-
-
-def _leave_apart(stand_in: Any) -> None:
-    """Trace without a model whose backward pass is not in the graph of its forward pass."""
-    call: _Call | None = getattr(_calls, "latest", None)
-    if call is not None:
-        call.apart.append(stand_in._pygraph_real())
 
 
 def _traced_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:

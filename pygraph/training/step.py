@@ -50,7 +50,8 @@ def train_step(
 
     Optimizers of ``torch.optim`` are traced into it, with a ``GradScaler`` and its overflow branch. Learning rates (and
     betas of Adam and AdamW) are values on the device: a scheduler causes no recompilation. ``scheduler.step()`` inside
-    of ``step`` is done when ``step`` is over. What Dynamo cannot trace ends the graph there and runs as it is, as under
+    of ``step`` is done when ``step`` is over. With ``fullgraph``, gradients of DistributedDataParallel are averaged in
+    the graph. What Dynamo cannot trace ends the graph there and runs as it is, as under
     ``torch.compile``; with ``fullgraph`` that raises instead. So do other optimizers, and any with step hooks. A call
     under ``saved_tensors_hooks`` runs as it is.
 
@@ -83,7 +84,7 @@ class TrainStep(Generic[P, R]):
             used.before()
         left: set[str] = set()
         try:
-            with collected(self._used, left) as traced:
+            with collected(self._used, left, fullgraph=self._fullgraph) as traced:
                 return self._compiled(*args, **kwargs)
         except BaseException:
             if traced():  # Dynamo runs for ever uncompiled what raised while it was traced

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import Unsupported
 from torch.nn.parallel import DistributedDataParallel
 
 import pygraph
@@ -15,6 +17,7 @@ from tests.distributed.checks import check, sent
 from tests.distributed.processes import Rank
 
 STEPS = 20
+IN_PARTS = "all ranks have to trace all of the step, which fullgraph=True makes sure of"
 FEATURES = 8
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6} if not torch.cuda.is_available() else {"rtol": 1e-4, "atol": 1e-5}
 """Inductor and eager round otherwise, and each of them on each device."""
@@ -36,10 +39,15 @@ class Twins:
             self.models.append(made)
             self.optimizers.append(torch.optim.AdamW(made.parameters(), lr=0.01))
 
-    def train(self, make: Callable[[DistributedDataParallel, torch.optim.Optimizer], Callable[..., Any]]) -> list[int]:
+    def train(
+        self,
+        make: Callable[[DistributedDataParallel, torch.optim.Optimizer], Callable[..., Any]],
+        *,
+        fullgraph: bool = True,
+    ) -> list[int]:
         """Each step is compared. Returns how many collectives each step of ours sent, and forgets none of eager's."""
         eager = make(self.models[0], self.optimizers[0])
-        ours = pygraph.train_step(make(self.models[1], self.optimizers[1]))
+        ours = pygraph.train_step(make(self.models[1], self.optimizers[1]), fullgraph=fullgraph)
         counts = []
         for number in range(STEPS):
             x, y = inputs(self.rank, number)
@@ -168,6 +176,42 @@ def micro_batches_send_once(rank: Rank) -> None:
 
 
 @check
+def two_models_that_play_against_each_other(rank: Rank) -> None:
+    """The first backward pass is about one of two models that have run: the other one's gradients are averaged after
+    its own."""
+
+    class Pair:
+        def __init__(self) -> None:
+            torch.manual_seed(0)
+            sizes = ((FEATURES, FEATURES), (FEATURES, 2))
+            self.models = [DistributedDataParallel(nn.Linear(*size).to(rank.device)) for size in sizes]
+            self.optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in self.models]
+
+        def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            (maker, judge), (made, judged) = self.models, self.optimizers
+            fake = maker(x)
+            loss = nn.functional.mse_loss(judge(fake.detach()), y)
+            loss.backward()
+            judged.step()
+            judged.zero_grad()
+            nn.functional.mse_loss(judge(fake), -y).backward()
+            made.step()
+            made.zero_grad()
+            return loss.detach()
+
+    theirs, mine = Pair(), Pair()
+    ours = pygraph.train_step(mine.step, fullgraph=True)
+    for number in range(STEPS):
+        x, y = inputs(rank, number)
+        torch.testing.assert_close(ours(x, y), theirs.step(x, y), **TOLERANCE)
+        for one, other in zip(mine.models, theirs.models, strict=True):
+            for p, q in zip(one.parameters(), other.parameters(), strict=True):
+                torch.testing.assert_close(p, q, **TOLERANCE)
+                if p.grad is not None or q.grad is not None:
+                    torch.testing.assert_close(p.grad, q.grad, **TOLERANCE)
+
+
+@check
 def gradients_are_kept(rank: Rank) -> None:
     """They are read after the step, and set to zero before the next."""
     twins = Twins(rank, layers)
@@ -202,8 +246,31 @@ def a_backward_pass_in_another_graph(rank: Rank) -> None:
 
         return run
 
-    Twins(rank, layers).train(step)
-    apart("its backward pass is not in the same graph")
+    Twins(rank, layers).train(step, fullgraph=False)
+    apart(IN_PARTS)
+    twins = Twins(rank, layers)
+    with pytest.raises(Unsupported):
+        pygraph.train_step(step(twins.models[1], twins.optimizers[1]), fullgraph=True)(*inputs(rank, 0))
+
+
+@check
+def a_break_on_one_rank(rank: Rank) -> None:
+    """Its reducer and another rank's buckets would not match, and nobody would say so."""
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+        def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if rank.number == 0:
+                torch._dynamo.graph_break()
+            return loss.detach()
+
+        return run
+
+    Twins(rank, layers).train(step, fullgraph=False)
+    apart(IN_PARTS)
 
 
 @check
@@ -211,6 +278,8 @@ def a_backward_pass_outside_of_the_step(rank: Rank) -> None:
     """What the step returns is gone back from by the caller: averaged all the same."""
     twins = Twins(rank, layers)
     steps = [lambda x, y, model=model: nn.functional.mse_loss(model(x), y) for model in twins.models]
+    with pytest.raises(Unsupported, match="not in the graph of its forward pass"):
+        pygraph.train_step(steps[1], fullgraph=True)(*inputs(rank, 0))
     steps[1] = pygraph.train_step(steps[1])
     for number in range(6):
         x, y = inputs(rank, number)
@@ -219,14 +288,14 @@ def a_backward_pass_outside_of_the_step(rank: Rank) -> None:
             optimizer.step()
             optimizer.zero_grad()
         twins.same()
-    apart("its backward pass is not in the same graph")
+    apart(IN_PARTS)
 
 
 @check
 def evaluation_between_steps(rank: Rank) -> None:
     twins = Twins(rank, layers)
     eager = basic(twins.models[0], twins.optimizers[0])
-    ours = pygraph.train_step(basic(twins.models[1], twins.optimizers[1]))
+    ours = pygraph.train_step(basic(twins.models[1], twins.optimizers[1]), fullgraph=True)
     for number in range(6):
         x, y = inputs(rank, number)
         torch.testing.assert_close(ours(x, y), eager(x, y), **TOLERANCE)
@@ -253,25 +322,159 @@ def what_the_reducer_has_to_do(rank: Rank) -> None:
     twins = Twins(rank, layers)
     for model in twins.models:
         model.register_comm_hook(None, quarter)
-    twins.train(basic)
+    twins.train(basic, fullgraph=False)
     apart("it has a communication hook")
     pygraph.reset()
     torch._dynamo.reset()
-    Twins(rank, layers, find_unused_parameters=True).train(basic)
+    Twins(rank, layers, find_unused_parameters=True).train(basic, fullgraph=False)
     apart("which parameters are used is found in each step")
 
 
 @check
 def a_hook_that_comes_later(rank: Rank) -> None:
-    """What was traced without it is not used any more."""
+    """What was traced without it is not used any more: with all of the step in one graph, that raises."""
     twins = Twins(rank, layers)
     eager = basic(twins.models[0], twins.optimizers[0])
-    ours = pygraph.train_step(basic(twins.models[1], twins.optimizers[1]))
-
-    for number in range(8):
-        if number == 4:
-            for model in twins.models:
-                model.register_comm_hook(None, quarter)
+    ours = pygraph.train_step(basic(twins.models[1], twins.optimizers[1]), fullgraph=True)
+    for number in range(4):
         x, y = inputs(rank, number)
         torch.testing.assert_close(ours(x, y), eager(x, y), **TOLERANCE)
         twins.same()
+    twins.models[1].register_comm_hook(None, quarter)
+    with pytest.raises(Unsupported):
+        ours(x, y)
+
+
+@check
+def losses_of_two_models(rank: Rank) -> None:
+    """A backward pass pays for the models that it reaches alone: the first of two leaves the second as it is."""
+    found = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        models = [DistributedDataParallel(layers().to(rank.device)) for _ in range(2)]
+        optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
+
+        def step(
+            x: torch.Tensor, y: torch.Tensor, models: Any = models, optimizer: torch.optim.Optimizer = optimizer
+        ) -> torch.Tensor:
+            first, second = (nn.functional.mse_loss(model(x), y) for model in models)
+            first.backward()
+            second.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return (first + second).detach()
+
+        run = pygraph.train_step(step, fullgraph=True) if ours else step
+        losses = [run(*inputs(rank, number)) for number in range(6)]
+        found.append([*losses, *(p.detach() for model in models for p in model.parameters())])
+    torch.testing.assert_close(found[1], found[0], **TOLERANCE)
+
+
+@check
+def a_model_that_the_loss_does_not_reach(rank: Rank) -> None:
+    """The step goes back from another loss, and the caller from the model's output."""
+    twins = Twins(rank, layers)
+    steps: list[Callable[..., Any]] = []
+    for model in twins.models:
+        torch.manual_seed(1)
+        other = layers().to(rank.device)
+
+        def step(x: torch.Tensor, y: torch.Tensor, model: Any = model, other: nn.Module = other) -> torch.Tensor:
+            output: torch.Tensor = model(x)
+            nn.functional.mse_loss(other(x), y).backward()
+            return output
+
+        steps.append(step)
+    with pytest.raises(Unsupported, match="not in the graph of its forward pass"):
+        pygraph.train_step(steps[1], fullgraph=True)(*inputs(rank, 0))
+    twins.models[1].zero_grad()
+    steps[1] = pygraph.train_step(steps[1])
+    for number in range(6):
+        x, y = inputs(rank, number)
+        for step, optimizer in zip(steps, twins.optimizers, strict=True):
+            nn.functional.mse_loss(step(x, y), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        twins.same()
+    apart(IN_PARTS)
+
+
+@check
+def a_model_that_is_frozen_at_first(rank: Rank) -> None:
+    """Its gradients are averaged once it is trained."""
+    found = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        first = DistributedDataParallel(nn.Linear(FEATURES, FEATURES).to(rank.device))
+        second = DistributedDataParallel(nn.Linear(FEATURES, 2).to(rank.device))
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+
+        def step(
+            x: torch.Tensor,
+            y: torch.Tensor,
+            first: nn.Module = first,
+            second: nn.Module = second,
+            optimizer: torch.optim.Optimizer = optimizer,
+        ) -> torch.Tensor:
+            loss = nn.functional.mse_loss(second(first(x)), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        run = pygraph.train_step(step, fullgraph=True) if ours else step
+        losses = []
+        for number in range(9):
+            second.requires_grad_(number >= 3)
+            losses.append(run(*inputs(rank, number)))
+        found.append([*losses, *(p.detach() for p in (*first.parameters(), *second.parameters()))])
+    torch.testing.assert_close(found[1], found[0], **TOLERANCE)
+
+
+@check
+def parameters_that_the_reducer_does_not_know(rank: Rank) -> None:
+    """What was frozen when DDP was made is not averaged later."""
+
+    def model() -> nn.Module:
+        made = layers()
+        next(made.children()).requires_grad_(False)
+        return made
+
+    twins = Twins(rank, model)
+    for each in twins.models:
+        each.requires_grad_(True)
+    twins.train(basic, fullgraph=False)
+    apart("other parameters are trained than when it was made")
+
+
+class Averages(nn.Module):
+    """Each forward pass puts another buffer in the place of the one before."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        self.mean = self.mean * 0.9 + y.detach().mean(0) * 0.1
+        return y + self.mean
+
+
+@check
+def buffers_that_are_replaced(rank: Rank) -> None:
+    """The second forward pass of a step sends those that the first has left."""
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+        def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(model(x) + model(2 * x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return run
+
+    Twins(rank, Averages).train(step)
