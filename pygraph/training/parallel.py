@@ -114,7 +114,7 @@ def synchronized(self: Any, inputs: Any, kwargs: Any) -> Any:
                 flat = torch.cat([buffer.reshape(-1) for buffer in kind])
                 latest = _wait(_broadcast(flat, 0, self._pygraph_group))
                 for buffer, value in zip(kind, _split(latest, kind)):  # noqa: B905 - Dynamo has no strict
-                    buffer.copy_(value)
+                    buffer.data.copy_(value)  # an earlier forward pass may have saved it, for a backward pass to check
     if self.device_ids:
         inputs, kwargs = _moved(inputs, self.device), _moved(kwargs, self.device)
     result = self.module(*inputs, **kwargs)

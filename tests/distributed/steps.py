@@ -154,6 +154,29 @@ def buffers_are_those_of_rank_0(rank: Rank) -> None:
 
 
 @check
+def buffers_of_a_model_that_runs_twice(rank: Rank) -> None:
+    """Before one backward pass, which finds what the first forward pass has saved."""
+    if torch.__version__.split(".")[:2] == ["2", "11"]:
+        return  # there, DDP itself raises
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 2))
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+        def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(model(x) + model(2 * x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return run
+
+    Twins(rank, model).train(step)
+    assert len(pygraph.reports()) == 1
+
+
+@check
 def micro_batches_send_once(rank: Rank) -> None:
     """Gradients of the first stay on their rank until those of the last are added."""
 
