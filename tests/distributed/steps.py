@@ -88,6 +88,19 @@ def basic(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., A
     return step
 
 
+def twice(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """The model runs twice before one backward pass."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.mse_loss(model(x) + model(2 * x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
 def whole() -> Any:
     """The report of the one graph that there is, with one region that replays."""
     (report,) = pygraph.reports()
@@ -162,17 +175,7 @@ def buffers_of_a_model_that_runs_twice(rank: Rank) -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 2))
 
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
-        def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            loss = nn.functional.mse_loss(model(x) + model(2 * x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        return run
-
-    Twins(rank, model).train(step)
+    Twins(rank, model).train(twice)
     assert len(pygraph.reports()) == 1
 
 
@@ -490,14 +493,4 @@ class Averages(nn.Module):
 def buffers_that_are_replaced(rank: Rank) -> None:
     """The second forward pass of a step sends those that the first has left."""
 
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
-        def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            loss = nn.functional.mse_loss(model(x) + model(2 * x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        return run
-
-    Twins(rank, Averages).train(step)
+    Twins(rank, Averages).train(twice)
