@@ -36,12 +36,12 @@ from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.passes.region_order import Kind, fewest_runs, runs
+from pygraph.runtime.recording import WAIT
 
 __all__ = ["PartitionHooks"]
 
 UNKNOWN = "unknown-node"
 
-_WAIT = "_c10d_functional.wait_tensor.default"
 
 MEMORY_BUDGET = 1.1
 """How far a new order may raise Inductor's estimate of peak memory; the bound that Inductor itself uses."""
@@ -124,12 +124,11 @@ class PartitionHooks:
                 late.add(step)
         if not late:
             return snodes
-        first = {step: step for step in range(len(snodes))}  # where each step comes: a wait, at its first user
+        place = [len(snodes) if wait else step for step, wait in enumerate(waits)]  # of a wait: its first user's
         for step, sources in reversed(list(enumerate(before))):
             for source in sources:
-                if waits[source]:
-                    first[source] = min(first[source] if first[source] > source else len(snodes), first[step])
-        order = sorted(range(len(snodes)), key=lambda step: (step in late, first[step], step))
+                place[source] = min(place[source], place[step]) if waits[source] else source
+        order = sorted(range(len(snodes)), key=lambda step: (step in late, place[step], step))
         chosen = [snodes[step] for step in order]
         return chosen if _memory_allows(snodes, chosen) else snodes
 
@@ -328,10 +327,7 @@ def _share(scheduler: Any, partitions: Sequence[Sequence[Any]], signatures: Sequ
     whole once more, so that these parts hold whatever was there.
     """
     buffers = scheduler.get_name_to_nodes()
-    owners = [
-        {name: number for snode in run for name in snode.outputs_by_name} for number, run in enumerate(partitions)
-    ]
-    made = {name: number for run in owners for name, number in run.items()}
+    made = {name: number for number, run in enumerate(partitions) for snode in run for name in snode.outputs_by_name}
     parts: dict[str, list[str]] = {}
     for name in made:
         for whole in _wholes(buffers[name]):
@@ -447,7 +443,7 @@ def _waits_for(snode: Any) -> Any:
     if len(parts) > 1 or not isinstance(kernel, compat.ExternKernel):
         return None
     computed = (origin for origin in _computed(kernel) if origin is not None)
-    return next((origin.args[0] for origin in computed if op_name(origin.target) == _WAIT), None)
+    return next((origin.args[0] for origin in computed if op_name(origin.target).startswith(WAIT)), None)
 
 
 def _kernel(node: Any) -> Any:

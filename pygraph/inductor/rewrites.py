@@ -22,7 +22,7 @@ from torch.fx import Node as FxNode
 from pygraph import compat
 from pygraph.frontend.names import op_name
 from pygraph.inductor.write_back import refresh_values
-from pygraph.runtime.recording import is_functional_collective
+from pygraph.runtime.recording import WAIT, is_functional_collective
 
 
 def _finish(gm: torch.fx.GraphModule, made: Sequence[FxNode] = ()) -> None:
@@ -258,7 +258,7 @@ def send_early(gm: torch.fx.GraphModule) -> None:
     ends: dict[int, FxNode] = {}  # the last of those that were moved to behind a node, by its number
     latest: list[FxNode] = []  # the collective before
     for node in sorted(order, key=order.__getitem__):
-        if not is_functional_collective(str(node.target)) or "wait" in str(node.target):
+        if not is_functional_collective(str(node.target)) or str(node.target).startswith(WAIT):
             continue
         if str(node.target) == _ALL_REDUCE and _is_packed(node.all_input_nodes[0]):
             for each in (*_packing(node), node):
@@ -281,11 +281,11 @@ def _is_packed(node: FxNode) -> bool:
 
 def _packing(node: FxNode) -> list[FxNode]:
     """The nodes that do nothing but prepare the operands of ``node``, in order."""
-    found: dict[FxNode, None] = {}
+    found = {node: None}
     waiting = [node]
     while waiting:
         for each in waiting.pop().all_input_nodes:
-            if str(each.target) in _PACKS and each.users.keys() <= {node, *found}:
+            if str(each.target) in _PACKS and each.users.keys() <= found.keys():
                 found[each] = None
                 waiting.append(each)
-    return list(reversed(found))
+    return list(reversed(found))[:-1]

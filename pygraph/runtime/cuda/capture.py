@@ -324,16 +324,15 @@ class _Attempt:
         owners = [addresses.inside(address) for address in self._observer.absolute]
         return {owner.index for owner in owners if owner is not None and owner.kind is AllocationKind.INPUT}
 
-    def _alive(self) -> list[tuple[int, int, int]]:
-        """The address and bytes of each allocation that is held, and how many nodes there were when it was made."""
-        return [(address, nbytes, born) for address, nbytes, born, alive in self._session.pieces() if alive]
-
     def _refuse_survivors(self) -> None:
         """Memory of the capture that somebody goes on holding would later be taken for real memory."""
         if not self._session.idle():
             gc.collect()
-        pieces = (Allocation(AllocationKind.POOL, i, *facts) for i, facts in enumerate(self._alive()))
-        survivors = [(piece.nbytes, piece.born) for piece in pieces if not self._observer.sent(piece)]
+        survivors = [
+            (nbytes, born)
+            for i, (address, nbytes, born, alive) in enumerate(self._session.pieces())
+            if alive and not self._observer.sent(Allocation(AllocationKind.POOL, i, address, nbytes, born))
+        ]
         if not survivors:
             return
         makers = [span for _, born in survivors for span in self._observer.makers(born)]
