@@ -113,8 +113,12 @@ class Rank:
         self.end()
         self._begun += 1
         store = distributed.PrefixStore(f"{self._begun}", self._store)
-        store.set(f"{name}{self.number}", "")
-        store.wait([f"{name}{other}" for other in range(self.size)], timedelta(seconds=seconds))
+
+        def meet(place: str) -> None:
+            store.set(f"{place}{self.number}", "")
+            store.wait([f"{place}{other}" for other in range(self.size)], timedelta(seconds=seconds))
+
+        meet(f"{name} begins ")
         distributed.init_process_group(
             "gloo" if self.device == "cpu" else "nccl",
             store=store,
@@ -122,6 +126,7 @@ class Rank:
             world_size=self.size,
             timeout=timedelta(seconds=seconds / 2),
         )
+        meet(f"{name} is connected ")  # a rank that ends its group at once would break off others' connections
 
     def end(self) -> None:
         """Give up the process groups."""
