@@ -19,7 +19,7 @@ import click
 
 from benchmarks.pictures import draw
 from benchmarks.running import SUITE, program_of, workloads
-from benchmarks.sides import CAPTURE, GRAPHED, STEP, SUITE_SIDES, WHOLE_STEP
+from benchmarks.sides import CAPTURE, GRAPHED, STEP, STEP_IN_ORDER, SUITE_SIDES, WHOLE_STEP
 from benchmarks.workload import Workload
 from pygraph.bench.process import gist
 from pygraph.bench.render import LOSS, line, page, with_head, write_all
@@ -34,7 +34,7 @@ _BINDING = {"machine": ("gpu", "device", "cpu", "cores", "torch", "cuda", "drive
 BEST = "the best in parts"
 _IN_PARTS = (*BASELINES, GRAPHED)
 """Sides that compile or capture parts of a training step, without PyGraph."""
-_WHOLE = (*_IN_PARTS, BEST, OURS, CAPTURE, WHOLE_STEP)
+_WHOLE = (*_IN_PARTS, BEST, OURS, CAPTURE, WHOLE_STEP, STEP_IN_ORDER)
 """What ``pygraph.train_step`` is compared with."""
 
 
@@ -153,8 +153,14 @@ def each_measured(
 
 
 def headline(name: str, row: Document) -> str:
-    """A program in a line: PyGraph's gain over each side in wall time, and what failed."""
+    """A program in a line: PyGraph's gain over each side in wall time, or, where its side is not there, each side's
+    time; and what failed."""
     parts = [f"{side} {found['wall_us']['ratio']:.2f}×" for side, found in row["ratios"].items() if "wall_us" in found]
+    if OURS not in row["sides"]:
+        times = {
+            side: [each[side]["wall_us"] for each in row.get("rounds", ()) if side in each] for side in row["sides"]
+        }
+        parts = [f"{side} {statistics.median(found):.0f} µs" for side, found in times.items() if found]
     for side, found in row["sides"].items():
         if found["status"] != "ok":
             loud = "WRONG RESULTS" if found["status"] == "wrong" else found["status"]

@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch
 
-from pygraph.bench.sides import OURS
+from pygraph.bench.sides import PROGRAM_ORDER
 from pygraph.runtime import region
 from pygraph.runtime.contract import Order, Program
 from pygraph.runtime.dependences import order_of
@@ -43,8 +43,9 @@ def replayed(name: str) -> tuple[list[Program], list[float]]:
             programs.append(made.program)
         return made
 
-    with mock.patch.object(region, "capture", noted):
-        step, _ = built(workloads()[name], OURS, "cuda", tiny=False)
+    # no buffer is shared, as where launches may run side by side
+    with mock.patch.object(region, "capture", noted), torch._inductor.config.patch(allow_buffer_reuse=False):
+        step, _ = built(workloads()[name], PROGRAM_ORDER, "cuda", tiny=False)
         for _ in range(WARM):
             step()
     torch.cuda.synchronize()

@@ -4,7 +4,7 @@
 
 Each workload has processes of its own, one per GPU (or per core, with gloo), in which all sides run in turn. The first
 calls of a side are compared with eager ones; then it is warmed up and timed. A row has the time of the slowest rank, in
-µs of a step, and its peak of memory. A process that is stuck prints all its stacks and ends; the sides that are left
+µs of a step, and its peaks of memory. A process that is stuck prints all its stacks and ends; the sides that are left
 run in new ones.
 """
 
@@ -34,6 +34,8 @@ SIDES = ("eager", "default", "reduce-overhead", "pygraph", "captured-collectives
 """``step``: by ``pygraph.train_step``; for training."""
 COMPARED = 6
 """Calls that are compared with eager ones."""
+PEAKS = ("first_allocated_mb", "allocated_mb", "reserved_mb")
+"""Peaks of memory: of the calls that compile and capture, of those that are timed, and of what the allocator holds."""
 SECONDS = 150
 """Until a side of a workload is taken to be stuck."""
 ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_GRAPH_REGISTER": "0"}
@@ -415,6 +417,9 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
     few = place.tiny or not cuda
     for _ in range(4 if few else 100):
         run()
+    peaks = [torch.cuda.max_memory_allocated() if cuda else 0]
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
     times = []
     for _ in range(2 if few else 7):
         place.synchronize()
@@ -424,7 +429,7 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
             run()
         place.synchronize()
         times.append((time.perf_counter() - start) / (3 if few else 30) * 1e6)
-    peaks = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if cuda else (0, 0)
+    peaks += [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()] if cuda else [0, 0]
     counts = pygraph.counters()
     replays = counts.get("replays", 0)
     mine = {"times": times, "error": max(apart), "peaks": peaks, "compile": compiled_s, "replays": replays}
@@ -439,8 +444,7 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
         "best_us": round(min(slowest), 1),
         "error": error,
         "right": error < (5e-2 if cuda else 1e-4),
-        "allocated_mb": round(max(each["peaks"][0] for each in every) / 1e6, 1),
-        "reserved_mb": round(max(each["peaks"][1] for each in every) / 1e6, 1),
+        **{name: round(max(each["peaks"][at] for each in every) / 1e6, 1) for at, name in enumerate(PEAKS)},
         "compile_s": round(max(each["compile"] for each in every), 1),
         "replays": min(each["replays"] for each in every),
         "captured": what_was_captured(),

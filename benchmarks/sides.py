@@ -15,13 +15,14 @@ from torch import nn
 
 import pygraph
 from benchmarks.workload import Step
-from pygraph.bench.sides import OURS, SIDES, Side
+from pygraph.bench.sides import OURS, PROGRAM_ORDER, SIDES, Side
 from pygraph.bench.sides import compile_as as compile_as_users_do
 
 __all__ = [
     "CAPTURE",
     "GRAPHED",
     "STEP",
+    "STEP_IN_ORDER",
     "SUITE_SIDES",
     "WHOLE_STEP",
     "GraphedModule",
@@ -33,20 +34,24 @@ __all__ = [
 ]
 
 GRAPHED, WHOLE_STEP, STEP, CAPTURE = "make-graphed-callables", "whole-step", "step", "capture"
+STEP_IN_ORDER = f"{STEP}-{PROGRAM_ORDER}"
 _BY_HAND = (
     Side(GRAPHED, cuda=True),
     Side(WHOLE_STEP, cuda=True),
 )
 
 SUITE_SIDES: dict[str, Side] = {name: side for name, side in SIDES.items() if name != OURS}
-"""By name, in the order in which they are shown. ``whole-step`` and ``capture`` are for workloads that say so, ``step``
-for training."""
-SUITE_SIDES |= {side.name: side for side in (*_BY_HAND, SIDES[OURS], Side(STEP), Side(CAPTURE))}
+"""By name, in the order in which they are shown. ``whole-step`` and ``capture`` are for workloads that say so, those of
+a ``step`` for training."""
+SUITE_SIDES |= {
+    side.name: side
+    for side in (*_BY_HAND, SIDES[OURS], Side(STEP_IN_ORDER, cuda=True, asked=True), Side(STEP), Side(CAPTURE))
+}
 
 
 def compile_as(name: str, target: Any) -> Any:
     """``target`` compiled in a side's way."""
-    if name in (WHOLE_STEP, STEP, CAPTURE):
+    if name in (WHOLE_STEP, STEP_IN_ORDER, STEP, CAPTURE):
         return target
     return GraphedModule(target) if name == GRAPHED else compile_as_users_do(name, target)
 
@@ -58,8 +63,8 @@ def step_as(name: str, step: Step) -> Step:
     """
     if name == WHOLE_STEP:
         return WholeStep(step)
-    if name == STEP:
-        return pygraph.train_step(step, options={"cache_dir": None})
+    if name in (STEP, STEP_IN_ORDER):
+        return pygraph.train_step(step, options={"cache_dir": None, **({} if name == STEP else {"order": "program"})})
     if name == CAPTURE:
         return pygraph.capture(step)
     if name != "reduce-overhead":

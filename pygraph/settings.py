@@ -33,7 +33,7 @@ class Settings:
     max_captures   captures that one region keeps
     measure        whether real calls try if a replay pays, and what does not is left uncaptured
     order          what launches of a replay wait for: ``program``, all before them, as captured; ``dependences``, those
-                   that they depend on; ``measured``, the one of both that real calls find faster
+                   that they depend on; ``measured``, the one of both that real calls find faster, with ``measure``
     collectives    ``eager``: each replay calls them; ``captured``: they are captured with what is around them, once all
                    ranks agree and have compared such a replay
     cache_dir      where native libraries and decisions of measured selection are kept for later processes; with
@@ -49,7 +49,7 @@ class Settings:
     capture_after: int = 2
     max_captures: int = 64
     measure: bool = True
-    order: str = "program"
+    order: str = "measured"
     collectives: str = "eager"
     cache_dir: str | None = field(default_factory=user_dir)
     inductor: Mapping[str, Any] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.suite.inference import RESIDUAL_SCALE, floating
 from benchmarks.suite.parts import Block, TokenModel, mlp
+from benchmarks.suite.vision import TINY_CLASSES, googlenet, tiny_googlenet
 from benchmarks.workload import Compile, Training, Workload
 
 __all__ = ["WORKLOADS"]
@@ -578,6 +579,20 @@ WORKLOADS: tuple[Workload, ...] = (
         "ResNet-18, batch 32, in float32 with SGD and momentum; batch statistics change in place.",
         partial(classifying, model=resnet18, data=partial(images, 32, 224, 1000), optimizing=sgd),
         partial(classifying, model=resnet18, data=partial(images, 4, 32, 1000), optimizing=sgd),
+        calls=15,
+        tolerance=3e-2,
+        why_tolerance=CONVOLUTIONS,
+        whole_step=True,
+        packages=("torchvision",),
+        imports=("torchvision",),
+    ),
+    Workload(
+        "googlenet-training",
+        "training",
+        "vision",
+        "GoogLeNet without dropout, batch 4, in float32 with SGD and momentum: short kernels in four branches.",
+        partial(classifying, model=partial(googlenet, dropout=0.0), data=partial(images, 4, 224, 1000), optimizing=sgd),
+        partial(classifying, model=tiny_googlenet, data=partial(images, 4, 32, TINY_CLASSES), optimizing=sgd),
         calls=15,
         tolerance=3e-2,
         why_tolerance=CONVOLUTIONS,

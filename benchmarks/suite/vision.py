@@ -96,10 +96,11 @@ def tiny_deeplabv3() -> nn.Module:
     return model
 
 
-def googlenet() -> nn.Module:
+def googlenet(dropout: float = 0.2) -> nn.Module:
     import torchvision
 
-    model: nn.Module = torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=False)
+    facts = {"weights": None, "aux_logits": False, "init_weights": False, "dropout": dropout}
+    model: nn.Module = torchvision.models.googlenet(**facts)
     return model
 
 

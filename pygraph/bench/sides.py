@@ -13,8 +13,8 @@ REFERENCE = "eager"
 """The side whose results are right."""
 OURS = "pygraph"
 """The side that every other one is compared with in time and memory."""
-MEASURED_ORDER = "measured-order"
-"""PyGraph with launches in the order of the program, or by dependences, as real calls find faster."""
+PROGRAM_ORDER = "program-order"
+"""PyGraph whose replays keep the program's order of launches."""
 CAPTURED_COLLECTIVES = "captured-collectives"
 """PyGraph with collectives captured, once all ranks agree."""
 UNCAPTURED = "uncaptured"
@@ -64,7 +64,7 @@ SIDES: dict[str, Side] = {
         Side(REFERENCE),
         Side("default", dict),
         Side("reduce-overhead", lambda: {"mode": "reduce-overhead"}, True),
-        Side(MEASURED_ORDER, partial(_ours_with, order="measured"), True, asked=True),
+        Side(PROGRAM_ORDER, partial(_ours_with, order="program"), True, asked=True),
         Side(CAPTURED_COLLECTIVES, partial(_ours_with, collectives="captured"), True, asked=True),
         Side(OURS, _ours),
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from benchmarks.__main__ import chosen, combine, main, sections
+from benchmarks.__main__ import chosen, combine, headline, main, sections
 from benchmarks.suite import WORKLOADS
 from tests.commands import run
 
@@ -70,14 +70,19 @@ def test_kept_results_are_put_together_and_drawn_again(tmp_path: Path) -> None:
 def test_training_steps_as_a_whole_are_compared_with_each_side_that_is_right() -> None:
     times = {"default": 400.0, "reduce-overhead": 200.0, "pygraph": 150.0, "whole-step": 50.0, "step": 100.0}
     sides: dict[str, Any] = {side: {"status": "ok", "peak_bytes": us} for side, us in times.items()}
-    sides["make-graphed-callables"] = {"status": "wrong", "peak_bytes": 1.0}
+    sides["make-graphed-callables"] = {"status": "wrong", "error": "by 0.2", "peak_bytes": 1.0}
     rounds = [{side: {"wall_us": us * drift} for side, us in times.items()} for drift in (1.0, 1.5)]
     row = {"kind": "training", "domain": "x", "sides": sides, "ratios": {}, "rounds": rounds}
     other = {**row, "sides": {side: each for side, each in sides.items() if side != "step"}}
     made: dict[str, Any] = {"workloads": {"mlp": row, "no-step": other}, "left_out": {}, "skipped": {}}
     _, _, line, means = sections(made)["Training steps as a whole"]
-    assert line == "| mlp | 4.00 | 2.00 | – | 2.00 | 1.50 | – | 0.50 | 0.250 | 0% |"
-    assert means.startswith("| geometric mean | **4.000** | **2.000** | – | **2.000** | **1.500** | – | **0.500** |")
+    assert line == "| mlp | 4.00 | 2.00 | – | 2.00 | 1.50 | – | 0.50 | – | 0.250 | 0% |"
+    assert means.startswith(
+        "| geometric mean | **4.000** | **2.000** | – | **2.000** | **1.500** | – | **0.500** | – |"
+    )
+    del sides["pygraph"]
+    told = "default 500 µs; reduce-overhead 250 µs; whole-step 62 µs; step 125 µs"
+    assert headline("mlp", row) == f"mlp: {told}; make-graphed-callables WRONG RESULTS: by 0.2"
 
 
 def test_results_of_another_machine_are_not_put_together() -> None:
