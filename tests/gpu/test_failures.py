@@ -125,6 +125,11 @@ def report_of(name: str) -> GraphReport:
     found, usable = pygraph.reports()
     assert [state for state, _ in states(usable)] == ["replay"], f"the stream was left unusable: {states(usable)}"
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    torch.empty(64 << 20, device="cuda")
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == reserved, "torch takes the broken capture to be under way"
     return found
 
 

@@ -11,6 +11,7 @@ import gc
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -226,7 +227,7 @@ class _Attempt:
         reset_blame()
         failure: CaptureError
         try:
-            with _recording(graph, self._session):
+            with _recording(graph, self._session, self._device):
                 self._random = tuple(self._device.native.random_memory(self._device.index))[:2]
                 with observing(self._observer, self._fn) as run:
                     returned = run(list(self._arguments))
@@ -344,22 +345,25 @@ class _Attempt:
 
 
 @contextlib.contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, session: Any) -> Iterator[None]:
+def _recording(graph: torch.cuda.CUDAGraph, session: Any, device: DeviceCapture) -> Iterator[None]:
     """The current stream is captured, and allocations of this thread come from ``session``, until the block is left in
     whatever way. Raises RuntimeError if the capture is broken by then."""
+    pool = torch.cuda.graph_pool_handle()  # nothing lies in it; that of a broken capture has to be known
+    end = partial(_end, graph, session, partial(device.native.end_broken_capture, device.index, pool))
     try:
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool, capture_error_mode="thread_local")
         session.begin()
         yield
     except BaseException:
         with contextlib.suppress(RuntimeError):  # what went wrong is being raised already
-            _end(graph, session)
+            end()
         raise
-    _end(graph, session)
+    end()
 
 
-def _end(graph: torch.cuda.CUDAGraph, session: Any) -> None:
-    """End the capture. A broken one leaves the generator believing that it goes on: an empty one mends that."""
+def _end(graph: torch.cuda.CUDAGraph, session: Any, end_broken: Callable[[], None]) -> None:
+    """End the capture. A broken one leaves torch's allocators and the generator believing that it goes on: the latter
+    is mended by an empty one."""
     try:
         session.end()
     finally:
@@ -368,6 +372,7 @@ def _end(graph: torch.cuda.CUDAGraph, session: Any) -> None:
             try:
                 graph.capture_end()
             except RuntimeError:
+                end_broken()
                 repair = torch.cuda.CUDAGraph(keep_graph=True)
                 repair.capture_begin(capture_error_mode="thread_local")
                 repair.capture_end()

@@ -21,6 +21,7 @@ std::tuple<uintptr_t, uintptr_t, uint64_t> random_memory(c10::DeviceIndex device
 
 void bind(py::module_& m) {
   m.def("random_memory", &random_memory);
+  m.def("end_broken_capture", &end_broken_capture);
   m.def("advances", [](const std::shared_ptr<at::cuda::CUDAGraph>& graph) { return Generators::advanced_by(*graph); });
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
       .def(py::init<c10::DeviceIndex, uintptr_t, uintptr_t, uintptr_t, size_t, py::function>())

@@ -2,6 +2,7 @@
 // system afterwards.
 #pragma once
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -40,6 +41,20 @@ inline void give_up(c10::MempoolId_t pool) {
   c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   emptied(kOrdinary);
   waiting->erase(std::remove_if(waiting->begin(), waiting->end(), emptied), waiting->end());
+}
+
+// Ends what a capture that broke has begun in torch's allocators, for device and pinned memory. Where capture_end() throws
+// before it does so (torch 2.11), they take the capture to be under way for ever: memory that several streams used is not
+// used again, none is given back, and the end of a MemPool ends the process. Does nothing where torch has ended it.
+inline void end_broken_capture(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  try {
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool);
+    c10::cuda::CUDACachingAllocator::releasePool(device, pool);
+    auto* pinned = at::getHostAllocator(at::kCUDA);
+    pinned->end_allocate_to_pool(pool);
+    pinned->release_pool(pool);
+  } catch (const c10::Error&) { // it is not recorded to the pool
+  }
 }
 
 class ScratchPool {

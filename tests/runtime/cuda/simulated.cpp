@@ -14,6 +14,7 @@ using namespace c10::cuda::CUDACachingAllocator;
 // Memory of the host, said to be of device 0. What `mapped` holds is of another kind than the rest.
 struct HostAllocator final : pygraph::Delegate {
   std::set<void*> mapped, alive;
+  std::set<c10::MempoolId_t> recording, held; // pools that allocations go to, and those that somebody refers to
   size_t refuse_after = SIZE_MAX; // allocations until one fails
 
   void* take(size_t nbytes) {
@@ -32,6 +33,10 @@ struct HostAllocator final : pygraph::Delegate {
   void* raw_alloc_with_stream(size_t nbytes, cudaStream_t) override { return take(nbytes); }
   void raw_delete(void* memory) override { give(memory); }
   void copy_data(void* to, const void* from, size_t nbytes) const override { std::memcpy(to, from, nbytes); }
+  void endAllocateToPool(c10::DeviceIndex, c10::MempoolId_t pool) override {
+    TORCH_CHECK(recording.erase(pool) == 1, "not currently recording");
+  }
+  void releasePool(c10::DeviceIndex, c10::MempoolId_t pool) override { held.erase(pool); }
   bool initialized() override { return true; }
   bool isEnabled() const override { return true; }
   std::string name() override { return "simulated"; }
@@ -40,6 +45,39 @@ struct HostAllocator final : pygraph::Delegate {
 HostAllocator& host() {
   static auto* own = new HostAllocator();
   return *own;
+}
+
+// Pinned memory, of which there is none.
+struct PinnedAllocator final : at::HostAllocator {
+  std::set<c10::MempoolId_t> recording, held;
+
+  void end_allocate_to_pool(c10::MempoolId_t pool) override {
+    TORCH_CHECK(recording.erase(pool) == 1, "not currently recording");
+  }
+  void release_pool(c10::MempoolId_t pool) override { held.erase(pool); }
+  c10::DataPtr allocate(size_t) override { TORCH_CHECK(false, "none is left"); }
+  void copy_data(void* to, const void* from, size_t nbytes) const override { std::memcpy(to, from, nbytes); }
+  bool record_event(void*, void*, c10::Stream) override { return true; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+};
+
+PinnedAllocator& pinned() {
+  static auto* own = new PinnedAllocator();
+  return *own;
+}
+
+// What torch 2.11 leaves of a capture that broke.
+void break_capture(c10::MempoolId_t pool) {
+  at::setHostAllocator(at::kCUDA, &pinned());
+  for (auto* pools : {&host().recording, &host().held, &pinned().recording, &pinned().held}) pools->insert(pool);
+}
+
+// Pools that are recorded to or referred to.
+size_t pools() {
+  return host().recording.size() + host().held.size() + pinned().recording.size() + pinned().held.size();
 }
 
 void HostAllocator::give(void* memory) {
@@ -258,6 +296,8 @@ PYBIND11_MODULE(simulated, m) {
   m.def("add_fill", &simulated::add_fill);
   m.def("tensor", &simulated::tensor);
   m.def("launches", [] { return simulated::launches; });
+  m.def("break_capture", &simulated::break_capture);
+  m.def("pools", &simulated::pools);
   m.def("alive", [] { return simulated::host().alive.size(); });
   m.def("refuse_after", [](size_t count) { simulated::host().refuse_after = count; });
   m.def("read", [](const at::Tensor& t) {

@@ -89,6 +89,19 @@ print(cuda.installed())
     assert run(library, code) == ["True True", "1", "True 0", "True 0", "False 0", "False"]
 
 
+def test_what_a_broken_capture_has_begun_is_ended_where_torch_has_not_done_so(library: Path) -> None:
+    code = """
+cuda.break_capture((0, 3))
+cuda.break_capture((0, 4))
+print(cuda.pools())
+cuda.end_broken_capture(0, (0, 3))
+print(cuda.pools())
+cuda.end_broken_capture(0, (0, 3))
+print(cuda.pools())
+"""
+    assert run(library, code) == ["8", "4", "4"]
+
+
 # -- replays -----------------------------------------------------------------------------------------------------------
 
 TWO_SEGMENTS = """

@@ -3,6 +3,7 @@ operators. Without a device."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from torch import distributed
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda import observe
+from pygraph.runtime.cuda.capture import _recording
 from pygraph.runtime.cuda.observe import EagerCalls, Observer, calls_operators, observing
 from pygraph.runtime.provenance import Refusal, tracing
 from pygraph.runtime.recording import Allocation, AllocationKind, Origin
@@ -286,3 +288,30 @@ def test_anything_else_may_be(more: str, extra: str) -> None:
 def test_of_code_that_is_not_inductors_nothing_is_known() -> None:
     assert calls_operators(lambda args: [args[0] + 1])
     assert calls_operators(torch.mm)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_broken_capture_is_ended_in_torchs_allocators_too(breaks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+
+    class Graph:
+        def __init__(self, *, keep_graph: bool) -> None:
+            said.append("repair" if keep_graph else "graph")
+
+        def capture_begin(self, *pool: Any, capture_error_mode: str) -> None:
+            said.append((*pool, capture_error_mode))
+
+        def capture_end(self) -> None:
+            if breaks and "repair" not in said:
+                raise RuntimeError("the capture is broken")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    session: Any = SimpleNamespace(begin=lambda: None, end=lambda: None)
+    native = SimpleNamespace(end_broken_capture=lambda device, pool: said.append(("ended", device, pool)))
+    device: Any = SimpleNamespace(native=native, index=3)
+    graph: Any = Graph(keep_graph=False)
+    with pytest.raises(RuntimeError) if breaks else contextlib.nullcontext(), _recording(graph, session, device):
+        pass
+    begun = ["graph", ((0, 7), "thread_local")]
+    assert said == begun + [("ended", 3, (0, 7)), "repair", ("thread_local",)] * breaks
