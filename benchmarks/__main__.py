@@ -54,6 +54,8 @@ _WHOLE = (*_IN_PARTS, BEST, OURS, CAPTURE, WHOLE_STEP, STEP_IN_ORDER)
               help="Workloads that compile at once and then wait, in memory, until they are timed.")  # fmt: skip
 @click.option("--tiny/--full", default=None, help="Small versions of the workloads.  [default: small on a CPU]")
 @click.option("--suite", default=SUITE, metavar="MODULE", help="A module with WORKLOADS of your own.")
+@click.option("--caches", type=click.Path(file_okay=False),
+              help="A folder that keeps what is compiled, for a later run.  [default: none is kept]")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of blocks.")
 def main(names: tuple[str, ...], **options: Any) -> None:
     """Time workloads side by side: eager, Inductor's modes, CUDA graphs by hand, and PyGraph.
@@ -125,7 +127,9 @@ def measure(picked: Sequence[Workload], options: Mapping[str, Any], out: Path | 
         return document(machine(device), settings, rows, left_out, skipped)
 
     with tempfile.TemporaryDirectory() as scratch, working("benchmark") as step:
-        bench = Bench(Path(scratch), device, blocks=options["blocks"], seed=options["seed"], step=step)
+        bench = Bench(
+            Path(options["caches"] or scratch), device, blocks=options["blocks"], seed=options["seed"], step=step
+        )
         for program, row in each_measured(bench, programs, end, options["jobs"]):
             rows[program.name] = row
             click.echo(f"[{len(rows)}/{len(programs)}] {headline(program.name, row)}", err=True)

@@ -100,7 +100,8 @@ def test_a_suite_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     common = (*OWN, "--device", "cpu", "--sides", "pygraph", "--blocks", 6, "--calls", 5, "--jobs", 2)
-    result = benchmarks("wrong", "dropout", "absent", *common, "--out", tmp_path)
+    kept = tmp_path / "caches"
+    result = benchmarks("wrong", "dropout", "absent", *common, "--out", tmp_path, "--caches", kept)
     assert result.exit_code == 0, result.stderr
     found = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
     assert found["skipped"] == {"absent": "not installed: no_such_package"}
@@ -109,6 +110,7 @@ def test_a_suite_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [each["status"] for each in row["sides"].values()] == ["ok", "ok"], row["sides"]
     assert row["ratios"]["eager"]["wall_us"]["rounds"] == 6
     assert row["sides"]["pygraph"]["coverage"]["share"] == 1.0
+    assert any((kept / "dropout" / "pygraph" / "compiled").rglob("*.py"))
     wrong = found["workloads"]["wrong"]
     assert {side: row["status"] for side, row in wrong["sides"].items()} == {"eager": "ok", "pygraph": "wrong"}
     assert wrong["ratios"] == {}
