@@ -92,7 +92,7 @@ def _inductor_patches(mode: str | None, settings: Settings, devices: Collection[
         chosen = dict(compat.list_mode_options(mode)) if mode else {}
     except RuntimeError as error:
         raise OptionError(str(error)) from error
-    if settings.order != "program" and "cuda" in devices:
+    if settings.replay_order != "program" and "cuda" in devices:
         chosen["allow_buffer_reuse"] = False
     if settings.inductor.get("triton.cudagraphs"):
         raise OptionError("inductor option 'triton.cudagraphs' cannot be combined with PyGraph, which takes its place")
@@ -360,7 +360,7 @@ def attach(
                 max_captures=settings.max_captures,
                 verify_always=settings.verify == "always",
                 measure=settings.measure,
-                order=settings.order,
+                order=settings.replay_order,
                 collectives=settings.collectives,
                 cache_dir=settings.cache_dir,
             ),

@@ -55,6 +55,11 @@ class Settings:
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def replay_order(self) -> str:
+        """``order``, or ``program`` where that would have to be measured, and nothing is."""
+        return "program" if self.order == "measured" and not self.measure else self.order
+
+    @property
     def pipeline(self) -> Any:
         """The passes to run."""
         from pygraph.passes.manager import DEFAULT_PIPELINE  # takes a while, and a restored program needs none

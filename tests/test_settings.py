@@ -11,6 +11,14 @@ from pygraph.errors import OptionError
 from pygraph.settings import Settings
 
 
+@pytest.mark.parametrize(
+    ("order", "measure", "used"),
+    [("measured", True, "measured"), ("measured", False, "program"), ("dependences", False, "dependences")],
+)
+def test_an_order_is_measured_only_where_anything_is(order: str, measure: bool, used: str) -> None:
+    assert Settings.make({"order": order, "measure": measure}, {}).replay_order == used
+
+
 def test_an_option_wins_over_its_variable() -> None:
     environ = {"PYGRAPH_STRICT": "1", "PYGRAPH_CAPTURE_AFTER": "5", "PYGRAPH_DUMP_DIR": "out"}
     settings = Settings.make({"capture-after": 3}, environ)

@@ -372,9 +372,8 @@ class Region:
     def _due(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
         try:
-            may_measure = self._options.measure and not self._options.verify_always
-            may_measure = may_measure and not several_ranks()  # each would decide by itself
-            measures = may_measure and not variant.decided
+            decides = not self._options.verify_always and not several_ranks()  # each would decide by itself
+            measures = self._options.measure and decides and not variant.decided
             path = kept_path(self._fn, args, self._options.cache_dir) if measures else None
             decision = None if path is None else read(path)
             if decision is not None:
@@ -382,7 +381,7 @@ class Region:
                 self._decide(variant, decision)
                 if variant.off:
                     return self._uncaptured(args)
-            return self._capture(variant, args, measures and decision is None, path, may_measure)
+            return self._capture(variant, args, measures and decision is None, path, decides)
         finally:
             invalidate_all()
             self.record.contests = self._variants.contests
@@ -407,7 +406,7 @@ class Region:
         return outputs
 
     def _capture(
-        self, variant: Variant, args: list[Any], measures: bool, path: Path | None, may_measure: bool
+        self, variant: Variant, args: list[Any], measures: bool, path: Path | None, decides: bool
     ) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
         concurrent = variant.concurrent or self._options.order == "dependences"
@@ -420,7 +419,7 @@ class Region:
         variant.like = sensitive, signature(args, sensitive)
         if measures:
             variant.measurement = Measurement(self._driver, args, self._clock, path)
-        contests = self._contests(variant, made.program) and may_measure
+        contests = self._contests(variant, made.program) and decides
         verdict = self._compare(variant, made, args)
         if contests and verdict.refusal is None:
             variant.open = variant.contested = True

@@ -471,7 +471,9 @@ class CapturedStep:
             driver,
             name=(name := f"{self.record.name}.{len(self.record.regions)}"),
             label=f"captured step {name}",
-            options=RegionOptions(max_captures=1, verify_always=settings.verify == "always"),
+            options=RegionOptions(
+                max_captures=1, verify_always=settings.verify == "always", order=settings.replay_order
+            ),
             held=range(len(tensors)),
             origins=origins,
             uncaptured=lambda args: made.answer(args),

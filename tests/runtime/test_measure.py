@@ -306,14 +306,21 @@ def test_an_order_that_goes_wrong_is_never_used() -> None:
     assert [executable.closed for executable in driver.executables] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("parallel", "options"),
-    [(False, {"order": "measured"}), (True, {"order": "program"}), (True, {"order": "measured", "measure": False})],
-)
-def test_no_other_order_is_tried(parallel: bool, options: dict[str, Any]) -> None:
+def test_an_order_is_chosen_where_replays_are_not_held_against_uncaptured_calls() -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    region, _ = make(driver=Parallel(), order="measured", measure=False)
+    call(region, 3)
+    assert world.ran == ["uncaptured", "replay", "uncaptured", "concurrent", "uncaptured"]
+    call(region, ALL + 20)
+    assert world.ran[5 + ALL :] == ["concurrent"] * 20
+    assert (len(region.record.decisions), [each.choice for each in region.record.orders]) == (0, ["concurrent"])
+
+
+@pytest.mark.parametrize(("parallel", "order"), [(False, "measured"), (True, "program")])
+def test_no_other_order_is_tried(parallel: bool, order: str) -> None:
     driver = Parallel()
     driver.parallel = parallel
-    region, _ = make(driver=driver, **options)
+    region, _ = make(driver=driver, order=order)
     call(region, 300)
     assert "concurrent" not in world.ran
     assert (region.record.orders, region.record.contests) == ([], 0)

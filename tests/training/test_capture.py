@@ -18,6 +18,7 @@ import pygraph
 from pygraph.bench.worker import what_was_captured
 from pygraph.errors import CaptureError
 from pygraph.report.text import render_text
+from pygraph.runtime.host.driver import HostDriver
 from pygraph.training import whole_step
 from tests.runtime.regions import same_bits
 from tests.training.steps import DEVICE, drawn, generator_state
@@ -148,6 +149,21 @@ def refused(made: Make, reason: str, around: Around | None = None) -> Any:
     assert record.replays == 0
     assert reason in record.refusals, record
     return record.refusals[reason]
+
+
+def test_real_calls_choose_the_order_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYGRAPH_MEASURE", "1")
+    monkeypatch.setattr(HostDriver, "parallel", True)
+    eager, captured = make()(), make()()
+    captured.step = pygraph.capture(captured.step)
+    x, y = next(batches())
+    for call in range(120):
+        assert same_bits(eager.step(x, y), captured.step(x, y)), f"call {call} differs"
+    assert same_bits(_detached(eager.state()), _detached(captured.state()))
+    (region,) = captured.step.record.regions
+    assert region.longest_path < region.launches
+    assert [decision.other for decision in region.orders] == ["concurrent"]
+    assert (region.contests, region.decisions) == (0, []), "it is not held against uncaptured calls"
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
