@@ -35,6 +35,9 @@ EXCESS = 0.02
 CONCURRENT_EXCESS = 0.1
 """Part of the peak by which a program may exceed it for having launches run side by side."""
 
+MOST_LANES = 8
+"""More have never been faster."""
+
 FEWEST_LAUNCHES = 2
 """Launches that a segment has at least."""
 
@@ -119,13 +122,12 @@ def timeline(program: Program) -> tuple[tuple[str, int, int], ...]:
 
 
 def concurrently(program: Program) -> Program:
-    """``program``, whose launches wait for those alone that they depend on, in a few lanes: one more than run side by
-    side on average, and fewer where that takes too much memory. The same program, where nothing runs side by side."""
+    """``program``, whose launches wait for those alone that they depend on, in a few lanes, and fewer where that takes
+    too much memory. The same program, where nothing runs side by side."""
     recording, slots = program.recording, program.slots
     limit = cut(program).held * (1 + CONCURRENT_EXCESS) + WORTHWHILE
     order = order_of(recording, slots)
-    path, launches = order.longest_path(), len(recording.launches)
-    most = 1 + -(-launches // path) if path < launches else 1
+    most = 1 + max(in_lanes(order, MOST_LANES).lanes, default=0)
     fewer, lanes, best = 1, most, program
     while lanes > fewer:  # all of them, else by bisection: memory grows with lanes
         narrowed = in_lanes(order, lanes)

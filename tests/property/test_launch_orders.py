@@ -166,6 +166,21 @@ def test_a_lane_is_left_to_what_can_start_there_first() -> None:
     assert Order.of([]).critical() == frozenset()
 
 
+def test_launches_with_time_to_spare_share_a_lane() -> None:
+    """A chain of which each third launch also needs one that needs nothing."""
+    chain = Order.of([set(), {0}, set(), {1, 2}, {3}, {4}, set(), {5, 6}, {7}, {8}, set(), {9, 10}])
+    narrowed = in_lanes(chain, 8)
+    assert narrowed.lanes == (0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0)
+    assert narrowed.longest_path() == chain.longest_path() == 9
+
+
+def test_a_launch_that_would_come_just_in_time_from_another_lane_gets_one_of_its_own() -> None:
+    """Query, key and value of attention, each rearranged: the value is needed two launches later than the others."""
+    attention = Order.of([set(), {0}, {0}, {1}, {2}, {3, 4}, {5}, {0}, {7}, {6, 8}])
+    assert in_lanes(attention, 8).lanes == (0, 0, 1, 0, 1, 1, 1, 2, 2, 1)
+    assert in_lanes(attention, 2).lanes == (0, 0, 1, 0, 1, 1, 1, 0, 0, 1)
+
+
 @settings(deadline=None, max_examples=300)
 @given(recordings(), st.integers(0, 3))
 def test_memory_is_shared_by_what_is_ordered_and_by_nothing_else(
@@ -366,7 +381,7 @@ def test_another_order_of_ten_thousand_launches_is_planned_within_two_seconds(br
 def test_as_many_lanes_are_used_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     program = forks(100, range(6, 7), 4, [1 << 20, 64 << 20])
     recording, slots, held = program.recording, program.slots, cut(program).held
-    orders = [in_lanes(order_of(recording, slots), lanes) for lanes in range(1, 5)]
+    orders = [in_lanes(order_of(recording, slots), lanes) for lanes in (1, 2, 3, 6)]
     peaks = [cut(replace(program, order=order, layout=plan(recording, slots, order))).held for order in orders]
     assert len(set(peaks)) == len(orders)
     monkeypatch.setattr(steps, "WORTHWHILE", 0)
