@@ -213,7 +213,7 @@ _VariableTracker = _find("torch._dynamo.variables.base.VariableTracker", cost=_S
 _READ_ATTRIBUTE = "tp_getattro_impl" if "tp_getattro_impl" in vars(_TensorVariable) else "var_getattr"
 for _name in (
     "config.trace_autograd_ops",
-    *(f"variables.TensorVariable.{n}" for n in ("method_backward", _READ_ATTRIBUTE)),
+    *(f"variables.TensorVariable.{n}" for n in ("method_backward", "method_register_hook", _READ_ATTRIBUTE)),
     "output_graph.OutputGraph.compile_subgraph",
 ):
     _find(f"torch._dynamo.{_name}", cost=_STEPS)
@@ -336,15 +336,15 @@ def follow_backward(follow: Callable[[Any, Any], None]) -> None:
         return result
 
     _OutputGraph.compile_subgraph = compile_paid
-    _set_backward(method_backward)
+    _set_method("backward", method_backward)
 
 
-def _set_backward(method: Callable[..., Any]) -> None:
-    """Have Dynamo trace ``Tensor.backward`` by ``method``."""
-    if "backward" in getattr(_TensorVariable, "tp_methods", ()):  # from 2.14 on
-        handler = _TensorVariable.tp_methods["backward"]
-        _TensorVariable.tp_methods["backward"] = replace(handler, handler=method)
-    _TensorVariable.method_backward = method
+def _set_method(name: str, method: Callable[..., Any]) -> None:
+    """Have Dynamo trace a method of tensors by ``method``."""
+    if name in getattr(_TensorVariable, "tp_methods", ()):  # from 2.14 on
+        handler = _TensorVariable.tp_methods[name]
+        _TensorVariable.tp_methods[name] = replace(handler, handler=method)
+    setattr(_TensorVariable, f"method_{name}", method)
 
 
 def _unread(item: Any, holder: Any) -> bool:
@@ -407,10 +407,13 @@ def mend_loop_order() -> None:
 def mend_gradients() -> None:
     """Where Dynamo traces a backward pass otherwise than autograd runs it, have it do as autograd, or end the graph.
 
-    Gradients that ``create_graph`` asks for would be constants. ``p.grad`` that a program sets and reads would be taken
-    from ``p`` wherever the value goes; if it is None, so would every None of all programs to come.
+    Gradients that ``create_graph`` asks for would be constants, those of custom functions also where
+    ``torch.autograd.grad`` returns them. ``p.grad`` that a program sets and reads would be taken from ``p`` wherever
+    the value goes; if it is None, so would every None of all programs to come. Behind a hook of a tensor that the
+    program has made, it would no longer write attributes of objects of which it has written one before.
     """
     backward, read = _TensorVariable.method_backward, getattr(_TensorVariable, _READ_ATTRIBUTE)
+    compile_subgraph = _OutputGraph.compile_subgraph
 
     def method_backward(
         self: Any, tx: Any, gradient: Any = None, retain_graph: Any = None, create_graph: Any = None, inputs: Any = None
@@ -428,8 +431,34 @@ def mend_gradients() -> None:
             found.source = None  # it is shared by all programs
         return found
 
-    _set_backward(method_backward)
+    def compile_whole(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _loses_second_order(self.graph):
+            raise _Unsupported("create_graph with a custom autograd function")
+        return compile_subgraph(self, *args, **kwargs)
+
+    def hooked(register: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.source and any(tx.output.side_effects.store_attr_mutations.values()):
+                raise _Unsupported("a hook of a tensor that is no parameter, behind the write of an attribute")
+            return register(self, tx, *args, **kwargs)
+
+        return method
+
+    _OutputGraph.compile_subgraph = compile_whole
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        _set_method(name, hooked(getattr(_TensorVariable, f"method_{name}")))
+    _set_method("backward", method_backward)
     setattr(_TensorVariable, _READ_ATTRIBUTE, read_attribute)
+
+
+def _loses_second_order(graph: torch.fx.Graph) -> bool:
+    """Whether a graph that Dynamo traced asks for gradients with a graph of their own, and has a custom autograd
+    function, whose backward would have none."""
+    asks = any(
+        node.target is torch.autograd.grad and (node.kwargs.get("create_graph") or any(node.args[4:5]))
+        for node in graph.nodes
+    )
+    return asks and any(str(node.target) == "autograd_function_apply" for node in graph.nodes)
 
 
 def keep_random_draws() -> None:

@@ -154,6 +154,8 @@ class PartitionHooks:
         maker = {name: i for i, snode in enumerate(snodes) for name in snode.get_buffer_names()}
         needed = ({maker[dep.name] for dep in snode.unmet_dependencies if dep.name in maker} for snode in snodes)
         before = [sorted(makers - {i}) for i, makers in enumerate(needed)]
+        for sources, behind in zip(before, _behind_views(snodes), strict=True):
+            sources += behind
         last: dict[str, int] = {}
         since: list[int] = []
         for i, snode in enumerate(snodes):
@@ -396,6 +398,40 @@ def _scheduled_parts(snode: Any) -> list[Any]:
     if parts == [snode]:
         return parts
     return [inner for part in parts for inner in _scheduled_parts(part)]
+
+
+def _behind_views(snodes: Sequence[Any]) -> list[list[int]]:
+    """The earlier nodes that each has to stay behind for memory that goes by several names, since an operator that
+    Inductor does not lower has returned a view of it: that a write to the one is seen by the others, Inductor leaves to
+    the order that it starts from."""
+    same: dict[str, str] = {}
+    real = compat.inductor_virtualized.graph.scheduler.mutation_real_name
+
+    def memory(name: str) -> str:
+        name = real.get(name, name)
+        while name in same:
+            name = same[name]
+        return name
+
+    for snode in snodes:
+        for buffer in snode.get_outputs():
+            for alias in buffer.get_aliases():
+                one, other = memory(buffer.get_name()), memory(alias)
+                if one != other:
+                    same[one] = other
+    shared = set(same.values())
+    writer, readers = dict[str, int](), dict[str, list[int]]()
+    found: list[list[int]] = []
+    for step, snode in enumerate(snodes):
+        read = shared.intersection(memory(dep.name) for dep in snode.read_writes.reads)
+        written = shared.intersection(memory(n) for buffer in snode.get_outputs() for n in buffer.get_mutations())
+        found.append([writer[name] for name in read | written if name in writer])
+        for name in written:
+            found[-1] += readers.pop(name, ())
+            writer[name] = step
+        for name in read - written:
+            readers.setdefault(name, []).append(step)
+    return found
 
 
 def _memory_allows(before: list[Any], after: list[Any]) -> bool:

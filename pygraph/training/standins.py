@@ -14,6 +14,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pygraph import compat
+from pygraph.runtime.tensors import extent
 
 __all__ = ["Used", "collected", "install"]
 
@@ -237,6 +239,11 @@ def _untraceable(optimizer: Optimizer) -> str:
             return "a group of its parameters is on several devices"
         if any(type(p) not in (torch.Tensor, torch.nn.Parameter) or p.is_complex() for p in params):
             return "a parameter is complex, or of a class of its own"
+    spans = sorted(
+        (p.data_ptr(), p.data_ptr() + extent(p)) for group in optimizer.param_groups for p in group["params"]
+    )
+    if any(end > begin for (_, end), (begin, _) in pairwise(spans)):
+        return "parameters share memory"  # one is updated after the other, in a graph from what both were
     return ""
 
 
@@ -399,6 +406,13 @@ class _View:
         return getattr(self.optimizer, name)
 
 
+def _updates_lists(group: Any) -> bool:
+    """Whether an update outside of a graph has the form ``foreach``."""
+    if group["foreach"] is not None:
+        return bool(group["foreach"])
+    return not group.get("fused") and all(p.is_cuda for p in group["params"])
+
+
 def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     if self._pygraph_scheduled or not torch.compiler.is_compiling():  # its learning rate is not known here
         return _hand_over(self, "step", closure)
@@ -421,10 +435,16 @@ def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
                 on_device = rates is not None and len(rates) > 1 and compat.untouched(group, "betas")
                 new["betas"] = (rates[1], rates[2]) if on_device else group["betas"]
             groups.append(new)
+        kept = []
+        for group in self.param_groups:
+            if group.get("nesterov") and not _updates_lists(group):  # that form writes into gradients
+                kept.extend([(p.grad, p.grad.clone()) for p in group["params"] if p.grad is not None])
         view = _View(self, groups)
         found_inf = getattr(self, "found_inf", None)
         if found_inf is None:
             self._pygraph_update(view, None)
+            for gradient, old in kept:
+                gradient.copy_(old)
             return loss
         changed = []
         for group in groups:
@@ -436,6 +456,8 @@ def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         self._pygraph_update(view, None)
         for tensor, old in zip(changed, before):  # noqa: B905
             tensor.copy_(torch.where(found_inf > 0, old, tensor))
+        for gradient, old in kept:
+            gradient.copy_(old)
     return loss
 
 
@@ -746,7 +768,8 @@ class _UsedScheduler(Used):
     def __init__(self, scheduler: LRScheduler) -> None:
         name = f"_pygraph_scheduler_{id(scheduler)}"  # of the optimizer: a scheduler's attributes are its state_dict
         super().__init__(scheduler, ("optimizer", name))
-        self._stand_in = _Scheduler(scheduler)
+        known = getattr(scheduler.optimizer, name, None)  # another step's
+        self._stand_in = known if known is not None and known.stands_for(scheduler) else _Scheduler(scheduler)
         setattr(scheduler.optimizer, name, self._stand_in)
 
     def after(self) -> None:
@@ -764,6 +787,10 @@ class _Scheduler:
         self.due = 0
         self.optimizer = scheduler.optimizer
         self._pygraph_real = weakref.ref(scheduler)
+
+    def stands_for(self, scheduler: LRScheduler) -> bool:
+        """Whether it is this scheduler's: another one may have had its ``id``."""
+        return self._pygraph_real() is scheduler
 
     def step(self, *args: Any) -> None:
         """Put off one step, where it can be; otherwise make it at once, outside of the graph."""

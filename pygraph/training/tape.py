@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 
 import pygraph
 from pygraph.compat import OpOverload, TorchDispatchMode, below_autocast
@@ -26,7 +27,7 @@ from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import COLLECTIVES, Origin
 from pygraph.runtime.tensors import digest
 
-__all__ = ["Tape", "user_line"]
+__all__ = ["HostReads", "Tape", "user_line"]
 
 _Memory = tuple[int, int, torch.Size, tuple[int, ...], torch.dtype]
 """What an operator sees of a tensor: storage, offset, size, strides, type."""
@@ -42,6 +43,9 @@ _SAME_AS = {torch.ops.aten._unsafe_view.default: torch.ops.aten.view.default}
 
 _TENSORS = re.compile(r"(?<![\w'])[at]\d+(?![\w'])")
 """The tensors that a call names."""
+
+_READ_IN_PIECES = frozenset({"tensor_split", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Functions that no operator stands for: they read a tensor of lengths on the host, and call operators with numbers."""
 
 _HOMES = tuple(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, pygraph))
 
@@ -72,6 +76,26 @@ def _below_autograd() -> Iterator[None]:
     """Operators do what they did on the tape: no gradients, and no casts but those that are written down."""
     with torch.inference_mode(False), torch.no_grad(), below_autocast():
         yield
+
+
+class HostReads(TorchFunctionMode):
+    """While open, ``tape`` is refused if a function reads a tensor on the host that no operator is given."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name, given = getattr(func, "__name__", ""), kwargs or {}
+        if name in _READ_IN_PIECES and any(map(_is_lengths, (*args[1:], *given.values()))):
+            self._tape.refuse("host-read", "the host reads lengths from a tensor", name, user_line())
+        return func(*args, **given)
+
+
+def _is_lengths(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.is_floating_point()
 
 
 class Tape(TorchDispatchMode):

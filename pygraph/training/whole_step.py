@@ -34,7 +34,7 @@ from pygraph.runtime.tensors import bits
 from pygraph.runtime.variants import State
 from pygraph.settings import Settings
 from pygraph.training.reach import Change, Executed, Walk
-from pygraph.training.tape import Tape
+from pygraph.training.tape import HostReads, Tape
 
 __all__ = ["CapturedStep", "StepRecord", "capture"]
 
@@ -223,7 +223,7 @@ def _write_down(
     gc.disable()  # what is told of a collection is no code of the step
     sys.setprofile(executed)
     try:
-        with tape:
+        with HostReads(tape), tape:
             returned = step(*args, **kwargs)
     finally:
         sys.setprofile(None)

@@ -173,6 +173,35 @@ def test_operands_keep_what_was_written_before_the_cut(function: Callable[..., A
 # -- addmm: after the decision --------------------------------------------------------------------------------------
 
 
+def read_by_another_view(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What writes is outside, and what reads is not."""
+    x.exp_()
+    return y.sum() + x.view(-1).sum()
+
+
+def written_behind_a_read(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    found = y.sum() * 2
+    x.exp_()
+    return found + y.sum()
+
+
+@pytest.mark.parametrize("function", [read_by_another_view, written_behind_a_read])
+def test_a_write_is_seen_by_other_views_that_operators_return(function: Callable[..., torch.Tensor]) -> None:
+    """With Inductor's fallbacks, views are results of operators, which it may bring into another order."""
+    options = {
+        "passes": "legality{forbid=[aten.copy_]},placement,partitioning,indirection",
+        "measure": False,
+        "inductor": {"fallback_by_default": True},
+    }
+    with config.patch(force_disable_caches=True):
+        compiled = torch.compile(function, backend="pygraph", options=options, dynamic=True)
+        for call in range(4):
+            ours, theirs = (torch.full((24,), float(call) / 2) for _ in range(2))
+            found = compiled(ours.view(2, 3, 4), ours.view(4, 6))
+            torch.testing.assert_close(found, function(theirs.view(2, 3, 4), theirs.view(4, 6)))
+            torch.testing.assert_close(ours, theirs)
+
+
 def times(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x @ w
 

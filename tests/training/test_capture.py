@@ -572,11 +572,13 @@ def _unreachable(_trained: Trained, x: torch.Tensor) -> torch.Tensor:
         ("host-read", lambda t, x: 1.0 if x.sum().item() > 0 else 2.0),
         ("host-read", lambda t, x: 1.0 if x.detach().cpu().numpy()[0, 0] > 0 else 2.0),
         ("host-read", lambda t, x: 1.0 if x.tolist()[0][0] > 0 else 2.0),
+        ("host-read", lambda t, x: x.tensor_split(torch.tensor([1, 3]))[1].sum()),
+        ("host-effect", lambda t, x: torch.initial_seed() % 7),
         ("dynamic-output", lambda t, x: x[x > 0].sum()),
         ("unreachable-tensor", _unreachable),
         ("host-effect", lambda t, x: print("a step")),
     ],
-    ids=["item", "numpy", "tolist", "sizes", "hidden", "print"],
+    ids=["item", "numpy", "tolist", "lengths", "seed", "sizes", "hidden", "print"],
 )
 def test_refused(reason: str, line: Any) -> None:
     refusal = refused(changed(line), reason)

@@ -213,6 +213,136 @@ def test_a_gradient_penalty_is_part_of_the_graph() -> None:
     check(penalty)
 
 
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad * 3 * ctx.saved_tensors[0] ** 2
+
+
+def test_a_gradient_penalty_of_a_custom_function_has_its_second_order() -> None:
+    """AOTAutograd would take the function's backward for a constant."""
+
+    def penalty(ours: Setup) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(Cube.apply(ours.model(x)), y)
+            weights = list(ours.model.parameters())
+            slopes = torch.autograd.grad(loss, weights, create_graph=True)
+            (loss + sum(slope.square().sum() for slope in slopes)).backward()
+            ours.optimizer.step()
+            ours.optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    check(penalty)
+
+
+@pytest.mark.parametrize("written", ["number", "tensor"])
+def test_attributes_are_written_behind_a_hook_of_a_result(written: str) -> None:
+    """Dynamo of torch 2.13 forgets such writes, if there was one before the hook."""
+
+    def noting(ours: Setup) -> Step:
+        ours.model.calls, ours.model.seen = 0, torch.zeros(())  # type: ignore[assignment]
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            if written == "number":
+                ours.model.calls += 1  # type: ignore[operator]
+            else:
+                ours.model.seen = ours.model.seen + 1  # type: ignore[operator, assignment]
+            out = ours.model(x)
+            out.register_hook(lambda grad: grad * 0.5)
+            nn.functional.mse_loss(out, y).backward()
+            ours.optimizer.step()
+            ours.optimizer.zero_grad()
+            ours.model.seen = ours.model.seen + out.detach().sum()  # type: ignore[operator, assignment]
+            return ours.model.seen + ours.model.calls  # type: ignore[operator, return-value]
+
+        return step
+
+    check(noting)
+
+
+# -- optimizers and schedulers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("foreach", [None, False, True])
+def test_gradients_are_after_nesterovs_update_what_they_are_in_eager(foreach: bool | None) -> None:
+    """The form ``foreach`` writes into them; they are added to in the next step."""
+
+    def accumulating(ours: Setup) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(ours.model(x), y)
+            loss.backward()
+            ours.optimizer.step()
+            return loss.detach()
+
+        return step
+
+    def nesterov() -> Setup:
+        return setup(lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, foreach=foreach))
+
+    ours, theirs = nesterov(), nesterov()
+    assert_equal_training(pygraph.train_step(accumulating(ours)), accumulating(theirs), ours, theirs, steps=4)
+
+
+def test_parameters_that_share_memory_are_updated_one_after_the_other() -> None:
+    def overlapping() -> tuple[list[nn.Parameter], Step]:
+        flat = torch.arange(20.0, dtype=torch.float64) / 20
+        pair = [nn.Parameter(flat[:12].view(3, 4)), nn.Parameter(flat[8:].view(3, 4))]
+        optimizer = torch.optim.SGD(pair, lr=0.1)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(x @ pair[0].t() + (x @ pair[1].t()).tanh(), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return pair, step
+
+    (ours, step), (theirs, eager) = overlapping(), overlapping()
+    step = pygraph.train_step(step)
+    for call in range(4):
+        x, y = torch.full((5, 4), 1.0 + call, dtype=torch.float64), torch.zeros(5, 3, dtype=torch.float64)
+        torch.testing.assert_close(step(x, y), eager(x, y))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_two_steps_may_share_a_scheduler() -> None:
+    def pair(wrap: Callable[[Step], Step]) -> tuple[Setup, Callable[[int], Any]]:
+        of = sgd()
+        scheduler = torch.optim.lr_scheduler.StepLR(of.optimizer, 2, 0.5)
+
+        def scaled(scale: float) -> Step:
+            def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                loss = nn.functional.mse_loss(of.model(x), y) * scale
+                loss.backward()
+                of.optimizer.step()
+                of.optimizer.zero_grad()
+                scheduler.step()
+                return loss.detach()
+
+            return wrap(step)
+
+        steps = scaled(1.0), scaled(0.5)
+
+        def run(call: int) -> Any:
+            x, y = next(iter(batches(1)))
+            return steps[call % 4 == 1](x, y), scheduler.last_epoch, scheduler.get_last_lr()
+
+        return of, run
+
+    (ours, run), (theirs, eager) = pair(pygraph.train_step), pair(lambda step: step)
+    for call in range(8):
+        torch.testing.assert_close(run(call), eager(call))
+    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict())
+
+
 # -- learning rates ----------------------------------------------------------------------------------------------------
 
 

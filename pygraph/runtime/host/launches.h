@@ -167,7 +167,8 @@ struct Operator final : Launch {
   void run() override {
     c10::impl::ExcludeDispatchKeyGuard guard(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-    Stack values = stack;
+    Stack values; // lists of its own: an operator may change one that it is given
+    for (const auto& value : stack) values.push_back(map_tensors(value, [](const Tensor& t) { return t; }));
     op.callBoxed(&values);
     if (results.empty()) return;
     const auto& name = op.schema().name();

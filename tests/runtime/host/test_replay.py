@@ -43,6 +43,22 @@ def test_operators_on_lists_of_tensors(driver: HostDriver) -> None:
     assert len(recording.launches) == 4
 
 
+def test_an_operator_that_changes_its_list_is_given_a_new_one_each_time(driver: HostDriver) -> None:
+    """This one puts indices in bounds into the list of indices that it is given."""
+
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        x, mask, index, values = args
+        return (torch.ops.aten._unsafe_masked_index_put_accumulate(x, mask, [index], values),)
+
+    def arguments(*index: int) -> list[Any]:
+        return [torch.zeros(4, 2), torch.ones(3, 1, dtype=torch.bool), torch.tensor(index), torch.ones(3, 2)]
+
+    executable, _ = make_executable(driver, RegionCall(region, arguments(0, 1, 2)))
+    for index in ((0, 1, 2), (3, 0, 1), (2, 2, 2)):
+        (found,) = executable.replay(arguments(*index))
+        assert torch.equal(found, region(arguments(*index))[0])
+
+
 def test_one_object_returned_twice_is_one_object(driver: HostDriver) -> None:
     def region(args: list[Any]) -> tuple[Any, ...]:
         y = args[0] * 2
