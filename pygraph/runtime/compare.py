@@ -563,7 +563,9 @@ def _describe(
     index: int, out: torch.Tensor, extents: list[tuple[int, torch.device, int, int]], storages: dict[int, int]
 ) -> Hashable:
     """Facts of a tensor that no argument and no earlier output is, and whose memory it lies in."""
-    facts = (type(out).__name__, tuple(out.size()), out.stride(), str(out.dtype), str(out.device), out.is_inference())
+    leading = zip(out.size(), out.stride(), strict=True) if out.numel() else ()
+    strides = tuple(stride for size, stride in leading if size > 1)  # others lead to no element: kernels differ in them
+    facts = (type(out).__name__, tuple(out.size()), strides, str(out.dtype), str(out.device), out.is_inference())
     low = out.data_ptr()
     high = low + extent(out)
     for position, device, start, end in extents:

@@ -262,6 +262,8 @@ class Region:
         if isinstance(facts, Refusal):
             if facts.reason not in self.record.refusals:
                 self._note(facts)
+            if not self._variants.captured:
+                self.record.reason = str(facts)
             return self._uncaptured(args)
         variant = self._variants.find(key, facts)
         if variant.due and not watched:

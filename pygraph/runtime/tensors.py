@@ -181,7 +181,8 @@ def _place(arg: torch.Tensor, buffer: torch.Tensor, distance: int, whole: bool) 
     offset, rest = divmod(distance + arg.data_ptr(), arg.element_size())
     if rest:
         raise CaptureError("argument-misaligned", f"an address of {arg.dtype} is no multiple of its element's size")
-    view = torch.empty(0, dtype=arg.dtype, device=arg.device)
+    with torch.inference_mode(arg.is_inference()):
+        view = torch.empty(0, dtype=arg.dtype, device=arg.device)
     return view.set_(buffer.untyped_storage(), offset, arg.size(), arg.stride())
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pygraph.errors import ReplayError
+from pygraph.runtime.compare import observe
 from pygraph.runtime.contract import ScratchPool
 from pygraph.runtime.nondeterminism import RUNS
 from pygraph.runtime.region import Region, RegionOptions
@@ -335,3 +336,12 @@ def test_verify_always_tells_calls_of_other_sizes_apart() -> None:
     for size in (2, 3, 2, 3, 2, 3):
         assert region([torch.ones(size)])[0].tolist() == [2.0] * size
     assert (region.record.captures, region.record.replays, region.record.refusals) == (2, 2, {})
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "other", "same"),
+    [((1, 3), (3, 1), (9, 1), True), ((0, 3), (1, 1), (1, 3), True), ((2, 3), (3, 1), (1, 2), False)],
+)
+def test_strides_count_where_they_lead_to_elements(size: Any, stride: Any, other: Any, same: bool) -> None:
+    found = [observe([torch.empty_strided(size, each).fill_(0)], []) for each in (stride, other)]
+    assert (found[0].structure == found[1].structure) is same

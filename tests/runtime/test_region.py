@@ -146,6 +146,7 @@ def test_arguments_that_are_no_plain_tensors_are_never_captured(odd: object) -> 
         assert region([torch.ones(2), odd])[0].tolist() == [2, 2]
     assert driver.captures == 0
     assert counts["refused.argument-type"] == 1
+    assert str(region.record.reason).startswith("argument-type")
 
 
 def test_under_a_dispatch_mode_operators_are_seen() -> None:
@@ -483,6 +484,27 @@ def test_inference_mode_gives_inference_tensors() -> None:
                 outputs = list(region(call.fresh(seed)))
                 assert [out.is_inference() for out in outputs] == [inference] * len(outputs)
     assert region.record.replays == 10
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_ordinary_tensors_stay_so_in_inference_mode(mode: Any) -> None:
+    """They are written, and views of them are ordinary, too."""
+
+    def halved(args: list[Any]) -> list[Any]:
+        (x,) = args
+        args.clear()
+        x.mul_(0.5)
+        return [x[1:].t(), x.sin()]
+
+    region = Region(halved, HostDriver(), name="halved")
+    for call in range(5):
+        ours, theirs = (torch.full((3, 4), float(call)) for _ in range(2))
+        with mode():
+            outputs, expected = list(region([ours])), halved([theirs])
+            assert same_bits([*outputs, ours], [*expected, theirs])
+            assert [out.is_inference() for out in outputs] == [out.is_inference() for out in expected]
+            assert outputs[0].untyped_storage().data_ptr() == ours.untyped_storage().data_ptr()
+    assert region.record.replays == 3, region.record
 
 
 def test_closing_while_other_threads_replay() -> None:

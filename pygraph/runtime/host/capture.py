@@ -44,7 +44,7 @@ def capture_region(
         raise CaptureError("dispatch-mode", "a mode or transform watches the operators of this thread")
     arena = Arena(native)
     try:
-        with only_capture():
+        with only_capture(), torch.inference_mode(False):
             recorder = Recorder(native, arena, module_constants(fn), eager)
             recorder.arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
             returned = _run(recorder, fn)
@@ -74,7 +74,7 @@ def _run(recorder: Recorder, fn: types.FunctionType) -> Sequence[Any]:
     reset_blame()
     recorded = functools.partial(_recorded, recorder, fn.__code__.co_filename)
     try:
-        with torch.inference_mode(False), torch.no_grad(), rebound(fn, recorded) as run, RecordOperators(recorder):
+        with torch.no_grad(), rebound(fn, recorded) as run, RecordOperators(recorder):
             returned = run(list(recorder.arguments))
     except CaptureError:
         raise

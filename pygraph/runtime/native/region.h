@@ -6,6 +6,7 @@
 
 #include <ATen/core/Generator.h>
 #include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/ArrayRef.h>
@@ -77,6 +78,7 @@ struct Output {
         return wrap<backend>(call.owned[number].storage, static_cast<int64_t>(call.owned[number].start));
       default: // element 0 of a view lies `offset` elements of its own type behind that of the argument
         const auto& base = *call.tensors[number];
+        c10::InferenceMode mode(base.is_inference()); // a view is what its base is, in whatever mode it is made
         return wrap<backend>(storage_of(base), base.storage_offset() * static_cast<int64_t>(base.itemsize()));
     }
   }
