@@ -162,6 +162,7 @@ NopKernelSchedulerNode = _find(
     "torch._inductor.scheduler.NopKernelSchedulerNode", cost="reports count what runs nothing as launches"
 )
 Scheduler = _find("torch._inductor.scheduler.Scheduler")
+WeakDep = _find("torch._inductor.dependencies.WeakDep")
 SubgraphLowering = _find("torch._inductor.graph.SubgraphLowering")
 decide_layout_opt = _find(
     "torch._inductor.graph.GraphLowering.decide_layout_opt",

@@ -423,7 +423,8 @@ def _behind_views(snodes: Sequence[Any]) -> list[list[int]]:
     writer, readers = dict[str, int](), dict[str, list[int]]()
     found: list[list[int]] = []
     for step, snode in enumerate(snodes):
-        read = shared.intersection(memory(dep.name) for dep in snode.read_writes.reads)
+        reads = (dep for dep in snode.read_writes.reads if not isinstance(dep, compat.WeakDep))  # these are but orders
+        read = shared.intersection(memory(dep.name) for dep in reads)
         written = shared.intersection(memory(n) for buffer in snode.get_outputs() for n in buffer.get_mutations())
         found.append([writer[name] for name in read | written if name in writer])
         for name in written:

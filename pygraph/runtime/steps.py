@@ -127,10 +127,11 @@ def concurrently(program: Program) -> Program:
     recording, slots = program.recording, program.slots
     limit = cut(program).held * (1 + CONCURRENT_EXCESS) + WORTHWHILE
     order = order_of(recording, slots)
-    most = 1 + max(in_lanes(order, MOST_LANES).lanes, default=0)
+    widest = in_lanes(order, MOST_LANES)
+    most = used = 1 + max(widest.lanes, default=0)
     fewer, lanes, best = 1, most, program
     while lanes > fewer:  # all of them, else by bisection: memory grows with lanes
-        narrowed = in_lanes(order, lanes)
+        narrowed = widest if lanes == used else in_lanes(order, lanes)
         lives = lifetimes(recording, slots, program.layout.fresh, narrowed)
         made = replace(program, order=narrowed, layout=pack(lives, recording.alignment, program.layout.fresh))
         planned = cut(made, lives)

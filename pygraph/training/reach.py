@@ -164,7 +164,8 @@ class Executed:
                 self.refusal = Refusal("host-read", detail, f"Tensor.{name}", user_line(frame))
             return
         outside = getattr(function, "__module__", None) in _OUTSIDE or type(owner).__module__ in ("_io", "_hashlib")
-        outside = outside or (isinstance(owner, torch.Generator) and name == "initial_seed")
+        defaults = (torch.default_generator, *torch.cuda.default_generators)  # which no walk reaches
+        outside = outside or (name == "initial_seed" and any(owner is each for each in defaults))
         if outside or any(owner is each for each in _CLOCKS) or any(function is each for each in _EFFECTS):
             detail = "a replay would leave out what it does besides tensors, or repeat what it returned"
             self.refusal = Refusal("host-effect", detail, name, user_line(frame))

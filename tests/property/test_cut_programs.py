@@ -17,8 +17,13 @@ from torch._inductor import config
 import pygraph
 
 SIZE, LARGEST, CALLS = 6, 40, 4
-OUTSIDE = "legality{forbid=[aten.sort.default]},placement,partitioning"
-"""Sorting is outside of every region."""
+OUTSIDE = "legality{forbid=[aten.sort.default,aten.copy_]},placement,partitioning"
+"""Sorting, and what writes inputs, is outside of every region."""
+
+EXAMPLES: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
 
 
 class Program:
@@ -117,20 +122,23 @@ def poison() -> None:
     del held
 
 
-def same_as_eager(text: str) -> None:
+def same_as_eager(text: str, fallbacks: bool, aliased: bool) -> None:
+    """With ``fallbacks``, Inductor calls operators, of which some return views. ``aliased``: two inputs are one."""
     note(text)
     names: dict[str, Any] = {"torch": torch}
     exec(text, names)
     function = names["f"]
     torch._dynamo.reset()
     pygraph.reset()
-    options = {"passes": [OUTSIDE], "measure": False}
+    options = {"passes": [OUTSIDE], "measure": False, "inductor": {"fallback_by_default": fallbacks}}
     ours = torch.compile(function, backend="pygraph", options=options)
     with config.patch(force_disable_caches=True), torch.no_grad():
         for call in range(CALLS):
             generator = torch.Generator().manual_seed(call)
             given = [torch.randn(SIZE, SIZE, generator=generator) for _ in range(3)]
             mine = [x.clone() for x in given]
+            if aliased:
+                given[2], mine[2] = given[0].view(SIZE, SIZE), mine[0].view(SIZE, SIZE)
             expected = function(*given)
             poison()
             found = ours(*mine)
@@ -140,14 +148,20 @@ def same_as_eager(text: str) -> None:
     assert report.error is None
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=8, **EXAMPLES)
 @given(programs())
 def test_a_cut_changes_no_result(text: str) -> None:
-    same_as_eager(text)
+    same_as_eager(text, fallbacks=False, aliased=False)
+
+
+@settings(max_examples=25, **EXAMPLES)
+@given(programs(), st.booleans())
+def test_a_cut_between_operators_that_inductor_calls_changes_no_result(text: str, aliased: bool) -> None:
+    same_as_eager(text, fallbacks=True, aliased=aliased)
 
 
 @pytest.mark.sweep
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(programs())
-def test_cuts_change_no_result(text: str) -> None:
-    same_as_eager(text)
+@settings(max_examples=400, **EXAMPLES)
+@given(programs(), st.booleans(), st.booleans())
+def test_cuts_change_no_result(text: str, fallbacks: bool, aliased: bool) -> None:
+    same_as_eager(text, fallbacks, aliased)
