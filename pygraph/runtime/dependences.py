@@ -12,6 +12,7 @@ functions over a Recording and its slots.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -56,8 +57,11 @@ def in_lanes(order: Order, most: int) -> Order:
     chosen: list[int] = []
     waits: list[set[int]] = []
     for launch, waited in enumerate(order.edges):
+        ready: dict[int, float] = {}  # by lane: the end of the last one there that it waits for
+        for each in waited:
+            ready[chosen[each]] = max(ready.get(chosen[each], 0), ends[each])
         starts = [
-            max(idle, *(ends[each] + _CROSSING * (chosen[each] != lane) for each in waited), 0)
+            max([idle, *(end + _CROSSING * (other != lane) for other, end in ready.items())])
             for lane, idle in enumerate([*free, 0.0][:most])
         ]
         late = longest - rest[launch]
@@ -176,7 +180,7 @@ class _Table(Generic[_Memory]):
     """Who used what, up to some launch."""
 
     def __init__(self) -> None:
-        self._used: dict[_Memory, _Used] = {}
+        self._used: defaultdict[_Memory, _Used] = defaultdict(_Used)
         self._open: set[int] = set()
         """Launches that no later one waits for, since the last one that all wait for."""
         self._last: int | None = None
@@ -196,11 +200,12 @@ class _Table(Generic[_Memory]):
             self._last = self._drew = launch.index
             return waits
         for memory, there, writes in accesses:
-            used = self._used.get(memory, _Used())
-            met = used.writes + used.reads if writes else used.writes
-            waits.update(number for number, where in met if where.meets(there))
+            if memory in self._used:
+                used = self._used[memory]
+                met = used.writes + used.reads if writes else used.writes
+                waits.update(number for number, where in met if where.meets(there))
         for memory, there, writes in accesses:
-            used = self._used.setdefault(memory, _Used())
+            used = self._used[memory]
             if writes:
                 used.reads = [each for each in used.reads if not there.covers(each[1])]
                 used.writes = [each for each in used.writes if not there.covers(each[1])]

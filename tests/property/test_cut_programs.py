@@ -170,7 +170,7 @@ def test_a_cut_changes_no_result(text: str) -> None:
     same_as_eager(text, fallbacks=False, aliased=False)
 
 
-@settings(max_examples=25, **EXAMPLES)
+@settings(max_examples=12, **EXAMPLES)
 @given(programs(), st.booleans())
 def test_a_cut_between_operators_that_inductor_calls_changes_no_result(text: str, aliased: bool) -> None:
     same_as_eager(text, fallbacks=True, aliased=aliased)
