@@ -448,6 +448,15 @@ LLAMA: Sizes = {
     "num_attention_heads": 16,
 }
 BERT: Sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}
+TORCHVISION: dict[str, Any] = {
+    "calls": 15,
+    "tolerance": 3e-2,
+    "why_tolerance": CONVOLUTIONS,
+    "whole_step": True,
+    "packages": ("torchvision",),
+    "imports": ("torchvision",),
+}
+"""Of networks of torchvision, in float32."""
 OPTIMIZERS: dict[str, Optimizing] = {"sgd": sgd, "adamw": adamw}
 
 
@@ -579,12 +588,7 @@ WORKLOADS: tuple[Workload, ...] = (
         "ResNet-18, batch 32, in float32 with SGD and momentum; batch statistics change in place.",
         partial(classifying, model=resnet18, data=partial(images, 32, 224, 1000), optimizing=sgd),
         partial(classifying, model=resnet18, data=partial(images, 4, 32, 1000), optimizing=sgd),
-        calls=15,
-        tolerance=3e-2,
-        why_tolerance=CONVOLUTIONS,
-        whole_step=True,
-        packages=("torchvision",),
-        imports=("torchvision",),
+        **TORCHVISION,
     ),
     Workload(
         "googlenet-training",
@@ -593,12 +597,7 @@ WORKLOADS: tuple[Workload, ...] = (
         "GoogLeNet without dropout, batch 4, in float32 with SGD and momentum: short kernels in four branches.",
         partial(classifying, model=partial(googlenet, dropout=0.0), data=partial(images, 4, 224, 1000), optimizing=sgd),
         partial(classifying, model=tiny_googlenet, data=partial(images, 4, 32, TINY_CLASSES), optimizing=sgd),
-        calls=15,
-        tolerance=3e-2,
-        why_tolerance=CONVOLUTIONS,
-        whole_step=True,
-        packages=("torchvision",),
-        imports=("torchvision",),
+        **TORCHVISION,
     ),
     Workload(
         "llama-1b-training",

@@ -164,11 +164,15 @@ class Executed:
                 self.refusal = Refusal("host-read", detail, f"Tensor.{name}", user_line(frame))
             return
         outside = getattr(function, "__module__", None) in _OUTSIDE or type(owner).__module__ in ("_io", "_hashlib")
-        defaults = (torch.default_generator, *torch.cuda.default_generators)  # which no walk reaches
-        outside = outside or (name == "initial_seed" and any(owner is each for each in defaults))
+        outside = outside or (name == "initial_seed" and any(owner is each for each in _default_generators()))
         if outside or any(owner is each for each in _CLOCKS) or any(function is each for each in _EFFECTS):
             detail = "a replay would leave out what it does besides tensors, or repeat what it returned"
             self.refusal = Refusal("host-effect", detail, name, user_line(frame))
+
+
+def _default_generators() -> tuple[torch.Generator, ...]:
+    """Those that no walk reaches."""
+    return torch.default_generator, *torch.cuda.default_generators
 
 
 _COMPILED = ("torch._dynamo.eval_frame", "compile_wrapper")

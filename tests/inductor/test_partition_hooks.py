@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -14,9 +15,11 @@ from torch._inductor import config
 from torch._inductor.fx_passes import pad_mm
 
 import pygraph
+from pygraph import compat
 from pygraph.inductor.compile import compare
 from pygraph.inductor.decision import Decision, Placed
 from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
+from pygraph.inductor.partition_hooks import _behind_views
 from pygraph.ir import CAPTURABLE, REASON, Graph, Stage, sources
 from pygraph.passes import Pass, PassContext, PassResult
 from pygraph.report.model import GraphReport
@@ -200,6 +203,26 @@ def test_a_write_is_seen_by_other_views_that_operators_return(function: Callable
             found = compiled(ours.view(2, 3, 4), ours.view(4, 6))
             torch.testing.assert_close(found, function(theirs.view(2, 3, 4), theirs.view(4, 6)))
             torch.testing.assert_close(ours, theirs)
+
+
+def scheduled(reads: str, writes: str = "", made: str = "", of: str = "", only_ordered: str = "") -> Any:
+    """A scheduled node, by names of one letter: ``made`` is a view of ``of``, where that is given."""
+    buffers = [SimpleNamespace(get_name=lambda: made, get_aliases=lambda: [*of], get_mutations=lambda: [*writes])]
+    weak = [compat.WeakDep(name, "") for name in only_ordered]
+    depends = SimpleNamespace(reads=[*(SimpleNamespace(name=name) for name in reads), *weak])
+    return SimpleNamespace(get_outputs=lambda: buffers, read_writes=depends)
+
+
+def test_reads_and_writes_of_one_memory_by_several_names_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = SimpleNamespace(mutation_real_name={"w": "v"})
+    graph = SimpleNamespace(graph=SimpleNamespace(scheduler=scheduler))
+    monkeypatch.setattr(compat, "inductor_virtualized", graph)
+    view, other = scheduled("a", made="v", of="a"), scheduled("a", made="u", of="a")
+    read, write = scheduled("u", made="r"), scheduled("", writes="v", made="x")
+    again, apart = scheduled("w", made="s"), scheduled("b", writes="b", made="t", only_ordered="v")
+    found = [sorted(set(each)) for each in _behind_views([view, other, read, write, again, apart, write])]
+    assert found == [[], [], [], [0, 1, 2], [3], [], [3, 4]]
+    assert _behind_views([scheduled("a"), scheduled("", writes="a")]) == [[], []], "Inductor knows one name's order"
 
 
 def times(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
