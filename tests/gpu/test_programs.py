@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.gpu.programs import assert_replayed, assert_same, compiled
+from tests.gpu.programs import assert_replayed, assert_same, compiled, figures, wrapped_regions
 from tests.gpu.programs import device_tensor as cuda
 
 CALLS = 5
@@ -51,9 +51,24 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = 
 )
 def test_equals_inductor(name: str, options: dict[str, Any]) -> None:
     """Fresh inputs on every call; arguments that are mutated end equal, too."""
+    assert_equals_inductor(name, options, CALLS)
+    assert_replayed()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_equals_inductor_while_it_measures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever candidate answers a call, in whichever order of its launches, while real calls choose among them."""
+    monkeypatch.setenv("PYGRAPH_MEASURE", "1")
+    assert_equals_inductor(name, {}, 150)
+    records = [region.record for region in wrapped_regions()]
+    assert any(record is not None and record.decisions for record in records), figures()
+
+
+def assert_equals_inductor(name: str, options: dict[str, Any], calls: int) -> None:
+    """The results and arguments of ``calls`` calls, each with inputs of its own."""
     function, make = PROGRAMS[name]
     ours, theirs = compiled(function, **options), torch.compile(function)
-    for seed in range(CALLS):
+    for seed in range(calls):
         torch.manual_seed(seed)
         mine = make()
         yours = copy.deepcopy(mine)
@@ -63,4 +78,3 @@ def test_equals_inductor(name: str, options: dict[str, Any]) -> None:
         expected = theirs(*yours)
         assert_same(actual, expected)
         assert_same(mine, yours)
-    assert_replayed()
