@@ -363,19 +363,32 @@ def per_sample(compile: Compile, device: str, *, inputs: int, hidden: int, class
 # -- models of transformers --------------------------------------------------------------------------------------------
 
 
-def bert(compile: Compile, device: str, *, batch: int, length: int, words: int, **sizes: Any) -> Training:
-    """Masked language modelling; dropout of 0.1 in attention too, as BERT has it."""
+def bert(
+    compile: Compile,
+    device: str,
+    *,
+    optimizing: Optimizing,
+    batch: int,
+    length: int,
+    words: int,
+    autocast: bool = False,
+    **config: Any,
+) -> Training:
+    """Masked language modelling, with dropout of 0.1, in attention too, as BERT has it if ``config`` says nothing."""
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.BertConfig(vocab_size=words, **sizes)
-    model: Any = transformers.BertForMaskedLM(config)
+    model: Any = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=words, **config))
     model = model.to(device).train()
     tokens, labels = torch.randint(0, words, (2, batch, length), device=device).unbind()
     forward = compile(model)
-    return stepping(
-        compile, model, adamw(model.parameters(), device), lambda: forward(input_ids=tokens, labels=labels).loss
-    )
+
+    def loss() -> torch.Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=autocast, cache_enabled=False):
+            made: torch.Tensor = forward(input_ids=tokens, labels=labels).loss
+        return made
+
+    return stepping(compile, model, optimizing(model.parameters(), device), loss)
 
 
 def gpt2(compile: Compile, device: str, *, batch: int, length: int, words: int, **sizes: Any) -> Training:
@@ -448,6 +461,7 @@ LLAMA: Sizes = {
     "num_attention_heads": 16,
 }
 BERT: Sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}
+NO_DROPOUT: Sizes = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 TORCHVISION: dict[str, Any] = {
     "calls": 15,
     "tolerance": 3e-2,
@@ -573,11 +587,25 @@ WORKLOADS: tuple[Workload, ...] = (
         "training",
         "language",
         "A BERT of 4 layers, width 512, batch 16, with dropout, also in attention, and AdamW.",
-        partial(bert, batch=16, length=128, words=30522, **BERT),
-        partial(bert, batch=2, length=8, words=64, **TINY_BERT),
+        partial(bert, optimizing=adamw, batch=16, length=128, words=30522, **BERT),
+        partial(bert, optimizing=adamw, batch=2, length=8, words=64, **TINY_BERT),
         tolerance=2e-2,
         why_tolerance=ADAM_SMALL_WEIGHTS,
         random=True,
+        packages=("transformers",),
+        imports=("transformers.models.bert.modeling_bert",),
+    ),
+    Workload(
+        "bert-base-training",
+        "training",
+        "language",
+        "BERT-base without dropout, one sequence of 128, under bfloat16 autocast with SGD and momentum: short kernels.",
+        partial(bert, optimizing=sgd, batch=1, length=128, words=30522, autocast=True, **NO_DROPOUT),
+        partial(bert, optimizing=sgd, batch=2, length=8, words=64, **TINY_BERT, **NO_DROPOUT),
+        calls=20,
+        tolerance=2e-2,
+        why_tolerance=BFLOAT16,
+        whole_step=True,
         packages=("transformers",),
         imports=("transformers.models.bert.modeling_bert",),
     ),
