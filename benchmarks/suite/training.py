@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.suite.inference import RESIDUAL_SCALE, floating
 from benchmarks.suite.parts import Block, TokenModel, mlp
-from benchmarks.suite.vision import TINY_CLASSES, googlenet, tiny_googlenet
 from benchmarks.workload import Compile, Training, Workload
 
 __all__ = ["WORKLOADS"]
@@ -462,15 +461,6 @@ LLAMA: Sizes = {
 }
 BERT: Sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}
 NO_DROPOUT: Sizes = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-TORCHVISION: dict[str, Any] = {
-    "calls": 15,
-    "tolerance": 3e-2,
-    "why_tolerance": CONVOLUTIONS,
-    "whole_step": True,
-    "packages": ("torchvision",),
-    "imports": ("torchvision",),
-}
-"""Of networks of torchvision, in float32."""
 OPTIMIZERS: dict[str, Optimizing] = {"sgd": sgd, "adamw": adamw}
 
 
@@ -616,16 +606,12 @@ WORKLOADS: tuple[Workload, ...] = (
         "ResNet-18, batch 32, in float32 with SGD and momentum; batch statistics change in place.",
         partial(classifying, model=resnet18, data=partial(images, 32, 224, 1000), optimizing=sgd),
         partial(classifying, model=resnet18, data=partial(images, 4, 32, 1000), optimizing=sgd),
-        **TORCHVISION,
-    ),
-    Workload(
-        "googlenet-training",
-        "training",
-        "vision",
-        "GoogLeNet without dropout, batch 4, in float32 with SGD and momentum: short kernels in four branches.",
-        partial(classifying, model=partial(googlenet, dropout=0.0), data=partial(images, 4, 224, 1000), optimizing=sgd),
-        partial(classifying, model=tiny_googlenet, data=partial(images, 4, 32, TINY_CLASSES), optimizing=sgd),
-        **TORCHVISION,
+        calls=15,
+        tolerance=3e-2,
+        why_tolerance=CONVOLUTIONS,
+        whole_step=True,
+        packages=("torchvision",),
+        imports=("torchvision",),
     ),
     Workload(
         "llama-1b-training",

@@ -96,11 +96,10 @@ def tiny_deeplabv3() -> nn.Module:
     return model
 
 
-def googlenet(dropout: float = 0.2) -> nn.Module:
+def googlenet() -> nn.Module:
     import torchvision
 
-    facts = {"weights": None, "aux_logits": False, "init_weights": False, "dropout": dropout}
-    model: nn.Module = torchvision.models.googlenet(**facts)
+    model: nn.Module = torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=False)
     return model
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import pygraph
-from pygraph.inductor.products import measure
+from pygraph.inductor import products
+from pygraph.inductor.products import Times, measure
 
 
-def test_a_small_perceptron_takes_the_faster_form_and_is_right() -> None:
+def test_a_small_perceptron_takes_the_faster_form_and_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faster by what was measured when it was compiled: beside other work, measured again, it may be the other."""
+    found: list[Times] = []
+
+    def measured(*operands: torch.Tensor) -> Times:
+        found.append(measure(*operands))
+        return found[-1]
+
+    monkeypatch.setattr(products, "_known", {})
+    monkeypatch.setattr(products, "measure", measured)
     torch.manual_seed(0)
     layers = [layer for _ in range(3) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
     model = torch.nn.Sequential(*layers).cuda().requires_grad_(False)
@@ -17,9 +28,9 @@ def test_a_small_perceptron_takes_the_faster_form_and_is_right() -> None:
     for _ in range(4):
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     assert pygraph.counters()["replays"] > 0
-    times = measure(model[0].bias, x, model[0].weight.t())
+    (times,) = found
     (report,) = pygraph.reports()
-    if times.addmm < 0.5 * times.mm:  # far from where noise decides
+    if times.addmm < 0.5 * times.mm:
         assert "extern_kernels.addmm" in report.source
         assert sum("is an addmm" in note for note in report.notes) == 3
     elif times.addmm > 2 * times.mm:
