@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config
 
 import pygraph
+from pygraph.runtime.contract import Order
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -63,6 +65,42 @@ def test_draws_keep_their_order_when_some_of_them_cannot_be_captured(fallback: b
         for mine, theirs in zip(ours(x), expected, strict=True):
             assert torch.equal(mine, theirs)
     assert pygraph.counters().get("replays", 0) > 0
+
+
+@pytest.mark.parametrize("order", ["program", "dependences"])
+def test_what_inductor_draws_by_calling_operators_is_drawn_in_order(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros, with which it is compared, show nothing of what is drawn."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = torch.nn.functional.dropout(x, 0.4) * y
+        apart = y.sin().clone().bernoulli_(0.5)
+        return first, apart, torch.nn.functional.dropout(x, 0.5) * y, torch.rand_like(y) * y
+
+    def last_first(self: Order, begin: int, end: int) -> list[int]:
+        left, found = set(range(begin, end)), list[int]()
+        while left:
+            found.append(max(launch for launch in left if not left.intersection(self.edges[launch])))
+            left.remove(found[-1])
+        return found
+
+    def results(function: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        found: list[torch.Tensor] = []
+        for call in range(CALLS):
+            value = float(call > 1)
+            found += [*function(torch.full((8, 8), value), torch.full((8, 8), value)), torch.get_rng_state()]
+        return found
+
+    monkeypatch.setattr(Order, "sequence", last_first)
+    with config.patch(fallback_by_default=True, force_disable_caches=True), torch.no_grad():
+        expected = results(torch.compile(f))
+        torch._dynamo.reset()
+        apart = f"legality{{forbid=[aten.bernoulli.p,aten.bernoulli.default]}},{EVERYTHING['passes'].partition(',')[2]}"
+        found = results(compiled(f, order=order, passes=apart))
+    assert all(map(torch.equal, found, expected))
+    assert pygraph.counters()["replays"] >= CALLS - 2
 
 
 def test_a_graph_without_operators_is_no_failure() -> None:

@@ -36,7 +36,7 @@ from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.passes.region_order import Kind, fewest_runs, runs
-from pygraph.runtime.recording import WAIT
+from pygraph.runtime.recording import DRAWS_IF_CALLED, WAIT
 
 __all__ = ["PartitionHooks"]
 
@@ -175,6 +175,8 @@ class PartitionHooks:
             return []
         for part in _scheduled_parts(snode):
             for origin in _origins(part):
+                if _draws_if_called(part, origin):
+                    found[RNG] = None
                 placed = self.decision.nodes.get(origin.name)
                 if placed is not None:
                     found.update(dict.fromkeys(placed.chains))
@@ -538,6 +540,12 @@ def _uncapturable_structure(part: Any, device: str) -> str | None:
 def _draws(node: Any) -> bool:
     """Whether an FX node, made by Inductor's own passes, draws random numbers from a generator."""
     return base_name(op_name(node.target)) in DRAWS or "nondeterministic_seeded" in tags_of(node.target)
+
+
+def _draws_if_called(part: Any, node: Any) -> bool:
+    """Whether an FX node draws since ``part`` calls it, where a kernel of Inductor's would compute the numbers."""
+    called = isinstance(_kernel(part.node), compat.ExternKernel)
+    return called and base_name(op_name(node.target)) in DRAWS_IF_CALLED
 
 
 def _indexed(node: Any) -> Any:

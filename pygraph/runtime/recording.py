@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = [
     "COLLECTIVES",
+    "DRAWS_IF_CALLED",
     "FUNCTIONAL_COLLECTIVES",
     "UNKNOWN",
     "WAIT",
@@ -48,6 +49,9 @@ COLLECTIVES = FUNCTIONAL_COLLECTIVES | {"c10d", "symm_mem"}
 
 WAIT = "_c10d_functional.wait_tensor"
 """The operator, without an overload, that waits for the collectives that fill a tensor."""
+
+DRAWS_IF_CALLED = frozenset({"prims.inductor_random", "prims.inductor_randint"})
+"""Operators, without an overload, that draw from a generator, though kernels compute their results from a seed."""
 
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 _UNDECLARED_WRITES = {

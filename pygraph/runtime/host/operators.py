@@ -14,11 +14,11 @@ import torch
 from pygraph.compat import DispatchKey, FakeTensor, OpOverload, TorchDispatchMode
 from pygraph.errors import CaptureError
 from pygraph.runtime.calls import OperatorCall, check_call, fake_results, leaves
-from pygraph.runtime.eager import is_eager, record_call
+from pygraph.runtime.eager import base_of, is_eager, record_call
 from pygraph.runtime.host.recorder import Operand, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
 from pygraph.runtime.provenance import blame
-from pygraph.runtime.recording import COLLECTIVES, AllocationKind, is_written
+from pygraph.runtime.recording import COLLECTIVES, DRAWS_IF_CALLED, AllocationKind, is_written
 
 __all__ = ["RecordOperators"]
 
@@ -155,10 +155,16 @@ def _record(recorder: Recorder, call: OperatorCall, results: Sequence[Any]) -> A
         str(call.op),
         call.signature(recorder.opaque_name),
         operands,
-        random=torch.Tag.nondeterministic_seeded in call.op.tags or "Generator" in str(call.op._schema),
+        random=_draws(call.op),
         nondeterministic=nondeterministic_operator(call.op),
     )
     return returned[0] if len(returned) == 1 else tuple(returned) or None
+
+
+def _draws(op: OpOverload) -> bool:
+    """Whether ``op`` draws random numbers, or may."""
+    seeded = torch.Tag.nondeterministic_seeded in op.tags or "Generator" in str(op._schema)
+    return seeded or base_of(str(op)) in DRAWS_IF_CALLED
 
 
 def _operands(call: OperatorCall) -> Iterator[Operand]:
