@@ -71,6 +71,7 @@ _UNDECLARED_WRITES = {
     },
     "aten::_cudnn_rnn_backward": ("reserve",),
     "aten::miopen_rnn_backward": ("reserve",),
+    "onednn::qlinear_pointwise": ("other",),
 }
 """Arguments that operators write though their schemas do not say so."""
 

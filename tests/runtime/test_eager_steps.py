@@ -294,6 +294,29 @@ def test_a_result_that_is_an_operand_though_its_schema_denies_it(itself: bool) -
     assert region.record.state == ("uncaptured" if itself else "replay"), "one object is returned twice"
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not part of this build")
+def test_packed_weights_and_a_sum_that_is_written_though_the_schema_denies_it() -> None:
+    def fn(args: list[Any]) -> Sequence[Any]:
+        x, total = args
+        args.clear()
+        before = torch.relu(total)
+        quantized = (x, 0.1, 0, PACKED, SCALES, ZEROS)
+        made = torch.ops.onednn.qlinear_pointwise.binary(
+            *quantized, total, None, 1.0, 0, torch.float, 1.0, 0, "sum", 1.0, "none", [], ""
+        )
+        return [torch.mm(made, before.t()), torch.relu(total)]
+
+    region = check(fn, lambda call: [torch.randint(0, 50, (4, 16), dtype=torch.uint8), randn(4, 16)])
+    assert [call.operator for call in region.record.eager] == ["onednn.qlinear_pointwise.binary"]
+    assert region.record.state == "replay"
+
+
+PACKED: Any = None
+SCALES, ZEROS = torch.full((16,), 0.02), torch.zeros(16, dtype=torch.int64)
+if torch.backends.mkldnn.is_available():
+    PACKED = torch.ops.onednn.qlinear_prepack(torch.randint(-20, 20, (16, 16), dtype=torch.int8), [4, 16])
+
+
 def test_two_operands_that_turn_out_to_be_one_tensor_are_told_of() -> None:
     def fn(args: list[Any]) -> Sequence[Any]:
         (x,) = args

@@ -51,8 +51,10 @@ inline const c10::Storage& storage_of(const Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage();
 }
 
+// 0 where there is no storage, as of packed weights.
 inline uintptr_t storage_base(const Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(storage_of(tensor).unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+  auto* storage = storage_of(tensor).unsafeGetStorageImpl();
+  return storage == nullptr ? 0 : reinterpret_cast<uintptr_t>(storage->_mutable_data_ptr_no_checks().get());
 }
 
 // Where element 0 lies, also for a tensor that has none.
