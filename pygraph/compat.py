@@ -162,7 +162,6 @@ NopKernelSchedulerNode = _find(
     "torch._inductor.scheduler.NopKernelSchedulerNode", cost="reports count what runs nothing as launches"
 )
 Scheduler = _find("torch._inductor.scheduler.Scheduler")
-WeakDep = _find("torch._inductor.dependencies.WeakDep")
 SubgraphLowering = _find("torch._inductor.graph.SubgraphLowering")
 decide_layout_opt = _find(
     "torch._inductor.graph.GraphLowering.decide_layout_opt",
@@ -175,6 +174,7 @@ prepare_planning_info = _find("torch._inductor.memory.prepare_planning_info", co
 for _name in (
     "_codegen",
     "_codegen_partition_wrapper",
+    "compute_dependencies",
     "get_graph_partition_signature",
     "graph_partition",
     "process_grouped_nodes",

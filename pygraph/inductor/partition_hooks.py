@@ -154,8 +154,6 @@ class PartitionHooks:
         maker = {name: i for i, snode in enumerate(snodes) for name in snode.get_buffer_names()}
         needed = ({maker[dep.name] for dep in snode.unmet_dependencies if dep.name in maker} for snode in snodes)
         before = [sorted(makers - {i}) for i, makers in enumerate(needed)]
-        for sources, behind in zip(before, _behind_views(snodes), strict=True):
-            sources += behind
         last: dict[str, int] = {}
         since: list[int] = []
         for i, snode in enumerate(snodes):
@@ -273,7 +271,12 @@ def _install() -> None:
     scheduler: Any = compat.Scheduler
     ask, grouped, partition = scheduler.should_partition, scheduler.process_grouped_nodes, scheduler.graph_partition
     generate, sign = scheduler._codegen, scheduler.get_graph_partition_signature
-    wrap = scheduler._codegen_partition_wrapper
+    wrap, depend = scheduler._codegen_partition_wrapper, scheduler.compute_dependencies
+
+    def compute_dependencies(self: Any) -> None:
+        if _listener() is not None:
+            _order_views(self.nodes)
+        depend(self)
 
     def should_partition(self: Any, node: Any) -> str | None:
         listener = _listener()
@@ -315,6 +318,7 @@ def _install() -> None:
             _expect_sizes(compat.inductor_virtualized.graph.wrapper_code)
         generate(self, nodes)
 
+    scheduler.compute_dependencies = compute_dependencies
     scheduler.should_partition = should_partition
     scheduler.process_grouped_nodes = process_grouped_nodes
     scheduler.graph_partition = graph_partition
@@ -402,15 +406,21 @@ def _scheduled_parts(snode: Any) -> list[Any]:
     return [inner for part in parts for inner in _scheduled_parts(part)]
 
 
+def _order_views(snodes: Sequence[Any]) -> None:
+    """Tell Inductor that what reads or writes memory has to stay behind earlier writes, and what writes it behind
+    earlier reads, by whichever names: where an operator that it does not lower has returned a view, it knows of no
+    order between a write to the one and reads of the others. ``snodes`` are in the order of the program."""
+    depends = compat.inductor_virtualized.graph.additional_buffer_deps
+    for snode, behind in zip(snodes, _behind_views(snodes), strict=True):
+        for step in behind:
+            depends[snode.get_name()].update(buffer.get_name() for buffer in snodes[step].get_outputs())
+
+
 def _behind_views(snodes: Sequence[Any]) -> list[list[int]]:
-    """The earlier nodes that each has to stay behind for memory that goes by several names, since an operator that
-    Inductor does not lower has returned a view of it: that a write to the one is seen by the others, Inductor leaves to
-    the order that it starts from."""
+    """The earlier nodes that each has to stay behind for memory that goes by several names."""
     same: dict[str, str] = {}
-    real = compat.inductor_virtualized.graph.scheduler.mutation_real_name
 
     def memory(name: str) -> str:
-        name = real.get(name, name)
         while name in same:
             name = same[name]
         return name
@@ -425,8 +435,7 @@ def _behind_views(snodes: Sequence[Any]) -> list[list[int]]:
     writer, readers = dict[str, int](), dict[str, list[int]]()
     found: list[list[int]] = []
     for step, snode in enumerate(snodes):
-        reads = (dep for dep in snode.read_writes.reads if not isinstance(dep, compat.WeakDep))  # these are but orders
-        read = shared.intersection(memory(dep.name) for dep in reads)
+        read = shared.intersection(memory(dep.name) for dep in snode.read_writes.reads)
         written = shared.intersection(memory(n) for buffer in snode.get_outputs() for n in buffer.get_mutations())
         found.append([writer[name] for name in read | written if name in writer])
         for name in written:
