@@ -52,14 +52,15 @@ def compile_under(
     """Inductor's compiled graph for ``gm``, cut where ``decision`` says; legality of ``passes`` judges what Inductor's
     own passes make, and what ``rewrite`` makes after them.
 
-    Inductor's configuration stays the user's but for the partition itself. Its cache key gets ``tag``: the user's with
-    ``program_key``; plain compilations of the same graph have another key.
+    Inductor's configuration stays the user's but for the partition itself, and for ``memory_planning``, which takes
+    what a partition returns for dead. Its cache key gets ``tag``: the user's with ``program_key``; plain compilations
+    of the same graph have another key.
     """
     legality = next((item for item in passes if isinstance(item, Legality)), Legality())
     with (
         PartitionHooks(decision, legality).active(rewrite),
         compat.compiler_config.patch(cache_key_tag=tag),
-        compat.inductor_config.patch(graph_partition=True),
+        compat.inductor_config.patch(graph_partition=True, memory_planning=False),
     ):
         return compat.compile_fx_inner(gm, inputs, **kwargs)
 

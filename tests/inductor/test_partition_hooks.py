@@ -175,6 +175,21 @@ def test_operands_keep_what_was_written_before_the_cut(function: Callable[..., A
 # -- addmm: after the decision --------------------------------------------------------------------------------------
 
 
+def test_inductors_plan_of_memory_gives_away_nothing_that_a_partition_returns(fresh: None) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = x.sin(), x.t().cos() @ x
+        apart = torch.sort(second, 0)[0]
+        return (first @ apart).relu() + second, first.sum(0)
+
+    passes = "legality{forbid=[aten.sort.default]},placement,partitioning,indirection"
+    with config.patch(memory_planning=True):
+        compiled = torch.compile(f, backend="pygraph", options={"passes": passes, "measure": False})
+        for _ in range(4):
+            x = torch.randn(8, 8)
+            torch.testing.assert_close(compiled(x), f(x))
+    assert pygraph.counters()["replays"] > 0
+
+
 def read_by_another_view(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """What writes is outside, and what reads is not."""
     x.exp_()
