@@ -172,8 +172,9 @@ class PartitionHooks:
         if _waits_for(snode) is not None:
             return []
         for part in _scheduled_parts(snode):
+            called = isinstance(_kernel(part.node), compat.ExternKernel)
             for origin in _origins(part):
-                if _draws_if_called(part, origin):
+                if called and base_name(op_name(origin.target)) in DRAWS_IF_CALLED:
                     found[RNG] = None
                 placed = self.decision.nodes.get(origin.name)
                 if placed is not None:
@@ -549,12 +550,6 @@ def _uncapturable_structure(part: Any, device: str) -> str | None:
 def _draws(node: Any) -> bool:
     """Whether an FX node, made by Inductor's own passes, draws random numbers from a generator."""
     return base_name(op_name(node.target)) in DRAWS or "nondeterministic_seeded" in tags_of(node.target)
-
-
-def _draws_if_called(part: Any, node: Any) -> bool:
-    """Whether an FX node draws since ``part`` calls it, where a kernel of Inductor's would compute the numbers."""
-    called = isinstance(_kernel(part.node), compat.ExternKernel)
-    return called and base_name(op_name(node.target)) in DRAWS_IF_CALLED
 
 
 def _indexed(node: Any) -> Any:
