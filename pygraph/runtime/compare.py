@@ -283,11 +283,13 @@ class _Trial:
         differs = set(answer.differing(first))
         spread: list[Distance | None] = [None] * len(answer.contents)
         unlike: str | None = None
-        for runs in RUNS:
+        surprise = 0.0  # of the second series: the first has too few runs before it
+        for place, runs in enumerate(RUNS):
             for _ in range(runs):
-                refusal = self._widen(spread, reference)
-                if refusal is not None:
-                    return Verdict(outputs, refusal)
+                found = self._widen(spread, reference)
+                if isinstance(found, Refusal):
+                    return Verdict(outputs, found)
+                surprise = max(surprise, found) if place else 0.0
             replayed = self._replay_again()
             if replayed is None:
                 return Verdict(outputs, Refusal("replay-declined", "the second of two replays"))
@@ -298,8 +300,8 @@ class _Trial:
                 return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
             differs.update(reference.differing(replayed))
             steady = next((index for index in sorted(differs) if spread[index] is None), None)
-            if steady is None or self.tolerant:
-                unlike = self._too_far(reference, replayed, spread)
+            if steady is None or self.tolerant or surprise:
+                unlike = self._too_far(reference, replayed, spread, surprise)
             else:
                 unlike = f"{reference.names[steady]} has other values, though uncaptured runs agree on it bit for bit"
             if unlike is None:
@@ -307,20 +309,24 @@ class _Trial:
             del replayed  # what it returned is not kept while the function runs again
         return Verdict(outputs, _unsteady(str(unlike)))
 
-    def _widen(self, spread: list[Distance | None], reference: _Outcome) -> Refusal | None:
-        """Have ``spread`` hold one more uncaptured run, on copies. Refused is one that no spread allows for."""
+    def _widen(self, spread: list[Distance | None], reference: _Outcome) -> Refusal | float:
+        """Have ``spread`` hold one more uncaptured run, on copies, and say how much of a surprise it is. Refused is one
+        that no spread allows for."""
         again = self._uncaptured_again()
         if reference.drew_otherwise(again):
             return _RANDOM_STATE
         unlike = self._inexcusable(reference, again)
         if unlike is not None:
             return _unsteady(f"in another uncaptured run, {unlike}")
+        surprise = 0.0
         for index in reference.differing(again):
-            found = distance(reference.results[index], again.results[index])
+            result = reference.results[index]
+            found = distance(result, again.results[index])
             if isinstance(found, str):
                 return _unsteady(f"in another uncaptured run, {reference.names[index]} {found}")
+            surprise = max(surprise, found.surprise(spread[index], result.dtype))
             spread[index] = found.widened(spread[index])
-        return None
+        return surprise
 
     def _uncaptured_again(self) -> _Outcome:
         copies = self._retaken()
@@ -359,10 +365,12 @@ class _Trial:
 
         return diagnose(self.fn, self.driver, self.program, self.args).added_to(refusal)
 
-    def _too_far(self, reference: _Outcome, replayed: _Outcome, spread: Sequence[Distance | None]) -> str | None:
-        """The first result in which a replay differs by more than ``spread`` allows."""
+    def _too_far(
+        self, reference: _Outcome, replayed: _Outcome, spread: Sequence[Distance | None], surprise: float
+    ) -> str | None:
+        """The first result in which a replay differs by more than ``spread`` and ``surprise`` allow."""
         for index in reference.differing(replayed):
-            how = too_far(reference.results[index], replayed.results[index], spread[index])
+            how = too_far(reference.results[index], replayed.results[index], spread[index], surprise)
             if how is not None:
                 return f"{reference.names[index]} {how}"
         return None

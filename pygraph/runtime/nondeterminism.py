@@ -8,11 +8,15 @@ A replay must be no further from an uncaptured run than uncaptured runs are from
 block: a block is up to BLOCK neighbours in a row, so that a large row does not hide a small one. In a block, an element
 of the replay may be off by
 
-    FACTOR · spread + min(TERMS · eps, COARSE) · magnitude
+    FACTOR · spread + min(TERMS · eps + FACTOR · surprise, COARSE) · magnitude
 
 ``spread`` is the largest difference between the reference and other uncaptured runs, ``magnitude`` the largest
 magnitude of the reference, both within the block. One element alone has no spread to rely on: a sum of few terms comes
 out alike in three runs by chance. Its neighbours are sums like it, and stand in for runs that were not made.
+
+``surprise`` is of all results together: how far an uncaptured run lay outside of what those before it allow. A float32
+gradient that was rounded to bfloat16 on its way is an example: one sum of a million falls on the other side, another
+one in each run, by 2**-8 of its magnitude, where no other run shows a difference.
 """
 
 from __future__ import annotations
@@ -156,23 +160,34 @@ class Distance:
         """This distance with at least the differences of ``other`` from the same reference."""
         return self if other is None else replace(self, apart=torch.maximum(self.apart, other.apart))
 
+    def allowed(self, spread: Distance | None, dtype: torch.dtype, surprise: float = 0.0) -> torch.Tensor:
+        """How far a run may lie from the same reference, in each block, by the ``spread`` of others."""
+        eps = torch.finfo(dtype).eps
+        part = min(TERMS * eps + FACTOR * surprise, max(eps, COARSE)) * self.magnitude
+        return part if spread is None else FACTOR * spread.apart + part
+
+    def surprise(self, spread: Distance | None, dtype: torch.dtype) -> float:
+        """How far the run of this distance lies outside of what the ``spread`` of earlier ones allows, in the block
+        where that is the largest part of the magnitude."""
+        excess = (self.apart - self.allowed(spread, dtype)) / self.magnitude
+        return max(0.0, float(excess[self.magnitude > 0].amax())) if self.magnitude.any() else 0.0
+
     def start(self, block: int) -> int:
         """The element that a block begins at."""
         row, column = divmod(block, -(-self.width // BLOCK))
         return row * self.width + column * BLOCK
 
 
-def too_far(reference: torch.Tensor, other: torch.Tensor, spread: Distance | None) -> str | None:
+def too_far(reference: torch.Tensor, other: torch.Tensor, spread: Distance | None, surprise: float = 0.0) -> str | None:
     """Where and by how much a result of a replay (``other``) lies further from the reference's than the ``spread`` of
-    uncaptured runs allows, if it does; None: these agree bit for bit."""
+    uncaptured runs, and their ``surprise``, allow, if it does; None: these agree bit for bit."""
     found = distance(reference, other)
     if isinstance(found, str):
         return found
     if not found.apart.numel():
         return None
     apart = torch.zeros_like(found.apart) if spread is None else spread.apart
-    eps = torch.finfo(reference.dtype).eps
-    allowed = FACTOR * apart + min(TERMS * eps, max(eps, COARSE)) * found.magnitude
+    allowed = found.allowed(spread, reference.dtype, surprise)
     excess = found.apart - allowed
     at = int(excess.argmax())
     if float(excess[at]) <= 0:
