@@ -40,6 +40,7 @@ __all__ = [
     "ScratchPool",
     "Slot",
     "Step",
+    "Timer",
     "add_steps",
     "check_program",
     "describe_outputs",
@@ -242,6 +243,16 @@ class Executable:
         self._kept = ()
 
 
+class Timer(Protocol):
+    """Times what is submitted to a stream, by the clock of its device, from when it is made on."""
+
+    def stop(self) -> None:
+        """What is submitted from now on is no part of it."""
+
+    def seconds(self) -> float | None:
+        """How long that took, once it is over; None before. Nothing waits."""
+
+
 class Driver(Protocol):
     """Captures and replays regions on one kind of device. ``parallel``: whether launches may run side by side there."""
 
@@ -280,6 +291,10 @@ class Driver(Protocol):
     def synchronise(self, device: torch.device | None) -> bool:
         """Wait until ``device`` (None: the current one) has done what the caller submitted to its current stream.
         False, with nothing done, where that stream is being captured."""
+
+    def timer(self, device: torch.device | None) -> Timer | None:
+        """What times the current stream of ``device`` (None: the current one) from now on; None where that is being
+        captured, and where nothing is ``parallel``."""
 
     def scratch_pool(self, args: Sequence[Any]) -> AbstractContextManager[ScratchPool]:
         """Memory on the device of ``args`` for what nobody keeps; leaving gives it back to the system, but for what is

@@ -1,10 +1,15 @@
 """Measured selection: is a captured variant faster replayed or uncaptured, and if replayed, in which order of its
 launches? Its own calls tell, once each.
 
-A new variant's calls run in blocks of one candidate each. The first call of a block is dropped; the device is drained
-after it and after the last one, and the time per call is the wall time between the two drains. A round is one block of
-each candidate. Of ROUNDS rounds, the other candidate has to win all but one by its margin; anything less is a tie, and
-replays as before. The decision is kept on disk for later processes. Nothing here makes a call, and no call runs twice.
+Replayed or uncaptured (``Measurement``) is a matter of the host, too. A new variant's calls run in blocks of one
+candidate each. The first call of a block is dropped; the device is drained after it and after the last one, and the
+time per call is the wall time between the two drains. A round is one block of each candidate.
+
+The order of launches (``Contest``) is a matter of the device alone. Single calls take turns, and events around each
+tell how long it took: nothing waits, and calls of other regions, or other sizes, may come in between.
+
+Of ROUNDS rounds, the other candidate has to win all but one by its margin; anything less is a tie, and replays as
+before. The decision is kept on disk for later processes. Nothing here makes a call, and no call runs twice.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import json
 import logging
 import math
 import platform
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +34,7 @@ import torch
 import torch.distributed
 
 from pygraph.cache import read_json, usable, warn_once, write_atomically
-from pygraph.runtime.contract import Driver
+from pygraph.runtime.contract import Driver, Timer
 from pygraph.runtime.identity import machine
 from pygraph.runtime.tensors import bits
 from pygraph.version import __version__
@@ -37,6 +43,7 @@ __all__ = [
     "CONCURRENT",
     "REPLAY",
     "UNCAPTURED",
+    "Contest",
     "Decision",
     "Measurement",
     "invalidate_all",
@@ -55,6 +62,8 @@ REPLAY, UNCAPTURED, CONCURRENT = "replay", "uncaptured", "concurrent"
 ROUNDS = 5
 CALLS = 8
 """Timed calls of a block: an even number, since many callers do one thing on even calls and another on odd ones."""
+TURNS = 4
+"""Calls of each order in a round of a contest, whose median counts. Even, for the same reason."""
 MARGIN = {UNCAPTURED: 0.05, CONCURRENT: 0.02}
 """A candidate wins a round if its time is below the replay's by more than this fraction."""
 
@@ -69,9 +78,10 @@ _PATIENCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided on one variant: ``choice`` of REPLAY and ``other``. Times are medians of the blocks, in µs per
-    call of the caller's whole loop (None: no block). ``calls`` were in blocks. ``disturbed``: too few blocks counted,
-    so that it is replayed untested. ``path``: the file that an earlier process's decision was read from."""
+    """What was decided on one variant: ``choice`` of REPLAY and ``other``. Times are medians of the rounds (None: there
+    was none), in µs per call: of the caller's whole loop, or, of an order, on the device. ``calls`` were timed.
+    ``disturbed``: too few rounds counted, so that it is replayed untested. ``path``: the file that an earlier process's
+    decision was read from."""
 
     choice: str
     replay_us: float | None
@@ -82,7 +92,47 @@ class Decision:
     other: str = UNCAPTURED
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
+# -- rounds ------------------------------------------------------------------------------------------------------------
+
+
+class _Rounds:
+    """What rounds say of two candidates: REPLAY, and ``other``. ``path`` is the file that the decision goes to, if it
+    is kept."""
+
+    def __init__(self, path: Path | None, other: str) -> None:
+        self.other, self.path = other, path
+        self.times: dict[str, list[float]] = {REPLAY: [], other: []}
+        self._once = Lock()
+
+    @property
+    def whole(self) -> int:
+        """Rounds that both candidates are through with."""
+        return min(len(times) for times in self.times.values())
+
+    def judge(self, calls: int) -> Decision | None:
+        """What they say, once they say something; ``calls`` were timed."""
+        pairs = list(zip(*self.times.values(), strict=False))
+        if all(other >= _LOST.get(len(pairs), math.inf) * replay for replay, other in pairs):
+            return self.decide(REPLAY, calls)
+        if len(pairs) < ROUNDS:
+            return None
+        won = sum(other < (1 - MARGIN[self.other]) * replay for replay, other in pairs)
+        return self.decide(self.other if won >= ROUNDS - 1 else REPLAY, calls)
+
+    def decide(self, choice: str, calls: int, *, disturbed: bool = False) -> Decision | None:
+        """The decision, for whoever comes first."""
+        if not self._once.acquire(blocking=False):
+            return None
+        replayed, others = (median(times) * 1e6 if times else None for times in self.times.values())
+        return Decision(choice, replayed, others, calls, disturbed, other=self.other)
+
+    def keep(self, decision: Decision) -> None:
+        """Keep ``decision`` for other processes."""
+        if self.path is not None and not decision.disturbed:
+            _write(self.path, decision)
+
+
+# -- replayed or uncaptured --------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -111,27 +161,17 @@ def invalidate_all() -> None:
 
 
 class Measurement:
-    """Times one variant, as the calls of a region come in: from several threads at once, without a lock, in blocks that
-    do not count. ``args`` is the call that was captured. ``path`` is the file that the decision goes to, if it is kept.
-    ``other`` is what the replay is held against."""
+    """Times one variant replayed and uncaptured, as the calls of a region come in: from several threads at once,
+    without a lock, in blocks that do not count. ``args`` is the call that was captured."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        args: Sequence[Any],
-        clock: Callable[[], float],
-        path: Path | None,
-        other: str = UNCAPTURED,
-    ) -> None:
-        self._driver, self._clock, self._path = driver, clock, path
+    def __init__(self, driver: Driver, args: Sequence[Any], clock: Callable[[], float], path: Path | None) -> None:
+        self._driver, self._clock = driver, clock
         self._device = _device(args)
-        self._other = other
-        self._times: dict[str, list[float]] = {REPLAY: [], other: []}
+        self._rounds = _Rounds(path, UNCAPTURED)
         self._block: _Block | None = None
         self._foreign: _Block | None = None
         self._begun = self._calls = self._waited = 0
         self._over = self._tried = False
-        self._once = Lock()
 
     def enter(self) -> _Block | None:
         """The block that the call which comes now belongs to; None: it is to be replayed, and is not timed. Only
@@ -144,7 +184,7 @@ class Measurement:
         """A call of ``block`` ran as it says. Returns the decision, at the end of the call that brings it about. Raises
         what waiting for the device raises."""
         if block is None:
-            return self._decide(REPLAY, disturbed=True) if self._over else None
+            return self._rounds.decide(REPLAY, self._calls, disturbed=True) if self._over else None
         if not block.counts:
             return None
         block.calls += 1
@@ -160,8 +200,11 @@ class Measurement:
         self.invalidate()
         if not valid:
             return None
-        self._times[block.candidate].append((now - block.start) / CALLS)
-        return self._judge()
+        times = self._rounds.times
+        times[block.candidate].append((now - block.start) / CALLS)
+        decision = self._rounds.judge(self._calls) if len(times[REPLAY]) == len(times[UNCAPTURED]) else None
+        self._over = self._over or decision is not None
+        return decision
 
     def invalidate(self) -> None:
         """A call did not run as it should, or another one came in between: what is under way of this does not count."""
@@ -169,9 +212,8 @@ class Measurement:
             invalidate_all()
 
     def finish(self, decision: Decision) -> None:
-        """Keep ``decision`` for other processes, and give back what uncaptured calls have left if there are no more."""
-        if self._path is not None and not decision.disturbed:
-            _write(self._path, decision)
+        """Keep ``decision``, and give back what uncaptured calls have left if there are no more."""
+        self._rounds.keep(decision)
         if decision.choice == REPLAY and self._tried:
             self._driver.release_cached(self._device)
         invalidate_all()
@@ -188,33 +230,80 @@ class Measurement:
             if self._waited < _PATIENCE:
                 return None
         self._begun += 1
-        rounds = min(len(times) for times in self._times.values())
-        first, second = (REPLAY, self._other) if rounds % 2 == 0 else (self._other, REPLAY)
-        candidate = first if len(self._times[first]) == rounds else second
+        rounds, times = self._rounds.whole, self._rounds.times
+        first, second = (REPLAY, UNCAPTURED) if rounds % 2 == 0 else (UNCAPTURED, REPLAY)
+        candidate = first if len(times[first]) == rounds else second
         self._tried |= candidate == UNCAPTURED
         _under_way = _Block(candidate)
         return _under_way
 
-    def _judge(self) -> Decision | None:
-        """What the rounds say, once they say something."""
-        replays, others = self._times.values()
-        if len(replays) != len(others):
-            return None
-        pairs = list(zip(replays, others, strict=True))
-        if all(other >= _LOST.get(len(pairs), math.inf) * replay for replay, other in pairs):
-            return self._decide(REPLAY)
-        if len(pairs) < ROUNDS:
-            return None
-        won = sum(other < (1 - MARGIN[self._other]) * replay for replay, other in pairs)
-        return self._decide(self._other if won >= ROUNDS - 1 else REPLAY)
 
-    def _decide(self, choice: str, *, disturbed: bool = False) -> Decision | None:
-        """The decision, for whoever comes first."""
-        self._over = True
-        if not self._once.acquire(blocking=False):
+# -- the order of launches ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A call in one order, and what times it."""
+
+    candidate: str
+    timer: Timer
+
+
+class Contest:
+    """Times one variant in two orders of its launches, as its calls come in: from several threads at once, without a
+    lock. ``args`` is the call that was captured."""
+
+    def __init__(self, driver: Driver, args: Sequence[Any], path: Path | None) -> None:
+        self._driver, self._device = driver, _device(args)
+        self._rounds = _Rounds(path, CONCURRENT)
+        self._begun = {REPLAY: 0, CONCURRENT: 0}
+        self._under_way: deque[_Turn] = deque()
+        self._calls: dict[str, list[float]] = {REPLAY: [], CONCURRENT: []}
+
+    def enter(self) -> _Turn | None:
+        """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
+        and is not timed. Only ``leave`` counts a call, so that it may be asked twice for one."""
+        replays, others = self._begun.values()
+        if min(replays, others) >= ROUNDS * TURNS or several_ranks():
             return None
-        replayed, others = (median(times) * 1e6 if times else None for times in self._times.values())
-        return Decision(choice, replayed, others, self._calls, disturbed, other=self._other)
+        later = others < replays or (others == replays and replays % 2 == 1)  # every second pair begins with it
+        timer = self._driver.timer(self._device)
+        return None if timer is None else _Turn(CONCURRENT if later else REPLAY, timer)
+
+    def leave(self, turn: _Turn | None) -> Decision | None:
+        """A call of ``turn`` was submitted. Returns the decision, at the end of the call that finds it."""
+        if turn is not None:
+            turn.timer.stop()
+            self._begun[turn.candidate] += 1
+            self._under_way.append(turn)
+        while self._under_way:
+            oldest = self._under_way.popleft()
+            seconds = oldest.timer.seconds()
+            if seconds is None:
+                self._under_way.appendleft(oldest)
+                break
+            decision = self._timed(oldest.candidate, seconds)
+            if decision is not None:
+                return decision
+        return self._rounds.decide(REPLAY, self._counted, disturbed=True) if several_ranks() else None
+
+    def finish(self, decision: Decision) -> None:
+        """Keep ``decision``."""
+        self._rounds.keep(decision)
+
+    @property
+    def _counted(self) -> int:
+        return sum(map(len, self._calls.values()))
+
+    def _timed(self, candidate: str, seconds: float) -> Decision | None:
+        """A call of ``candidate`` took so long. Returns the decision, if it ends a round that says something."""
+        calls = self._calls[candidate]
+        calls.append(seconds)
+        if len(calls) % TURNS:
+            return None
+        before = self._rounds.whole
+        self._rounds.times[candidate].append(median(calls[-TURNS:]))
+        return self._rounds.judge(self._counted) if self._rounds.whole > before else None
 
 
 def _device(args: Sequence[Any]) -> torch.device | None:
@@ -230,7 +319,7 @@ def several_ranks() -> bool:
 
 # -- decisions on disk -------------------------------------------------------------------------------------------------
 
-_SCHEMA = 6
+_SCHEMA = 7
 """Part of the key. Raised when a field or the procedure changes."""
 
 

@@ -33,6 +33,7 @@ from pygraph.runtime.measure import (
     CONCURRENT,
     REPLAY,
     UNCAPTURED,
+    Contest,
     Decision,
     Measurement,
     invalidate_all,
@@ -282,17 +283,24 @@ class Region:
         if executable is None:
             return None
         try:
-            block = None if measurement is None else measurement.enter()
-            if measurement is None or block is None or block.candidate == REPLAY:
-                outputs = self._replay(variant, executable, args)
-            elif block.candidate == CONCURRENT:
-                outputs = self._replay(variant, variant.rival or executable, args)
-            elif (alone and block.calls) or variant.fits(args):
-                self._prefer(variant)
-                outputs = self._run(args)
+            decision: Decision | None = None
+            if isinstance(measurement, Contest):
+                turn = measurement.enter()
+                rival = variant.rival if turn is not None and turn.candidate == CONCURRENT else None
+                outputs = self._replay(variant, rival or executable, args)
+                if outputs is not None:
+                    decision = measurement.leave(turn)
             else:
-                return None
-            decision = None if measurement is None or outputs is None else measurement.leave(block)
+                block = None if measurement is None else measurement.enter()
+                if block is None or block.candidate == REPLAY:
+                    outputs = self._replay(variant, executable, args)
+                elif (alone and block.calls) or variant.fits(args):
+                    self._prefer(variant)
+                    outputs = self._run(args)
+                else:
+                    return None
+                if measurement is not None and outputs is not None:
+                    decision = measurement.leave(block)
             if measurement is not None and decision is not None:
                 self._decide(variant, decision)
                 measurement.finish(decision)
@@ -346,6 +354,8 @@ class Region:
         measurement = None if variant is None else variant.measurement
         if measurement is None or key is None or not key.plain:
             return None
+        if isinstance(measurement, Contest):  # either order is a replay
+            return variant
         block = measurement.enter()
         return variant if block is None or block.candidate != UNCAPTURED else None
 
@@ -392,7 +402,7 @@ class Region:
         """A call came in between: the block that is being timed of the variant that was used last does not count."""
         last = self._timed
         measurement = None if last is None else last.measurement
-        if measurement is not None:
+        if isinstance(measurement, Measurement):
             measurement.invalidate()
 
     def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
@@ -487,7 +497,7 @@ class Region:
                 made.executable.close()
             self._prefer(variant)
             return self._uncaptured(args)
-        measurement = Measurement(self._driver, args, self._clock, path, CONCURRENT)
+        contest = Contest(self._driver, args, path)
         verdict = self._compare(variant, made, args)
         if verdict.refusal is None:
             variant.rival = made.executable
@@ -500,7 +510,7 @@ class Region:
             return verdict.outputs
         self.record.timeline = timeline(made.program)
         if decision is None:
-            variant.measurement = measurement
+            variant.measurement = contest
             self._prefer(variant)
         else:
             counts["recalled"] += 1

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pygraph.runtime.contract import Executable, Program
-from pygraph.runtime.measure import Measurement
+from pygraph.runtime.measure import Contest, Measurement
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.tensors import bits
 
@@ -93,7 +93,7 @@ class Variant:
     wanted: int
     ran: int = 0
     executable: Executable | None = None
-    measurement: Measurement | None = None
+    measurement: Measurement | Contest | None = None
     like: tuple[frozenset[int], Hashable] = (frozenset(), None)
     program: Program | None = None
     tolerant: bool = False

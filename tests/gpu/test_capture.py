@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -147,6 +148,33 @@ def test_while_the_caller_captures_nothing_is_waited_for_or_given_back(driver: D
         driver.release_cached(None)
     graph.replay()
     assert torch.equal(y, x + 1)
+
+
+def test_a_timer_is_asked_while_another_thread_captures(driver: Driver) -> None:
+    """And times the device, whatever the host does meanwhile."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    timer = driver.timer(device)
+    assert timer is not None
+    torch.cuda._sleep(20_000_000)
+    timer.stop()
+    early = timer.seconds()
+    torch.cuda._sleep(20_000_000)
+    x, graph, found = cuda(4), torch.cuda.CUDAGraph(), list[Any]()
+
+    def ask() -> None:
+        found.append(timer.seconds())
+
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):  # no thread may do anything unsafe
+        assert driver.timer(device) is None
+        thread = Thread(target=ask)
+        thread.start()
+        thread.join()
+        y = x + 1
+    graph.replay()
+    assert torch.equal(y, x + 1)
+    assert early is None
+    assert found[0] == pytest.approx(20_000_000 / 1.8e9, rel=0.3)
 
 
 def test_captures_that_are_alive_are_disjoint_and_nothing_is_reused(driver: Driver) -> None:

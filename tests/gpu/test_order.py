@@ -99,17 +99,21 @@ def towers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.cat(made)
 
 
-def test_real_calls_choose_the_faster_order(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sizes", [[64], [64, 48]], ids=["one-size", "sizes-in-turn"])
+def test_real_calls_choose_the_faster_order(fresh: None, monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
     monkeypatch.setenv("PYGRAPH_MEASURE", "1")
-    x, w = torch.randn(64, 64, device="cuda"), torch.randn(64, 64, device="cuda")
+    xs, w = [torch.randn(size, 64, device="cuda") for size in sizes], torch.randn(64, 64, device="cuda")
+    if len(sizes) > 1:
+        for x in xs:
+            torch._dynamo.mark_dynamic(x, 0)
     ours, theirs = compiled(towers, cache_dir=None, order="measured"), torch.compile(towers)
-    expected = theirs(x, w)
+    expected = [theirs(x, w) for x in xs]
     for _ in range(400):
-        found = ours(x, w)
+        found = [ours(x, w) for x in xs]
     torch.testing.assert_close(found, expected)
     (report,) = pygraph.reports()
     (region,) = report.regions
     assert region.record is not None
-    assert [decision.choice for decision in region.record.decisions] == ["replay"]
-    assert [decision.choice for decision in region.record.orders] == ["concurrent"]
-    assert same_bits(found, ours(x, w))
+    assert [decision.choice for decision in region.record.decisions] == ["replay"] * len(sizes)
+    assert [decision.choice for decision in region.record.orders] == ["concurrent"] * len(sizes)
+    assert same_bits(found, [ours(x, w) for x in xs])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import runpy
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph.errors import ReplayError
-from pygraph.runtime.contract import Executable, Program
+from pygraph.runtime.contract import Executable, Program, Timer
 from pygraph.runtime.measure import Decision
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.region import Region, RegionOptions, counts
@@ -37,6 +38,8 @@ ALL = 5 * 2 * BLOCK
 """Calls of a measurement that goes on to its end."""
 LOST = 3 * 2 * BLOCK
 """Calls of one that ends when uncaptured has lost three rounds."""
+TURNS = 5 * 2 * 4
+"""Calls of a contest between two orders that goes on to its end."""
 FAST, SLOW = 50.0, 65.0
 
 
@@ -63,8 +66,26 @@ class World:
         return [total * 3 + sum(rest), total]
 
     def drain(self) -> bool:
-        self.now = max(self.now, self._idle_at)
+        self.now = self.idle_at
         return True
+
+    @property
+    def idle_at(self) -> float:
+        return max(self.now, self._idle_at)
+
+
+class WorldTimer:
+    """Of the device: it begins when what was submitted before is done, and is over when the device has come so far."""
+
+    def __init__(self) -> None:
+        self.begin = world.idle_at
+        self.end = math.inf
+
+    def stop(self) -> None:
+        self.end = world.idle_at
+
+    def seconds(self) -> float | None:
+        return (self.end - self.begin) * 1e-6 if world.now >= self.end else None
 
 
 world = World()
@@ -181,6 +202,10 @@ class Parallel(FakeDriver):
     def __init__(self, *, wrong: bool = False) -> None:
         super().__init__(replayed, written=[1])
         self.wrong = wrong
+        self.captured_by_user = False
+
+    def timer(self, device: torch.device | None) -> Timer | None:  # type: ignore[override]
+        return None if self.captured_by_user else WorldTimer()
 
     def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = (), **options: Any) -> Recording:
         self.edits.append(lambda capture: capture.launch(capture.pool(64), name="beside", uses=[writes(0, 64)]))
@@ -219,11 +244,11 @@ def test_another_order_of_launches_is_used_if_it_is_faster(cost: float) -> None:
     world.host["concurrent"] = cost
     region, driver = make(driver=Parallel(), order="measured")
     contested(region)
-    call(region, ALL + 20)
-    assert world.ran[ALL:] == ["concurrent"] * 20
+    call(region, TURNS + 20)
+    assert world.ran[TURNS:] == ["concurrent"] * 20
     assert set(world.ran) == {"concurrent", "replay"}
     assert region.record.orders == [
-        Decision("concurrent", pytest.approx(FAST), pytest.approx(cost), ALL, other="concurrent")
+        Decision("concurrent", pytest.approx(FAST), pytest.approx(cost), TURNS, other="concurrent")
     ]
     assert [executable.closed for executable in driver.executables] == [True, False]
     assert (region.record.contests, region.record.captures) == (0, 1)
@@ -231,13 +256,62 @@ def test_another_order_of_launches_is_used_if_it_is_faster(cost: float) -> None:
     assert region.record.timeline == (("toy", 0, 0), ("beside", 1, 0))
 
 
+def test_every_second_pair_of_turns_begins_with_the_other_order() -> None:
+    """So that what a caller does on every second call meets both."""
+    world.host["concurrent"] = 0.9 * FAST
+    region, _ = make(driver=Parallel(), order="measured")
+    contested(region)
+    call(region, TURNS)
+    assert world.ran == [*["replay", "concurrent", "concurrent", "replay"] * 10]
+
+
+def test_orders_are_timed_on_the_device_though_it_is_behind() -> None:
+    """A loop that the device bounds: what a call took is known some calls later."""
+    world.device |= {"replay": 500.0, "concurrent": 400.0}
+    world.host |= {"replay": 90.0, "concurrent": 120.0}
+    region, _ = make(driver=Parallel(), order="measured", measure=False)
+    call(region, 3 + TURNS)
+    assert region.record.contests == 1, "not all is known yet"
+    call(region, 200)
+    assert region.record.orders == [
+        Decision("concurrent", pytest.approx(500.0), pytest.approx(400.0), TURNS, other="concurrent")
+    ]
+
+
+@pytest.mark.parametrize("scalars", [((), ()), ((1,), (2,)), ((1.5,), (2.5,))], ids=["sizes", "keys", "floats"])
+def test_orders_of_sizes_that_alternate_are_decided(scalars: tuple[tuple[Any, ...], tuple[Any, ...]]) -> None:
+    """Each for itself, and those of two regions, at the same time."""
+    world.host["concurrent"] = 0.5 * FAST
+    regions = [make(driver=Parallel(), order="measured", measure=False)[0] for _ in range(2)]
+    for _ in range(3 + TURNS):
+        for region in regions:
+            call(region, 1, 2, *scalars[0])
+            call(region, 1, 3, *scalars[1])
+    for region in regions:
+        assert [(each.choice, each.disturbed) for each in region.record.orders] == [("concurrent", False)] * 2
+        assert region.record.contests == 0
+
+
+def test_turns_in_a_stream_that_the_user_captures_are_not_timed() -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    driver = Parallel()
+    region, _ = make(driver=driver, order="measured")
+    contested(region)
+    driver.captured_by_user = True
+    call(region, 100)
+    assert world.ran == ["replay"] * 100
+    driver.captured_by_user = False
+    call(region, TURNS)
+    assert [each.choice for each in region.record.orders] == ["concurrent"]
+
+
 @pytest.mark.parametrize("cost", [0.99 * FAST, FAST, 2 * FAST])
 def test_a_tie_keeps_the_order_of_the_program(cost: float) -> None:
     world.host["concurrent"] = cost
     region, driver = make(driver=Parallel(), order="measured")
     contested(region)
-    call(region, ALL + 20)
-    assert world.ran[ALL:] == ["replay"] * 20
+    call(region, TURNS + 20)
+    assert world.ran[TURNS:] == ["replay"] * 20
     assert [each.choice for each in region.record.orders] == ["replay"]
     assert [executable.closed for executable in driver.executables] == [False, True]
 
@@ -311,8 +385,8 @@ def test_an_order_is_chosen_where_replays_are_not_held_against_uncaptured_calls(
     region, _ = make(driver=Parallel(), order="measured", measure=False)
     call(region, 3)
     assert world.ran == ["uncaptured", "replay", "uncaptured", "concurrent", "uncaptured"]
-    call(region, ALL + 20)
-    assert world.ran[5 + ALL :] == ["concurrent"] * 20
+    call(region, TURNS + 20)
+    assert world.ran[5 + TURNS :] == ["concurrent"] * 20
     assert (len(region.record.decisions), [each.choice for each in region.record.orders]) == (0, ["concurrent"])
 
 
@@ -344,7 +418,7 @@ def test_what_was_decided_on_an_order_is_kept(tmp_path: Path) -> None:
     world.host["concurrent"] = 0.5 * FAST
     region, _ = make(driver=Parallel(), order="measured", cache_dir=str(tmp_path))
     contested(region)
-    call(region, ALL)
+    call(region, TURNS)
     assert len(files(tmp_path)) == 2
     again, driver = make(driver=Parallel(), order="measured", cache_dir=str(tmp_path))
     world.ran.clear()
@@ -359,7 +433,7 @@ def test_an_evicted_capture_keeps_its_order() -> None:
     world.host["concurrent"] = 0.5 * FAST
     region, driver = make(driver=Parallel(), order="measured", max_captures=1)
     contested(region)
-    call(region, ALL)
+    call(region, TURNS)
     call(region, 3 + LOST, 3)
     assert all(executable.closed for executable in driver.executables[:2])
     world.ran.clear()
@@ -377,7 +451,7 @@ def test_a_capture_that_is_evicted_before_an_order_is_decided_is_tried_again(cal
     call(region, 3, 3)
     assert all(executable.closed for executable in driver.executables[:-1])
     assert region.record.contests == 1, "that of the other size"
-    call(region, 2 * ALL)
+    call(region, 2 * TURNS)
     assert [each.choice for each in region.record.orders] == ["concurrent"]
     assert region.record.contests == 0
     world.ran.clear()
@@ -393,7 +467,7 @@ def test_an_order_is_tried_though_a_later_capture_depends_on_an_offset() -> None
     for _ in range(2):
         region([torch.ones(5)[1:], torch.ones(4)])
     driver.sensitive = frozenset()
-    for _ in range(1 + ALL):
+    for _ in range(1 + TURNS):
         region([torch.ones(3)[1:], torch.ones(2)])
     assert [each.choice for each in region.record.orders] == ["concurrent"]
     assert region.record.contests == 1, "that of the other size"
@@ -536,10 +610,9 @@ def test_a_disturbed_block_is_run_again(disturb: Callable[[Region, FakeDriver], 
     assert (decision.choice, times) == (fast, pytest.approx((world.host["replay"], world.host["uncaptured"])))
 
 
-@pytest.mark.parametrize(
-    ("disturb", "after"), [(_declines, 3), *((each, after) for each in ANYWHERE for after in (3, BLOCK + 3))]
-)
-def test_a_disturbed_block_of_another_order_is_run_again(
+@pytest.mark.parametrize("disturb", [_declines, *ANYWHERE])
+@pytest.mark.parametrize("after", [3, 4, 7])
+def test_what_comes_in_between_two_turns_is_no_part_of_them(
     disturb: Callable[[Region, FakeDriver], None], after: int
 ) -> None:
     world.host["concurrent"] = 0.5 * FAST
@@ -549,10 +622,10 @@ def test_a_disturbed_block_of_another_order_is_run_again(
         disturb(region, driver)
         world.now += 10_000.0
         call(region, 2, *USUAL)
-    call(region, ALL, *USUAL)
-    decision = next(each for each in region.record.orders if not each.disturbed)
-    times = (decision.replay_us, decision.other_us)
-    assert (decision.choice, times) == ("concurrent", pytest.approx((FAST, 0.5 * FAST)))
+    call(region, TURNS, *USUAL)
+    decision = region.record.orders[0]
+    times = (decision.replay_us, decision.other_us, decision.disturbed)
+    assert (decision.choice, times) == ("concurrent", (pytest.approx(FAST), pytest.approx(0.5 * FAST), False))
     world.ran.clear()
     call(region, 3, *USUAL)
     assert world.ran == ["concurrent"] * 3
@@ -673,6 +746,17 @@ def test_one_of_several_ranks_replays_unmeasured(
     timed(region)
     assert [each.choice for each in region.record.decisions] == choices
     assert (region.record.state == "replay") == (not choices)
+
+
+def test_a_group_that_begins_meanwhile_ends_on_the_order_of_the_program(group: Callable[[int], None]) -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    region, driver = make(driver=Parallel(), order="measured")
+    contested(region)
+    call(region, 20)
+    group(2)
+    call(region, 1)
+    assert [(each.choice, each.disturbed) for each in region.record.orders] == [("replay", True)]
+    assert [executable.closed for executable in driver.executables] == [False, True]
 
 
 def test_a_group_that_begins_meanwhile_ends_on_replays(group: Callable[[int], None], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -151,9 +152,23 @@ def refused(made: Make, reason: str, around: Around | None = None) -> Any:
     return record.refusals[reason]
 
 
+class WallTimer:
+    """Of a device that is never behind."""
+
+    def __init__(self) -> None:
+        self.begin = self.end = perf_counter()
+
+    def stop(self) -> None:
+        self.end = perf_counter()
+
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
 def test_real_calls_choose_the_order_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYGRAPH_MEASURE", "1")
     monkeypatch.setattr(HostDriver, "parallel", True)
+    monkeypatch.setattr(HostDriver, "timer", lambda _, __: WallTimer())
     eager, captured = make()(), make()()
     captured.step = pygraph.capture(captured.step)
     x, y = next(batches())

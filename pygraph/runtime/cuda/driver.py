@@ -12,7 +12,7 @@ import torch
 
 from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Executable, Program, ScratchPool
+from pygraph.runtime.contract import Executable, Program, ScratchPool, Timer
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.capture import DeviceCapture, check_arguments, payload_of
 from pygraph.runtime.cuda.executable import make_executable
@@ -84,6 +84,11 @@ class CudaDriver:
         stream.synchronize()
         return True
 
+    def timer(self, device: torch.device | None) -> Timer | None:
+        stream = torch.cuda.current_stream(device)
+        with torch.cuda.device(stream.device):
+            return None if torch.cuda.is_current_stream_capturing() else _Timer(self._driver, stream)
+
     @contextlib.contextmanager
     def scratch_pool(self, args: Sequence[Any]) -> Iterator[ScratchPool]:
         """A private pool of torch's allocator; ordinary memory where the allocator in use has no such pools, and
@@ -115,6 +120,27 @@ class CudaDriver:
     def _device(self, device: int) -> DeviceCapture:
         known = self._devices.get(device)  # of two that are made at once, one is used by everybody
         return known or self._devices.setdefault(device, DeviceCapture(self._driver, self._native, device))
+
+
+class _Timer:
+    """Two events on a stream."""
+
+    def __init__(self, driver: ModuleType, stream: torch.cuda.Stream) -> None:
+        self._driver, self._stream = driver, stream
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._begin.record(stream)
+
+    def stop(self) -> None:
+        self._end.record(self._stream)
+
+    def seconds(self) -> float | None:
+        """Asked in the relaxed mode: otherwise, to ask breaks captures that other threads make."""
+        exchange, relaxed = self._driver.cuThreadExchangeStreamCaptureMode, self._driver.CUstreamCaptureMode
+        before = bindings.call(exchange, relaxed.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            return self._begin.elapsed_time(self._end) * 1e-3 if self._end.query() else None
+        finally:
+            bindings.call(exchange, before)
 
 
 def _give_back(pool: Any, device: int) -> None:

@@ -111,6 +111,9 @@ class HostDriver:
         """Nothing to wait for: a call on the host returns when it is done."""
         return True
 
+    def timer(self, device: torch.device | None) -> None:
+        """Nothing is parallel."""
+
     def scratch_pool(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[ScratchPool]:  # noqa: ARG002
         """Ordinary memory: the system gets back what is freed on the CPU."""
         return contextlib.nullcontext(contextlib.nullcontext)
