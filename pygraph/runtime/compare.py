@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch
 from pygraph.errors import CaptureError, ReplayError
 from pygraph.runtime.answers import Answers, in_flight
 from pygraph.runtime.contract import Driver, Executable, Program, ScratchPool
-from pygraph.runtime.nondeterminism import RUNS, Distance, distance, too_far, unrepeatable
+from pygraph.runtime.nondeterminism import RUNS, Distance, Surprise, distance, too_far, unrepeatable
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
 from pygraph.runtime.recording import AllocationKind
 from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, same_bytes, span, take
@@ -283,13 +283,12 @@ class _Trial:
         differs = set(answer.differing(first))
         spread: list[Distance | None] = [None] * len(answer.contents)
         unlike: str | None = None
-        surprise = 0.0  # of the second series: the first has too few runs before it
-        for place, runs in enumerate(RUNS):
+        surprises: dict[torch.dtype, Surprise] = {}
+        for series, runs in enumerate(RUNS):
             for _ in range(runs):
-                found = self._widen(spread, reference)
-                if isinstance(found, Refusal):
-                    return Verdict(outputs, found)
-                surprise = max(surprise, found) if place else 0.0
+                refusal = self._widen(spread, reference, surprises if series else {})  # the first has too few runs
+                if refusal is not None:
+                    return Verdict(outputs, refusal)
             replayed = self._replay_again()
             if replayed is None:
                 return Verdict(outputs, Refusal("replay-declined", "the second of two replays"))
@@ -300,8 +299,8 @@ class _Trial:
                 return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
             differs.update(reference.differing(replayed))
             steady = next((index for index in sorted(differs) if spread[index] is None), None)
-            if steady is None or self.tolerant or surprise:
-                unlike = self._too_far(reference, replayed, spread, surprise)
+            if steady is None or self.tolerant:
+                unlike = self._too_far(reference, replayed, spread, surprises)
             else:
                 unlike = f"{reference.names[steady]} has other values, though uncaptured runs agree on it bit for bit"
             if unlike is None:
@@ -309,24 +308,26 @@ class _Trial:
             del replayed  # what it returned is not kept while the function runs again
         return Verdict(outputs, _unsteady(str(unlike)))
 
-    def _widen(self, spread: list[Distance | None], reference: _Outcome) -> Refusal | float:
-        """Have ``spread`` hold one more uncaptured run, on copies, and say how much of a surprise it is. Refused is one
-        that no spread allows for."""
+    def _widen(
+        self, spread: list[Distance | None], reference: _Outcome, surprises: dict[torch.dtype, Surprise]
+    ) -> Refusal | None:
+        """Have ``spread`` hold one more uncaptured run, on copies, and ``surprises`` what it does to earlier ones in
+        results of each type. Refused is one that no spread allows for."""
         again = self._uncaptured_again()
         if reference.drew_otherwise(again):
             return _RANDOM_STATE
         unlike = self._inexcusable(reference, again)
         if unlike is not None:
             return _unsteady(f"in another uncaptured run, {unlike}")
-        surprise = 0.0
         for index in reference.differing(again):
             result = reference.results[index]
             found = distance(result, again.results[index])
             if isinstance(found, str):
                 return _unsteady(f"in another uncaptured run, {reference.names[index]} {found}")
-            surprise = max(surprise, found.surprise(spread[index], result.dtype))
+            surprise = found.surprise(spread[index], result.dtype)
+            surprises[result.dtype] = surprise | surprises.get(result.dtype, surprise)
             spread[index] = found.widened(spread[index])
-        return surprise
+        return None
 
     def _uncaptured_again(self) -> _Outcome:
         copies = self._retaken()
@@ -366,11 +367,16 @@ class _Trial:
         return diagnose(self.fn, self.driver, self.program, self.args).added_to(refusal)
 
     def _too_far(
-        self, reference: _Outcome, replayed: _Outcome, spread: Sequence[Distance | None], surprise: float
+        self,
+        reference: _Outcome,
+        replayed: _Outcome,
+        spread: Sequence[Distance | None],
+        surprises: Mapping[torch.dtype, Surprise],
     ) -> str | None:
-        """The first result in which a replay differs by more than ``spread`` and ``surprise`` allow."""
+        """The first result in which a replay differs by more than ``spread`` and ``surprises`` allow."""
         for index in reference.differing(replayed):
-            how = too_far(reference.results[index], replayed.results[index], spread[index], surprise)
+            result = reference.results[index]
+            how = too_far(result, replayed.results[index], spread[index], surprises.get(result.dtype))
             if how is not None:
                 return f"{reference.names[index]} {how}"
         return None

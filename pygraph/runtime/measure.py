@@ -5,8 +5,9 @@ Replayed or uncaptured (``Measurement``) is a matter of the host, too. A new var
 candidate each. The first call of a block is dropped; the device is drained after it and after the last one, and the
 time per call is the wall time between the two drains. A round is one block of each candidate.
 
-The order of launches (``Contest``) is a matter of the device alone. Single calls take turns, and events around each
-tell how long it took: nothing waits, and calls of other regions, or other sizes, may come in between.
+The order of launches (``Contest``) is a matter of the device. Single calls take turns, and events around each tell how
+long it took: nothing waits, and calls of other regions, or other sizes, may come in between. Turns are shuffled: a call
+that finds the device idle takes longer, and callers who wait do so every so many calls.
 
 Of ROUNDS rounds, the other candidate has to win all but one by its margin; anything less is a tie, and replays as
 before. The decision is kept on disk for later processes. Nothing here makes a call, and no call runs twice.
@@ -21,8 +22,9 @@ import json
 import logging
 import math
 import platform
+import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -62,8 +64,8 @@ REPLAY, UNCAPTURED, CONCURRENT = "replay", "uncaptured", "concurrent"
 ROUNDS = 5
 CALLS = 8
 """Timed calls of a block: an even number, since many callers do one thing on even calls and another on odd ones."""
-TURNS = 4
-"""Calls of each order in a round of a contest, whose median counts. Even, for the same reason."""
+TURNS = 8
+"""Calls of each order in a round of a contest, of which the median counts."""
 MARGIN = {UNCAPTURED: 0.05, CONCURRENT: 0.02}
 """A candidate wins a round if its time is below the replay's by more than this fraction."""
 
@@ -73,7 +75,8 @@ cost."""
 _MOST = 3 * 2 * ROUNDS
 """Blocks that are begun, disturbed ones included."""
 _PATIENCE = 200
-"""Calls that a measurement waits for one block of another one, which may have no calls any more."""
+"""Calls that a measurement waits for one block of another one, which may have no calls any more; and that a contest
+begins to time in a row though they turn out to be another variant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,61 +252,88 @@ class _Turn:
     timer: Timer
 
 
+def _plan() -> Iterator[str]:
+    """Whose turn it is, round by round."""
+    drawn = random.Random(0)
+    for _ in range(ROUNDS):
+        turns = [REPLAY, CONCURRENT] * TURNS
+        drawn.shuffle(turns)
+        yield from turns
+
+
+_PLAN = tuple(_plan())
+
+
 class Contest:
-    """Times one variant in two orders of its launches, as its calls come in: from several threads at once, without a
-    lock. ``args`` is the call that was captured."""
+    """Times one variant in two orders of its launches, as its calls come in: from several threads at once, of which one
+    at a time is timed. ``args`` is the call that was captured."""
 
     def __init__(self, driver: Driver, args: Sequence[Any], path: Path | None) -> None:
         self._driver, self._device = driver, _device(args)
         self._rounds = _Rounds(path, CONCURRENT)
-        self._begun = {REPLAY: 0, CONCURRENT: 0}
         self._under_way: deque[_Turn] = deque()
         self._calls: dict[str, list[float]] = {REPLAY: [], CONCURRENT: []}
+        self._vain = 0
+        self._leaving = Lock()
 
     def enter(self) -> _Turn | None:
         """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
-        and is not timed. Only ``leave`` counts a call, so that it may be asked twice for one."""
-        replays, others = self._begun.values()
-        if min(replays, others) >= ROUNDS * TURNS or several_ranks():
+        and is not timed. Only ``leave`` counts a call, which may turn out to be another variant's."""
+        candidate = None if several_ranks() or self._vain == _PATIENCE else self._next()
+        timer = None if candidate is None else self._driver.timer(self._device)
+        if candidate is None or timer is None:
             return None
-        later = others < replays or (others == replays and replays % 2 == 1)  # every second pair begins with it
-        timer = self._driver.timer(self._device)
-        return None if timer is None else _Turn(CONCURRENT if later else REPLAY, timer)
+        self._vain += 1
+        return _Turn(candidate, timer)
 
     def leave(self, turn: _Turn | None) -> Decision | None:
         """A call of ``turn`` was submitted. Returns the decision, at the end of the call that finds it."""
+        self._vain = 0
         if turn is not None:
             turn.timer.stop()
-            self._begun[turn.candidate] += 1
-            self._under_way.append(turn)
-        while self._under_way:
-            oldest = self._under_way.popleft()
-            seconds = oldest.timer.seconds()
-            if seconds is None:
-                self._under_way.appendleft(oldest)
-                break
-            decision = self._timed(oldest.candidate, seconds)
-            if decision is not None:
-                return decision
-        return self._rounds.decide(REPLAY, self._counted, disturbed=True) if several_ranks() else None
+        if not self._leaving.acquire(blocking=False):
+            return None
+        try:
+            if several_ranks():
+                return self._rounds.decide(REPLAY, self._timed, disturbed=True)
+            if turn is not None:
+                self._under_way.append(turn)
+            while self._under_way:
+                seconds = self._under_way[0].timer.seconds()
+                if seconds is None:
+                    return None
+                decision = self._took(self._under_way.popleft().candidate, seconds)
+                if decision is not None:
+                    return decision
+            return None
+        finally:
+            self._leaving.release()
 
     def finish(self, decision: Decision) -> None:
-        """Keep ``decision``."""
+        """Keep ``decision``. That took time which no call takes again."""
         self._rounds.keep(decision)
+        invalidate_all()
 
     @property
-    def _counted(self) -> int:
+    def _timed(self) -> int:
         return sum(map(len, self._calls.values()))
 
-    def _timed(self, candidate: str, seconds: float) -> Decision | None:
+    def _next(self) -> str | None:
+        """Whose turn it is; None while what is under way may decide. Threads may have taken one turn together."""
+        place = self._timed + len(self._under_way)
+        if place < len(_PLAN):
+            return _PLAN[place]
+        short = [candidate for candidate, calls in self._calls.items() if len(calls) < ROUNDS * TURNS]
+        return None if self._under_way or not short else short[0]
+
+    def _took(self, candidate: str, seconds: float) -> Decision | None:
         """A call of ``candidate`` took so long. Returns the decision, if it ends a round that says something."""
-        calls = self._calls[candidate]
+        calls, times = self._calls[candidate], self._rounds.times[candidate]
         calls.append(seconds)
         if len(calls) % TURNS:
             return None
-        before = self._rounds.whole
-        self._rounds.times[candidate].append(median(calls[-TURNS:]))
-        return self._rounds.judge(self._counted) if self._rounds.whole > before else None
+        times.append(median(calls[-TURNS:]))
+        return self._rounds.judge(self._timed) if len(times) == self._rounds.whole else None
 
 
 def _device(args: Sequence[Any]) -> torch.device | None:

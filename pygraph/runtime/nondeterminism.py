@@ -8,13 +8,13 @@ A replay must be no further from an uncaptured run than uncaptured runs are from
 block: a block is up to BLOCK neighbours in a row, so that a large row does not hide a small one. In a block, an element
 of the replay may be off by
 
-    FACTOR · spread + min(TERMS · eps + FACTOR · surprise, COARSE) · magnitude
+    FACTOR · spread + min(TERMS · eps, COARSE) · magnitude
 
 ``spread`` is the largest difference between the reference and other uncaptured runs, ``magnitude`` the largest
 magnitude of the reference, both within the block. One element alone has no spread to rely on: a sum of few terms comes
 out alike in three runs by chance. Its neighbours are sums like it, and stand in for runs that were not made.
 
-``surprise`` is of all results together: how far an uncaptured run lay outside of what those before it allow. A float32
+Where that is not enough, what an uncaptured run does to those before it, a replay may do, too (``Surprise``). A float32
 gradient that was rounded to bfloat16 on its way is an example: one sum of a million falls on the other side, another
 one in each run, by 2**-8 of its magnitude, where no other run shows a difference.
 """
@@ -36,6 +36,7 @@ from pygraph.runtime.recording import AllocationKind, Recording
 __all__ = [
     "RUNS",
     "Distance",
+    "Surprise",
     "distance",
     "nondeterministic_kernels",
     "nondeterministic_operator",
@@ -148,6 +149,19 @@ _CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
+class Surprise:
+    """How far one run lies outside of what those before it allow: in how many ``blocks`` of a result, and by what
+    ``part`` of their magnitudes at most."""
+
+    blocks: int = 0
+    part: float = 0.0
+
+    def __or__(self, other: Surprise) -> Surprise:
+        """The larger of each."""
+        return Surprise(max(self.blocks, other.blocks), max(self.part, other.part))
+
+
+@dataclass(frozen=True, slots=True)
 class Distance:
     """How far two tensors lie apart: the largest absolute difference (``apart``) and the largest finite magnitude of
     the first of them (``magnitude``) in each block, in float64. Rows have ``width`` elements, and blocks go by rows."""
@@ -160,17 +174,20 @@ class Distance:
         """This distance with at least the differences of ``other`` from the same reference."""
         return self if other is None else replace(self, apart=torch.maximum(self.apart, other.apart))
 
-    def allowed(self, spread: Distance | None, dtype: torch.dtype, surprise: float = 0.0) -> torch.Tensor:
-        """How far a run may lie from the same reference, in each block, by the ``spread`` of others."""
+    def allowed(self, spread: Distance | None, dtype: torch.dtype, part: float = 0.0) -> torch.Tensor:
+        """How far a run may lie from the same reference, in each block, by the ``spread`` of others. FACTOR times the
+        ``part`` of the magnitude comes on top."""
         eps = torch.finfo(dtype).eps
-        part = min(TERMS * eps + FACTOR * surprise, max(eps, COARSE)) * self.magnitude
-        return part if spread is None else FACTOR * spread.apart + part
+        anyway = min(TERMS * eps + FACTOR * part, max(eps, COARSE)) * self.magnitude
+        return anyway if spread is None else FACTOR * spread.apart + anyway
 
-    def surprise(self, spread: Distance | None, dtype: torch.dtype) -> float:
-        """How far the run of this distance lies outside of what the ``spread`` of earlier ones allows, in the block
-        where that is the largest part of the magnitude."""
-        excess = (self.apart - self.allowed(spread, dtype)) / self.magnitude
-        return max(0.0, float(excess[self.magnitude > 0].amax())) if self.magnitude.any() else 0.0
+    def surprise(self, spread: Distance | None, dtype: torch.dtype) -> Surprise:
+        """What a run of this distance does to earlier ones, whose ``spread`` this is."""
+        if not self.magnitude.any():
+            return Surprise()
+        excess = self.apart - self.allowed(spread, dtype)
+        parts = (excess / self.magnitude)[(excess > 0) & (self.magnitude > 0)]
+        return Surprise(len(parts), float(parts.max())) if len(parts) else Surprise()
 
     def start(self, block: int) -> int:
         """The element that a block begins at."""
@@ -178,16 +195,20 @@ class Distance:
         return row * self.width + column * BLOCK
 
 
-def too_far(reference: torch.Tensor, other: torch.Tensor, spread: Distance | None, surprise: float = 0.0) -> str | None:
+def too_far(
+    reference: torch.Tensor, other: torch.Tensor, spread: Distance | None, surprise: Surprise | None = None
+) -> str | None:
     """Where and by how much a result of a replay (``other``) lies further from the reference's than the ``spread`` of
-    uncaptured runs, and their ``surprise``, allow, if it does; None: these agree bit for bit."""
+    uncaptured runs, and the ``surprise`` of some, allow, if it does; None: these agree bit for bit, or none was one."""
     found = distance(reference, other)
     if isinstance(found, str):
         return found
     if not found.apart.numel():
         return None
     apart = torch.zeros_like(found.apart) if spread is None else spread.apart
-    allowed = found.allowed(spread, reference.dtype, surprise)
+    allowed = found.allowed(spread, reference.dtype)
+    if surprise is not None and int((found.apart > allowed).sum()) <= FACTOR * surprise.blocks:
+        allowed = found.allowed(spread, reference.dtype, surprise.part)
     excess = found.apart - allowed
     at = int(excess.argmax())
     if float(excess[at]) <= 0:

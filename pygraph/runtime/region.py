@@ -283,24 +283,16 @@ class Region:
         if executable is None:
             return None
         try:
-            decision: Decision | None = None
-            if isinstance(measurement, Contest):
-                turn = measurement.enter()
+            turn: Any = None if measurement is None else measurement.enter()
+            if turn is None or turn.candidate != UNCAPTURED:
                 rival = variant.rival if turn is not None and turn.candidate == CONCURRENT else None
                 outputs = self._replay(variant, rival or executable, args)
-                if outputs is not None:
-                    decision = measurement.leave(turn)
+            elif (alone and turn.calls) or variant.fits(args):
+                self._prefer(variant)
+                outputs = self._run(args)
             else:
-                block = None if measurement is None else measurement.enter()
-                if block is None or block.candidate == REPLAY:
-                    outputs = self._replay(variant, executable, args)
-                elif (alone and block.calls) or variant.fits(args):
-                    self._prefer(variant)
-                    outputs = self._run(args)
-                else:
-                    return None
-                if measurement is not None and outputs is not None:
-                    decision = measurement.leave(block)
+                return None
+            decision = None if measurement is None or outputs is None else measurement.leave(turn)
             if measurement is not None and decision is not None:
                 self._decide(variant, decision)
                 measurement.finish(decision)
@@ -364,8 +356,7 @@ class Region:
         variant.measurement = None
         if decision.other == CONCURRENT:
             self.record.orders.append(decision)
-            if variant.rival is not None:
-                variant.choose(rival=decision.choice == CONCURRENT)
+            variant.choose(rival=decision.choice == CONCURRENT)
             self.record.contests = self._variants.contests
             self._prefer(variant)
             return

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Thread
 from types import CodeType, FrameType
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph.errors import ReplayError
 from pygraph.runtime.contract import Executable, Program, Timer
-from pygraph.runtime.measure import Decision
+from pygraph.runtime.measure import Contest, Decision
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.region import Region, RegionOptions, counts
 from pygraph.runtime.variants import Variant
@@ -38,7 +38,7 @@ ALL = 5 * 2 * BLOCK
 """Calls of a measurement that goes on to its end."""
 LOST = 3 * 2 * BLOCK
 """Calls of one that ends when uncaptured has lost three rounds."""
-TURNS = 5 * 2 * 4
+TURNS = 5 * 2 * 8
 """Calls of a contest between two orders that goes on to its end."""
 FAST, SLOW = 50.0, 65.0
 
@@ -203,9 +203,12 @@ class Parallel(FakeDriver):
         super().__init__(replayed, written=[1])
         self.wrong = wrong
         self.captured_by_user = False
+        self.timers: list[WorldTimer] = []
+        self.made = 0
 
     def timer(self, device: torch.device | None) -> Timer | None:  # type: ignore[override]
-        return None if self.captured_by_user else WorldTimer()
+        self.made += 1
+        return None if self.captured_by_user else self.timers.pop() if self.timers else WorldTimer()
 
     def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = (), **options: Any) -> Recording:
         self.edits.append(lambda capture: capture.launch(capture.pool(64), name="beside", uses=[writes(0, 64)]))
@@ -256,13 +259,23 @@ def test_another_order_of_launches_is_used_if_it_is_faster(cost: float) -> None:
     assert region.record.timeline == (("toy", 0, 0), ("beside", 1, 0))
 
 
-def test_every_second_pair_of_turns_begins_with_the_other_order() -> None:
-    """So that what a caller does on every second call meets both."""
-    world.host["concurrent"] = 0.9 * FAST
-    region, _ = make(driver=Parallel(), order="measured")
-    contested(region)
-    call(region, TURNS)
-    assert world.ran == [*["replay", "concurrent", "concurrent", "replay"] * 10]
+@pytest.mark.parametrize(
+    ("every", "cost"), [*((every, 1.03) for every in range(1, 9)), *((every, 0.9) for every in (1, *range(3, 9)))]
+)
+def test_a_caller_who_waits_now_and_then_does_not_decide(every: int, cost: float) -> None:
+    """A call that finds the device idle takes as long as the host does, too. Whichever call that is. A caller who waits
+    every second time may miss a gain."""
+    for phase in range(every):
+        world.device |= {"replay": 100.0, "concurrent": 100.0 * cost}
+        world.host |= {"replay": 20.0, "concurrent": 20.0}
+        region, _ = make(driver=Parallel(), order="measured", measure=False)
+        call(region, 3)
+        for turn in range(200):
+            if turn % every == phase:
+                world.drain()
+            call(region)
+        (decision,) = region.record.orders
+        assert decision.choice == ("concurrent" if cost < 1 else "replay"), (phase, decision)
 
 
 def test_orders_are_timed_on_the_device_though_it_is_behind() -> None:
@@ -272,7 +285,7 @@ def test_orders_are_timed_on_the_device_though_it_is_behind() -> None:
     region, _ = make(driver=Parallel(), order="measured", measure=False)
     call(region, 3 + TURNS)
     assert region.record.contests == 1, "not all is known yet"
-    call(region, 200)
+    call(region, 500)
     assert region.record.orders == [
         Decision("concurrent", pytest.approx(500.0), pytest.approx(400.0), TURNS, other="concurrent")
     ]
@@ -290,6 +303,66 @@ def test_orders_of_sizes_that_alternate_are_decided(scalars: tuple[tuple[Any, ..
     for region in regions:
         assert [(each.choice, each.disturbed) for each in region.record.orders] == [("concurrent", False)] * 2
         assert region.record.contests == 0
+
+
+def test_turns_that_are_lost_are_made_up_for() -> None:
+    """Those that another thread takes part in, and those that an error of the device ends."""
+    world.host["concurrent"] = 0.5 * FAST
+    for at in count():
+        region, _ = make(driver=Parallel(), order="measured", measure=False)
+        call(region, 3 + TURNS - 3)
+        if not interrupted(Contest.leave.__code__, partial(call, region), partial(call, region, 2), at):
+            break
+        call(region, 10)
+        assert [each.choice for each in region.record.orders] == ["concurrent"], at
+    assert at > 20
+
+
+def test_an_error_of_the_device_in_a_turn_reaches_the_caller_once() -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    driver = Parallel()
+    region, _ = make(driver=driver, order="measured", measure=False)
+    call(region, 3)
+    broken = WorldTimer()
+    broken.seconds = Mock(side_effect=[KeyboardInterrupt, 50e-6])  # type: ignore[method-assign]
+    driver.timers = [broken]
+    with pytest.raises(KeyboardInterrupt):
+        call(region)
+    call(region, TURNS + 1)
+    assert [each.choice for each in region.record.orders] == ["concurrent"]
+
+
+def test_a_size_that_does_not_come_again_is_timed_in_vain_for_a_while_only() -> None:
+    """And goes on when it does come again."""
+    world.host["concurrent"] = 0.5 * FAST
+    driver = Parallel()
+    region, _ = make(driver=driver, order="measured", measure=False)
+    call(region, 10, 3)
+    call(region, 3 + TURNS, 2)
+    driver.made = 0
+    for _ in range(1000):
+        call(region, 1, 2)
+        call(region, 1, 2, 1)
+    assert driver.made <= 2 * 200, "of 1,000 calls of each of two others"
+    call(region, TURNS, 3)
+    assert [each.choice for each in region.record.orders] == ["concurrent"] * 3
+
+
+def test_the_end_of_a_contest_does_not_count_in_the_block_of_another_region() -> None:
+    world.host |= {"concurrent": 0.5 * FAST}
+    contested_region, _ = make(driver=Parallel(), order="measured", measure=False)
+    call(contested_region, 3 + TURNS - 1)
+    region, _ = make()
+    call(region, 2 + 3)
+
+    def slow(_: Variant, *, rival: bool) -> None:
+        world.now += 10_000.0 + rival
+
+    with patch.object(Variant, "choose", slow):
+        call(contested_region)
+    assert len(contested_region.record.orders) == 1
+    call(region, LOST + BLOCK)
+    assert region.record.decisions[0].replay_us == pytest.approx(FAST)
 
 
 def test_turns_in_a_stream_that_the_user_captures_are_not_timed() -> None:
@@ -752,7 +825,9 @@ def test_a_group_that_begins_meanwhile_ends_on_the_order_of_the_program(group: C
     world.host["concurrent"] = 0.5 * FAST
     region, driver = make(driver=Parallel(), order="measured")
     contested(region)
-    call(region, 20)
+    world.device |= {"replay": 1000.0, "concurrent": 500.0}
+    call(region, TURNS)
+    world.drain()
     group(2)
     call(region, 1)
     assert [(each.choice, each.disturbed) for each in region.record.orders] == [("replay", True)]

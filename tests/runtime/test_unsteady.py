@@ -240,34 +240,75 @@ def test_a_verified_replay_that_is_far_off_is_made_again_too(replays: Sequence[i
         called(region)
 
 
-def rare(replayed: float, outputs: int = 1) -> RegionRecord:
-    """What becomes of a region each run of which is off by 2**-8 in one element of 16,384, another one each time, as
-    where a bfloat16 rounds to the other side; and of which a replay is off by ``replayed`` there."""
+def rare(spoil: Callable[[torch.Tensor], Any]) -> RegionRecord:
+    """What becomes of a region each run of which is off by 2**-8 in one of 16,384 elements, another one each time, as
+    where a bfloat16 rounds to the other side; and of which ``spoil`` changes what a replay returns so."""
     generator = torch.Generator().manual_seed(5)
 
-    def times(off: float) -> Function:
-        def fn(args: list[Any]) -> Sequence[Any]:
-            results = [args[0] * 2 for _ in range(outputs)]
-            at = int(torch.randint(results[0].numel() * outputs, (), generator=generator))
-            results[at % outputs][at // outputs] *= 1 + off
-            return results
+    def fn(args: list[Any]) -> Sequence[Any]:
+        result = args[0] * 2
+        result[int(torch.randint(1 << 14, (), generator=generator))] *= 1 + 2.0**-8
+        return [result]
 
-        return fn
-
-    region, _ = unsteady_region(times(2.0**-8), times(replayed), outputs=outputs)
+    region, _ = unsteady_region(fn, spoiled(fn, lambda outputs: spoil(outputs[0])))
     for _ in range(4):
         region([torch.ones(1 << 14)])
     return region.record
 
 
-@pytest.mark.parametrize("outputs", [1, 200])
-def test_where_each_run_is_off_at_a_place_of_its_own_a_replay_may_be_so_too(outputs: int) -> None:
-    """Also in an output that all uncaptured runs agree on."""
-    record = rare(2.0**-8, outputs)
+def test_where_each_run_is_off_at_a_place_of_its_own_a_replay_may_be_so_too() -> None:
+    record = rare(lambda result: None)
     assert record.replays == 2, record
-    record = rare(0.05, outputs)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda result: result[7].mul_(1.05), "output 0 is off by 1.00e-01"),
+        (lambda result: result.mul_(1 + 2.0**-8), "output 0 is off by "),
+        (lambda result: result[:320].mul_(1 + 2.0**-8), "output 0 is off by "),
+    ],
+    ids=["further", "everywhere", "at more places"],
+)
+def test_a_replay_that_is_off_by_more_or_at_more_places_is_refused(
+    spoil: Callable[[torch.Tensor], Any], words: str
+) -> None:
+    record = rare(spoil)
     assert record.replays == 0
-    assert "is off by 1.00e-01" in str(record.reason)
+    assert words in str(record.reason)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool])
+def test_a_result_that_all_runs_agree_on_has_no_part_in_the_surprise_of_another(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(5)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        results = [args[0] * 2, args[0].to(dtype, copy=True)]
+        results[0][int(torch.randint(1 << 14, (), generator=generator))] *= 1 + 2.0**-8
+        return results
+
+    def spoil(outputs: list[Any]) -> None:
+        outputs[1] = (outputs[1].to(torch.float64) * 1.01).to(dtype) if dtype is not torch.bool else ~outputs[1]
+
+    region, _ = unsteady_region(fn, spoiled(fn, spoil), outputs=2)
+    for _ in range(4):
+        region([torch.ones(1 << 14)])
+    assert region.record.replays == 0
+    assert "output 1 has other values, though uncaptured runs agree" in str(region.record.reason)
+
+
+def test_booleans_of_other_bytes_are_no_surprise() -> None:
+    """They are equal, and their bytes are not."""
+    draw = noise(2)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        byte = 1 + int(100 * abs(draw(1)))
+        return [args[0] + 1e-3 * draw(SIZE), torch.full((SIZE,), byte, dtype=torch.uint8).view(torch.bool)]
+
+    region, _ = unsteady_region(fn, spoiled(fn, lambda outputs: outputs[0][3].add_(5.0)), outputs=2)
+    for _ in range(4):
+        region([torch.ones(SIZE)])
+    assert "output 0 is off by 5.0" in str(region.record.reason), "both series of runs were made"
 
 
 def noisy_region() -> tuple[Region, FakeDriver]:
