@@ -10,7 +10,8 @@ long it took: nothing waits, and calls of other regions, or other sizes, may com
 that finds the device idle takes longer, and callers who wait do so every so many calls.
 
 Of ROUNDS rounds, the other candidate has to win all but one by its margin; anything less is a tie, and replays as
-before. The decision is kept on disk for later processes. Nothing here makes a call, and no call runs twice.
+before. What is certain before the last round ends it. The decision is kept on disk for later processes. Nothing here
+makes a call, and no call runs twice.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ REPLAY, UNCAPTURED, CONCURRENT = "replay", "uncaptured", "concurrent"
 """Candidates. CONCURRENT is a replay whose launches wait for those alone that they depend on."""
 
 ROUNDS = 5
+_LOSSES = 1
+"""Rounds that a candidate may lose and still be chosen. What is certain before the last round ends the measurement."""
 CALLS = 8
 """Timed calls of a block: an even number, since many callers do one thing on even calls and another on odd ones."""
 TURNS = 8
@@ -69,9 +72,6 @@ TURNS = 8
 MARGIN = {UNCAPTURED: 0.05, CONCURRENT: 0.02}
 """A candidate wins a round if its time is below the replay's by more than this fraction."""
 
-_LOST = {2: 1.5, 3: 1.0}
-"""The first so many rounds, if the other candidate loses each by this factor, end the measurement: more would only
-cost."""
 _MOST = 3 * 2 * ROUNDS
 """Blocks that are begun, disturbed ones included."""
 _PATIENCE = 200
@@ -114,13 +114,10 @@ class _Rounds:
 
     def judge(self, calls: int) -> Decision | None:
         """What they say, once they say something; ``calls`` were timed."""
-        pairs = list(zip(*self.times.values(), strict=False))
-        if all(other >= _LOST.get(len(pairs), math.inf) * replay for replay, other in pairs):
+        won = [other < (1 - MARGIN[self.other]) * replay for replay, other in zip(*self.times.values(), strict=False)]
+        if won.count(False) > _LOSSES:
             return self.decide(REPLAY, calls)
-        if len(pairs) < ROUNDS:
-            return None
-        won = sum(other < (1 - MARGIN[self.other]) * replay for replay, other in pairs)
-        return self.decide(self.other if won >= ROUNDS - 1 else REPLAY, calls)
+        return self.decide(self.other, calls) if won.count(True) == ROUNDS - _LOSSES else None
 
     def decide(self, choice: str, calls: int, *, disturbed: bool = False) -> Decision | None:
         """The decision, for whoever comes first."""

@@ -34,12 +34,12 @@ from tests.runtime.fake import FakeDriver
 
 BLOCK = 9
 """Calls of a block, the dropped one included."""
-ALL = 5 * 2 * BLOCK
-"""Calls of a measurement that goes on to its end."""
-LOST = 3 * 2 * BLOCK
-"""Calls of one that ends when uncaptured has lost three rounds."""
-TURNS = 5 * 2 * 8
-"""Calls of a contest between two orders that goes on to its end."""
+WON = 4 * 2 * BLOCK
+"""Calls of a measurement that uncaptured wins: four of five rounds."""
+LOST = 2 * 2 * BLOCK
+"""Calls of one that is over when uncaptured has lost two rounds."""
+TURNS = 4 * 2 * 8
+"""Calls of a contest that another order wins."""
 FAST, SLOW = 50.0, 65.0
 
 
@@ -123,7 +123,7 @@ def call(region: Callable[[list[Any]], Sequence[Any]], times: int = 1, size: int
         assert outputs[0].tolist() == [15.0 + sum(rest)] * size
 
 
-def timed(region: Region, calls: int = ALL) -> list[str]:
+def timed(region: Region, calls: int = WON) -> list[str]:
     """What ``calls`` calls of a region that is captured now ran."""
     call(region, 2)
     world.ran.clear()
@@ -134,23 +134,23 @@ def timed(region: Region, calls: int = ALL) -> list[str]:
 # -- what is decided ---------------------------------------------------------------------------------------------------
 
 
-def test_a_faster_replay_is_used_after_three_rounds() -> None:
+def test_a_faster_replay_is_used_after_two_rounds() -> None:
     region, driver = make()
     ran = timed(region)
     replay, other = ["replay"] * BLOCK, ["uncaptured"] * BLOCK
-    assert ran == [*replay, *other, *other, *replay, *replay, *other, *["replay"] * (ALL - LOST)]
+    assert ran == [*replay, *other, *other, *replay, *["replay"] * (WON - LOST)]
     assert region.record.decisions == [Decision("replay", pytest.approx(FAST), pytest.approx(SLOW), LOST)]
     assert (region.record.state, driver.trimmed) == ("replay", 1)
     assert region.record.replays == world.ran.count("replay")
     assert region.record.uncaptured == 2 + world.ran.count("uncaptured")
 
 
-def test_a_faster_uncaptured_function_is_used_after_all_rounds() -> None:
+def test_a_faster_uncaptured_function_is_used_after_four_rounds() -> None:
     world.host |= {"replay": SLOW, "uncaptured": FAST}
     region, driver = make()
-    ran = timed(region, ALL + 20)
-    assert (ran.count("replay"), ran[ALL:]) == (5 * BLOCK, ["uncaptured"] * 20)
-    assert region.record.decisions == [Decision("uncaptured", pytest.approx(SLOW), pytest.approx(FAST), ALL)]
+    ran = timed(region, WON + 20)
+    assert (ran.count("replay"), ran[WON:]) == (4 * BLOCK, ["uncaptured"] * 20)
+    assert region.record.decisions == [Decision("uncaptured", pytest.approx(SLOW), pytest.approx(FAST), WON)]
     assert (region.record.state, region.record.reason, region.record.captures) == ("uncaptured", None, 1)
     assert driver.executables[0].closed, "what was captured is of no use any more"
     assert driver.trimmed == 0, "more uncaptured calls come"
@@ -160,7 +160,7 @@ def test_a_faster_uncaptured_function_is_used_after_all_rounds() -> None:
 def test_a_tie_replays(cost: float) -> None:
     world.host |= {"replay": FAST, "uncaptured": cost}
     region, _ = make()
-    assert timed(region, ALL + 5)[ALL:] == ["replay"] * 5
+    assert timed(region, WON + 5)[WON:] == ["replay"] * 5
     assert [each.choice for each in region.record.decisions] == ["replay"]
 
 
@@ -175,7 +175,7 @@ def test_uncaptured_may_lose_one_round(blocks: tuple[int, ...], choice: str) -> 
         world.now += 10_000.0 * (number in blocks)  # a pause
         call(region, BLOCK - 3)
     (decision,) = region.record.decisions
-    assert (decision.choice, decision.other_us) == (choice, pytest.approx(FAST))
+    assert decision.choice == choice
 
 
 @pytest.mark.parametrize("slow", ["replay", "uncaptured"])
@@ -569,7 +569,7 @@ def test_each_variant_is_measured_once() -> None:
     region, _ = make()
     call(region, 2 + LOST, 2)
     world.host |= {"replay": SLOW, "uncaptured": FAST}
-    call(region, 2 + ALL, 3, 7)
+    call(region, 2 + WON, 3, 7)
     assert [each.choice for each in region.record.decisions] == ["replay", "uncaptured"]
     assert region.record.state == "replay", "one of them is"
     world.ran.clear()
@@ -584,8 +584,8 @@ def test_each_variant_is_measured_once() -> None:
 def test_nothing_is_measured_unless_asked_for_or_where_every_replay_is_compared(options: dict[str, Any]) -> None:
     world.host["uncaptured"] = 1.0
     region, _ = make(**options)
-    call(region, ALL)
-    assert (region.record.decisions, region.record.replays) == ([], ALL - 2)
+    call(region, WON)
+    assert (region.record.decisions, region.record.replays) == ([], WON - 2)
 
 
 # -- hot paths ---------------------------------------------------------------------------------------------------------
@@ -608,10 +608,10 @@ def test_a_call_through_the_shortcut_counts_once(fast: str, prepares: bool) -> N
     call(shortcut, 2)
     world.ran.clear()
     expected.clear()
-    call(shortcut, ALL + 10)
+    call(shortcut, WON + 10)
     assert not prepares or expected == [name == "replay" for name in world.ran]
-    assert region.record.decisions[0].calls == (LOST if fast == "replay" else ALL)
-    assert world.ran[ALL:] == [fast] * 10
+    assert region.record.decisions[0].calls == (LOST if fast == "replay" else WON)
+    assert world.ran[WON:] == [fast] * 10
 
 
 # -- what disturbs -----------------------------------------------------------------------------------------------------
@@ -677,7 +677,7 @@ def test_a_disturbed_block_is_run_again(disturb: Callable[[Region, FakeDriver], 
         disturb(region, driver)
         world.now += 10_000.0  # would change the decision if it counted
         call(region, 2, *USUAL)
-    call(region, ALL, *USUAL)
+    call(region, WON, *USUAL)
     decision = region.record.decisions[0]
     times = (decision.replay_us, decision.other_us)
     assert (decision.choice, times) == (fast, pytest.approx((world.host["replay"], world.host["uncaptured"])))
@@ -720,7 +720,7 @@ def test_calls_of_other_threads_are_replayed_while_another_order_is_captured() -
     call(region, 3 + LOST)
     assert seen
     assert all(ran == ["replay"] * 4 for ran in seen)
-    call(region, ALL + 20)
+    call(region, WON + 20)
     assert [each.choice for each in region.record.orders] == ["replay"]
 
 
@@ -750,7 +750,7 @@ def test_one_block_is_timed_at_a_time() -> None:
             call(region)
     (first,) = [each for found in decisions for each in found]
     assert (first.replay_us, first.other_us) == (pytest.approx(3 * SLOW), pytest.approx(2 * SLOW + FAST))
-    for _ in range(2 * ALL):
+    for _ in range(2 * WON):
         for region in regions:
             call(region)
     assert [[each.choice for each in found] for found in decisions] == [["uncaptured"]] * 3
@@ -772,8 +772,8 @@ def test_a_region_that_is_closed_while_it_is_measured_runs_uncaptured() -> None:
     call(region, 10)
     region.close()
     world.ran.clear()
-    call(region, ALL)
-    assert world.ran == ["uncaptured"] * ALL
+    call(region, WON)
+    assert world.ran == ["uncaptured"] * WON
     assert (region.record.decisions, driver.executables[0].closed) == ([], True)
 
 
@@ -839,7 +839,7 @@ def test_a_group_that_begins_meanwhile_ends_on_replays(group: Callable[[int], No
     region, _ = make(cache_dir=str(tmp_path))
     call(region, 2 + 3 * BLOCK)
     group(2)
-    call(region, ALL)
+    call(region, WON)
     assert [(each.choice, each.disturbed) for each in region.record.decisions] == [("replay", True)]
     assert not list(tmp_path.rglob("*.json"))
 
@@ -860,7 +860,7 @@ def test_what_was_decided_is_not_measured_again(tmp_path: Path, fast: str) -> No
     region, driver = make(cache_dir=str(tmp_path))
     assert timed(region, 20) == [fast] * 20
     (decision,) = region.record.decisions
-    calls = LOST if fast == "replay" else ALL
+    calls = LOST if fast == "replay" else WON
     times = pytest.approx(world.host["replay"]), pytest.approx(world.host["uncaptured"])
     assert decision == Decision(fast, *times, calls, path=str(path))
     assert counts["recalled"] == 1
