@@ -361,6 +361,7 @@ def attach(
                 verify_always=settings.verify == "always",
                 measure=settings.measure,
                 order=settings.replay_order,
+                order_memory=settings.order_memory,
                 collectives=settings.collectives,
                 cache_dir=settings.cache_dir,
             ),

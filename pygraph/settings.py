@@ -5,8 +5,10 @@ An option given in code wins over its variable. Names and types are checked here
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ class Settings:
     measure        whether real calls try if a replay pays, and what does not is left uncaptured
     order          what launches of a replay wait for: ``program``, all before them, as captured; ``dependences``, those
                    that they depend on; ``measured``, the one of both that real calls find faster, with ``measure``
+    order_memory   the part of its peak of memory that a replay by dependences may take on top, besides 32 MiB
     collectives    ``eager``: each replay calls them; ``captured``: they are captured with what is around them, once all
                    ranks agree and have compared such a replay
     cache_dir      where native libraries and decisions of measured selection are kept for later processes; with
@@ -50,6 +53,7 @@ class Settings:
     max_captures: int = 64
     measure: bool = True
     order: str = "measured"
+    order_memory: float = 0.1
     collectives: str = "eager"
     cache_dir: str | None = field(default_factory=user_dir)
     inductor: Mapping[str, Any] = field(default_factory=dict)
@@ -103,6 +107,7 @@ _KINDS = {
     "max_captures": "a whole number of at least 1",
     "measure": "true or false",
     "order": "'measured', 'program' or 'dependences'",
+    "order_memory": "a number of at least 0",
     "collectives": "'eager' or 'captured'",
     "cache_dir": "a path",
     "inductor": "a mapping of Inductor's options",
@@ -126,8 +131,12 @@ def _read(option: str, text: str) -> object:
     if _KINDS[option] == "true or false":
         words = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
         return words.get(text.lower(), text)
-    number = _KINDS[option].startswith("a whole number") and text.strip().lstrip("-").isdigit()
-    return int(text) if number else text
+    if _KINDS[option].startswith("a whole number"):
+        return int(text) if text.strip().lstrip("-").isdigit() else text
+    if _KINDS[option].startswith("a number"):
+        with contextlib.suppress(ValueError):
+            return float(text)
+    return text
 
 
 def _checked(option: str, name: str, value: Any) -> Any:
@@ -139,6 +148,8 @@ def _checked(option: str, name: str, value: Any) -> Any:
             return value
         case "max_captures", int() if not isinstance(value, bool) and value >= 1:
             return value
+        case "order_memory", int() | float() if not isinstance(value, bool) and 0 <= value < math.inf:
+            return float(value)
         case "verify", "first" | "always":
             return value
         case "order", "measured" | "program" | "dependences":

@@ -18,12 +18,35 @@ import pygraph
 from pygraph.errors import PygraphError
 from pygraph.ir import Graph
 from pygraph.passes.base import Pass, PassContext, PassResult
+from pygraph.runtime.contract import Program
+from pygraph.runtime.steps import concurrently
 from tests.small import CALLS, Mlp, Scaled, compiled, replays
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
 # -- options -------------------------------------------------------------------------------------------------------
+
+
+def test_memory_for_an_order_is_what_captures_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of compiled programs, and of steps that are captured as they run."""
+    asked: list[float] = []
+
+    def watched(program: Program, excess: float) -> Program:
+        asked.append(excess)
+        return concurrently(program, excess)
+
+    monkeypatch.setattr("pygraph.runtime.discover.concurrently", watched)
+    model, x = Mlp(), torch.randn(4, 16)
+    ours = compiled(model, order="dependences", order_memory=0.5)
+    for _ in range(3):
+        ours(x)
+    monkeypatch.setenv("PYGRAPH_ORDER", "dependences")
+    monkeypatch.setenv("PYGRAPH_ORDER_MEMORY", "0.25")
+    step = pygraph.capture(lambda: x.mul_(0.5).add_(1))
+    for _ in range(8):
+        step()
+    assert asked == [0.5, 0.25]
 
 
 @pytest.mark.parametrize(("name", "hint"), [("dumpdir", "did you mean 'dump_dir'"), ("zzz", "known: passes, dump_dir")])

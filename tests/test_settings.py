@@ -21,6 +21,9 @@ def test_an_order_is_measured_only_where_anything_is(order: str, measure: bool, 
 
 def test_an_option_wins_over_its_variable() -> None:
     environ = {"PYGRAPH_STRICT": "1", "PYGRAPH_CAPTURE_AFTER": "5", "PYGRAPH_DUMP_DIR": "out"}
+    environ["PYGRAPH_ORDER_MEMORY"] = "0.25"
+    assert Settings.make({}, environ).order_memory == 0.25
+    assert Settings.make({"order_memory": 0}, environ).order_memory == 0.0
     settings = Settings.make({"capture-after": 3}, environ)
     assert settings.strict is True
     assert settings.capture_after == 3
@@ -61,6 +64,10 @@ def test_an_empty_cache_directory_keeps_nothing() -> None:
         ("capture_after", 1),
         ("capture_after", True),
         ("max_captures", 0),
+        ("order_memory", -0.1),
+        ("order_memory", True),
+        ("order_memory", float("inf")),
+        ("order_memory", float("nan")),
         ("measure", 1),
         ("measure", "on"),
         ("cache_dir", 3),
@@ -74,7 +81,9 @@ def test_a_value_of_the_wrong_kind_is_rejected(name: str, value: object) -> None
         Settings.make({name: value}, {})
 
 
-@pytest.mark.parametrize(("name", "text"), [("PYGRAPH_STRICT", "maybe"), ("PYGRAPH_CAPTURE_AFTER", "two")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("PYGRAPH_STRICT", "maybe"), ("PYGRAPH_CAPTURE_AFTER", "two"), ("PYGRAPH_ORDER_MEMORY", "much")]
+)
 def test_a_malformed_variable_names_itself(name: str, text: str) -> None:
     with pytest.raises(OptionError, match=name):
         Settings.make({}, {name: text})

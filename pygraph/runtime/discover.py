@@ -43,13 +43,15 @@ def capture(
     table: SlotTable | None = None,
     eager: Collection[str] = (),
     order: str = "program",
+    order_memory: float = 0.1,
     collectives: bool = False,
     **facts: Any,
 ) -> Captured | Refusal:
     """Capture ``fn`` for ``args``, twice unless ``table`` (slots of another size) explains a single capture. Replays
     call the operators ``eager``. ``order`` is ``program``, or ``dependences``: launches wait for those alone that they
-    depend on. ``collectives``: functional ones are captured, where the driver can. ``facts`` are fields of the program
-    that no capture tells. Raises CaptureError, and anything that ``fn`` does on stand-ins."""
+    depend on, for up to ``order_memory`` times the peak of memory. ``collectives``: functional ones are captured, where
+    the driver can. ``facts`` are fields of the program that no capture tells. Raises CaptureError, and anything that
+    ``fn`` does on stand-ins."""
     take = partial(driver.capture, fn, list(args), eager, collectives=collectives)
     first = take()
     alone = next((launch for launch in first.launches if launch.collective and not launch.functional), None)
@@ -72,7 +74,7 @@ def capture(
         return doubt
     program = with_steps(Program(first, found.slots, plan(first, found.slots), found.non_pointers, **facts))
     if order == "dependences":
-        program = concurrently(program)
+        program = concurrently(program, order_memory)
     return Captured(driver.instantiate(program), program, found)
 
 

@@ -85,8 +85,8 @@ class RegionOptions:
     that one region holds; the least recently used goes. ``verify_always``: compare every replay with an uncaptured run,
     which answers the call. ``measure``: else, let real calls decide whether a replay pays. ``cache_dir``: where
     decisions are kept, if at all. ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as
-    real calls decide, ``measured``. ``collectives``: replays call them (``eager``), or they are ``captured`` once all
-    ranks agree.
+    real calls decide, ``measured``. ``order_memory``: the part of its peak that a replay by dependences may take on
+    top. ``collectives``: replays call them (``eager``), or they are ``captured`` once all ranks agree.
     """
 
     capture_after: int = 2
@@ -95,6 +95,7 @@ class RegionOptions:
     measure: bool = False
     cache_dir: str | None = None
     order: str = "program"
+    order_memory: float = 0.1
     collectives: str = "eager"
 
 
@@ -609,9 +610,12 @@ class Region:
     def _capture_once(self, args: list[Any], order: str, *, collectives: bool = False) -> Captured | Refusal:
         slots = None if collectives else self._slots
         try:
-            return capture(
-                self._fn, self._driver, args, slots, tuple(self._eager), order, collectives=collectives, **self._facts
-            )
+            facts: dict[str, Any] = {
+                **self._facts,
+                "order_memory": self._options.order_memory,
+                "collectives": collectives,
+            }
+            return capture(self._fn, self._driver, args, slots, tuple(self._eager), order, **facts)
         except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
             return Refusal.of(error)
 

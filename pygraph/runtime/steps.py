@@ -32,9 +32,6 @@ WORTHWHILE = 32 << 20
 EXCESS = 0.02
 """Part of the uncaptured program's peak by which segments may exceed it."""
 
-CONCURRENT_EXCESS = 0.1
-"""Part of the peak by which a program may exceed it for having launches run side by side."""
-
 MOST_LANES = 8
 """More have never been faster."""
 
@@ -121,11 +118,12 @@ def timeline(program: Program) -> tuple[tuple[str, int, int], ...]:
     return tuple(found)
 
 
-def concurrently(program: Program) -> Program:
+def concurrently(program: Program, excess: float = 0.1) -> Program:
     """``program``, whose launches wait for those alone that they depend on, in a few lanes, and fewer where that takes
-    too much memory. The same program, where nothing runs side by side."""
+    more memory than the peak, ``excess`` times that, and WORTHWHILE. The same program, where nothing runs side by
+    side."""
     recording, slots = program.recording, program.slots
-    limit = cut(program).held * (1 + CONCURRENT_EXCESS) + WORTHWHILE
+    limit = cut(program).held * (1 + excess) + WORTHWHILE
     order = order_of(recording, slots)
     widest = in_lanes(order, MOST_LANES)
     most = used = 1 + max(widest.lanes, default=0)

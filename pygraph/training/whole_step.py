@@ -472,7 +472,10 @@ class CapturedStep:
             name=(name := f"{self.record.name}.{len(self.record.regions)}"),
             label=f"captured step {name}",
             options=RegionOptions(
-                max_captures=1, verify_always=settings.verify == "always", order=settings.replay_order
+                max_captures=1,
+                verify_always=settings.verify == "always",
+                order=settings.replay_order,
+                order_memory=settings.order_memory,
             ),
             held=range(len(tensors)),
             origins=origins,

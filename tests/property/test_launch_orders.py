@@ -389,8 +389,7 @@ def test_as_many_lanes_are_used_as_memory_allows(monkeypatch: pytest.MonkeyPatch
     assert len(set(peaks)) == len(orders)
     monkeypatch.setattr(steps, "WORTHWHILE", 0)
     for order, peak in zip(orders, peaks, strict=True):
-        monkeypatch.setattr(steps, "CONCURRENT_EXCESS", peak / held - 1)
-        assert concurrently(program).order == (None if order is orders[0] else order)
+        assert concurrently(program, peak / held - 1).order == (None if order is orders[0] else order)
 
 
 def test_intermediates_of_distant_launches_lie_apart_where_they_meet() -> None:
