@@ -276,7 +276,7 @@ class Contest:
     def enter(self) -> _Turn | None:
         """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
         and is not timed. Only ``leave`` counts a call, which may turn out to be another variant's."""
-        candidate = None if several_ranks() or self._vain == _PATIENCE else self._next()
+        candidate = None if several_ranks() or self._vain >= _PATIENCE else self._next()
         timer = None if candidate is None else self._driver.timer(self._device)
         if candidate is None or timer is None:
             return None
