@@ -276,7 +276,7 @@ class Contest:
     def enter(self) -> _Turn | None:
         """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
         and is not timed. Only ``leave`` counts a call, which may turn out to be another variant's."""
-        candidate = None if several_ranks() or self._vain >= _PATIENCE else self._next()
+        candidate = None if several_ranks() or self.in_vain else self._next()
         timer = None if candidate is None else self._driver.timer(self._device)
         if candidate is None or timer is None:
             return None
@@ -310,6 +310,11 @@ class Contest:
         """Keep ``decision``. That took time which no call takes again."""
         self._rounds.keep(decision)
         invalidate_all()
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether many calls that began to be timed turned out to be others', and none came since."""
+        return self._vain >= _PATIENCE
 
     @property
     def _timed(self) -> int:

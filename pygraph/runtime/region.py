@@ -52,6 +52,9 @@ __all__ = ["EagerCalls", "Region", "RegionOptions", "RegionRecord", "counts"]
 _MAX_REFUSALS = 2
 """Captures that fail before a region without any executable is left off (one, where no scalar tells calls apart)."""
 
+_CONTESTS = 3
+"""Variants of a region that are timed in two orders at once; and, if so many kept that of the program, the last."""
+
 _WORTH_TRYING = 0.95
 """Part of the launches that the longest path has at most, for another order to be tried."""
 
@@ -457,10 +460,19 @@ class Region:
         untried = self._options.order == "measured" and not variant.contested
         return untried and program.order is None and path < _WORTH_TRYING * launches
 
+    def _tries_orders(self, variant: Variant) -> bool:
+        """Whether another order may be tried for ``variant`` now. Where the last few sizes kept that of the program,
+        it is not tried for any more: each takes a capture."""
+        if [each.choice for each in self.record.orders[-_CONTESTS:]] == [REPLAY] * _CONTESTS:
+            variant.open = False
+            self.record.contests = self._variants.contests
+            return False
+        return self._variants.contested_now < _CONTESTS
+
     def _contest(self, variant: Variant, args: list[Any]) -> Sequence[Any] | None:
         """A call of a captured variant whose launches another order is to be tried for: what an earlier process found,
         or a second replay, which is compared like the first, and then measured."""
-        if not variant.fits(args):
+        if not variant.fits(args) or not self._tries_orders(variant):
             return self._use(variant, args)
         with capturing_turn() as mine:
             if not mine or not variant.open:

@@ -183,6 +183,12 @@ class VariantTable:
         """How many variants are being tried in another order of their launches, or will be."""
         return sum(variant.contesting for variant in list(self._captured))
 
+    @property
+    def contested_now(self) -> int:
+        """How many are being timed in two orders, of those that calls still come for."""
+        found = [variant.measurement for variant in list(self._captured)]
+        return sum(isinstance(each, Contest) and not each.in_vain for each in found)
+
     def under(self, key: Hashable) -> tuple[Variant, ...]:
         """All variants of a key, known from earlier calls."""
         return tuple(self._by_key.get(key, _NONE).values())

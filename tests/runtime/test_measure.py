@@ -305,6 +305,35 @@ def test_orders_of_sizes_that_alternate_are_decided(scalars: tuple[tuple[Any, ..
         assert region.record.contests == 0
 
 
+@pytest.mark.parametrize(("cost", "tried"), [(0.5, 6), (1.0, 3)])
+def test_another_order_is_tried_for_a_few_sizes_at_once_and_no_more_where_it_does_not_pay(
+    cost: float, tried: int
+) -> None:
+    world.host["concurrent"] = cost * FAST
+    region, driver = make(driver=Parallel(), order="measured", measure=False)
+    most = 0
+    for _ in range(3 * TURNS):
+        for size in range(2, 8):
+            call(region, 1, size)
+            most = max(most, region._variants.contested_now)
+    assert most == 3
+    assert [each.choice for each in region.record.orders] == ["concurrent" if tried == 6 else "replay"] * tried
+    assert (region.record.contests, sum(not each.closed for each in driver.executables)) == (0, 6)
+    assert len(driver.executables) == 6 + tried
+    world.ran.clear()
+    call(region, 3, 2)
+    assert world.ran == ["concurrent" if tried == 6 else "replay"] * 3
+
+
+def test_sizes_that_do_not_come_again_leave_others_their_turn() -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    region, _ = make(driver=Parallel(), order="measured", measure=False)
+    for size in (3, 4, 5):
+        call(region, 10, size)
+    call(region, 300 + TURNS, 2)
+    assert [each.choice for each in region.record.orders] == ["concurrent"]
+
+
 def test_turns_that_are_lost_are_made_up_for() -> None:
     """Those that another thread takes part in, and those that an error of the device ends."""
     world.host["concurrent"] = 0.5 * FAST
