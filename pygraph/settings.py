@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,7 +148,7 @@ def _checked(option: str, name: str, value: Any) -> Any:
             return value
         case "max_captures", int() if not isinstance(value, bool) and value >= 1:
             return value
-        case "order_memory", int() | float() if not isinstance(value, bool) and 0 <= value < math.inf:
+        case "order_memory", int() | float() if not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
             return float(value)
         case "verify", "first" | "always":
             return value

@@ -68,6 +68,7 @@ def test_an_empty_cache_directory_keeps_nothing() -> None:
         ("order_memory", True),
         ("order_memory", float("inf")),
         ("order_memory", float("nan")),
+        ("order_memory", 10**400),
         ("measure", 1),
         ("measure", "on"),
         ("cache_dir", 3),

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -283,12 +283,13 @@ class _Trial:
         differs = set(answer.differing(first))
         spread: list[Distance | None] = [None] * len(answer.contents)
         unlike: str | None = None
-        surprises: dict[torch.dtype, Surprise] = {}
+        surprises: list[_Surprises] = []
         for series, runs in enumerate(RUNS):
             for _ in range(runs):
-                refusal = self._widen(spread, reference, surprises if series else {})  # the first has too few runs
-                if refusal is not None:
-                    return Verdict(outputs, refusal)
+                found = self._widen(spread, reference)
+                if isinstance(found, Refusal):
+                    return Verdict(outputs, found)
+                surprises += [found] * series  # in the first series, each has too few before it
             replayed = self._replay_again()
             if replayed is None:
                 return Verdict(outputs, Refusal("replay-declined", "the second of two replays"))
@@ -308,26 +309,26 @@ class _Trial:
             del replayed  # what it returned is not kept while the function runs again
         return Verdict(outputs, _unsteady(str(unlike)))
 
-    def _widen(
-        self, spread: list[Distance | None], reference: _Outcome, surprises: dict[torch.dtype, Surprise]
-    ) -> Refusal | None:
-        """Have ``spread`` hold one more uncaptured run, on copies, and ``surprises`` what it does to earlier ones in
-        results of each type. Refused is one that no spread allows for."""
+    def _widen(self, spread: list[Distance | None], reference: _Outcome) -> Refusal | _Surprises:
+        """Have ``spread`` hold one more uncaptured run, on copies, and say how far that lies outside of it. Refused is
+        one that no spread allows for."""
         again = self._uncaptured_again()
         if reference.drew_otherwise(again):
             return _RANDOM_STATE
         unlike = self._inexcusable(reference, again)
         if unlike is not None:
             return _unsteady(f"in another uncaptured run, {unlike}")
+        surprises: _Surprises = {}
         for index in reference.differing(again):
-            result = reference.results[index]
+            result, before = reference.results[index], spread[index]
             found = distance(result, again.results[index])
             if isinstance(found, str):
                 return _unsteady(f"in another uncaptured run, {reference.names[index]} {found}")
-            surprise = found.surprise(spread[index], result.dtype)
-            surprises[result.dtype] = surprise | surprises.get(result.dtype, surprise)
-            spread[index] = found.widened(spread[index])
-        return None
+            surprise = None if before is None else found.surprise(before, result.dtype)
+            if surprise is not None:
+                _add(surprises, result.dtype, surprise)
+            spread[index] = found.widened(before)
+        return surprises
 
     def _uncaptured_again(self) -> _Outcome:
         copies = self._retaken()
@@ -371,15 +372,26 @@ class _Trial:
         reference: _Outcome,
         replayed: _Outcome,
         spread: Sequence[Distance | None],
-        surprises: Mapping[torch.dtype, Surprise],
+        surprises: Sequence[_Surprises],
     ) -> str | None:
-        """The first result in which a replay differs by more than ``spread`` and ``surprises`` allow."""
+        """A result in which a replay differs by more than ``spread`` allows, unless one of ``surprises`` covers what it
+        does for each type of results."""
+        furthest: tuple[int, str] = 0, ""
+        total: _Surprises = {}
         for index in reference.differing(replayed):
-            result = reference.results[index]
-            how = too_far(result, replayed.results[index], spread[index], surprises.get(result.dtype))
-            if how is not None:
-                return f"{reference.names[index]} {how}"
-        return None
+            result, other, known = reference.results[index], replayed.results[index], spread[index]
+            how = too_far(result, other, known)
+            if how is None:
+                continue
+            said, found = f"{reference.names[index]} {how}", distance(result, other)
+            let_off = None if known is None or isinstance(found, str) else found.surprise(known, result.dtype)
+            if let_off is None:
+                return said
+            _add(total, result.dtype, let_off)
+            furthest = max(furthest, (let_off.blocks, said))
+        nothing = Surprise()
+        covered = all(any(run.get(kind, nothing).covers(mine) for run in surprises) for kind, mine in total.items())
+        return None if covered else furthest[1]
 
     def _left(self, outputs: Sequence[Any], args: Sequence[Any], *, answering: bool = False) -> _Outcome:
         """What a run returned, and left behind in ``args``; and in the generator, unless eager calls alone draw, which
@@ -423,6 +435,14 @@ class _Trial:
 
 _RANDOM_STATE = Refusal("random-state", "the random state afterwards is another one")
 """Two runs drew otherwise, or somebody else did."""
+
+
+_Surprises: TypeAlias = dict[torch.dtype, Surprise]
+"""Of one run: in all results of a type."""
+
+
+def _add(surprises: _Surprises, kind: torch.dtype, found: Surprise) -> None:
+    surprises[kind] = found + surprises.get(kind, Surprise())
 
 
 def _unsteady(detail: str) -> Refusal:

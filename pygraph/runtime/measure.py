@@ -44,6 +44,7 @@ from pygraph.version import __version__
 
 __all__ = [
     "CONCURRENT",
+    "PATIENCE",
     "REPLAY",
     "UNCAPTURED",
     "Contest",
@@ -74,9 +75,9 @@ MARGIN = {UNCAPTURED: 0.05, CONCURRENT: 0.02}
 
 _MOST = 3 * 2 * ROUNDS
 """Blocks that are begun, disturbed ones included."""
-_PATIENCE = 200
-"""Calls that a measurement waits for one block of another one, which may have no calls any more; and that a contest
-begins to time in a row though they turn out to be another variant's."""
+PATIENCE = 200
+"""Calls that a measurement waits for one block of another one, which may have no calls any more; that a contest begins
+to time in a row though they are another variant's; and that a variant waits for others' contests to go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ class Measurement:
         if _under_way is not None and _under_way is not self._block:
             self._waited = self._waited + 1 if _under_way is self._foreign else 0
             self._foreign = _under_way
-            if self._waited < _PATIENCE:
+            if self._waited < PATIENCE:
                 return None
         self._begun += 1
         rounds, times = self._rounds.whole, self._rounds.times
@@ -276,7 +277,7 @@ class Contest:
     def enter(self) -> _Turn | None:
         """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
         and is not timed. Only ``leave`` counts a call, which may turn out to be another variant's."""
-        candidate = None if several_ranks() or self.in_vain else self._next()
+        candidate = None if several_ranks() or self._vain >= PATIENCE else self._next()
         timer = None if candidate is None else self._driver.timer(self._device)
         if candidate is None or timer is None:
             return None
@@ -310,11 +311,6 @@ class Contest:
         """Keep ``decision``. That took time which no call takes again."""
         self._rounds.keep(decision)
         invalidate_all()
-
-    @property
-    def in_vain(self) -> bool:
-        """Whether many calls that began to be timed turned out to be others', and none came since."""
-        return self._vain >= _PATIENCE
 
     @property
     def _timed(self) -> int:
@@ -355,9 +351,11 @@ _SCHEMA = 7
 """Part of the key. Raised when a field or the procedure changes."""
 
 
-def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None, other: str = UNCAPTURED) -> Path | None:
-    """The file in ``cache_dir`` for decisions against ``other`` on calls of ``fn`` like this; None if nothing is kept,
-    or if ``fn`` is in no file, or depends on a closure.
+def kept_path(
+    fn: Function, args: Sequence[Any], cache_dir: str | None, other: str = UNCAPTURED, memory: float = 0.0
+) -> Path | None:
+    """The file in ``cache_dir`` for decisions against ``other``, which may take more ``memory`` by that part, on calls
+    of ``fn`` like this; None if nothing is kept, or if ``fn`` is in no file, or depends on a closure.
 
     The key has the text of ``fn``'s module, with the source of every kernel. The insides of custom operators are not
     covered: a decision that is wrong for that reason costs time and makes no result wrong.
@@ -372,7 +370,7 @@ def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None, other: s
         for arg in args
     ]
     versions = __version__, torch.__version__, platform.python_version()
-    key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call, other
+    key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call, other, memory
     try:
         folder = usable(cache_dir) / "decisions"
     except OSError:  # there is no temporary folder either

@@ -131,6 +131,9 @@ COARSE = 2.0**-5
 """No more than this part, or one eps if that is more, is allowed in any case. In bfloat16, 64 · eps is a half, and
 hardly anything would be wrong; nobody keeps long sums in types as coarse."""
 
+RARE = 1 / 16
+"""Part of the blocks of a result that may be a surprise, so that one of fewer blocks has none."""
+
 RUNS = (3, 9)
 """How many more times a region that does not repeat itself runs uncaptured: so many at first, and so many more where
 the replay is not within the spread of those."""
@@ -150,15 +153,19 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Surprise:
-    """How far one run lies outside of what those before it allow: in how many ``blocks`` of a result, and by what
+    """How far one run lies outside of what others allow, in results of one type: in how many ``blocks``, and by what
     ``part`` of their magnitudes at most."""
 
     blocks: int = 0
     part: float = 0.0
 
-    def __or__(self, other: Surprise) -> Surprise:
-        """The larger of each."""
-        return Surprise(max(self.blocks, other.blocks), max(self.part, other.part))
+    def __add__(self, other: Surprise) -> Surprise:
+        """Of two results together."""
+        return Surprise(self.blocks + other.blocks, max(self.part, other.part))
+
+    def covers(self, other: Surprise) -> bool:
+        """Whether what this uncaptured run does allows what a replay (``other``) does."""
+        return other.blocks <= FACTOR * self.blocks and other.part <= FACTOR * self.part
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +181,23 @@ class Distance:
         """This distance with at least the differences of ``other`` from the same reference."""
         return self if other is None else replace(self, apart=torch.maximum(self.apart, other.apart))
 
-    def allowed(self, spread: Distance | None, dtype: torch.dtype, part: float = 0.0) -> torch.Tensor:
-        """How far a run may lie from the same reference, in each block, by the ``spread`` of others. FACTOR times the
-        ``part`` of the magnitude comes on top."""
+    def allowed(self, spread: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """How far another may lie from the same reference, in each block, where others are ``spread`` apart."""
         eps = torch.finfo(dtype).eps
-        anyway = min(TERMS * eps + FACTOR * part, max(eps, COARSE)) * self.magnitude
-        return anyway if spread is None else FACTOR * spread.apart + anyway
+        return FACTOR * spread + min(TERMS * eps, max(eps, COARSE)) * self.magnitude
 
-    def surprise(self, spread: Distance | None, dtype: torch.dtype) -> Surprise:
-        """What a run of this distance does to earlier ones, whose ``spread`` this is."""
-        if not self.magnitude.any():
+    def surprise(self, spread: Distance, dtype: torch.dtype) -> Surprise | None:
+        """How far the run of this distance lies outside of what the ``spread`` of others allows; None where that is too
+        much, or in too many blocks, for a surprise."""
+        if not self.apart.numel():
             return Surprise()
-        excess = self.apart - self.allowed(spread, dtype)
-        parts = (excess / self.magnitude)[(excess > 0) & (self.magnitude > 0)]
-        return Surprise(len(parts), float(parts.max())) if len(parts) else Surprise()
+        excess = self.apart - self.allowed(spread.apart, dtype)
+        parts = (excess / self.magnitude)[excess > 0]
+        part = float(parts.max()) if len(parts) else 0.0
+        rare = len(parts) <= RARE * len(excess)
+        return (
+            Surprise(len(parts), part) if rare and part <= max(0.0, COARSE - TERMS * torch.finfo(dtype).eps) else None
+        )
 
     def start(self, block: int) -> int:
         """The element that a block begins at."""
@@ -195,20 +205,16 @@ class Distance:
         return row * self.width + column * BLOCK
 
 
-def too_far(
-    reference: torch.Tensor, other: torch.Tensor, spread: Distance | None, surprise: Surprise | None = None
-) -> str | None:
+def too_far(reference: torch.Tensor, other: torch.Tensor, spread: Distance | None) -> str | None:
     """Where and by how much a result of a replay (``other``) lies further from the reference's than the ``spread`` of
-    uncaptured runs, and the ``surprise`` of some, allow, if it does; None: these agree bit for bit, or none was one."""
+    uncaptured runs allows, if it does; None: these agree bit for bit."""
     found = distance(reference, other)
     if isinstance(found, str):
         return found
     if not found.apart.numel():
         return None
     apart = torch.zeros_like(found.apart) if spread is None else spread.apart
-    allowed = found.allowed(spread, reference.dtype)
-    if surprise is not None and int((found.apart > allowed).sum()) <= FACTOR * surprise.blocks:
-        allowed = found.allowed(spread, reference.dtype, surprise.part)
+    allowed = found.allowed(apart, reference.dtype)
     excess = found.apart - allowed
     at = int(excess.argmax())
     if float(excess[at]) <= 0:

@@ -31,6 +31,7 @@ from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
 from pygraph.runtime.measure import (
     CONCURRENT,
+    PATIENCE,
     REPLAY,
     UNCAPTURED,
     Contest,
@@ -204,6 +205,8 @@ class Region:
         """How ranks decide on captured collectives, until they do no longer."""
         self._closed = False
         self._failures = 0
+        self._queued = 0
+        """Calls, since the last turn of a contest, of variants that wait for one to end."""
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         outputs = self.try_replay(args)
@@ -289,14 +292,20 @@ class Region:
         try:
             turn: Any = None if measurement is None else measurement.enter()
             if turn is None or turn.candidate != UNCAPTURED:
-                rival = variant.rival if turn is not None and turn.candidate == CONCURRENT else None
-                outputs = self._replay(variant, rival or executable, args)
+                rivals = turn is not None and turn.candidate == CONCURRENT
+                rival = variant.rival if rivals else None
+                outputs = None if rival is None else self._replay(variant, rival, args)
+                if outputs is None:
+                    turn = None if rivals else turn
+                    outputs = self._replay(variant, executable, args)
             elif (alone and turn.calls) or variant.fits(args):
                 self._prefer(variant)
                 outputs = self._run(args)
             else:
                 return None
             decision = None if measurement is None or outputs is None else measurement.leave(turn)
+            if isinstance(measurement, Contest) and outputs is not None:
+                self._queued = 0
             if measurement is not None and decision is not None:
                 self._decide(variant, decision)
                 measurement.finish(decision)
@@ -427,11 +436,22 @@ class Region:
         if measures:
             variant.measurement = Measurement(self._driver, args, self._clock, path)
         contests = self._contests(variant, made.program) and decides
+        kept = self._kept_order(args) if contests else None
+        known = None if kept is None else read(kept)
         verdict = self._compare(variant, made, args)
         if contests and verdict.refusal is None:
             variant.open = variant.contested = True
+            variant.known_order = known
         self._settle(variant, made, verdict)
+        if variant.open and known is not None and known.choice == REPLAY:
+            counts["recalled"] += 1
+            variant.open = False
+            self.record.orders.append(known)
         return verdict.outputs
+
+    def _kept_order(self, args: list[Any]) -> Path | None:
+        """The file of what was decided on the order of launches of calls like this."""
+        return kept_path(self._fn, args, self._options.cache_dir, CONCURRENT, self._options.order_memory)
 
     def _compare(
         self, variant: Variant, made: Captured, args: list[Any], together: Callable[[bool], bool] | None = None
@@ -462,37 +482,33 @@ class Region:
 
     def _tries_orders(self, variant: Variant) -> bool:
         """Whether another order may be tried for ``variant`` now. Where the last few sizes kept that of the program,
-        it is not tried for any more: each takes a capture."""
-        if [each.choice for each in self.record.orders[-_CONTESTS:]] == [REPLAY] * _CONTESTS:
+        it is not tried for any more: each takes a capture. One that is known to be faster is not asked for here."""
+        last = [each.choice for each in self.record.orders if not each.disturbed][-_CONTESTS:]
+        if last == [REPLAY] * _CONTESTS:
             variant.open = False
             self.record.contests = self._variants.contests
             return False
-        return self._variants.contested_now < _CONTESTS
+        if self._variants.contested_now < _CONTESTS:
+            return True
+        self._queued += 1
+        return self._queued > PATIENCE
 
     def _contest(self, variant: Variant, args: list[Any]) -> Sequence[Any] | None:
-        """A call of a captured variant whose launches another order is to be tried for: what an earlier process found,
-        or a second replay, which is compared like the first, and then measured."""
-        if not variant.fits(args) or not self._tries_orders(variant):
+        """A call of a captured variant whose launches another order is to be tried for: a second replay, which is
+        compared like the first, and then measured, unless an earlier process did that."""
+        if not variant.fits(args) or (variant.known_order is None and not self._tries_orders(variant)):
             return self._use(variant, args)
         with capturing_turn() as mine:
             if not mine or not variant.open:
                 return self._use(variant, args)
             variant.open = False
-            path = kept_path(self._fn, args, self._options.cache_dir, CONCURRENT)
-            decision = None if path is None else read(path)
-            if decision is not None and decision.choice == REPLAY:
-                counts["recalled"] += 1
-                self._decide(variant, decision)
-                return self._use(variant, args)
             try:
-                return self._capture_rival(variant, args, path, decision)
+                return self._capture_rival(variant, args)
             finally:
                 invalidate_all()
                 self.record.contests = self._variants.contests
 
-    def _capture_rival(
-        self, variant: Variant, args: list[Any], path: Path | None, decision: Decision | None
-    ) -> Sequence[Any]:
+    def _capture_rival(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         made = self._try_capture(args, "dependences")
         if isinstance(made, Refusal) or made.program.order is None:  # or it would take too much memory
             if isinstance(made, Refusal):
@@ -501,7 +517,7 @@ class Region:
                 made.executable.close()
             self._prefer(variant)
             return self._uncaptured(args)
-        contest = Contest(self._driver, args, path)
+        contest = Contest(self._driver, args, self._kept_order(args))
         verdict = self._compare(variant, made, args)
         if verdict.refusal is None:
             variant.rival = made.executable
@@ -513,12 +529,12 @@ class Region:
             self._prefer(variant)
             return verdict.outputs
         self.record.timeline = timeline(made.program)
-        if decision is None:
+        if variant.known_order is None:
             variant.measurement = contest
             self._prefer(variant)
         else:
             counts["recalled"] += 1
-            self._decide(variant, decision)
+            self._decide(variant, variant.known_order)
         return verdict.outputs
 
     def _vote(self, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pygraph.runtime.contract import Executable, Program
-from pygraph.runtime.measure import Contest, Measurement
+from pygraph.runtime.measure import Contest, Decision, Measurement
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.tensors import bits
 
@@ -85,8 +85,9 @@ class Variant:
     be captured. ``like``: the signature of the calls that its capture is for, with the arguments that are sensitive
     there. ``program``: what it replays, if each call is compared, ``tolerant`` if within a tolerance. ``decided``: it
     was measured and will not be again. ``open``: another order of its launches is to be tried. ``contested``: it was
-    so. ``rival``: the replay in that order, while it is measured. ``concurrent``: it has won. ``sends``: what ranks say
-    of the collectives that it calls, if these may be captured. ``off``: SKIPPED or UNCAPTURED, for good."""
+    so. ``known_order``: what an earlier process decided on that. ``rival``: the replay in that order, while it is
+    measured. ``concurrent``: it has won. ``sends``: what ranks say of the collectives that it calls, if these may be
+    captured. ``off``: SKIPPED or UNCAPTURED, for good."""
 
     key: Hashable
     signature: Hashable
@@ -100,6 +101,7 @@ class Variant:
     decided: bool = False
     open: bool = False
     contested: bool = False
+    known_order: Decision | None = None
     rival: Executable | None = None
     concurrent: bool = False
     sends: str | None = None
@@ -185,9 +187,8 @@ class VariantTable:
 
     @property
     def contested_now(self) -> int:
-        """How many are being timed in two orders, of those that calls still come for."""
-        found = [variant.measurement for variant in list(self._captured)]
-        return sum(isinstance(each, Contest) and not each.in_vain for each in found)
+        """How many are being timed in two orders."""
+        return sum(isinstance(variant.measurement, Contest) for variant in list(self._captured))
 
     def under(self, key: Hashable) -> tuple[Variant, ...]:
         """All variants of a key, known from earlier calls."""

@@ -325,13 +325,67 @@ def test_another_order_is_tried_for_a_few_sizes_at_once_and_no_more_where_it_doe
     assert world.ran == ["concurrent" if tried == 6 else "replay"] * 3
 
 
-def test_sizes_that_do_not_come_again_leave_others_their_turn() -> None:
+@pytest.mark.parametrize("scalars", [(), (7,)])
+def test_sizes_that_do_not_come_again_leave_others_their_turn(scalars: tuple[int, ...]) -> None:
+    """Also those of another key, which nobody looks at any more."""
     world.host["concurrent"] = 0.5 * FAST
     region, _ = make(driver=Parallel(), order="measured", measure=False)
     for size in (3, 4, 5):
         call(region, 10, size)
-    call(region, 300 + TURNS, 2)
-    assert [each.choice for each in region.record.orders] == ["concurrent"]
+    for size in (2, 6):
+        call(region, 300 + TURNS, size, *scalars)
+    assert [each.choice for each in region.record.orders] == ["concurrent"] * 2
+    assert region.expects_replay()
+
+
+def test_a_second_replay_that_declines_leaves_the_first() -> None:
+    region, _ = make(driver=Parallel(), order="measured", measure=False)
+    call(region, 3)
+    (variant,) = region._variants.under(())
+    assert variant.rival is not None
+    variant.rival.close()
+    world.ran.clear()
+    call(region, 100)
+    assert world.ran == ["replay"] * 100
+
+
+def decided(region: Region) -> list[tuple[str, bool]]:
+    """What was decided on orders, and whether by an earlier process."""
+    return [(each.choice, each.path is not None) for each in region.record.orders]
+
+
+def test_orders_that_are_known_wait_for_nothing(tmp_path: Path) -> None:
+    """Neither for those of other sizes that are being measured, nor are they left out where others did not gain."""
+    options: dict[str, Any] = {"order": "measured", "measure": False, "cache_dir": str(tmp_path)}
+    world.host["concurrent"] = 0.5 * FAST
+    call(make(driver=Parallel(), **options)[0], 3 + TURNS, 2)
+    world.host["concurrent"] = 2 * FAST
+    for size in (3, 4, 5):
+        call(make(driver=Parallel(), **options)[0], 3 + TURNS, size)
+    region, _ = make(driver=Parallel(), **options)
+    for size in (3, 4, 5, 2):
+        call(region, 4, size)
+    assert decided(region) == [*[("replay", True)] * 3, ("concurrent", True)]
+    region, _ = make(driver=Parallel(), **options)
+    for size in (6, 7, 8, 2):
+        call(region, 4, size)
+    assert decided(region) == [("concurrent", True)]
+    more = make(driver=Parallel(), order_memory=0.5, **options)[0]
+    call(more, 3, 2)
+    assert decided(more) == [], "with more memory it was not tried"
+
+
+def test_what_a_process_group_ended_says_nothing_of_other_sizes(group: Callable[[int], None]) -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    region, _ = make(driver=Parallel(), order="measured", measure=False)
+    for size in (2, 3, 4):
+        call(region, 4, size)
+    group(2)
+    for size in (2, 3, 4):
+        call(region, 1, size)
+    torch.distributed.destroy_process_group()
+    call(region, 4 + TURNS, 5)
+    assert [each.choice for each in region.record.orders] == [*["replay"] * 3, "concurrent"]
 
 
 def test_turns_that_are_lost_are_made_up_for() -> None:
