@@ -32,7 +32,7 @@ from pygraph.settings import Settings
 
 _PARENT_SECONDS = 0.5
 """Between two looks whether the coordinator is still there: a thread that sleeps disturbs nothing."""
-_SETTLING_SECONDS, _BETWEEN_LOOKS = 5.0, 10
+_SETTLING_SECONDS, _BETWEEN_LOOKS = 15.0, 10
 """How long warming up goes on for measured selection that has not decided, and calls between two looks at it."""
 _ROOM = 64 * 2**20
 """Bytes of results kept beyond those of the first and of the last call."""
