@@ -390,7 +390,9 @@ class _Trial:
             _add(total, result.dtype, let_off)
             furthest = max(furthest, (let_off.blocks, said))
         nothing = Surprise()
-        covered = all(any(run.get(kind, nothing).covers(mine) for run in surprises) for kind, mine in total.items())
+        covered = all(
+            any(run.get(kind, nothing).covers(mine, kind) for run in surprises) for kind, mine in total.items()
+        )
         return None if covered else furthest[1]
 
     def _left(self, outputs: Sequence[Any], args: Sequence[Any], *, answering: bool = False) -> _Outcome:

@@ -163,9 +163,10 @@ class Surprise:
         """Of two results together."""
         return Surprise(self.blocks + other.blocks, max(self.part, other.part))
 
-    def covers(self, other: Surprise) -> bool:
+    def covers(self, other: Surprise, dtype: torch.dtype) -> bool:
         """Whether what this uncaptured run does allows what a replay (``other``) does."""
-        return other.blocks <= FACTOR * self.blocks and other.part <= FACTOR * self.part
+        part = min(FACTOR * self.part, COARSE - TERMS * torch.finfo(dtype).eps)
+        return other.blocks <= FACTOR * self.blocks and other.part <= part
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,17 +188,13 @@ class Distance:
         return FACTOR * spread + min(TERMS * eps, max(eps, COARSE)) * self.magnitude
 
     def surprise(self, spread: Distance, dtype: torch.dtype) -> Surprise | None:
-        """How far the run of this distance lies outside of what the ``spread`` of others allows; None where that is too
-        much, or in too many blocks, for a surprise."""
+        """How far the run of this distance lies outside of what the ``spread`` of others allows; None where it does so
+        in too many blocks for a surprise."""
         if not self.apart.numel():
             return Surprise()
         excess = self.apart - self.allowed(spread.apart, dtype)
         parts = (excess / self.magnitude)[excess > 0]
-        part = float(parts.max()) if len(parts) else 0.0
-        rare = len(parts) <= RARE * len(excess)
-        return (
-            Surprise(len(parts), part) if rare and part <= max(0.0, COARSE - TERMS * torch.finfo(dtype).eps) else None
-        )
+        return Surprise(len(parts), max(parts.tolist(), default=0.0)) if len(parts) <= RARE * len(excess) else None
 
     def start(self, block: int) -> int:
         """The element that a block begins at."""
