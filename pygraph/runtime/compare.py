@@ -289,7 +289,8 @@ class _Trial:
                 found = self._widen(spread, reference)
                 if isinstance(found, Refusal):
                     return Verdict(outputs, found)
-                surprises += [found] * series  # in the first series, each has too few before it
+                if series:  # in the first one, each has too few before it
+                    surprises.append(found)
             replayed = self._replay_again()
             if replayed is None:
                 return Verdict(outputs, Refusal("replay-declined", "the second of two replays"))

@@ -18,7 +18,7 @@ from pygraph.runtime.layout import plan
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Allocation, AllocationKind, Recording
 from pygraph.runtime.slots import SPORADIC, SlotTable, discover, outside, resolve
-from pygraph.runtime.steps import concurrently, with_steps
+from pygraph.runtime.steps import ORDER_MEMORY, concurrently, with_steps
 from pygraph.runtime.tensors import extent
 
 __all__ = ["Captured", "capture"]
@@ -43,7 +43,7 @@ def capture(
     table: SlotTable | None = None,
     eager: Collection[str] = (),
     order: str = "program",
-    order_memory: float = 0.1,
+    order_memory: float = ORDER_MEMORY,
     collectives: bool = False,
     **facts: Any,
 ) -> Captured | Refusal:

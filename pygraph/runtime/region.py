@@ -45,7 +45,7 @@ from pygraph.runtime.measure import (
 from pygraph.runtime.provenance import Refusal, tracing
 from pygraph.runtime.recording import Origin
 from pygraph.runtime.slots import SlotTable
-from pygraph.runtime.steps import longest_path, timeline
+from pygraph.runtime.steps import ORDER_MEMORY, longest_path, timeline
 from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
 
 __all__ = ["EagerCalls", "Region", "RegionOptions", "RegionRecord", "counts"]
@@ -99,7 +99,7 @@ class RegionOptions:
     measure: bool = False
     cache_dir: str | None = None
     order: str = "program"
-    order_memory: float = 0.1
+    order_memory: float = ORDER_MEMORY
     collectives: str = "eager"
 
 
@@ -440,13 +440,13 @@ class Region:
         known = None if kept is None else read(kept)
         verdict = self._compare(variant, made, args)
         if contests and verdict.refusal is None:
-            variant.open = variant.contested = True
-            variant.known_order = known
+            variant.contested, variant.known_order = True, known
+            if known is None or known.choice == CONCURRENT:
+                variant.open = True
+            else:
+                counts["recalled"] += 1
+                self.record.orders.append(known)
         self._settle(variant, made, verdict)
-        if variant.open and known is not None and known.choice == REPLAY:
-            counts["recalled"] += 1
-            variant.open = False
-            self.record.orders.append(known)
         return verdict.outputs
 
     def _kept_order(self, args: list[Any]) -> Path | None:
@@ -638,12 +638,9 @@ class Region:
     def _capture_once(self, args: list[Any], order: str, *, collectives: bool = False) -> Captured | Refusal:
         slots = None if collectives else self._slots
         try:
-            facts: dict[str, Any] = {
-                **self._facts,
-                "order_memory": self._options.order_memory,
-                "collectives": collectives,
-            }
-            return capture(self._fn, self._driver, args, slots, tuple(self._eager), order, **facts)
+            facts: dict[str, Any] = {"collectives": collectives, **self._facts}
+            memory = self._options.order_memory
+            return capture(self._fn, self._driver, args, slots, tuple(self._eager), order, memory, **facts)
         except Exception as error:  # noqa: BLE001 - operators raise anything; the call must be answered
             return Refusal.of(error)
 

@@ -32,6 +32,9 @@ WORTHWHILE = 32 << 20
 EXCESS = 0.02
 """Part of the uncaptured program's peak by which segments may exceed it."""
 
+ORDER_MEMORY = 0.1
+"""Part of the peak by which a program may exceed it for having launches run side by side, unless the user says."""
+
 MOST_LANES = 8
 """More have never been faster."""
 
@@ -118,7 +121,7 @@ def timeline(program: Program) -> tuple[tuple[str, int, int], ...]:
     return tuple(found)
 
 
-def concurrently(program: Program, excess: float = 0.1) -> Program:
+def concurrently(program: Program, excess: float = ORDER_MEMORY) -> Program:
     """``program``, whose launches wait for those alone that they depend on, in a few lanes, and fewer where that takes
     more memory than the peak, ``excess`` times that, and WORTHWHILE. The same program, where nothing runs side by
     side."""
