@@ -163,7 +163,7 @@ def test_any_order_that_dependences_allow_has_the_same_bits(
     each call is held against."""
     drawn, chained = random.Random(0), list[bool]()
 
-    def chain(graph: int, handles: Mapping[int, int], order: Order | None) -> None:
+    def chain(driver: object, graph: int, nodes: object, handles: Mapping[int, int], order: Order | None) -> None:
         if order is None:
             return
         left, row = dict(handles), list[int]()

@@ -88,13 +88,14 @@ def test_arguments_that_share_memory_are_turned_away(driver: Driver) -> None:
     assert made.executable.replay([memory[:64], torch.randn(64, device="cuda")]) is not None
 
 
-def towers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Chains of products and Triton kernels, which Inductor emits one after the other."""
+def towers(x: torch.Tensor) -> torch.Tensor:
+    """Chains of Triton kernels that Inductor cannot fuse, and emits one after the other. There are no products: at some
+    sizes those of a library have to wait for each other, since they share what it works in."""
     made = []
     for tower in range(CHAINS):
         y = x + tower
-        for _ in range(12):
-            y = torch.softmax(y @ w, -1)
+        for step in range(24):
+            y = y - torch.softmax(y, step % 2)
         made.append(y)
     return torch.cat(made)
 
@@ -102,14 +103,14 @@ def towers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("sizes", [[64], [64, 48]], ids=["one-size", "sizes-in-turn"])
 def test_real_calls_choose_the_faster_order(fresh: None, monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
     monkeypatch.setenv("PYGRAPH_MEASURE", "1")
-    xs, w = [torch.randn(size, 64, device="cuda") for size in sizes], torch.randn(64, 64, device="cuda")
+    xs = [torch.randn(size, 64, device="cuda") for size in sizes]
     if len(sizes) > 1:
         for x in xs:
             torch._dynamo.mark_dynamic(x, 0)
     ours, theirs = compiled(towers, cache_dir=None, order="measured"), torch.compile(towers)
-    expected = [theirs(x, w) for x in xs]
+    expected = [theirs(x) for x in xs]
     for _ in range(400):
-        found = [ours(x, w) for x in xs]
+        found = [ours(x) for x in xs]
         torch.cuda.synchronize()  # what the device took is known
     torch.testing.assert_close(found, expected)
     (report,) = pygraph.reports()
@@ -117,4 +118,4 @@ def test_real_calls_choose_the_faster_order(fresh: None, monkeypatch: pytest.Mon
     assert region.record is not None
     assert [decision.choice for decision in region.record.decisions] == ["replay"] * len(sizes)
     assert [decision.choice for decision in region.record.orders] == ["concurrent"] * len(sizes)
-    assert same_bits(found, [ours(x, w) for x in xs])
+    assert same_bits(found, [ours(x) for x in xs])

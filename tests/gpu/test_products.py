@@ -10,6 +10,7 @@ from pygraph.inductor import products
 from pygraph.inductor.products import Times, measure
 
 
+@pytest.mark.usefixtures("fresh")
 def test_a_small_perceptron_takes_the_faster_form_and_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """The faster by what was measured when it was compiled: beside other work, measured again, it may be the other."""
     found: list[Times] = []
