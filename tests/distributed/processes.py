@@ -51,8 +51,8 @@ def attempt(
         end = time.monotonic() + seconds
         try:
             while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:
-                if any(rank.poll() for rank in ranks):  # the others wait for it: their watchdogs say where
-                    end = min(end, time.monotonic() + 10)
+                if any(rank.poll() for rank in ranks):  # the others wait for it
+                    end = min(end, time.monotonic() + 3)
                 time.sleep(0.05)
         finally:
             for rank in ranks:

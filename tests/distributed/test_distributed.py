@@ -12,6 +12,16 @@ HAZARDS = tuple(name for name, run in CHECKS.items() if run.__module__ == hazard
 VOTES = tuple(name for name, run in CHECKS.items() if run.__module__ == votes.__name__)
 STEPS = tuple(name for name, run in CHECKS.items() if run.__module__ == steps.__name__)
 PROGRAMS = tuple(name for name, run in CHECKS.items() if run.__module__ == programs.__name__)
+OFTEN = (
+    "a_step_is_one_graph",
+    "gradients_are_sent_as_soon_as_they_are_known",
+    "buffers_are_those_of_rank_0",
+    "micro_batches_send_once",
+    "a_break_on_one_rank",
+    "what_the_reducer_has_to_do",
+)
+"""Steps of each kind: one takes some ten seconds of CPU time to compile."""
+SELDOM = tuple(name for name in STEPS if name not in OFTEN)
 FOUR = ("captures_at_different_calls", "one_rank_evicts", "groups_take_turns", "sizes_are_each_ranks_own")
 """What depends on how many ranks there are."""
 
@@ -26,9 +36,15 @@ def test_two_ranks_that_vote(name: str) -> None:
     passes(2, VOTES, name)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", OFTEN)
 def test_two_ranks_that_train(name: str) -> None:
-    passes(2, STEPS, name)
+    passes(2, OFTEN, name)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", SELDOM)
+def test_two_ranks_that_train_in_other_ways(name: str) -> None:
+    passes(2, SELDOM, name)
 
 
 @pytest.mark.sweep

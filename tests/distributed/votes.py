@@ -266,7 +266,9 @@ def one_ranks_call_raises(rank: Rank) -> None:
 @check
 def one_rank_cannot_do_what_it_agreed_to(rank: Rank) -> None:
     """It sends nothing where the others replay: that ends its program, and no other rank gets a wrong result. Gloo
-    raises on the others. With NCCL they are inside a kernel, until a watchdog ends their processes."""
+    raises on the others, when its time is up: what Dynamo traced keeps the group of this rank alive. With NCCL they are
+    inside a kernel, until a watchdog ends their processes."""
+    rank.begin("a group that waits for twelve seconds", 24)
     real = compare._Trial._replay
 
     def short(self: Any, args: list[Any]) -> Any:
