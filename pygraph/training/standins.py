@@ -117,7 +117,8 @@ def _failures(earlier: Sequence[Any]) -> Iterator[str]:
             file, line = each.fail_user_frame_filename, each.fail_user_frame_lineno
             place = f"{file or each.co_filename}:{line or each.co_firstlineno}"
             reason = (each.fail_reason or "").strip().partition("\n")[0]
-            yield f"{each.co_name} runs as it is: {each.fail_type} at {place}: {reason}"
+            what = f"{each.co_name} runs as it is: {each.fail_type} at {place}: {reason}"
+            yield f"{what}; pygraph.capture may replay such a step as a whole"
 
 
 @functools.cache
