@@ -191,3 +191,17 @@ def test_memory_of_another_size_than_was_compiled_for_is_refused(passes: str) ->
         torch.testing.assert_close(ours(*views(memory, 400)), expected)
     with pytest.raises(AssertionError, match="expected size"):
         ours(*views(torch.randn(100), 60))
+
+
+@pytest.mark.parametrize(
+    "f", [torch.fft.ifft, lambda x: torch.fft.fft(x).conj(), lambda x: (torch.mm(x + 0j, x + 0j).mH @ (x + 1j)).conj()]
+)
+def test_an_output_that_is_to_be_conjugated_still_is_when_it_is_read(f: Callable[..., Any]) -> None:
+    ours = compiled(f)
+    for seed in range(CALLS):
+        x = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed))
+        found, expected = ours(x), f(x)
+        assert found.is_conj() == expected.is_conj()
+        torch.testing.assert_close(found, expected)
+    refusals = {refusal for report in pygraph.reports() for r in report.regions for refusal in r.record.refusals}
+    assert refusals == {"unsupported-tensor"}

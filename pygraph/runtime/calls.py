@@ -154,11 +154,13 @@ def fake_results(call: OperatorCall) -> list[Any]:
 
 
 def check_result(call: OperatorCall, result: Any) -> None:
-    """Raise CaptureError unless ``result`` is a tensor that has addresses."""
+    """Raise CaptureError unless ``result`` is a tensor that its address and layout tell all of."""
     if not isinstance(result, torch.Tensor):
         raise CaptureError("host-read", f"{call.name} returns {type(result).__name__}")
     if result.layout is not torch.strided or result.is_quantized:
         raise CaptureError("unsupported-tensor", f"{call.name} returns layout {result.layout}")
+    if result.is_conj() or result.is_neg():  # a tensor at an address has neither bit
+        raise CaptureError("unsupported-tensor", f"{call.name} returns a lazy view")
 
 
 def aliased(call: OperatorCall, declared: Any) -> Any:

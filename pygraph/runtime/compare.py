@@ -602,7 +602,8 @@ def _describe(
     """Facts of a tensor that no argument and no earlier output is, and whose memory it lies in."""
     leading = zip(out.size(), out.stride(), strict=True) if out.numel() else ()
     strides = tuple(stride for size, stride in leading if size > 1)  # others lead to no element: kernels differ in them
-    facts = (type(out).__name__, tuple(out.size()), strides, str(out.dtype), str(out.device), out.is_inference())
+    marks = out.is_inference(), out.is_conj(), out.is_neg()
+    facts = (type(out).__name__, tuple(out.size()), strides, str(out.dtype), str(out.device), *marks)
     low = out.data_ptr()
     high = low + extent(out)
     for position, device, start, end in extents:

@@ -153,6 +153,9 @@ def _substitute(trace: object, value: Any) -> compat.Substitution | None:
             return None
         kind = _UsedOptimizer
     elif isinstance(value, torch.amp.GradScaler):
+        if _replaced(value):
+            call.left.add(f"{type(value).__name__} runs outside of the graph: a method of it was replaced")
+            return None
         kind = _UsedScaler
     elif isinstance(value, DistributedDataParallel):
         why = _unaveraged(value)
@@ -231,7 +234,7 @@ def _untraceable(optimizer: Optimizer) -> str:
     if type(optimizer) not in _OPTIMIZERS:
         return "it is not one of torch.optim that can be traced"
     if _hooked(optimizer):
-        return "its step has hooks, or was replaced"
+        return "its step has hooks, or a method of it was replaced"
     for group in optimizer.param_groups:
         params = group["params"]
         if group.get("differentiable"):
@@ -250,6 +253,8 @@ def _untraceable(optimizer: Optimizer) -> str:
 
 def _hooked(optimizer: Optimizer) -> bool:
     own = vars(optimizer)
+    if "zero_grad" in own:
+        return True
     if "step" in own and getattr(own["step"], "__wrapped__", None) is not type(optimizer).step:
         return True  # other than by a scheduler, which counts calls
     return bool(own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"] or any(compat.global_step_hooks))
@@ -260,12 +265,12 @@ class _UsedOptimizer(Used):
 
     ``_pygraph_rates`` of the stand-in holds, for each group, the numbers that schedulers change: one float64 tensor of
     the learning rate, followed by the betas where those can be tensors; None where the learning rate is the user's own
-    tensor. They are written when the numbers have changed.
+    tensor. They are written when the numbers are others than those in ``_pygraph_numbers``. All of this is the
+    optimizer's: several steps may use it.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(optimizer)
-        self._numbers: list[tuple[float, ...] | None] = []
         self._stand_in = _stand_in(
             optimizer,
             step=_method(_traced_step),
@@ -276,11 +281,12 @@ class _UsedOptimizer(Used):
         )
         self._stand_in._pygraph_key = id(optimizer)
         self._stand_in._pygraph_rates = []
+        self._stand_in._pygraph_numbers = []
         self._stand_in._pygraph_states = []
+        self._stand_in._pygraph_entries = []
         self._stand_in._pygraph_scheduled = False
-        self._stand_in._pygraph_prepare = torch.compiler.assume_constant_result(self._preparing())
-        self._entries: list[list[int]] = []
-        self._list_states(optimizer)
+        self._stand_in._pygraph_prepare = torch.compiler.assume_constant_result(_preparing(optimizer))
+        _list_states(optimizer)
         optimizer.register_load_state_dict_post_hook(_counters_to_device)
 
     def before(self) -> None:
@@ -291,13 +297,14 @@ class _UsedOptimizer(Used):
             vars(optimizer).pop("_pygraph", None)
             return
         optimizer._pygraph = self._stand_in
-        self._list_states(optimizer)
+        _list_states(optimizer)
         numbers = [_numbers(optimizer, group) for group in optimizer.param_groups]
-        if numbers == self._numbers:
+        written: list[tuple[float, ...] | None] = self._stand_in._pygraph_numbers
+        if numbers == written:
             return
         rates: list[torch.Tensor | None] = self._stand_in._pygraph_rates
         for index, (group, latest) in enumerate(zip(optimizer.param_groups, numbers, strict=True)):
-            known = self._numbers[index] if index < len(rates) else None
+            known = written[index] if index < len(rates) else None
             if known is None or latest is None or len(known) != len(latest):
                 rates[index : index + 1] = [None if latest is None else _rates(group, latest)]
                 continue
@@ -305,33 +312,34 @@ class _UsedOptimizer(Used):
                 if old != new:
                     rates[index][place].fill_(new)  # type: ignore[index]
         del rates[len(numbers) :]
-        self._numbers = numbers
+        self._stand_in._pygraph_numbers = numbers
 
     def after(self) -> None:
         self._stand_in._pygraph_scheduled = False
 
-    def _list_states(self, optimizer: Optimizer) -> None:
-        """List each group's entries of ``optimizer.state``, if they are others than before: a guard on a dictionary
-        whose keys are tensors takes time, and so does each look-up in it."""
-        groups = optimizer.param_groups
-        entries = [list(map(id, each)) for each in (optimizer.state.values(), *(group["params"] for group in groups))]
-        if entries != self._entries:
-            self._entries = entries
-            self._stand_in._pygraph_states = [[optimizer.state.get(p, {}) for p in group["params"]] for group in groups]
 
-    def _preparing(self) -> Callable[[Sequence[Sequence[bool]]], bool]:
-        ref = weakref.ref(self)
+def _list_states(optimizer: Optimizer) -> None:
+    """List each group's entries of ``optimizer.state``, if they are others than before: a guard on a dictionary whose
+    keys are tensors takes time, and so does each look-up in it."""
+    groups, own = optimizer.param_groups, vars(optimizer)
+    entries = [list(map(id, each)) for each in (optimizer.state.values(), *(group["params"] for group in groups))]
+    if entries != own["_pygraph_entries"]:
+        own["_pygraph_entries"] = entries
+        own["_pygraph_states"] = [[optimizer.state.get(p, {}) for p in group["params"]] for group in groups]
 
-        def prepare(updated: Sequence[Sequence[bool]]) -> bool:
-            used = ref()
-            optimizer = None if used is None else used.value()
-            if used is None or optimizer is None:
-                return False
-            _prepare(optimizer, updated)
-            used._list_states(optimizer)
-            return True
 
-        return prepare
+def _preparing(of: Optimizer) -> Callable[[Sequence[Sequence[bool]]], bool]:
+    ref = weakref.ref(of)
+
+    def prepare(updated: Sequence[Sequence[bool]]) -> bool:
+        optimizer = ref()
+        if optimizer is None:
+            return False
+        _prepare(optimizer, updated)
+        _list_states(optimizer)
+        return True
+
+    return prepare
 
 
 def _numbers(optimizer: Optimizer, group: dict[str, Any]) -> tuple[float, ...] | None:
@@ -360,8 +368,11 @@ def _prepare(optimizer: Optimizer, updated: Sequence[Sequence[bool]]) -> None:
             forms = {name: form for name, form in _FORMS.items() if name in group}
             optimizer._init_group({**group, **forms}, *([] for _ in arguments))  # type: ignore[attr-defined]
         if group.get("momentum") and isinstance(optimizer, torch.optim.SGD) and not group["dampening"]:
-            for p in new:  # the first momentum is the gradient itself, which is what zeros lead to
-                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            for p, flag in zip(group["params"], flags, strict=True):
+                if (
+                    flag and optimizer.state[p].get("momentum_buffer") is None
+                ):  # the first is the gradient: zeros lead there
+                    optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
 
 @contextlib.contextmanager
@@ -477,6 +488,16 @@ def _traced_zero_grad(self: Any, set_to_none: bool = True) -> None:
 
 # -- loss scalers ------------------------------------------------------------------------------------------------------
 
+_SCALES = ("scale", "unscale_", "step", "update", "_maybe_opt_step", "_unscale_grads_")
+
+
+def _replaced(scaler: torch.amp.GradScaler) -> bool:
+    """Whether the object, or its class, has another method of a GradScaler that is traced."""
+    kind = type(scaler)
+    return any(
+        name in vars(scaler) or getattr(kind, name) is not getattr(torch.amp.GradScaler, name) for name in _SCALES
+    )
+
 
 class _UsedScaler(Used):
     """A GradScaler whose scale, overflows and growth are part of a program: nothing is read on the host."""
@@ -540,6 +561,8 @@ def _traced_scaler_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
         return _hand_over(self, "step", optimizer, *args, **kwargs)
     if not self._enabled:
         return optimizer.step(*args, **kwargs)
+    if _first_momentum(optimizer):
+        return _hand_over(self, "step", optimizer, *args, **kwargs)
     state = _state_of(self, optimizer)
     if state["stage"] is OptState.STEPPED:
         raise RuntimeError("step() has already been called since the last update()")
@@ -550,6 +573,19 @@ def _traced_scaler_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
     del optimizer.found_inf
     state["stage"] = OptState.STEPPED
     return result
+
+
+def _first_momentum(optimizer: Any) -> bool:
+    """Whether the update makes a momentum that an overflow would have to unmake: with dampening, no value that it may
+    have before leads to the first one."""
+    damped = [bool(group.get("momentum") and group.get("dampening")) for group in optimizer.param_groups]
+    if not any(damped):
+        return False  # the states that an update makes first are not there yet: Dynamo must not see them
+    for here, group, entries in zip(damped, optimizer.param_groups, optimizer._pygraph_states):  # noqa: B905 - Dynamo has no strict
+        for p, entry in zip(group["params"], entries):  # noqa: B905
+            if here and p.grad is not None and entry.get("momentum_buffer") is None:
+                return True
+    return False
 
 
 def _traced_update(self: Any, new_scale: Any = None) -> None:

@@ -345,3 +345,14 @@ def test_verify_always_tells_calls_of_other_sizes_apart() -> None:
 def test_strides_count_where_they_lead_to_elements(size: Any, stride: Any, other: Any, same: bool) -> None:
     found = [observe([torch.empty_strided(size, each).fill_(0)], []) for each in (stride, other)]
     assert (found[0].structure == found[1].structure) is same
+
+
+@pytest.mark.parametrize("mark", [torch.conj, torch._neg_view])
+def test_an_output_that_is_a_lazy_view_is_another(mark: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Though it has the same bytes."""
+    plain = torch.randn(4, dtype=torch.complex64)
+    marked = mark(plain)
+    assert marked.data_ptr() == plain.data_ptr()
+    difference = observe([plain], []).other_structure(observe([marked], []))
+    assert difference is not None
+    assert "output 0" in difference

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import pygraph
-from tests.training.steps import Setup, assert_equal_training, basic, batches, setup
+from tests.training.steps import DEVICE, Setup, assert_equal_training, assert_same_state, basic, batches, setup
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -364,3 +364,88 @@ def test_a_learning_rate_that_the_step_sets_or_reads_is_that_of_the_moment() -> 
     assert_equal_training(
         lambda x, y: step(x, y, next(rates)), lambda x, y: eager(x, y, next(rates)), ours, theirs, steps=3
     )
+
+
+# -- optimizers that several steps use, and overflows ------------------------------------------------------------------
+
+
+def test_two_steps_of_one_optimizer_each_have_todays_learning_rate() -> None:
+    def steps(of: Setup, wrap: Callable[[Step], Step]) -> list[Step]:
+        def absolute(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.l1_loss(of.model(x), y)
+            loss.backward()
+            of.optimizer.step()
+            of.optimizer.zero_grad()
+            return loss.detach()
+
+        return [wrap(basic(of)), wrap(absolute)]
+
+    ours, theirs = sgd(), sgd()
+    mine, other = steps(ours, pygraph.train_step), steps(theirs, lambda step: step)
+    for number, (x, y) in enumerate(batches(8)):
+        for one in (ours, theirs):
+            one.optimizer.param_groups[0]["lr"] = (0.1, 0.001)[number % 2]
+        torch.testing.assert_close(mine[number % 2](x, y), other[number % 2](x, y))
+    assert_same_state(ours, theirs)
+
+
+@pytest.mark.parametrize("dampening", [0.0, 0.5])
+def test_an_overflow_before_there_is_a_momentum_changes_nothing(dampening: float) -> None:
+    def make(of: Setup) -> Callable[..., torch.Tensor]:
+        scaler = torch.amp.GradScaler(DEVICE, init_scale=1024.0)
+
+        def step(x: torch.Tensor, y: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(of.model(x), y)
+            scaler.scale(loss * times).backward()
+            scaler.step(of.optimizer)
+            scaler.update()
+            of.optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    def damped() -> Setup:
+        return setup(lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=dampening))
+
+    ours, theirs = damped(), damped()
+    mine, other = pygraph.train_step(make(ours)), make(theirs)
+    for number, (x, y) in enumerate(batches(6)):
+        if number == 3:
+            for one in (ours, theirs):
+                for entry in one.optimizer.state.values():
+                    entry["momentum_buffer"] = None
+        times = torch.full((), torch.inf if number in (0, 3) else 1.0, device=DEVICE)
+        torch.testing.assert_close(mine(x, y, times), other(x, y, times))
+        torch.testing.assert_close(dict(ours.model.state_dict()), dict(theirs.model.state_dict()))
+
+
+def test_methods_that_were_replaced_are_called() -> None:
+    """Of an optimizer, and of a scaler, also by a class of the user's."""
+    called = []
+
+    class Scaler(torch.amp.GradScaler):
+        def step(self, *args: Any, **kwargs: Any) -> Any:
+            called.append("step")
+            return super().step(*args, **kwargs)
+
+    def make(of: Setup) -> Step:
+        scaler, zero_grad = Scaler(DEVICE, init_scale=2.0), of.optimizer.zero_grad
+
+        def replaced(*args: Any) -> None:
+            called.append("zero_grad")
+            zero_grad(*args)
+
+        of.optimizer.zero_grad = replaced  # type: ignore[assignment]
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(of.model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(of.optimizer)
+            of.optimizer.zero_grad()
+            scaler.update()
+            return loss.detach()
+
+        return step
+
+    check(make)
+    assert called == ["step", "zero_grad"] * 8
