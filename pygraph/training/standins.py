@@ -561,7 +561,8 @@ def _traced_scaler_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
         return _hand_over(self, "step", optimizer, *args, **kwargs)
     if not self._enabled:
         return optimizer.step(*args, **kwargs)
-    if _first_momentum(optimizer):
+    lost = torch.get_default_dtype() == torch.float64  # AOTAutograd loses writes to such counters
+    if lost or _first_momentum(optimizer):
         return _hand_over(self, "step", optimizer, *args, **kwargs)
     state = _state_of(self, optimizer)
     if state["stage"] is OptState.STEPPED:

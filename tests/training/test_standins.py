@@ -389,26 +389,43 @@ def test_two_steps_of_one_optimizer_each_have_todays_learning_rate() -> None:
     assert_same_state(ours, theirs)
 
 
+def scaled(of: Setup) -> Callable[..., torch.Tensor]:
+    """A step under a GradScaler whose third argument may have its gradients overflow."""
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=1024.0)
+
+    def step(x: torch.Tensor, y: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.mse_loss(of.model(x), y)
+        scaler.scale(loss * times).backward()
+        scaler.step(of.optimizer)
+        scaler.update()
+        of.optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def test_an_overflow_leaves_counters_of_float64_as_they_are() -> None:
+    found = []
+    torch.set_default_dtype(torch.float64)
+    try:
+        for wrap in (pygraph.train_step, lambda step: step):
+            of = setup(lambda p: torch.optim.Adam(p, lr=0.01))
+            step = wrap(scaled(of))
+            for number, (x, y) in enumerate(batches(6)):
+                step(x, y, torch.full((), torch.inf if number == 2 else 1.0, device=DEVICE))
+            found.append([entry["step"].item() for entry in of.optimizer.state.values()])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == [[5.0] * 4] * 2
+
+
 @pytest.mark.parametrize("dampening", [0.0, 0.5])
 def test_an_overflow_before_there_is_a_momentum_changes_nothing(dampening: float) -> None:
-    def make(of: Setup) -> Callable[..., torch.Tensor]:
-        scaler = torch.amp.GradScaler(DEVICE, init_scale=1024.0)
-
-        def step(x: torch.Tensor, y: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-            loss = nn.functional.mse_loss(of.model(x), y)
-            scaler.scale(loss * times).backward()
-            scaler.step(of.optimizer)
-            scaler.update()
-            of.optimizer.zero_grad()
-            return loss.detach()
-
-        return step
-
     def damped() -> Setup:
         return setup(lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=dampening))
 
     ours, theirs = damped(), damped()
-    mine, other = pygraph.train_step(make(ours)), make(theirs)
+    mine, other = pygraph.train_step(scaled(ours)), scaled(theirs)
     for number, (x, y) in enumerate(batches(6)):
         if number == 3:
             for one in (ours, theirs):
