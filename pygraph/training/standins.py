@@ -369,10 +369,9 @@ def _prepare(optimizer: Optimizer, updated: Sequence[Sequence[bool]]) -> None:
             optimizer._init_group({**group, **forms}, *([] for _ in arguments))  # type: ignore[attr-defined]
         if group.get("momentum") and isinstance(optimizer, torch.optim.SGD) and not group["dampening"]:
             for p, flag in zip(group["params"], flags, strict=True):
-                if (
-                    flag and optimizer.state[p].get("momentum_buffer") is None
-                ):  # the first is the gradient: zeros lead there
-                    optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                entry = optimizer.state[p]
+                if flag and entry.get("momentum_buffer") is None:  # the first is the gradient, which zeros lead to
+                    entry["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
 
 @contextlib.contextmanager
@@ -506,13 +505,22 @@ class _UsedScaler(Used):
         super().__init__(scaler)
         if scaler.is_enabled() and scaler._scale is None:
             scaler._lazy_init_scale_growth_tracker(torch.empty((), device=scaler._device).device)
-        _stand_in(
+        self._stand_in = _stand_in(
             scaler,
             scale=_method(_traced_scale),
             unscale_=_method(_traced_unscale),
             step=_method(_traced_scaler_step),
             update=_method(_traced_update),
         )
+
+    def before(self) -> None:
+        scaler: Any = self.value()
+        if scaler is None:
+            return
+        if _replaced(scaler):
+            vars(scaler).pop("_pygraph", None)
+        else:
+            scaler._pygraph = self._stand_in
 
 
 def _traced_scale(self: Any, outputs: Any) -> Any:
@@ -561,7 +569,7 @@ def _traced_scaler_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
         return _hand_over(self, "step", optimizer, *args, **kwargs)
     if not self._enabled:
         return optimizer.step(*args, **kwargs)
-    lost = torch.get_default_dtype() == torch.float64  # AOTAutograd loses writes to such counters
+    lost = torch.get_default_dtype() == torch.float64  # AOTAutograd loses writes to step counters of float64
     if lost or _first_momentum(optimizer):
         return _hand_over(self, "step", optimizer, *args, **kwargs)
     state = _state_of(self, optimizer)

@@ -5,6 +5,7 @@ What is traced matters here, not what is compiled: these run on ``aot_eager``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -436,23 +437,20 @@ def test_an_overflow_before_there_is_a_momentum_changes_nothing(dampening: float
         torch.testing.assert_close(dict(ours.model.state_dict()), dict(theirs.model.state_dict()))
 
 
-def test_methods_that_were_replaced_are_called() -> None:
-    """Of an optimizer, and of a scaler, also by a class of the user's."""
+@pytest.mark.parametrize("later", [False, True])
+def test_methods_that_were_replaced_are_called(later: bool) -> None:
+    """Of an optimizer, and of a scaler, also once the step has been traced."""
     called = []
 
-    class Scaler(torch.amp.GradScaler):
-        def step(self, *args: Any, **kwargs: Any) -> Any:
-            called.append("step")
-            return super().step(*args, **kwargs)
+    def noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            called.append(name)
+            return method(*args)
+
+        return call
 
     def make(of: Setup) -> Step:
-        scaler, zero_grad = Scaler(DEVICE, init_scale=2.0), of.optimizer.zero_grad
-
-        def replaced(*args: Any) -> None:
-            called.append("zero_grad")
-            zero_grad(*args)
-
-        of.optimizer.zero_grad = replaced  # type: ignore[assignment]
+        scaler, calls = torch.amp.GradScaler(DEVICE, init_scale=2.0), itertools.count()
 
         def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             loss = nn.functional.mse_loss(of.model(x), y)
@@ -462,7 +460,41 @@ def test_methods_that_were_replaced_are_called() -> None:
             scaler.update()
             return loss.detach()
 
+        def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            if next(calls) == (2 if later else 0):
+                scaler.step = noted("step", scaler.step)  # type: ignore[method-assign]
+                of.optimizer.zero_grad = noted("zero_grad", of.optimizer.zero_grad)  # type: ignore[method-assign]
+            return wrapped[id(of)](x, y)
+
+        wrapped[id(of)] = pygraph.train_step(step) if not wrapped else step
+        return call
+
+    wrapped: dict[int, Step] = {}
+    ours, theirs = sgd(), sgd()
+    assert_equal_training(make(ours), make(theirs), ours, theirs, steps=4)
+    assert called == ["step", "zero_grad"] * (4 if later else 8)
+
+
+def test_a_class_of_scalers_of_the_users_own_is_called() -> None:
+    called = []
+
+    class Scaler(torch.amp.GradScaler):
+        def step(self, *args: Any, **kwargs: Any) -> Any:
+            called.append("step")
+            return super().step(*args, **kwargs)
+
+    def make(of: Setup) -> Step:
+        scaler = Scaler(DEVICE, init_scale=2.0)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.mse_loss(of.model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(of.optimizer)
+            scaler.update()
+            of.optimizer.zero_grad()
+            return loss.detach()
+
         return step
 
     check(make)
-    assert called == ["step", "zero_grad"] * 8
+    assert called == ["step"] * 8
