@@ -279,7 +279,6 @@ class _UsedOptimizer(Used):
             _pygraph_names=("params", *sorted(optimizer.defaults.keys() - {"lr", "betas"})),  # whatever their order is
             _pygraph_update=staticmethod(inspect.unwrap(type(optimizer).step)),
         )
-        self._stand_in._pygraph_key = id(optimizer)
         self._stand_in._pygraph_rates = []
         self._stand_in._pygraph_numbers = []
         self._stand_in._pygraph_states = []
@@ -294,9 +293,10 @@ class _UsedOptimizer(Used):
         if optimizer is None:
             return
         if _hooked(optimizer):
-            vars(optimizer).pop("_pygraph", None)
+            for name in ("_pygraph", "_pygraph_key"):
+                vars(optimizer).pop(name, None)
             return
-        optimizer._pygraph = self._stand_in
+        optimizer._pygraph, optimizer._pygraph_key = self._stand_in, id(optimizer)
         _list_states(optimizer)
         numbers = [_numbers(optimizer, group) for group in optimizer.param_groups]
         written: list[tuple[float, ...] | None] = self._stand_in._pygraph_numbers
