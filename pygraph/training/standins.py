@@ -487,15 +487,14 @@ def _traced_zero_grad(self: Any, set_to_none: bool = True) -> None:
 
 # -- loss scalers ------------------------------------------------------------------------------------------------------
 
-_SCALES = ("scale", "unscale_", "step", "update", "_maybe_opt_step", "_unscale_grads_")
+_SCALES = frozenset({"scale", "unscale_", "step", "update", "_maybe_opt_step", "_unscale_grads_"})
 
 
 def _replaced(scaler: torch.amp.GradScaler) -> bool:
     """Whether the object, or its class, has another method of a GradScaler that is traced."""
-    kind = type(scaler)
-    return any(
-        name in vars(scaler) or getattr(kind, name) is not getattr(torch.amp.GradScaler, name) for name in _SCALES
-    )
+    kind, usual = type(scaler), torch.amp.GradScaler
+    changed = kind is not usual and any(getattr(kind, name) is not getattr(usual, name) for name in _SCALES)
+    return changed or not _SCALES.isdisjoint(vars(scaler))
 
 
 class _UsedScaler(Used):

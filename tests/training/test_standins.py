@@ -390,15 +390,15 @@ def test_two_steps_of_one_optimizer_each_have_todays_learning_rate() -> None:
     assert_same_state(ours, theirs)
 
 
-def scaled(of: Setup) -> Callable[..., torch.Tensor]:
+def scaled(of: Setup, scaler: torch.amp.GradScaler | None = None) -> Callable[..., torch.Tensor]:
     """A step under a GradScaler whose third argument may have its gradients overflow."""
-    scaler = torch.amp.GradScaler(DEVICE, init_scale=1024.0)
+    by = torch.amp.GradScaler(DEVICE, init_scale=1024.0) if scaler is None else scaler
 
-    def step(x: torch.Tensor, y: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+    def step(x: torch.Tensor, y: torch.Tensor, times: torch.Tensor | float = 1.0) -> torch.Tensor:
         loss = nn.functional.mse_loss(of.model(x), y)
-        scaler.scale(loss * times).backward()
-        scaler.step(of.optimizer)
-        scaler.update()
+        by.scale(loss * times).backward()
+        by.step(of.optimizer)
+        by.update()
         of.optimizer.zero_grad()
         return loss.detach()
 
@@ -438,8 +438,8 @@ def test_an_overflow_before_there_is_a_momentum_changes_nothing(dampening: float
 
 
 @pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("scaled", [False, True], ids=["optimizer", "scaler"])
-def test_a_method_that_was_replaced_is_called(scaled: bool, later: bool) -> None:
+@pytest.mark.parametrize("scalers", [False, True], ids=["optimizer", "scaler"])
+def test_a_method_that_was_replaced_is_called(scalers: bool, later: bool) -> None:
     """Also once the step has been traced."""
     called = []
 
@@ -452,18 +452,11 @@ def test_a_method_that_was_replaced_is_called(scaled: bool, later: bool) -> None
 
     def make(of: Setup) -> Step:
         scaler, calls = torch.amp.GradScaler(DEVICE, init_scale=2.0), itertools.count()
-
-        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            loss = nn.functional.mse_loss(of.model(x), y)
-            scaler.scale(loss).backward()
-            scaler.step(of.optimizer)
-            of.optimizer.zero_grad()
-            scaler.update()
-            return loss.detach()
+        step = scaled(of, scaler)
 
         def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             if next(calls) == (2 if later else 0):
-                if scaled:
+                if scalers:
                     scaler.step = noted(scaler.step)  # type: ignore[method-assign]
                 else:
                     of.optimizer.zero_grad = noted(of.optimizer.zero_grad)  # type: ignore[method-assign]
@@ -486,18 +479,5 @@ def test_a_class_of_scalers_of_the_users_own_is_called() -> None:
             called.append("step")
             return super().step(*args, **kwargs)
 
-    def make(of: Setup) -> Step:
-        scaler = Scaler(DEVICE, init_scale=2.0)
-
-        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            loss = nn.functional.mse_loss(of.model(x), y)
-            scaler.scale(loss).backward()
-            scaler.step(of.optimizer)
-            scaler.update()
-            of.optimizer.zero_grad()
-            return loss.detach()
-
-        return step
-
-    check(make)
+    check(lambda of: scaled(of, Scaler(DEVICE, init_scale=2.0)))
     assert called == ["step"] * 8
