@@ -277,7 +277,7 @@ class Contest:
     def enter(self) -> _Turn | None:
         """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
         and is not timed. Only ``leave`` counts a call, which may turn out to be another variant's."""
-        candidate = None if several_ranks() or self._vain >= PATIENCE else self._next()
+        candidate = None if self._vain >= PATIENCE else self._next()
         timer = None if candidate is None else self._driver.timer(self._device)
         if candidate is None or timer is None:
             return None
@@ -292,8 +292,6 @@ class Contest:
         if not self._leaving.acquire(blocking=False):
             return None
         try:
-            if several_ranks():
-                return self._rounds.decide(REPLAY, self._timed, disturbed=True)
             if turn is not None:
                 self._under_way.append(turn)
             while self._under_way:

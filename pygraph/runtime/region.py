@@ -388,8 +388,9 @@ class Region:
     def _due(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
         try:
-            decides = not self._options.verify_always and not several_ranks()  # each would decide by itself
-            measures = self._options.measure and decides and not variant.decided
+            decides = not self._options.verify_always
+            alone = not several_ranks()  # uncaptured or not, each would decide by itself
+            measures = self._options.measure and decides and alone and not variant.decided
             path = kept_path(self._fn, args, self._options.cache_dir) if measures else None
             decision = None if path is None else read(path)
             if decision is not None:
@@ -475,6 +476,8 @@ class Region:
         """Whether another order of launches is to be tried for ``variant``."""
         if not self._driver.parallel or self._options.order == "program":
             return False
+        if self._options.collectives == "captured" and collectives_of(program) is not None:
+            return False  # ranks may agree to replay them captured, in the program's order
         path, launches = longest_path(program), len(program.recording.launches)
         self.record.longest_path = path
         untried = self._options.order == "measured" and not variant.contested
@@ -483,7 +486,7 @@ class Region:
     def _tries_orders(self, variant: Variant) -> bool:
         """Whether another order may be tried for ``variant`` now. Where the last few sizes kept that of the program,
         it is not tried for any more: each takes a capture. One that is known to be faster is not asked for here."""
-        last = [each.choice for each in self.record.orders if not each.disturbed][-_CONTESTS:]
+        last = [each.choice for each in self.record.orders][-_CONTESTS:]
         if last == [REPLAY] * _CONTESTS:
             variant.open = False
             self.record.contests = self._variants.contests

@@ -329,3 +329,23 @@ def waits_stand_behind_their_collectives(rank: Rank) -> None:
             assert region.record.replays == 2, (name, region.record.refusals)
             assert called[f"_c10d_functional::{operator}"] == 1, name
             assert called["_c10d_functional::wait_tensor"] == BOXED.get(name, 0), name
+
+
+# -- the order of launches ---------------------------------------------------------------------------------------------
+
+
+@check
+def each_rank_has_an_order_of_its_own(rank: Rank) -> None:
+    """One keeps the program's. On another, launches run side by side, where they can; collectives come in turn."""
+
+    def fork(x: torch.Tensor) -> torch.Tensor:
+        one, other = (x @ x.T) % 7, (x.T @ x) % 5
+        y = functional.all_reduce(one + other, "sum", group())
+        return functional.all_reduce((y @ one) % 3 + (other @ y) % 3, "max", group())
+
+    ours = compiled(fork, order="program" if rank.number else "dependences")
+    for call in range(CALLS):
+        same(ours, fork, [tensor(rank, call)])
+    captured(CALLS - 2)
+    (record,) = regions()
+    assert bool(record.timeline) == (rank.number == 0)

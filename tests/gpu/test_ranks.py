@@ -10,6 +10,7 @@ from tests.distributed.checks import CHECKS, HOST_ONLY, passes
 from tests.test_ranks import check
 
 VOTES = tuple(name for name, run in CHECKS.items() if run.__module__ == votes.__name__ and name not in HOST_ONLY)
+ORDER = ("each_rank_has_an_order_of_its_own",)
 STEPS = tuple(name for name, run in CHECKS.items() if run.__module__ == steps.__name__)
 
 
@@ -20,12 +21,12 @@ def test_ranks_that_capture_at_different_calls_agree(size: int) -> None:
     check(size, "cuda", "nccl", [[], ["collective"] * 2, ["collective"] * 4], [1, 2, 4])
 
 
-@pytest.mark.parametrize("name", VOTES)
-def test_ranks_that_vote_on_capturing_collectives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [*VOTES, *ORDER])
+def test_ranks_that_decide_otherwise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 devices")
     monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
-    passes(2, VOTES, name, "cuda", 400)
+    passes(2, (*VOTES, *ORDER), name, "cuda", 400)
 
 
 @pytest.mark.parametrize("name", STEPS)

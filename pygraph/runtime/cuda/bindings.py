@@ -13,7 +13,7 @@ from typing import Any
 
 from pygraph.errors import CaptureError
 
-__all__ = ["call", "load", "read_edges", "replace_edges", "succeeded"]
+__all__ = ["add_edges", "call", "load", "read_edges", "replace_edges", "succeeded"]
 
 _OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
@@ -58,19 +58,26 @@ def read_edges(graph: int) -> list[tuple[int, int, bytes]]:
 def replace_edges(graph: int, edges: Sequence[tuple[int, int]]) -> None:
     """Have each (earlier, later) of ``edges`` be the edges of a graph, of which the later node waits until the earlier
     one has completed. Raises CaptureError (``driver-error``)."""
-    library = ctypes.CDLL("libcuda.so.1")
     before = read_edges(graph)
-    steps: tuple[tuple[Any, list[tuple[int, int]], bytes | None], ...] = (
-        (library.cuGraphRemoveDependencies_v2, [edge[:2] for edge in before], b"".join(data for *_, data in before)),
-        (library.cuGraphAddDependencies_v2, list(edges), None),
-    )
-    for function, chosen, data in steps:
-        function.restype = ctypes.c_int
-        function.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_size_t]
-        array = ctypes.c_uint64 * len(chosen)
-        earlier, later = array(*(edge[0] for edge in chosen)), array(*(edge[1] for edge in chosen))
-        if chosen and function(graph, earlier, later, data, len(chosen)):
-            raise CaptureError("driver-error", f"{function.__name__} fails")
+    data = b"".join(data for *_, data in before)
+    _change_edges("cuGraphRemoveDependencies_v2", graph, [edge[:2] for edge in before], data)
+    add_edges(graph, edges)
+
+
+def add_edges(graph: int, edges: Sequence[tuple[int, int]]) -> None:
+    """Give a graph ``edges`` (earlier, later) that it does not have: the later node waits until the earlier one has
+    completed. Raises CaptureError (``driver-error``)."""
+    _change_edges("cuGraphAddDependencies_v2", graph, edges, None)
+
+
+def _change_edges(name: str, graph: int, edges: Sequence[tuple[int, int]], data: bytes | None) -> None:
+    function = getattr(ctypes.CDLL("libcuda.so.1"), name)
+    function.restype = ctypes.c_int
+    function.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_size_t]
+    array = ctypes.c_uint64 * len(edges)
+    earlier, later = array(*(edge[0] for edge in edges)), array(*(edge[1] for edge in edges))
+    if edges and function(graph, earlier, later, data, len(edges)):
+        raise CaptureError("driver-error", f"{name} fails")
 
 
 def succeeded(result: Any) -> bool:

@@ -1,0 +1,66 @@
+"""Events that NCCL records in a captured graph, of which the last record is enough::
+
+    reduce ─► record ─► reduce ─► record            reduce ─► reduce ─► record
+
+Behind each collective that is captured, NCCL records an event of its communicator. Collectives on other streams wait
+for it, as it was recorded last. Between two kernels such a node takes 7 µs (H200).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from pygraph.runtime.contract import Order
+from pygraph.runtime.cuda.bindings import add_edges, call, read_edges
+
+__all__ = ["drop_superseded", "superseded"]
+
+
+def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Any]) -> list[Any]:
+    """Take records that are superseded out of a graph, of which ``nodes`` are all, in the order of capture. Returns
+    those that are left. What was ordered by way of a record still is."""
+    kind = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_EVENT_RECORD
+    records = {
+        place: int(call(driver.cuGraphEventRecordNodeGetEvent, node))
+        for place, node in enumerate(nodes)
+        if call(driver.cuGraphNodeGetType, node) == kind
+    }
+    if len(records) < 2:
+        return list(nodes)
+    places = {int(node): place for place, node in enumerate(nodes)}
+    edges = [(places[earlier], places[later], any(data[:3])) for earlier, later, data in read_edges(graph)]
+    early = {(earlier, later) for earlier, later, less in edges if less}
+    kept = {place for edge in early for place in edge}
+    records = {place: event for place, event in records.items() if place not in kept}
+    dropped, instead = superseded(len(nodes), [edge[:2] for edge in edges if not edge[2]], records)
+    if early.intersection(instead):
+        return list(nodes)
+    for place in dropped:
+        call(driver.cuGraphDestroyNode, nodes[place])
+    add_edges(graph, [(int(nodes[earlier]), int(nodes[later])) for earlier, later in instead])
+    return [node for place, node in enumerate(nodes) if place not in dropped]
+
+
+def superseded(
+    count: int, edges: Collection[tuple[int, int]], records: Mapping[int, int]
+) -> tuple[set[int], list[tuple[int, int]]]:
+    """Those of ``records`` (the event, by node) behind which the same event is recorded again, and edges for what is
+    ordered by way of these alone. Nodes are numbered up to ``count``; ``edges`` are (earlier, later)."""
+    waits: list[set[int]] = [set() for _ in range(count)]
+    for earlier, later in edges:
+        waits[later].add(earlier)
+    before = Order.of(waits).before
+    dropped = {
+        record
+        for record, event in records.items()
+        if any(before[other] >> record & 1 for other, another in records.items() if another == event)
+    }
+    passed: list[set[int]] = []
+    for waited in waits:
+        passed.append(waited - dropped)
+        passed[-1].update(*(passed[record] for record in waited & dropped))
+    order = Order.of([set() if node in dropped else found for node, found in enumerate(passed)])
+    instead = [(earlier, later) for later in range(count) for earlier in order.edges[later]]
+    return dropped, [(earlier, later) for earlier, later in instead if earlier not in waits[later]]
