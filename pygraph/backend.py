@@ -65,6 +65,7 @@ def pygraph(
     """
     configure()
     compat.announce()
+    compat.mend_late_reads()
     settings = Settings.make(options)
     devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
     patches = _inductor_patches(mode, settings, devices)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ __all__ = [
     "inductor_timing",
     "keep_random_draws",
     "mend_gradients",
+    "mend_late_reads",
     "mend_loop_order",
     "missing_text",
     "owe",
@@ -163,6 +164,9 @@ NopKernelSchedulerNode = _find(
 )
 Scheduler = _find("torch._inductor.scheduler.Scheduler")
 SubgraphLowering = _find("torch._inductor.graph.SubgraphLowering")
+_LATE_READS = "what is read of a tensor may be its new value where an operator writes it in place behind that"
+_GraphLowering = _find("torch._inductor.graph.GraphLowering", cost=_LATE_READS)
+_TensorBox = _find("torch._inductor.ir.TensorBox", cost=_LATE_READS)
 decide_layout_opt = _find(
     "torch._inductor.graph.GraphLowering.decide_layout_opt",
     cost="training steps with convolutions are left to plain Inductor",
@@ -389,6 +393,39 @@ def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) 
         return build(_VariableBuilder(self.tx, source), value)
 
     _VariableBuilder.__call__ = call
+
+
+@functools.cache
+def mend_late_reads() -> None:
+    """Where an operator writes a tensor in place, have Inductor first compute what has read it and was put off. It does
+    so by itself but for foreach operators and those of other libraries: they are in its list by then, so that the late
+    reader finds the new value (2.11 to 2.13). Has an effect once."""
+    if absent(_GraphLowering) or absent(_TensorBox):
+        return
+    lower = _GraphLowering.call_function
+
+    def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        for tensor in _written_late(target, args, kwargs):
+            name = tensor.maybe_get_name()
+            if name is not None:
+                self.mark_buffer_mutated(name)
+        return lower(self, target, args, kwargs)
+
+    _GraphLowering.call_function = call_function
+
+
+def _written_late(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """The tensors that an operator writes, of those that ``mend_late_reads`` is about."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return
+    own = target.namespace in ("aten", "prims", "_c10d_functional")
+    if own and not target.name().startswith("aten::_foreach_"):
+        return
+    for number, argument in enumerate(target._schema.arguments):
+        value = args[number] if number < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            every = value if isinstance(value, (list, tuple)) else [value]
+            yield from (each for each in every if isinstance(each, _TensorBox))
 
 
 def mend_loop_order() -> None:

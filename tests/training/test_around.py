@@ -361,6 +361,27 @@ def test_a_step_agrees_with_eager(name: str) -> None:
     check(program, **expected)
 
 
+def scored(ours: Setup) -> Any:
+    """What is returned is computed behind the optimizer, from results of the model before."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        out = ours.model(x)
+        loss = functional.mse_loss(out, y)
+        loss.backward()
+        ours.optimizer.step()
+        ours.optimizer.zero_grad()
+        return loss.detach() * 2 + (out.detach() - y).abs().mean()
+
+    return step, nothing
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="Inductor writes in place by foreach operators on GPUs only")
+@pytest.mark.parametrize("optimizer", [sgd, adamw])
+@pytest.mark.usefixtures("fresh")
+def test_metrics_are_those_of_the_weights_before(optimizer: Any) -> None:
+    check(scored, optimizer=optimizer)
+
+
 @pytest.mark.sweep
 @pytest.mark.usefixtures("fresh")
 def test_gradients_are_accumulated_by_one_step_and_used_by_another() -> None:

@@ -24,7 +24,6 @@ from pygraph.runtime.contract import describe_outputs
 from pygraph.runtime.critical import only_capture
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas, with_unowned
 from pygraph.runtime.cuda.bindings import call, read_edges
-from pygraph.runtime.cuda.events import drop_superseded
 from pygraph.runtime.cuda.nodes import EventNode, Node, handles, read_nodes
 from pygraph.runtime.cuda.observe import EagerCalls, Observer, calls_operators, observing, with_calls, with_eager
 from pygraph.runtime.cuda.phases import phases_of
@@ -252,8 +251,6 @@ class _Attempt:
     def _read(self, graph: torch.cuda.CUDAGraph, returned: Sequence[Any]) -> Recording:
         device = self._device
         found = handles(device.driver, graph.raw_cuda_graph())
-        if self._collectives:
-            found = drop_superseded(device.driver, graph.raw_cuda_graph(), found)
         nodes, launches = read_nodes(device.driver, found, collectives=self._collectives)
         idle = [index for index, node in enumerate(nodes) if isinstance(node, EventNode)]
         phases = phases_of(read_edges(graph.raw_cuda_graph()), found, idle)

@@ -10,37 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
-from typing import Any
 
 from pygraph.runtime.contract import Order
 from pygraph.runtime.cuda.bindings import add_edges, call, read_edges
+from pygraph.runtime.cuda.nodes import EventNode, Node
 
 __all__ = ["drop_superseded", "superseded"]
 
 
-def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Any]) -> list[Any]:
-    """Take records that are superseded out of a graph, of which ``nodes`` are all, in the order of capture. Returns
-    those that are left. What was ordered by way of a record still is."""
-    kind = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_EVENT_RECORD
-    records = {
-        place: int(call(driver.cuGraphEventRecordNodeGetEvent, node))
-        for place, node in enumerate(nodes)
-        if call(driver.cuGraphNodeGetType, node) == kind
-    }
-    if len(records) < 2:
-        return list(nodes)
-    places = {int(node): place for place, node in enumerate(nodes)}
+def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Node | None]) -> list[Node | None]:
+    """Take superseded records out of a graph, of which ``nodes`` are all, by launch, and out of these. What was ordered
+    by way of a record still is."""
+    places = {node.handle: place for place, node in enumerate(nodes) if node is not None}
     edges = [(places[earlier], places[later], any(data[:3])) for earlier, later, data in read_edges(graph)]
     early = {(earlier, later) for earlier, later, less in edges if less}
     kept = {place for edge in early for place in edge}
-    records = {place: event for place, event in records.items() if place not in kept}
+    found = ((place, node) for place, node in enumerate(nodes) if isinstance(node, EventNode) and node.records)
+    records = {place: node.event for place, node in found if place not in kept}
     dropped, instead = superseded(len(nodes), [edge[:2] for edge in edges if not edge[2]], records)
     if early.intersection(instead):
         return list(nodes)
+    handles = {place: handle for handle, place in places.items()}
     for place in dropped:
-        call(driver.cuGraphDestroyNode, nodes[place])
-    add_edges(graph, [(int(nodes[earlier]), int(nodes[later])) for earlier, later in instead])
-    return [node for place, node in enumerate(nodes) if place not in dropped]
+        call(driver.cuGraphDestroyNode, driver.CUgraphNode(handles[place]))
+    add_edges(graph, [(handles[earlier], handles[later]) for earlier, later in instead])
+    return [None if place in dropped else node for place, node in enumerate(nodes)]
 
 
 def superseded(

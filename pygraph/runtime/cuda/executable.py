@@ -18,7 +18,8 @@ from pygraph.runtime.contract import Executable, GraphSegment, Order, Program, S
 from pygraph.runtime.cuda.addresses import ALIGNMENT
 from pygraph.runtime.cuda.bindings import call, read_edges, replace_edges
 from pygraph.runtime.cuda.capture import CudaCapture, DeviceCapture
-from pygraph.runtime.cuda.nodes import CopyNode, KernelNode, Node
+from pygraph.runtime.cuda.events import drop_superseded
+from pygraph.runtime.cuda.nodes import CopyNode, EventNode, KernelNode, Node
 from pygraph.runtime.dependences import check
 from pygraph.runtime.slots import AddressMap
 
@@ -41,6 +42,8 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
         _anchor_copies(device.driver, program, nodes)
+        if any(isinstance(node, EventNode) for node in nodes):
+            nodes = drop_superseded(device.driver, graph.raw_cuda_graph(), nodes)
         parts = split(device.driver, graph, nodes, segments, program.order)
         region = device.native.CudaRegion(graph, capture.device, capture.random)
         region.set_name(program.name)
@@ -131,7 +134,8 @@ def split(
     order: Order | None = None,
 ) -> list[Part]:
     """Cut ``graph`` at ``bounds`` (begin and end of each segment, by launch) and instantiate every part. ``nodes`` are
-    its nodes by launch; eager calls have none. Nodes wait for each other as captured, or as ``order`` says.
+    its nodes by launch: eager calls have none, nor have events that are left out. Nodes wait for each other as
+    captured, or as ``order`` says.
 
     Each part is a clone without the nodes of the others; torch's own graph becomes the first. What is instantiated
     here belongs to the caller.

@@ -194,8 +194,11 @@ class EmptyNode(Node):
 
 @dataclass(frozen=True, slots=True)
 class EventNode(EmptyNode):
-    """A node that records an event of a library's, or waits for it, as NCCL has a captured collective wait for those
-    before it on the same communicator."""
+    """A node that ``records`` an ``event`` of a library's, or waits for it, as NCCL has a captured collective wait for
+    those before it on the same communicator."""
+
+    event: int
+    records: bool
 
     @classmethod
     def read(cls, reader: Reader, index: int, handle: Any) -> tuple[EventNode, Launch]:
@@ -204,7 +207,7 @@ class EventNode(EmptyNode):
         get = reader.driver.cuGraphEventRecordNodeGetEvent if records else reader.driver.cuGraphEventWaitNodeGetEvent
         event = int(call(get, handle))
         name = "event record" if records else "event wait"
-        return cls(int(handle)), Launch(index, LaunchKind.OPERATOR, name, (), (event,), ())
+        return cls(int(handle), event, records), Launch(index, LaunchKind.OPERATOR, name, (), (event,), ())
 
 
 _KINDS: dict[str, type[Node]] = {

@@ -6,16 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cuda.bindings.driver import CUgraphNodeType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.runtime.cuda import events
 from pygraph.runtime.cuda.events import drop_superseded, superseded
+from pygraph.runtime.cuda.nodes import EmptyNode, EventNode, Node
 from tests.runtime.branches import Branched, branched, closure
 
 COMPLETE, PROGRAMMATIC = bytes(8), bytes((1, 0, 1, 0, 0, 0, 0, 0))
-RECORD, KERNEL = CUgraphNodeType.CU_GRAPH_NODE_TYPE_EVENT_RECORD, CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
 
 CHAIN = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)]
 """Reduce, record, a kernel, reduce, record: the kernel waits for the reduction before it, and not for the record."""
@@ -60,41 +59,43 @@ def test_all_else_is_ordered_as_before_and_the_last_record_comes_behind_all(
     assert dropped == followed
 
 
-class Graph:
-    """A captured graph of kernels and records of events, as the CUDA driver tells it."""
+def drop(
+    monkeypatch: pytest.MonkeyPatch, edges: dict[tuple[int, int], bytes], nodes: list[Node | None]
+) -> tuple[list[Node | None], list[int], list[tuple[int, int]]]:
+    """What is left of the ``nodes`` of a graph, which nodes it loses, and which edges it gets, by launch."""
+    handles = {place: node.handle for place, node in enumerate(nodes) if node is not None}
+    places = {handle: place for place, handle in handles.items()}
+    told = [(handles[a], handles[b], data) for (a, b), data in edges.items()]
+    destroyed: list[int] = []
+    added: list[tuple[int, int]] = []
 
-    CUgraphNodeType = CUgraphNodeType
-
-    def __init__(self, count: int, edges: dict[tuple[int, int], bytes], records: dict[int, int]) -> None:
-        self.nodes = [100 + place for place in range(count)]
-        self.edges, self.records = edges, records
-        self.destroyed: list[int] = []
-        self.added: list[tuple[int, int]] = []
-
-    def cuGraphNodeGetType(self, node: int) -> tuple[Any, ...]:
-        return 0, RECORD if node - 100 in self.records else KERNEL
-
-    def cuGraphEventRecordNodeGetEvent(self, node: int) -> tuple[Any, ...]:
-        return 0, self.records[node - 100]
-
-    def cuGraphDestroyNode(self, node: int) -> tuple[Any, ...]:
-        self.destroyed.append(node - 100)
+    def destroy(node: int) -> tuple[Any, ...]:
+        destroyed.append(places[node])
         return (0,)
 
-    def drop(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        told = [(100 + a, 100 + b, data) for (a, b), data in self.edges.items()]
-        monkeypatch.setattr(events, "read_edges", lambda graph: told if graph == 5 else [])
-        monkeypatch.setattr(events, "add_edges", lambda graph, edges: self.added.extend(edges))
-        facts: Any = SimpleNamespace(
-            **{name: getattr(self, name) for name in dir(self) if name.startswith(("cu", "CU"))}
-        )
-        return [node - 100 for node in drop_superseded(facts, 5, self.nodes)]
+    monkeypatch.setattr(events, "read_edges", lambda graph: told if graph == 5 else [])
+    monkeypatch.setattr(events, "add_edges", lambda graph, new: added.extend((places[a], places[b]) for a, b in new))
+    driver: Any = SimpleNamespace(CUgraphNode=int, cuGraphDestroyNode=destroy)
+    return drop_superseded(driver, 5, nodes), destroyed, added
+
+
+KERNELS: list[Node | None] = [
+    EmptyNode(100),
+    EventNode(101, 7, records=True),
+    EmptyNode(102),
+    EventNode(103, 7, records=True),
+]
 
 
 def test_the_graph_loses_superseded_records_and_gets_the_edges_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = Graph(4, dict.fromkeys([(0, 1), (1, 2), (2, 3)], COMPLETE), {1: 7, 3: 7})
-    assert graph.drop(monkeypatch) == [0, 2, 3]
-    assert (graph.destroyed, graph.added) == ([1], [(100, 102)])
+    chain = dict.fromkeys([(0, 1), (1, 2), (2, 3)], COMPLETE)
+    first, _, second, last = KERNELS
+    assert drop(monkeypatch, chain, KERNELS) == ([first, None, second, last], [1], [(0, 2)])
+
+
+def test_a_wait_and_an_eager_call_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes: list[Node | None] = [EventNode(100, 7, records=False), EmptyNode(101), None, EventNode(102, 7, records=True)]
+    assert drop(monkeypatch, dict.fromkeys([(0, 1), (1, 3)], COMPLETE), nodes) == (nodes, [], [])
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,4 @@ def test_the_graph_loses_superseded_records_and_gets_the_edges_instead(monkeypat
 def test_a_kernel_that_may_start_early_keeps_the_records_about_it(
     edges: dict[tuple[int, int], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = Graph(4, edges, {1: 7, 3: 7})
-    assert graph.drop(monkeypatch) == [0, 1, 2, 3]
-    assert (graph.destroyed, graph.added) == ([], [])
+    assert drop(monkeypatch, edges, KERNELS) == (KERNELS, [], [])
