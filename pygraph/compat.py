@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -166,7 +166,7 @@ Scheduler = _find("torch._inductor.scheduler.Scheduler")
 SubgraphLowering = _find("torch._inductor.graph.SubgraphLowering")
 _LATE_READS = "what is read of a tensor may be its new value where an operator writes it in place behind that"
 _GraphLowering = _find("torch._inductor.graph.GraphLowering", cost=_LATE_READS)
-_TensorBox = _find("torch._inductor.ir.TensorBox", cost=_LATE_READS)
+_MutationOutput = _find("torch._inductor.ir.MutationOutput", cost=_LATE_READS)
 decide_layout_opt = _find(
     "torch._inductor.graph.GraphLowering.decide_layout_opt",
     cost="training steps with convolutions are left to plain Inductor",
@@ -397,35 +397,44 @@ def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) 
 
 @functools.cache
 def mend_late_reads() -> None:
-    """Where an operator writes a tensor in place, have Inductor first compute what has read it and was put off. It does
-    so by itself but for foreach operators and those of other libraries: they are in its list by then, so that the late
-    reader finds the new value (2.11 to 2.13). Has an effect once."""
-    if absent(_GraphLowering) or absent(_TensorBox):
+    """Where an operator writes a tensor in place, have Inductor first compute what has read it and was put off. For
+    foreach operators, those of other libraries and those that hold graphs it does so once the write is in its list, so
+    that the late reader finds the new value (2.11 to 2.13). Has an effect once."""
+    if absent(_GraphLowering) or absent(_MutationOutput):
         return
-    lower = _GraphLowering.call_function
+    lower, init = _GraphLowering.call_function, _MutationOutput.__init__
 
     def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        for tensor in _written_late(target, args, kwargs):
-            name = tensor.maybe_get_name()
-            if name is not None:
+        foreach = isinstance(target, torch._ops.OpOverload) and target.name().startswith("aten::_foreach_")
+        if foreach and target._schema.is_mutable:
+            for name in filter(None, (tensor.maybe_get_name() for tensor in args[0])):
                 self.mark_buffer_mutated(name)
         return lower(self, target, args, kwargs)
 
+    def read_before(self: Any, layout: Any, written: Any, operation: Any) -> None:
+        graph = inductor_virtualized.graph
+        listed = len(graph.operations)
+        init(self, layout, written, operation)
+        for name in _views(graph, written.get_name()):
+            for reader in graph.name_to_users.get(name, ()):
+                reader.realize()
+        late = graph.operations[listed:]
+        place = next((place for place, each in enumerate(graph.operations[:listed]) if each is operation), listed)
+        del graph.operations[listed:]
+        graph.operations[place:place] = late
+
     _GraphLowering.call_function = call_function
+    _MutationOutput.__init__ = read_before
 
 
-def _written_late(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """The tensors that an operator writes, of those that ``mend_late_reads`` is about."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return
-    own = target.namespace in ("aten", "prims", "_c10d_functional")
-    if own and not target.name().startswith("aten::_foreach_"):
-        return
-    for number, argument in enumerate(target._schema.arguments):
-        value = args[number] if number < len(args) else kwargs.get(argument.name)
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            every = value if isinstance(value, (list, tuple)) else [value]
-            yield from (each for each in every if isinstance(each, _TensorBox))
+def _views(graph: Any, name: str) -> list[str]:
+    """The buffers of a graph of Inductor's that an operator has made as views of another one, or of these."""
+    found = [name]
+    for operation in graph.operations:
+        for output in operation.get_outputs():
+            if not frozenset(output.get_inputs_that_alias_output()).isdisjoint(found):
+                found.append(output.get_name())
+    return found[1:]
 
 
 def mend_loop_order() -> None:

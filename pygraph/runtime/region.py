@@ -388,9 +388,8 @@ class Region:
     def _due(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
         try:
-            decides = not self._options.verify_always
             alone = not several_ranks()  # uncaptured or not, each would decide by itself
-            measures = self._options.measure and decides and alone and not variant.decided
+            measures = self._options.measure and not self._options.verify_always and alone and not variant.decided
             path = kept_path(self._fn, args, self._options.cache_dir) if measures else None
             decision = None if path is None else read(path)
             if decision is not None:
@@ -398,7 +397,7 @@ class Region:
                 self._decide(variant, decision)
                 if variant.off:
                     return self._uncaptured(args)
-            return self._capture(variant, args, measures and decision is None, path, decides)
+            return self._capture(variant, args, measures and decision is None, path)
         finally:
             invalidate_all()
             self.record.contests = self._variants.contests
@@ -422,9 +421,7 @@ class Region:
             self.record.state = State.WARM
         return outputs
 
-    def _capture(
-        self, variant: Variant, args: list[Any], measures: bool, path: Path | None, decides: bool
-    ) -> Sequence[Any]:
+    def _capture(self, variant: Variant, args: list[Any], measures: bool, path: Path | None) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
         concurrent = variant.concurrent or self._options.order == "dependences"
         made = self._try_capture(args, "dependences" if concurrent else "program")
@@ -436,7 +433,7 @@ class Region:
         variant.like = sensitive, signature(args, sensitive)
         if measures:
             variant.measurement = Measurement(self._driver, args, self._clock, path)
-        contests = self._contests(variant, made.program) and decides
+        contests = self._contests(variant, made.program)
         kept = self._kept_order(args) if contests else None
         known = None if kept is None else read(kept)
         verdict = self._compare(variant, made, args)
@@ -476,12 +473,18 @@ class Region:
         """Whether another order of launches is to be tried for ``variant``."""
         if not self._driver.parallel or self._options.order == "program":
             return False
-        if self._options.collectives == "captured" and collectives_of(program) is not None:
-            return False  # ranks may agree to replay them captured, in the program's order
         path, launches = longest_path(program), len(program.recording.launches)
         self.record.longest_path = path
-        untried = self._options.order == "measured" and not variant.contested
-        return untried and program.order is None and path < _WORTH_TRYING * launches
+        if self._options.order != "measured" or self._options.verify_always or variant.contested:
+            return False
+        if self._may_vote() and collectives_of(program) is not None:
+            return False  # ranks may agree to replay them captured, in the program's order
+        return program.order is None and path < _WORTH_TRYING * launches
+
+    def _may_vote(self) -> bool:
+        """Whether ranks may vote on the collectives of what is being captured, now or later."""
+        open_to_votes = self.record.captures == 0 or self._ballot is not None
+        return self._options.collectives == "captured" and not self._options.verify_always and open_to_votes
 
     def _tries_orders(self, variant: Variant) -> bool:
         """Whether another order may be tried for ``variant`` now. Where the last few sizes kept that of the program,
@@ -677,7 +680,7 @@ class Region:
                 self._refuse(variant, refusal)
             return
         self._slots = made.table
-        if self._options.collectives == "captured" and not self._options.verify_always:
+        if self._may_vote():
             self._open_ballot(variant, made.program)
         self._prefer(variant)
         record = self.record

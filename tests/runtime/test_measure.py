@@ -902,17 +902,27 @@ def test_one_of_several_ranks_times_the_order_of_launches(group: Callable[[int],
 
 
 @pytest.mark.parametrize(
-    ("collectives", "found", "contests"), [("captured", True, 0), ("captured", False, 1), ("eager", True, 1)]
+    ("collectives", "found", "contests"),
+    [("captured", True, [0, 0, 1]), ("captured", False, [1, 2, 3]), ("eager", True, [1, 2, 3])],
 )
 def test_ranks_that_may_capture_collectives_keep_the_order_of_the_program(
-    monkeypatch: pytest.MonkeyPatch, collectives: str, found: bool, contests: int
+    monkeypatch: pytest.MonkeyPatch, collectives: str, found: bool, contests: list[int]
 ) -> None:
-    """A replay in another order would call collectives that the other ranks have captured."""
+    """A replay in another order would call collectives that the other ranks have captured. Once votes are over, none
+    is captured any more."""
+    ballot = Mock()
+    ballot.due.return_value = False
     monkeypatch.setattr(region_module, "collectives_of", lambda program: ("group", "sent") if found else None)
-    monkeypatch.setattr(region_module, "open_ballot", lambda name, group: None)
+    monkeypatch.setattr(region_module, "open_ballot", lambda name, group: ballot)
     region, _ = make(driver=Parallel(), order="measured", measure=False, collectives=collectives)
-    call(region, 2)
-    assert region.record.contests == contests
+    seen = []
+    for size in (2, 3, 4):
+        if size == 4:
+            region._ballot = None
+        call(region, 2, size)
+        seen.append(region.record.contests)
+    assert seen == contests
+    assert region.record.longest_path == 1
 
 
 def test_a_group_that_begins_meanwhile_ends_on_replays(group: Callable[[int], None], tmp_path: Path) -> None:

@@ -20,13 +20,17 @@ __all__ = ["drop_superseded", "superseded"]
 
 def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Node | None]) -> list[Node | None]:
     """Take superseded records out of a graph, of which ``nodes`` are all, by launch, and out of these. What was ordered
-    by way of a record still is."""
+    by way of a record still is. NCCL waits for an event in a graph before it records it there: all records of one that
+    is waited for later stay."""
     places = {node.handle: place for place, node in enumerate(nodes) if node is not None}
     edges = [(places[earlier], places[later], any(data[:3])) for earlier, later, data in read_edges(graph)]
     early = {(earlier, later) for earlier, later, less in edges if less}
     kept = {place for edge in early for place in edge}
-    found = ((place, node) for place, node in enumerate(nodes) if isinstance(node, EventNode) and node.records)
-    records = {place: node.event for place, node in found if place not in kept}
+    found = [(place, node) for place, node in enumerate(nodes) if isinstance(node, EventNode)]
+    first = {node.event: place for place, node in reversed(found) if node.records}
+    late = {node.event for place, node in found if not node.records and place > first.get(node.event, place)}
+    records = {place: node.event for place, node in found if node.records and place not in kept}
+    records = {place: event for place, event in records.items() if event not in late}
     dropped, instead = superseded(len(nodes), [edge[:2] for edge in edges if not edge[2]], records)
     if early.intersection(instead):
         return list(nodes)

@@ -42,7 +42,7 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
         _anchor_copies(device.driver, program, nodes)
-        if any(isinstance(node, EventNode) for node in nodes):
+        if program.order is None and any(isinstance(node, EventNode) for node in nodes):
             nodes = drop_superseded(device.driver, graph.raw_cuda_graph(), nodes)
         parts = split(device.driver, graph, nodes, segments, program.order)
         region = device.native.CudaRegion(graph, capture.device, capture.random)

@@ -93,6 +93,14 @@ def test_the_graph_loses_superseded_records_and_gets_the_edges_instead(monkeypat
     assert drop(monkeypatch, chain, KERNELS) == ([first, None, second, last], [1], [(0, 2)])
 
 
+def test_a_record_that_the_graph_waits_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    record, wait, last = (EventNode(100 + n, 7, records=n != 1) for n in range(3))
+    chain = dict.fromkeys([(0, 1), (1, 2)], COMPLETE)
+    assert drop(monkeypatch, chain, [record, wait, last]) == ([record, wait, last], [], [])
+    other = EventNode(101, 8, records=False)
+    assert drop(monkeypatch, chain, [record, other, last]) == ([None, other, last], [0], [])
+
+
 def test_a_wait_and_an_eager_call_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes: list[Node | None] = [EventNode(100, 7, records=False), EmptyNode(101), None, EventNode(102, 7, records=True)]
     assert drop(monkeypatch, dict.fromkeys([(0, 1), (1, 3)], COMPLETE), nodes) == (nodes, [], [])
