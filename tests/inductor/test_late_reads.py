@@ -3,18 +3,15 @@ computes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
-from unittest import mock
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 from torch._inductor import config
-from torch._inductor.codegen.common import BackendFeature
-from torch._inductor.graph import GraphLowering
 
 import pygraph
+from tests.training.steps import foreach_in_place
 
 
 @torch.library.custom_op("pygraph_late::add_", mutates_args=("x",))
@@ -69,23 +66,7 @@ def test_an_operator_writes_behind_what_was_read_before(program: Callable[..., t
             torch.testing.assert_close(given, expected)
 
 
-@pytest.fixture
-def in_place() -> Iterator[None]:
-    """Inductor writes in place by foreach operators, as on a GPU. There, it makes one kernel of each."""
-    real = GraphLowering.has_feature
-
-    def has_feature(self: Any, device: Any, feature: BackendFeature) -> bool:
-        return feature is BackendFeature.FOREACH or real(self, device, feature)
-
-    with (
-        mock.patch.object(GraphLowering, "has_feature", has_feature),
-        mock.patch.object(GraphLowering, "register_operation_list"),
-        config.patch(force_disable_caches=True),
-    ):
-        yield
-
-
-@pytest.mark.usefixtures("fresh", "in_place")
+@pytest.mark.usefixtures("fresh")
 def test_metrics_that_are_computed_behind_the_optimizer_have_the_old_weights() -> None:
     def make() -> tuple[nn.ParameterList, Callable[[torch.Tensor], torch.Tensor]]:
         weights = nn.ParameterList([torch.arange(8.0) / 8, torch.ones(8)])
@@ -103,7 +84,8 @@ def test_metrics_that_are_computed_behind_the_optimizer_have_the_old_weights() -
 
     (ours, step), (theirs, expected) = make(), make()
     step = pygraph.train_step(step, fullgraph=True)
-    for call in range(4):
-        x = torch.arange(8.0) - call
-        torch.testing.assert_close(step(x), expected(x))
-        torch.testing.assert_close(list(ours), list(theirs))
+    with foreach_in_place(), config.patch(force_disable_caches=True):
+        for call in range(4):
+            x = torch.arange(8.0) - call
+            torch.testing.assert_close(step(x), expected(x))
+            torch.testing.assert_close(list(ours), list(theirs))

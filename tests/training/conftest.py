@@ -7,6 +7,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.training.steps import foreach_in_place
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu() -> Iterator[None]:
+    """Optimizers write weights in place."""
+    with foreach_in_place():
+        yield
+
 
 @pytest.fixture
 def one_thread(fresh: None) -> Iterator[None]:

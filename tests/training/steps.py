@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
+from torch._inductor.codegen.common import BackendFeature
+from torch._inductor.graph import GraphLowering
 
 import pygraph
 
@@ -14,6 +18,25 @@ FEATURES, WIDTH, CLASSES, BATCH = 8, 16, 4, 6
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Where all of these steps run."""
+
+
+@contextmanager
+def foreach_in_place() -> Iterator[None]:
+    """Inductor writes in place by foreach operators on the CPU, too. On a GPU it makes one kernel of each besides."""
+    has, register = GraphLowering.has_feature, GraphLowering.register_operation_list
+
+    def has_feature(self: Any, device: Any, feature: BackendFeature) -> bool:
+        return feature is BackendFeature.FOREACH or has(self, device, feature)
+
+    def register_operation_list(self: Any, names: list[str]) -> str:
+        return "" if self.name_to_op[names[0]].get_device().type == "cpu" else register(self, names)
+
+    with (
+        mock.patch.object(GraphLowering, "has_feature", has_feature),
+        mock.patch.object(GraphLowering, "register_operation_list", register_operation_list),
+        torch.compiler.config.patch(cache_key_tag="foreach_in_place"),
+    ):
+        yield
 
 
 class Setup:
