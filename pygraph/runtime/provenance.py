@@ -21,7 +21,7 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.runtime.recording import UNKNOWN, Launch, Origin
 
-__all__ = ["Refusal", "blame", "here", "is_out_of_memory", "merged", "ran", "reset_blame", "tracing"]
+__all__ = ["Refusal", "blame", "blaming", "here", "is_out_of_memory", "merged", "ran", "reset_blame", "tracing"]
 
 
 class _Trace(threading.local):
@@ -61,6 +61,16 @@ def blame(name: str, origin: Origin | None = None) -> None:
     """Note that the capture under way fails in the call ``name``: the first one to be blamed since ``reset_blame``."""
     if _trace.failure is None:
         _trace.failure = (name, here() if origin is None else origin)
+
+
+@contextlib.contextmanager
+def blaming(name: str, blame: Callable[[str], None] = blame) -> Iterator[None]:
+    """Blame the call ``name`` for whatever the block raises: operators and kernels raise anything."""
+    try:
+        yield
+    except Exception:
+        blame(name)
+        raise
 
 
 def ran(name: str) -> None:

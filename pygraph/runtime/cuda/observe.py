@@ -27,7 +27,7 @@ from pygraph.runtime.calls import OperatorCall, tensors_in
 from pygraph.runtime.cuda.nodes import Node
 from pygraph.runtime.eager import RecordedCall, is_eager
 from pygraph.runtime.nondeterminism import nondeterministic_kernels, nondeterministic_operator
-from pygraph.runtime.provenance import blame, here, ran
+from pygraph.runtime.provenance import blame, blaming, here, ran
 from pygraph.runtime.recording import (
     COLLECTIVES,
     FUNCTIONAL_COLLECTIVES,
@@ -193,11 +193,8 @@ class Observer:
             raise CaptureError("capture-failed", f"code before {name} broke the capture of the stream")
         begin = self.nodes()
         wipe_stack()
-        try:
+        with blaming(name, self.fail):
             result = run()
-        except Exception:
-            self.fail(name)
-            raise
         if not self.intact():
             self.fail(name)
             raise CaptureError("capture-failed", f"{name} broke the capture of the stream")
@@ -220,7 +217,7 @@ class Observer:
         if not self.intact():
             raise CaptureError("capture-failed", f"code before {name} broke the capture of the stream")
         begin = self.nodes()
-        try:
+        with blaming(name, self.fail):
             for _, value in call.operands():
                 _refuse_host(call.op, value)
             for tensor in call.tensors():
@@ -228,9 +225,6 @@ class Observer:
                     raise CaptureError("unsupported-tensor", f"{name} is given {type(tensor).__name__}, or a lazy view")
             made = calls.record(call)
             signature = call.signature()
-        except Exception:
-            self.fail(name)
-            raise
         given = [tensor.data_ptr() if tensor.numel() else 0 for tensor in made.operands]
         returned = [tensor.data_ptr() if tensor.numel() else 0 for tensor in made.results]
         reads = [word for word, written in zip(given, made.written, strict=True) if not written]

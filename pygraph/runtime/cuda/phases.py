@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from pygraph.errors import CaptureError
 
-__all__ = ["phases", "phases_of"]
+__all__ = ["Edge", "phases", "phases_of", "without"]
 
 Edge: TypeAlias = tuple[int, int, bytes]
 """The earlier node, the later one, and data of the edge: port, port and type."""
@@ -37,7 +37,7 @@ def phases_of(edges: Collection[Edge], nodes: Sequence[Any], idle: Collection[in
     nothing. Raises CaptureError (``unordered-nodes``) when nodes are not listed in an order that their edges allow.
     """
     if idle:
-        return _spread(phases_of(*_without(edges, nodes, idle)), len(nodes), idle)
+        return _spread(phases_of(*without(edges, nodes, idle)), len(nodes), idle)
     place = {int(handle): index for index, handle in enumerate(nodes)}
     _between(place, edges)
     complete = _between(place, [edge for edge in edges if edge[2][:3] == _COMPLETE])
@@ -46,8 +46,8 @@ def phases_of(edges: Collection[Edge], nodes: Sequence[Any], idle: Collection[in
     return phases(len(place), complete | early, apart)
 
 
-def _without(edges: Collection[Edge], nodes: Sequence[Any], idle: Collection[int]) -> tuple[list[Edge], list[Any]]:
-    """The other nodes, and edges in the place of paths by way of an idle one."""
+def without(edges: Collection[Edge], nodes: Sequence[Any], idle: Collection[int]) -> tuple[list[Edge], list[Any]]:
+    """The other nodes, and edges in the place of paths by way of those at the places ``idle``."""
     left = list(edges)
     for handle in (int(nodes[index]) for index in idle):
         to = [edge for edge in left if edge[1] == handle]

@@ -21,7 +21,7 @@ from pygraph.runtime.critical import only_capture
 from pygraph.runtime.host.kernels import find_kernel, is_native_function
 from pygraph.runtime.host.operators import RecordOperators
 from pygraph.runtime.host.recorder import Arena, Recorder
-from pygraph.runtime.provenance import blame, is_out_of_memory, reset_blame
+from pygraph.runtime.provenance import blaming, is_out_of_memory, reset_blame
 from pygraph.runtime.recording import AllocationKind, Output, OutputKind, Recording
 from pygraph.runtime.tensors import extent, module_constants, rebound
 
@@ -98,11 +98,8 @@ def _recorded(recorder: Recorder, source: str, name: str, value: Any) -> Any:
         return value
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with blaming(name):
             return function(*args, **kwargs)
-        except Exception:
-            blame(name)
-            raise
 
     return run
 

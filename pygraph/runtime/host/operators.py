@@ -17,7 +17,7 @@ from pygraph.runtime.calls import OperatorCall, check_call, fake_results, leaves
 from pygraph.runtime.eager import base_of, is_eager, record_call
 from pygraph.runtime.host.recorder import Operand, Recorder
 from pygraph.runtime.nondeterminism import nondeterministic_operator
-from pygraph.runtime.provenance import blame
+from pygraph.runtime.provenance import blaming
 from pygraph.runtime.recording import COLLECTIVES, DRAWS_IF_CALLED, AllocationKind, is_written
 
 __all__ = ["RecordOperators"]
@@ -58,7 +58,7 @@ class RecordOperators(TorchDispatchMode):
             if defined(DispatchKey.CompositeImplicitAutograd) and not defined(DispatchKey.CPU):
                 with self:
                     return func.decompose(*call.args, **call.kwargs)
-        try:
+        with blaming(str(func)):
             if not isinstance(func, OpOverload):
                 raise CaptureError("unsupported-operator", str(func))
             if _is_eager(self._recorder, func):
@@ -70,9 +70,6 @@ class RecordOperators(TorchDispatchMode):
             if call.name in _EMPTY:
                 return _allocate(self._recorder, call, results[0])
             return _record(self._recorder, call, results)
-        except Exception:
-            blame(str(func))
-            raise
 
 
 # -- what cannot be recorded --------------------------------------------------------------------------------------
