@@ -75,7 +75,7 @@ _UNDECLARED_WRITES = {
 }
 """Arguments that operators write though their schemas do not say so."""
 
-_COLLECTIVE_KERNELS = ("ncclDevKernel", "ncclKernel", "nvshmem")
+_COLLECTIVE_KERNELS = ("ncclDevKernel", "ncclKernel", "ncclSym", "nvshmem")
 """Parts of the names of kernels that do, which libraries may launch without any operator."""
 
 

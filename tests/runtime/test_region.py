@@ -268,6 +268,7 @@ def test_a_comparison_that_raises_leaves_other_captures_in_use(monkeypatch: pyte
         "_c10d_functional.all_reduce.default",
         "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
         "_Z40ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE",
+        "ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_bf16",
         "_Z28nvshmemi_transfer_put_signalPv",
     ],
 )
