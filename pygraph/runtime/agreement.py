@@ -80,12 +80,11 @@ class Ballot:
 
     def place(self, call: int) -> str:
         """Where this rank is in its program. Ranks that are at the same place pair their collectives alike: it has the
-        number of the call, that of all regions' calls, and that of the group's collectives, until captured ones, which
-        a group does not count, are replayed."""
+        number of the call, that of all regions' calls, and that of the group's collectives, but for those that were
+        captured, which a group does not count when they are replayed."""
         calls = counts["replays"] + counts["uncaptured"]
         group = resolve_process_group(self.group)
-        sent = None if group in _joined else _sent(group) - _captured.get(group, 0)
-        return f"{call} {calls} {sent}"
+        return f"{call} {calls} {_sent(group) - _captured.get(group, 0)}"
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:

@@ -59,6 +59,8 @@ _CONTESTS = 3
 _WORTH_TRYING = 0.95
 """Part of the launches that the longest path has at most, for another order to be tried."""
 
+_AGREED = "collectives are captured, as all ranks agreed"
+
 _ONE_CALLS_FAULT = (
     "argument-misaligned",
     "capture-busy",
@@ -561,8 +563,8 @@ class Region:
                 return None
             finally:
                 ballot.held += 1
-                if ballot.over:
-                    self._ballot = None
+                if ballot.over and self._ballot is not None:
+                    self._end_votes("ranks did not agree to capture them")
 
     def _capture_joint(self, ballot: Ballot, args: list[Any]) -> Captured | None:
         """A capture with collectives, if nothing but these would have to be called."""
@@ -622,13 +624,17 @@ class Region:
             return
         called.close()
         self._tell(made.program)
-        self.record.notes.append("collectives are captured, as all ranks agreed")
+        self.record.notes.append(_AGREED)
 
     def _said(self, outcome: Outcome) -> None:
         """What ranks decided at a vote. After a rank that said nothing, nobody is asked again."""
         if outcome is Outcome.LATE:
-            self._ballot = None
-            self.record.notes.append("collectives are called by each replay: a rank did not vote on capturing them")
+            self._end_votes("a rank did not vote on capturing them")
+
+    def _end_votes(self, why: str) -> None:
+        self._ballot = None
+        if _AGREED not in self.record.notes:
+            self.record.notes.append(f"collectives are called by each replay: {why}")
 
     def _try_capture(self, args: list[Any], order: str) -> Captured | Refusal:
         """A capture, in which operators that fail are eager calls, one after the other."""
