@@ -17,6 +17,7 @@ from tests.distributed.processes import ENVIRONMENT
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "distributed.py"
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_a_workload_of_two_processes() -> None:
     HostDriver()  # built here, if it has to be: until then nothing is captured

@@ -349,3 +349,35 @@ def each_rank_has_an_order_of_its_own(rank: Rank) -> None:
     captured(CALLS - 2)
     (record,) = regions()
     assert bool(record.timeline) == (rank.number == 0)
+
+
+@check
+def calls_in_a_row_keep_their_bits(rank: Rank) -> None:
+    """Launches run side by side between collectives, and nobody waits in between: a missing wait would show sooner or
+    later. Numbers are whole and small, so that sums are exact in any order."""
+    wide, depth, count = (512, 8, 400) if rank.device == "cuda" else (16, 2, 20)
+
+    def numbers(rows: int, below: int, seed: int) -> torch.Tensor:
+        drawn = torch.randint(below, (rows, wide), generator=torch.Generator().manual_seed(seed))
+        return drawn.float().to(rank.device)
+
+    weights = [[numbers(wide, 3, 4 * layer + each) for each in range(4)] for layer in range(depth)]
+
+    def layers(x: torch.Tensor, kept: list[torch.Tensor]) -> torch.Tensor:
+        for (query, key, value, out), cache in zip(weights, kept, strict=True):
+            a, b, c = (x @ query) % 5, (x @ key) % 3, (x @ value) % 4
+            cache.add_(b).remainder_(7)
+            y = functional.all_reduce(((a * cache + c) @ out) % 6, "sum", group())
+            x = (x + y) % 5
+        return x
+
+    def results(fn: Any) -> list[torch.Tensor]:
+        """Of all calls, and what these left behind."""
+        kept = [numbers(8, 7, 100 + layer) for layer in range(depth)]
+        return [*(fn(x, kept).clone() for x in xs), *kept]
+
+    xs = [numbers(8, 5, 1000 + call) for call in range(count)]
+    expected, found = results(layers), results(compiled(layers, order="dependences"))
+    assert [n for n, pair in enumerate(zip(expected, found, strict=True)) if not torch.equal(*pair)] == []
+    captured(count - 2)
+    assert regions()[-1].timeline

@@ -10,7 +10,7 @@ from tests.distributed.checks import CHECKS, HOST_ONLY, passes
 from tests.test_ranks import check
 
 VOTES = tuple(name for name, run in CHECKS.items() if run.__module__ == votes.__name__ and name not in HOST_ONLY)
-ORDER = ("each_rank_has_an_order_of_its_own",)
+ORDER = ("each_rank_has_an_order_of_its_own", "calls_in_a_row_keep_their_bits")
 STEPS = tuple(name for name, run in CHECKS.items() if run.__module__ == steps.__name__)
 
 
