@@ -60,6 +60,7 @@ _WORTH_TRYING = 0.95
 """Part of the launches that the longest path has at most, for another order to be tried."""
 
 _AGREED = "collectives are captured, as all ranks agreed"
+"""What is noted of a region once votes have ended so."""
 
 _ONE_CALLS_FAULT = (
     "argument-misaligned",
