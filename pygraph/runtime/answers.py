@@ -148,7 +148,7 @@ class Answers:
     def repeating(self) -> Iterator[None]:
         """An uncaptured run that calls none of them: each gives what it gave before."""
         self._begin()
-        with _Mode(self, answering=False) if self._calls else contextlib.nullcontext():
+        with _Mode(self, answering=False):
             yield
 
     def replaying(self) -> Answer:

@@ -5,7 +5,7 @@
     3. hold the outcomes against each other
 
 Where a replay calls operators, 2. comes before 1., which is given what they did there: none is called twice. Where all
-ranks of a process group compare ``together``, collectives are sent by both, and by no run besides.
+ranks of a process group compare ``together``, each run sends collectives, and all ranks make the same runs.
 
 The caller's tensors see exactly one run, random state advances once, and the call is answered, whatever is found.
 Outcomes are compared by structure and by bits. Where bits differ only in results that a non-deterministic launch
@@ -30,9 +30,12 @@ from pygraph.runtime.provenance import Refusal, is_out_of_memory
 from pygraph.runtime.recording import AllocationKind
 from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, same_bytes, span, take
 
-__all__ = ["Verdict", "compare", "observe", "verify"]
+__all__ = ["IN_STEP", "Verdict", "compare", "observe", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
+
+IN_STEP = ("comparison-failed", "random-state", "stateful-operator")
+"""Refusals of a replay that sent what it had to."""
 
 _WRONG = ("comparison-failed", "replay-raised")
 """Refusals that a launch of the replay may be to blame for."""
@@ -58,13 +61,13 @@ def compare(
     answer: Function | None = None,
     *,
     tolerant: bool = False,
-    together: Callable[[bool], bool] | None = None,
+    together: Callable[[str | None], bool] | None = None,
 ) -> Verdict:
     """Replay on copies of ``args``, then run ``answer`` (``fn``, unless it is given) on ``args`` themselves, and hold
     one against the other. ``fn`` is what further runs on copies do. ``tolerant``: the program was accepted within a
     tolerance before, so that results on which uncaptured runs happen to agree this time have one, too. ``together`` is
-    asked once there are copies (True), or cannot be, and says whether all ranks replay now: if they do not, none does
-    (``ranks-differ``). Then a replay that differs in any bit is refused.
+    told once there are copies which runs this rank is to make (None if there cannot be any), and says whether all ranks
+    make them now: if they do not, none replays (``ranks-differ``).
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
     refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
@@ -109,7 +112,7 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
         if is_out_of_memory(error):
             return Refusal.of(error)
         first = _raised(error, trial)
-    if isinstance(first, Refusal):
+    if isinstance(first, Refusal) and (trial is None or not trial.goes_on(first)):
         refusal = first if trial is None else trial.explained(first)
         return Verdict(answer(list(args)), refusal)
     assert trial is not None
@@ -120,7 +123,7 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
     try:
         with scratch():
             first = first or trial.replay_prepared()
-            verdict = Verdict(outputs, first) if isinstance(first, Refusal) else trial.judge(first, outputs)
+            verdict = trial.judge(first, outputs)
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
@@ -141,7 +144,8 @@ def _raised(error: Exception, trial: _Trial | None) -> Refusal:
 
 class _Trial:
     """One comparison: the memory involved, and the runs made on it. ``over_budget`` says that copies have no room.
-    ``replaying``: a replay has begun and not ended, or raised."""
+    ``replaying``: a replay has begun and not ended, or raised. ``in_rounds``: all ranks make all runs that may be
+    needed, whatever each has found by then."""
 
     def __init__(
         self,
@@ -151,7 +155,7 @@ class _Trial:
         args: list[Any],
         program: Program,
         tolerant: bool,
-        together: Callable[[bool], bool] | None,
+        together: Callable[[str | None], bool] | None,
     ) -> None:
         self.fn, self.driver, self.executable, self.args, self.program = fn, driver, executable, args, program
         self.tolerant, self.together = tolerant, together
@@ -159,7 +163,7 @@ class _Trial:
         self.random = _Draws(driver, program)
         self.answers = Answers(program, driver.generator(program))
         self.filling, self.waited = in_flight(program)
-        self.replaying = False
+        self.replaying = self.in_rounds = False
         self.runs = 0
         every, written = blocks(args, program.recording.offset_sensitive), program.written
         self.written = [block for block in every if written.intersection(block.members)]
@@ -188,7 +192,11 @@ class _Trial:
             self.first_copies = self.working.args
             ready = True
         finally:
-            agreed = self.together is None or self.together(ready)
+            self.in_rounds = self.together is not None and bool(
+                unrepeatable(self.program.recording, self.program.slots)
+            )
+            runs = "rounds" if self.in_rounds else "once"
+            agreed = self.together is None or self.together(runs if ready else None)
         return None if agreed else Refusal("ranks-differ", "another rank does not replay this call")
 
     def replay_prepared(self) -> _Outcome | Refusal:
@@ -219,24 +227,35 @@ class _Trial:
             return Refusal("comparison-failed", "replayed: an argument is written though no launch says so")
         return replace(outcome, results=[])
 
-    def judge(self, first: _Outcome, outputs: Sequence[Any]) -> Verdict:
+    def goes_on(self, refusal: Refusal) -> bool:
+        """Whether there are more runs to make though the replay is refused: other ranks make them."""
+        return self.in_rounds and refusal.reason in IN_STEP
+
+    def judge(self, first: _Outcome | Refusal, outputs: Sequence[Any]) -> Verdict:
         """Whether the replay did what the uncaptured run, which returned ``outputs``, did. Random state is kept."""
+        if isinstance(first, Refusal) and not self.goes_on(first):
+            return Verdict(outputs, first)
         reference = self._left(outputs, self.args, answering=True)
+        verdict = Verdict(outputs, first) if isinstance(first, Refusal) else self._judge_once(first, outputs, reference)
+        self.first_copies.clear()
+        if verdict is None or self.in_rounds:
+            differs = [] if isinstance(first, Refusal) else reference.differing(first)
+            with self.random.apart():
+                again = self._judge_again(set(differs), outputs, reference)
+            out_of_step = again.refusal is not None and again.refusal.reason not in IN_STEP
+            verdict = again if verdict is None or out_of_step else verdict
+        return replace(verdict, runs=self.runs)
+
+    def _judge_once(self, first: _Outcome, outputs: Sequence[Any], reference: _Outcome) -> Verdict | None:
+        """What one replay and one run tell; None where more runs have to."""
         if not self._unread_unchanged():
             return Verdict(outputs, Refusal("comparison-failed", "an argument is written though no launch says so"))
-        self.first_copies.clear()
         if reference.drew_otherwise(first):
             return Verdict(outputs, _RANDOM_STATE)
         if (reference.structure, reference.contents) == (first.structure, first.contents):
             return Verdict(outputs, None)
         wrong = self._inexcusable(reference, first)
-        if wrong is None and self.together is not None:  # more runs would be this rank's alone
-            wrong = f"{reference.names[reference.differing(first)[0]]} has other values"
-        if wrong is not None:
-            return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
-        with self.random.apart():
-            verdict = self._judge_again(first, outputs, reference)
-        return replace(verdict, runs=self.runs)
+        return None if wrong is None else Verdict(outputs, self._wrong(f"replayed: {wrong}"))
 
     def _wrong(self, detail: str) -> Refusal:
         """A replay differs where it must not. Operators written in Python are suspected first: what they keep for
@@ -272,43 +291,61 @@ class _Trial:
         wrong = next((index for index in reference.differing(other) if not decided[index]), None)
         return None if wrong is None else f"{reference.names[wrong]} has other values"
 
-    def _judge_again(self, first: _Outcome, outputs: Sequence[Any], answer: _Outcome) -> Verdict:
-        """Whose fault a difference in values is: a wrong replay's, or the region's own, which has a spread then.
+    def _judge_again(self, differs: set[int], outputs: Sequence[Any], answer: _Outcome) -> Verdict:
+        """Whose fault it is that results differ (those at ``differs``, so far): a wrong replay's, or the region's own,
+        which has a spread then.
 
         Where the region draws, runs on the numbers of the answering one would have other threads draw them, too. Each
         round replays anew: where a rounding error decides a sign, one run of many is further off than all others, and
         that may be the replay. A wrong replay is further off each time.
         """
-        reference = self._uncaptured_again() if self.random else answer
-        differs = set(answer.differing(first))
+        reference = self._uncaptured_again() if self.random or self.in_rounds else answer
         spread: list[Distance | None] = [None] * len(answer.contents)
-        unlike: str | None = None
         surprises: list[_Surprises] = []
+        refusal: Refusal | None = None
+        unlike: str | None = ""
         for series, runs in enumerate(RUNS):
             for _ in range(runs):
                 found = self._widen(spread, reference)
                 if isinstance(found, Refusal):
-                    return Verdict(outputs, found)
-                if series:  # in the first one, each has too few before it
+                    refusal = refusal or found
+                elif series:  # in the first one, each has too few before it
                     surprises.append(found)
+                if refusal is not None and not self.in_rounds:
+                    return Verdict(outputs, refusal)
             replayed = self._replay_again()
             if replayed is None:
                 return Verdict(outputs, Refusal("replay-declined", "the second of two replays"))
-            if reference.drew_otherwise(replayed):
-                return Verdict(outputs, _RANDOM_STATE)
-            wrong = self._inexcusable(reference, replayed)
-            if wrong is not None:
-                return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
-            differs.update(reference.differing(replayed))
-            steady = next((index for index in sorted(differs) if spread[index] is None), None)
-            if steady is None or self.tolerant:
-                unlike = self._too_far(reference, replayed, spread, surprises)
-            else:
-                unlike = f"{reference.names[steady]} has other values, though uncaptured runs agree on it bit for bit"
-            if unlike is None:
-                return Verdict(outputs, None, tolerant=True)
+            if refusal is None and unlike is not None:  # else these runs were for other ranks
+                told = self._unlike(reference, replayed, differs, spread, surprises)
+                refusal, unlike = (told, unlike) if isinstance(told, Refusal) else (None, told)
+            if not self.in_rounds and (refusal is not None or unlike is None):
+                break
             del replayed  # what it returned is not kept while the function runs again
-        return Verdict(outputs, _unsteady(str(unlike)))
+        if refusal is None and unlike is not None:
+            refusal = _unsteady(unlike)
+        return Verdict(outputs, refusal, tolerant=refusal is None)
+
+    def _unlike(
+        self,
+        reference: _Outcome,
+        replayed: _Outcome,
+        differs: set[int],
+        spread: Sequence[Distance | None],
+        surprises: Sequence[_Surprises],
+    ) -> Refusal | str | None:
+        """In what the replay differs by more than uncaptured runs do; a Refusal where more of these would not help. The
+        results in which it differs at all join ``differs``."""
+        if reference.drew_otherwise(replayed):
+            return _RANDOM_STATE
+        wrong = self._inexcusable(reference, replayed)
+        if wrong is not None:
+            return self._wrong(f"replayed: {wrong}")
+        differs.update(reference.differing(replayed))
+        steady = next((index for index in sorted(differs) if spread[index] is None), None)
+        if steady is None or self.tolerant:
+            return self._too_far(reference, replayed, spread, surprises)
+        return f"{reference.names[steady]} has other values, though uncaptured runs agree on it bit for bit"
 
     def _widen(self, spread: list[Distance | None], reference: _Outcome) -> Refusal | _Surprises:
         """Have ``spread`` hold one more uncaptured run, on copies, and say how far that lies outside of it. Refused is
@@ -334,7 +371,7 @@ class _Trial:
     def _uncaptured_again(self) -> _Outcome:
         copies = self._retaken()
         self.runs += 1
-        with self.answers.repeating():
+        with self.answers.repeating() if self.answered else contextlib.nullcontext():
             outputs = self.fn(list(copies))
         return self._left(outputs, copies)
 

@@ -146,6 +146,13 @@ class Order:
             before.append(reached)
         return cls(tuple(edges), tuple(before), tuple(lanes))
 
+    def without(self, dropped: Collection[int]) -> Order:
+        """The order of the others, which wait for what ``dropped`` ones waited for in their place."""
+        waits: list[set[int]] = []
+        for waited in self.edges:
+            waits.append({each for one in waited for each in (waits[one] if one in dropped else (one,))})
+        return Order.of(waits, self.lanes)
+
     def longest_path(self) -> int:
         """How many launches the longest path has."""
         return max(self.depths(0, len(self.edges)).values(), default=0)

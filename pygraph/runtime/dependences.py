@@ -4,8 +4,8 @@
                                                                        k1 ─┘
 
 A launch waits for earlier ones that write what it uses, and for earlier ones that use what it writes. What draws random
-numbers keeps its order, and a launch of which nothing is known waits for all before it, and all behind it for it. Pure
-functions over a Recording and its slots.
+numbers keeps its order, as does what talks to other ranks. A launch of which nothing is known waits for all before it,
+and all behind it for it. Pure functions over a Recording and its slots.
 
 ``check`` proves an order again, from what a driver has made of it: the edges of its graph, and where memory lies.
 """
@@ -90,9 +90,10 @@ def _rest(order: Order) -> list[int]:
     return rest
 
 
-def check(program: Program, edges: Collection[tuple[int, int]]) -> None:
+def check(program: Program, edges: Collection[tuple[int, int]], gone: Collection[int] = ()) -> None:
     """Raise CaptureError (``unordered-launches``) unless of any two launches of a step that use the same memory, one of
-    them to write it, the later one waits for the earlier one, by ``edges`` (earlier, later) or a path of these.
+    them to write it, the later one waits for the earlier one, by ``edges`` (earlier, later) or a path of these. Those
+    that are ``gone`` use none.
 
     Memory is told by where it lies in a replay: intermediates that share bytes are the same memory.
     """
@@ -105,6 +106,8 @@ def check(program: Program, edges: Collection[tuple[int, int]]) -> None:
     for number, step in enumerate(program.steps):
         table: _Table[Hashable] = _Table()
         for launch in program.recording.launches[step.begin : step.end]:
+            if launch.index in gone:
+                continue
             used = accesses[launch.index]
             physical = None if used is None else [_moved(places, number, access) for access in used]
             for other in sorted(table.add(launch, physical)):
@@ -185,6 +188,7 @@ class _Table(Generic[_Memory]):
         """Launches that no later one waits for, since the last one that all wait for."""
         self._last: int | None = None
         self._drew: int | None = None
+        self._sent: int | None = None
 
     def add(self, launch: Launch, accesses: Sequence[tuple[_Memory, Bytes, bool]] | None) -> set[int]:
         """The launches that this one, the next, waits for: (memory, bytes, whether they are written) is what it uses;
@@ -193,11 +197,14 @@ class _Table(Generic[_Memory]):
         if launch.random:
             waits.update(number for number in (self._drew,) if number is not None)
             self._drew = launch.index
+        if launch.functional:
+            waits.update(number for number in (self._sent,) if number is not None)
+            self._sent = launch.index
         if accesses is None:
             waits |= self._open
             self._used.clear()
             self._open.clear()
-            self._last = self._drew = launch.index
+            self._last = self._drew = self._sent = launch.index
             return waits
         for memory, there, writes in accesses:
             if memory in self._used:

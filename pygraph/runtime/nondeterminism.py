@@ -62,7 +62,9 @@ _OPERATORS = re.compile(
     _cudnn_rnn(_backward)?|segment_reduce|_segment_reduce_backward|
     embedding_dense_backward|_embedding_bag(_dense|_per_sample_weights)?_backward|
     _(cudnn|efficient|flash)_attention_backward|
-    _scaled_dot_product_(cudnn|efficient|flash|fused)_attention(_overrideable)?_backward
+    _scaled_dot_product_(cudnn|efficient|flash|fused)_attention(_overrideable)?_backward|
+    # measured on an H200: cuDNN splits the keys of a single query, and adds what the parts give in any order
+    _cudnn_attention_forward|_scaled_dot_product_cudnn_attention
     )|torchvision::(?:
     # alertNotDeterministic in torchvision
     _deform_conv2d|_(ps_)?roi_(align|pool)

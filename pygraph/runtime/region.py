@@ -24,7 +24,7 @@ from typing import Any
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
 from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, counts, only_collectives, open_ballot
-from pygraph.runtime.compare import Verdict, compare, verify
+from pygraph.runtime.compare import IN_STEP, Verdict, compare, verify
 from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program
 from pygraph.runtime.critical import capturing, capturing_turn
 from pygraph.runtime.discover import Captured, capture
@@ -76,9 +76,6 @@ _ONE_CALLS_FAULT = (
 
 _REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
 """Refusals that say something about every capture of the region: none is used any more."""
-
-_IN_STEP = ("comparison-failed", "random-state", "stateful-operator")
-"""Refusals of a replay that sent what it had to."""
 
 _NO_OPERATORS_FAULT = ("comparison-failed", "dynamic-output", "host-read", "metadata-mutation", "only-eager")
 """Refusals that name an operator, and would name it as well if each replay called it."""
@@ -360,7 +357,7 @@ class Region:
         """The variant that was used last, if it is being measured and a call that comes now is to be replayed."""
         variant, key = self._timed, self._key
         measurement = None if variant is None else variant.measurement
-        if measurement is None or key is None or not key.plain:
+        if measurement is None or key is None or not key.plain or self._ballot is not None:  # each call may be a vote
             return None
         if isinstance(measurement, Contest):  # either order is a replay
             return variant
@@ -426,8 +423,7 @@ class Region:
 
     def _capture(self, variant: Variant, args: list[Any], measures: bool, path: Path | None) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
-        concurrent = variant.concurrent or self._options.order == "dependences"
-        made = self._try_capture(args, "dependences" if concurrent else "program")
+        made = self._try_capture(args, self._order(variant))
         if isinstance(made, Refusal):
             self._refuse(variant, made)
             return self._uncaptured(args)
@@ -450,12 +446,16 @@ class Region:
         self._settle(variant, made, verdict)
         return verdict.outputs
 
+    def _order(self, variant: Variant) -> str:
+        """What launches of ``variant`` wait for, as the user, or real calls, have decided so far."""
+        return "dependences" if variant.concurrent or self._options.order == "dependences" else "program"
+
     def _kept_order(self, args: list[Any]) -> Path | None:
         """The file of what was decided on the order of launches of calls like this."""
         return kept_path(self._fn, args, self._options.cache_dir, CONCURRENT, self._options.order_memory)
 
     def _compare(
-        self, variant: Variant, made: Captured, args: list[Any], together: Callable[[bool], bool] | None = None
+        self, variant: Variant, made: Captured, args: list[Any], together: Callable[[str | None], bool] | None = None
     ) -> Verdict:
         """Compare what was captured, which is closed if that raises."""
         facts = self._fn, self._driver, made.executable, args, made.program, self._run_fn
@@ -480,14 +480,7 @@ class Region:
         self.record.longest_path = path
         if self._options.order != "measured" or self._options.verify_always or variant.contested:
             return False
-        if self._may_vote() and collectives_of(program) is not None:
-            return False  # ranks may agree to replay them captured, in the program's order
         return program.order is None and path < _WORTH_TRYING * launches
-
-    def _may_vote(self) -> bool:
-        """Whether ranks may vote on the collectives of what is being captured, now or later."""
-        open_to_votes = self.record.captures == 0 or self._ballot is not None
-        return self._options.collectives == "captured" and not self._options.verify_always and open_to_votes
 
     def _tries_orders(self, variant: Variant) -> bool:
         """Whether another order may be tried for ``variant`` now. Where the last few sizes kept that of the program,
@@ -548,7 +541,8 @@ class Region:
 
     def _vote(self, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:
         """Where this call is one that ranks vote at: if all of them can, replay with collectives captured, and use that
-        from now on if it was right on every rank. None, with nothing done, where this rank cannot."""
+        from now on if it was right on every rank. None, with nothing done, where this rank cannot, or where real calls
+        have not decided yet on the order of its launches: that is the order that is captured."""
         call = self.record.replays + self.record.uncaptured + 1
         if not ballot.due(call):
             return None
@@ -557,9 +551,10 @@ class Region:
         with capturing_turn() as mine:
             try:
                 place = ballot.place(call)
-                made = self._capture_joint(ballot, args) if mine and variant is not None and variant.sends else None
-                if made is not None and variant is not None:
-                    return self._compare_joint(ballot, place, variant, made, args)
+                if mine and variant is not None and variant.sends and not variant.contesting:
+                    made = self._capture_joint(ballot, self._order(variant), args)
+                    if made is not None:
+                        return self._compare_joint(ballot, place, variant, made, args)
                 self._said(ballot.decide("replay", None))
                 return None
             finally:
@@ -567,10 +562,10 @@ class Region:
                 if ballot.over and self._ballot is not None:
                     self._end_votes("ranks did not agree to capture them")
 
-    def _capture_joint(self, ballot: Ballot, args: list[Any]) -> Captured | None:
+    def _capture_joint(self, ballot: Ballot, order: str, args: list[Any]) -> Captured | None:
         """A capture with collectives, if nothing but these would have to be called."""
         with ballot.capturing(), tracing(self._fn, self._origins) as bodies:
-            made = self._capture_once(args, "program", collectives=True)
+            made = self._capture_once(args, order, collectives=True)
         self.record.python_runs.update(bodies)
         if isinstance(made, Captured):
             if only_collectives(made.program):
@@ -587,8 +582,8 @@ class Region:
         keeps this rank from its part is raised: others would take what it sends next for that."""
         asked: list[Outcome] = []
 
-        def together(ready: bool) -> bool:
-            asked.append(ballot.decide("replay", f"{place} {variant.sends}" if ready else None))
+        def together(runs: str | None) -> bool:
+            asked.append(ballot.decide("replay", None if runs is None else f"{place} {variant.sends} {runs}"))
             return asked[-1] is Outcome.YES
 
         right = kept = False
@@ -607,7 +602,7 @@ class Region:
         if kept:
             ballot.join(self)
             self._install_joint(variant, made)
-        elif outcome is Outcome.YES and refusal is not None and refusal.reason not in _IN_STEP:
+        elif outcome is Outcome.YES and refusal is not None and refusal.reason not in IN_STEP:
             error = ReplayError(
                 f"region {self.record.name}: ranks agreed to replay this call; this one could not: {refusal}"
             )
@@ -687,7 +682,7 @@ class Region:
                 self._refuse(variant, refusal)
             return
         self._slots = made.table
-        if self._may_vote():
+        if self._options.collectives == "captured" and not self._options.verify_always:
             self._open_ballot(variant, made.program)
         self._prefer(variant)
         record = self.record

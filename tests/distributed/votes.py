@@ -5,8 +5,8 @@ On the host a replay calls collectives in any case: what is tested there is who 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,7 @@ from pygraph.runtime.cuda import executable
 from tests.distributed.checks import check, compiled, group, host_only, regions, sent, tensor
 from tests.distributed.processes import Rank
 
-CALLS = 70
+CALLS = 130
 """More than ranks vote at."""
 AGREED = "collectives are captured, as all ranks agreed"
 LATE = "collectives are called by each replay: a rank did not vote on capturing them"
@@ -59,7 +59,7 @@ def sends(rank: Rank, counts: list[int], expected: list[int]) -> None:
     assert rank.device != "cpu" or counts == expected, counts
 
 
-@contextmanager
+@contextlib.contextmanager
 def only_on(rank: Rank, number: int, *arguments: Any) -> Iterator[None]:
     """A part is replaced on one rank."""
     with mock.patch.object(*arguments) if rank.number == number else mock.patch.object(agreement, "SECONDS", 10.0):
@@ -73,10 +73,11 @@ def all_agree(rank: Rank) -> None:
     dropped = []
     real = executable.drop_superseded
 
-    def counted(driver: Any, graph: int, nodes: Any) -> list[Any]:
-        left = real(driver, graph, nodes)
-        dropped.append(left.count(None))
-        return left
+    def counted(driver: Any, graph: int, nodes: Any) -> Any:
+        found = real(driver, graph, nodes)
+        if None not in nodes:  # one is of eager steps
+            dropped.append(len(found))
+        return found
 
     with mock.patch.object(executable, "drop_superseded", counted):
         counts = run(rank)
@@ -90,11 +91,45 @@ def all_agree(rank: Rank) -> None:
     assert record().replays == CALLS - 3, "one warm, one captured, one compared by all"
 
 
+def fork(x: torch.Tensor) -> torch.Tensor:
+    one, other = (x @ x.T) % 7, (x.T @ x) % 5
+    y = functional.all_reduce(one + other, "sum", group())
+    return functional.all_reduce((y @ one) % 3 + (other @ y) % 3, "max", group())
+
+
+@check
+def each_rank_captures_in_an_order_of_its_own(rank: Rank) -> None:
+    """Launches of one rank run side by side; collectives come in turn on both."""
+    ours = compiled(fork, collectives="captured", order="program" if rank.number else "dependences")
+    for call in range(20):
+        x = tensor(rank, call)
+        assert torch.equal(ours(x), fork(x)), call
+    assert (record().captures, record().notes.count(AGREED)) == (2, 1)
+    assert bool(record().timeline) == (rank.number == 0)
+    if rank.device == "cuda":
+        assert (record().segments, record().eager) == (1, [])
+
+
+@check
+def ranks_vote_once_calls_have_chosen_an_order(rank: Rank) -> None:
+    """Each rank's calls choose by themselves. Where nothing is parallel, there is nothing to choose."""
+    ours = compiled(fork, collectives="captured", order="measured", measure=True, cache_dir=None)
+    agreed = []
+    for call in range(CALLS):
+        x = tensor(rank, call)
+        assert torch.equal(ours(x), fork(x)), call
+        agreed.append(AGREED in record().notes)
+        assert not (agreed[-1] and record().contests)
+    assert agreed[-1]
+    assert agreed[10] == (rank.device == "cpu")
+    assert len(record().orders) == (rank.device == "cuda")
+
+
 @check
 def one_rank_cannot_capture(rank: Rank) -> None:
     """It says no, at every vote, and all go on as before."""
 
-    def refuses(self: Any, ballot: Ballot, args: list[Any]) -> None:
+    def refuses(self: Any, ballot: Ballot, order: str, args: list[Any]) -> None:
         return None
 
     with only_on(rank, 1, region.Region, "_capture_joint", refuses):
@@ -102,7 +137,9 @@ def one_rank_cannot_capture(rank: Rank) -> None:
     assert AGREED not in record().notes
     assert record().notes.count(NEVER) == 1
     sends(rank, counts, [2] * CALLS)
-    assert record().replays == CALLS - 2 - (0 if rank.number == 1 else 5), "votes that failed are answered uncaptured"
+    assert record().replays == CALLS - 2 - (0 if rank.number == 1 else len(agreement.VOTES)), (
+        "votes that failed are answered uncaptured"
+    )
 
 
 @check
@@ -140,6 +177,56 @@ def one_ranks_replay_is_wrong(rank: Rank) -> None:
     sends(rank, counts, [2, 2, 2, 4, *[2] * (CALLS - 4)])
     assert record().state == "replay"
     assert record().replays == CALLS - 3
+
+
+@check
+def results_that_vary_are_held_against_more_runs(rank: Rank) -> None:
+    """All ranks make these, also one whose results are alike. A replay that is further off is used by none, nor is one
+    that is refused before the call was answered."""
+    import pygraph
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = functional.all_reduce(x % 5, "sum", group())
+        return torch.relu(y + 1 + torch.kthvalue(y, 2, 1, keepdim=True).values)  # known to vary
+
+    numbers = torch.Generator().manual_seed(0)
+
+    def vary(found: Any) -> Any:
+        """By rounding errors, as such sums do where they are long."""
+        return [
+            one * (1 + torch.randint(-2, 3, one.shape, generator=numbers) * 2.0**-23).to(one.device) for one in found
+        ]
+
+    make, replay, prepared = (getattr(compare._Trial, name) for name in ("__init__", "_replay", "replay_prepared"))
+
+    def varies(self: Any, fn: Any, *facts: Any) -> None:
+        make(self, fn if facts[-1] is None else lambda args: vary(fn(args)), *facts)
+
+    def near(self: Any, args: list[Any]) -> Any:
+        outputs = replay(self, args)
+        return outputs if self.together is None else vary(outputs)
+
+    def far(self: Any, args: list[Any]) -> Any:
+        outputs = replay(self, args)
+        return outputs if self.together is None else [one + 1 for one in outputs]
+
+    def refused(self: Any) -> Any:
+        outcome = prepared(self)
+        return outcome if self.together is None else compare.Refusal("random-state", "as asked")
+
+    for agree, changed in ((True, {"_replay": near}), (False, {"_replay": far}), (False, {"replay_prepared": refused})):
+        pygraph.reset()
+        torch._dynamo.reset()
+        ours, counts = compiled(fn, collectives="captured"), []
+        trial = mock.patch.multiple(compare._Trial, __init__=varies, **changed)
+        with trial if rank.number else contextlib.nullcontext():
+            for call in range(6):
+                x, before = tensor(rank, call), sent()
+                assert torch.equal(ours(x), fn(x))
+                counts.append(sent() - before - 1)
+        assert (AGREED in record().notes) == agree, (changed, record().notes, counts)
+        sends(rank, counts, [1, 1, 1, 17, 1, 1])  # three replays, the answer, and 1 + 3 + 9 runs besides
+        assert record().state == "replay"
 
 
 @check

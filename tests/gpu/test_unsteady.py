@@ -8,15 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pygraph
 
 
-def replays(function: Any, *args: Any, calls: int = 6) -> tuple[int, list[Any]]:
+def replays(function: Any, *args: Any, calls: int = 6, **options: Any) -> tuple[int, list[Any]]:
     """Replays of ``function`` compiled, and what its last call returned."""
     pygraph.reset()
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend="pygraph", fullgraph=True, options={"cache_dir": None})
+    compiled = torch.compile(function, backend="pygraph", fullgraph=True, options={"cache_dir": None, **options})
     outputs: Any = None
     for _ in range(calls):
         outputs = compiled(*args)
@@ -84,3 +85,24 @@ def test_gradients_of_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (value - expected[name]).norm() <= 1e-3 * expected[name].norm() + 1e-6, name
     found.clear()
     assert torch.cuda.memory_allocated() - before < 32 << 20
+
+
+def test_attention_of_one_query_over_long_caches() -> None:
+    """cuDNN splits the keys, and adds what it finds in the parts as they come: in another order where caches of 16
+    layers do not stay in the GPU's own."""
+    torch.manual_seed(0)
+    query = torch.randn(8, 8, 1, 128, device="cuda", dtype=torch.bfloat16)
+    caches = [torch.randn(2, 8, 8, 1024, 128, device="cuda", dtype=torch.bfloat16) for _ in range(16)]
+    mask = (torch.arange(1024, device="cuda") <= 1000).view(1, 1, 1, -1)
+
+    def function(query: torch.Tensor, caches: list[torch.Tensor]) -> torch.Tensor:
+        for keys, values in caches:
+            query = query + F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+        return query
+
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        expected = function(query, caches)
+        assert any(not torch.equal(function(query, caches), expected) for _ in range(200)), "it does not vary"
+        count, found = replays(function, query, caches, calls=40, verify="always")
+    assert count == 38
+    torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6)

@@ -89,21 +89,25 @@ def recordings(draw: st.DrawFn) -> tuple[Recording, list[Slot]]:
     for index in range(draw(st.integers(1, 12))):
         used = draw(st.lists(USE, min_size=1, max_size=3))
         words = [starts[owner] + at for owner, at, _, _ in used]
-        kind = draw(st.sampled_from(["exact", "exact", "operands", "unknown", "random"]))
+        kind = draw(st.sampled_from(["exact", "exact", "operands", "unknown", "random", "collective"]))
         slots += [Slot(index, w, *keys[use[0]], use[1]) for w, use in enumerate(used) if use[0] < len(keys)]
         exact = [writes(w, n) if written else reads(w, n) for w, (_, _, n, written) in enumerate(used)]
         given = [Access([*keys, (CONSTANT, 0)][o], Bytes(at, at + n), written) for o, at, n, written in used]
         facts: dict[str, Any] = {"random": kind == "random"}
-        if kind == "operands":
+        if kind in ("operands", "collective"):
             facts["operands"] = tuple(given)
-        capture.launch(*words, uses=None if kind in ("operands", "unknown") else exact, **facts)
+        if kind == "collective":
+            facts["call"] = "_c10d_functional.all_reduce_.default"
+        capture.launch(*words, uses=exact if kind in ("exact", "random") else None, **facts)
     return capture.recording(), slots
 
 
 def conflict(recording: Recording, slots: list[Slot], one: int, other: int) -> bool:
     """The definition."""
     a, b = recording.launches[one], recording.launches[other]
-    if any(launch.uses is None and launch.operands is None for launch in (a, b)) or (a.random and b.random):
+    if any(launch.uses is None and launch.operands is None for launch in (a, b)):
+        return True
+    if (a.random and b.random) or (a.call is not None and b.call is not None):
         return True
 
     def used(index: int) -> list[tuple[Any, int, int, bool]]:
@@ -211,6 +215,22 @@ def test_each_edge_is_missed_by_the_proof(made: tuple[Recording, list[Slot]], da
         left = data.draw(st.sampled_from(edges))
         with pytest.raises(CaptureError, match="does not wait"):
             check(program, [edge for edge in edges if edge != left])
+
+
+@settings(deadline=None, max_examples=200)
+@given(recordings(), st.data())
+def test_launches_that_are_dropped_order_the_others_as_before(
+    made: tuple[Recording, list[Slot]], data: st.DataObject
+) -> None:
+    recording, slots = made
+    order = order_of(recording, slots)
+    dropped = data.draw(st.sets(st.sampled_from(range(len(order.edges)))))
+    left = order.without(dropped)
+    mask = sum(1 << launch for launch in dropped)
+    assert [before & ~mask for before in order.before] == list(left.before)
+    program = with_steps(Program(recording, tuple(slots), plan(recording, slots, order), order=order))
+    edges = [(a, b) for b, waited in enumerate(left.edges) for a in waited if b not in dropped]
+    check(program, edges, dropped)
 
 
 def test_memory_that_is_shared_without_order_is_found_by_the_proof() -> None:

@@ -25,8 +25,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph.errors import ReplayError
 from pygraph.runtime import region as region_module
+from pygraph.runtime.agreement import Outcome
 from pygraph.runtime.contract import Executable, Program, Timer
+from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.measure import Contest, Decision
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.region import Region, RegionOptions, counts
 from pygraph.runtime.variants import Variant
@@ -901,28 +904,34 @@ def test_one_of_several_ranks_times_the_order_of_launches(group: Callable[[int],
     assert (region.record.decisions, [each.choice for each in region.record.orders]) == ([], ["concurrent"])
 
 
-@pytest.mark.parametrize(
-    ("collectives", "found", "contests"),
-    [("captured", True, [0, 0, 1]), ("captured", False, [1, 2, 3]), ("eager", True, [1, 2, 3])],
-)
-def test_ranks_that_may_capture_collectives_keep_the_order_of_the_program(
-    monkeypatch: pytest.MonkeyPatch, collectives: str, found: bool, contests: list[int]
+@pytest.mark.parametrize(("order", "cost"), [("measured", 0.5), ("measured", 2), ("dependences", 1), ("program", 0.5)])
+def test_collectives_are_captured_in_the_order_that_is_used(
+    monkeypatch: pytest.MonkeyPatch, order: str, cost: float
 ) -> None:
-    """A replay in another order would call collectives that the other ranks have captured. Once votes are over, none
-    is captured any more."""
-    ballot = Mock()
-    ballot.due.return_value = False
-    monkeypatch.setattr(region_module, "collectives_of", lambda program: ("group", "sent") if found else None)
+    """Where calls decide on it, ranks vote for a capture once they have, though each call may be a vote meanwhile."""
+    world.host["concurrent"] = cost * FAST
+    ballot = Mock(over=False, held=0)
+    ballot.capturing.side_effect = contextlib.nullcontext
+    ballot.decide.return_value = Outcome.NO
+    captured: list[tuple[str, int]] = []
+
+    def joint(*facts: Any, collectives: bool, **_: Any) -> Captured | Refusal:
+        if not collectives:
+            return capture(*facts, collectives=collectives, **_)
+        captured.append((facts[5], region.record.contests))
+        return Refusal("capture-failed", "as asked")
+
+    monkeypatch.setattr(region_module, "capture", joint)
+    monkeypatch.setattr(region_module, "collectives_of", lambda program: ("group", "sent"))
     monkeypatch.setattr(region_module, "open_ballot", lambda name, group: ballot)
-    region, _ = make(driver=Parallel(), order="measured", measure=False, collectives=collectives)
-    seen = []
-    for size in (2, 3, 4):
-        if size == 4:
-            region._ballot = None
-        call(region, 2, size)
-        seen.append(region.record.contests)
-    assert seen == contests
-    assert region.record.longest_path == 1
+    region, _ = make(driver=Parallel(), order=order, measure=False, collectives="captured")
+    call(region, 3 + TURNS + 2)
+    decided = order == "measured"
+    assert len(region.record.orders) == decided
+    chosen = "dependences" if order == "dependences" or (decided and cost < 1) else "program"
+    assert set(captured) == {(chosen, 0)}
+    assert (len(captured) < TURNS) == decided
+    assert ballot.decide.call_count == TURNS + 3
 
 
 def test_a_group_that_begins_meanwhile_ends_on_replays(group: Callable[[int], None], tmp_path: Path) -> None:

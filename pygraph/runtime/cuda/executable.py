@@ -42,16 +42,17 @@ def make_executable(device: DeviceCapture, program: Program, capture: CudaCaptur
     with torch.cuda.device(capture.device):
         torch.cuda.set_device(capture.device)  # a thread that did nothing on the device yet has no context
         _anchor_copies(device.driver, program, nodes)
-        if program.order is None and any(isinstance(node, EventNode) for node in nodes):
-            nodes = drop_superseded(device.driver, graph.raw_cuda_graph(), nodes)
-        parts = split(device.driver, graph, nodes, segments, program.order)
+        dropped = drop_superseded(device.driver, graph.raw_cuda_graph(), nodes)
+        nodes = [None if launch in dropped else node for launch, node in enumerate(nodes)]
+        order = None if program.order is None else program.order.without(dropped)
+        parts = split(device.driver, graph, nodes, segments, order)
         region = device.native.CudaRegion(graph, capture.device, capture.random)
         region.set_name(program.name)
         if program.calls:
             region.set_offset_address(capture.offset_address)
         _tell(region, device.native, program, capture.arguments, nodes, dict(zip(segments, parts, strict=True)))
         if program.order is not None:
-            check(program, _edges(parts, graph.raw_cuda_graph()))
+            check(program, _edges(parts, graph.raw_cuda_graph()), dropped)
     return Executable(region, capture.kept)
 
 
@@ -116,15 +117,18 @@ def _anchor_copies(driver: ModuleType, program: Program, nodes: Sequence[Node | 
 # -- graphs -------------------------------------------------------------------------------------------------------
 
 
-def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Node | None]) -> list[Node | None]:
-    """Take records of an event that a later one supersedes out of a graph, of which ``nodes`` are all, by launch, and
-    out of these. What was ordered by way of a record still is.
+def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Node | None]) -> frozenset[int]:
+    """Take records of an event that a later one supersedes out of a graph, of which ``nodes`` are all, by launch. What
+    was ordered by way of a record still is. Returns the launches that are gone.
 
     before:  reduce ─► record ─► reduce ─► record          after:  reduce ─► reduce ─► record
 
     Behind each collective that is captured, NCCL records an event of its communicator, and collectives on other streams
     wait for it, as it was recorded last. Between two kernels such a node takes 7 µs (H200).
     """
+    events = [(place, node) for place, node in enumerate(nodes) if isinstance(node, EventNode)]
+    if not events:
+        return frozenset()
     handles = [0 if node is None else node.handle for node in nodes]
     places = {handle: place for place, handle in enumerate(handles)}
     edges = read_edges(graph)
@@ -134,7 +138,6 @@ def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Node | None]
     for earlier, later, _ in complete:
         waits[places[later]].add(places[earlier])
     before = Order.of(waits).before
-    events = [(place, node) for place, node in enumerate(nodes) if isinstance(node, EventNode)]
     dropped: list[int] = []
     for place, node in events:
         behind = [other.records for at, other in events if other.event == node.event and before[at] >> place & 1]
@@ -142,11 +145,11 @@ def drop_superseded(driver: ModuleType, graph: int, nodes: Sequence[Node | None]
             dropped.append(place)
     passed = {edge[:2] for edge in without(complete, handles, dropped)[0]} - {edge[:2] for edge in complete}
     if any(pair in passed or any(places[handle] in dropped for handle in pair) for pair in early):
-        return list(nodes)
+        return frozenset()
     for place in dropped:
         call(driver.cuGraphDestroyNode, driver.CUgraphNode(handles[place]))
     add_edges(graph, sorted(passed))
-    return [None if place in dropped else node for place, node in enumerate(nodes)]
+    return frozenset(dropped)
 
 
 @dataclass(frozen=True)

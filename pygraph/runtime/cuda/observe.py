@@ -426,7 +426,7 @@ class _Operators(TorchDispatchMode):
         name = str(func)
         if func.namespace in _BUILT_IN | FUNCTIONAL_COLLECTIVES:
             known = nondeterministic_operator(func)
-            run, closed = (lambda: func(*args, **named)), name.startswith(_CLOSED)
+            run, closed = (lambda: func(*args, **named)), name.startswith(_CLOSED) or is_functional_collective(name)
             return self._observer.call(name, operands, run, nondeterministic=known, closed=closed)
         inside = _Inside(self._observer, func)
         return self._observer.call(name, operands, lambda: inside.run(args, named), inside=inside)
