@@ -29,9 +29,8 @@ counts: defaultdict[str, int] = defaultdict(int)
 """What happened so far in this process: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled`` decisions,
 ``refused``, and ``refused.CODE``. Threads add to it without a lock: CPython does not interrupt such an addition."""
 
-VOTES = (4, 8, 16, 32, 64, 128)
-"""Calls of a region at which its ranks vote. A program that communicates is called by all of them in step. By the last
-one, some 90 calls have decided on the order of launches."""
+VOTES = (4, 8, 16, 32, 64)
+"""Calls of a region at which its ranks vote. A program that communicates is called by all of them in step."""
 
 SECONDS = 30.0
 """Until a rank that says nothing counts as one that never will."""

@@ -258,7 +258,7 @@ class Region:
         if not watched:
             variants = self._variants.under(key)
             for variant in variants:
-                if variant.open and variant.measurement is None:
+                if variant.open and variant.measurement is None and (self._ballot is None or not variant.sends):
                     outputs = self._contest(variant, args)
                 else:
                     outputs = self._use(variant, args, alone=len(variants) == 1)
@@ -433,7 +433,7 @@ class Region:
         if measures:
             variant.measurement = Measurement(self._driver, args, self._clock, path)
         contests = self._contests(variant, made.program)
-        kept = self._kept_order(args) if contests else None
+        kept = self._kept_order(args) if contests and self._to_vote_on(made.program) is None else None
         known = None if kept is None else read(kept)
         verdict = self._compare(variant, made, args)
         if contests and verdict.refusal is None:
@@ -481,6 +481,14 @@ class Region:
         if self._options.order != "measured" or self._options.verify_always or variant.contested:
             return False
         return program.order is None and path < _WORTH_TRYING * launches
+
+    def _to_vote_on(self, program: Program) -> tuple[str, str] | None:
+        """The group of the collectives of ``program``, and what its ranks say of them, where they may vote on these now
+        or later: another order of launches waits for that, since where all is captured it takes other times."""
+        open_to_votes = self.record.captures == 0 or self._ballot is not None
+        if self._options.collectives != "captured" or self._options.verify_always or not open_to_votes:
+            return None
+        return collectives_of(program)
 
     def _tries_orders(self, variant: Variant) -> bool:
         """Whether another order may be tried for ``variant`` now. Where the last few sizes kept that of the program,
@@ -541,8 +549,8 @@ class Region:
 
     def _vote(self, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:
         """Where this call is one that ranks vote at: if all of them can, replay with collectives captured, and use that
-        from now on if it was right on every rank. None, with nothing done, where this rank cannot, or where real calls
-        have not decided yet on the order of its launches: that is the order that is captured."""
+        from now on if it was right on every rank. Once they do, the same in another order of launches, if one is to be
+        tried: real calls decide between the two. None, with nothing done, where this rank cannot."""
         call = self.record.replays + self.record.uncaptured + 1
         if not ballot.due(call):
             return None
@@ -551,8 +559,8 @@ class Region:
         with capturing_turn() as mine:
             try:
                 place = ballot.place(call)
-                if mine and variant is not None and variant.sends and not variant.contesting:
-                    made = self._capture_joint(ballot, self._order(variant), args)
+                if mine and variant is not None and variant.sends and (variant.open or not variant.joined):
+                    made = self._capture_joint(ballot, variant, args)
                     if made is not None:
                         return self._compare_joint(ballot, place, variant, made, args)
                 self._said(ballot.decide("replay", None))
@@ -561,18 +569,24 @@ class Region:
                 ballot.held += 1
                 if ballot.over and self._ballot is not None:
                     self._end_votes("ranks did not agree to capture them")
+                self.record.contests = self._variants.contests
 
-    def _capture_joint(self, ballot: Ballot, order: str, args: list[Any]) -> Captured | None:
-        """A capture with collectives, if nothing but these would have to be called."""
+    def _capture_joint(self, ballot: Ballot, variant: Variant, args: list[Any]) -> Captured | None:
+        """A capture with collectives, if nothing but these would have to be called; in the other order of launches, if
+        collectives are captured already, which is tried once."""
+        variant.open = variant.open and not variant.joined
         with ballot.capturing(), tracing(self._fn, self._origins) as bodies:
+            order = "dependences" if variant.joined else self._order(variant)
             made = self._capture_once(args, order, collectives=True)
         self.record.python_runs.update(bodies)
-        if isinstance(made, Captured):
-            if only_collectives(made.program):
-                return made
-            made.executable.close()
-            made = Refusal("eager-calls", "replays call other operators than collectives")
-        self._note(made)
+        if isinstance(made, Refusal):
+            self._note(made)
+            return None
+        if not only_collectives(made.program):
+            self._note(Refusal("eager-calls", "replays call other operators than collectives"))
+        elif made.program.order is not None or not variant.joined:  # or it would take too much memory
+            return made
+        made.executable.close()
         return None
 
     def _compare_joint(
@@ -581,6 +595,7 @@ class Region:
         """Compare with all ranks, and use what was captured if it was right on each. Once they have agreed, whatever
         keeps this rank from its part is raised: others would take what it sends next for that."""
         asked: list[Outcome] = []
+        contest = Contest(self._driver, args, None) if variant.joined else None
 
         def together(runs: str | None) -> bool:
             asked.append(ballot.decide("replay", None if runs is None else f"{place} {variant.sends} {runs}"))
@@ -593,15 +608,15 @@ class Region:
         finally:
             outcome = asked[0] if asked else ballot.decide("replay", None)
             if outcome is Outcome.YES:
-                variant.sends = None  # if this one is wrong, none is tried again
                 kept = ballot.decide("use", "right" if right else None) is Outcome.YES
+                variant.sends = variant.sends if kept else None  # if this one is wrong, none is tried again
             if not kept:
                 made.executable.close()
             self._said(outcome)
         refusal = verdict.refusal
         if kept:
             ballot.join(self)
-            self._install_joint(variant, made)
+            self._install_joint(variant, made, contest)
         elif outcome is Outcome.YES and refusal is not None and refusal.reason not in IN_STEP:
             error = ReplayError(
                 f"region {self.record.name}: ranks agreed to replay this call; this one could not: {refusal}"
@@ -613,14 +628,22 @@ class Region:
         self._prefer(variant)
         return verdict.outputs
 
-    def _install_joint(self, variant: Variant, made: Captured) -> None:
-        called, variant.executable = variant.executable, made.executable
+    def _install_joint(self, variant: Variant, made: Captured, contest: Contest | None) -> None:
+        """Replay what was captured, or have a ``contest`` decide on that."""
+        called = variant.executable
+        if contest is None:
+            variant.executable = made.executable
+        else:
+            variant.rival, variant.measurement = made.executable, contest
         if called is None or self._closed:  # another thread has closed the region, or is about to
             variant.release()
-            return
-        called.close()
-        self._tell(made.program)
-        self.record.notes.append(_AGREED)
+        elif contest is not None:
+            self.record.timeline = timeline(made.program)
+        else:
+            called.close()
+            variant.joined = True
+            self._tell(made.program)
+            self.record.notes.append(_AGREED)
 
     def _said(self, outcome: Outcome) -> None:
         """What ranks decided at a vote. After a rank that said nothing, nobody is asked again."""
@@ -629,6 +652,7 @@ class Region:
 
     def _end_votes(self, why: str) -> None:
         self._ballot = None
+        self._variants.end_joint_contests()
         if _AGREED not in self.record.notes:
             self.record.notes.append(f"collectives are called by each replay: {why}")
 
@@ -682,22 +706,17 @@ class Region:
                 self._refuse(variant, refusal)
             return
         self._slots = made.table
-        if self._options.collectives == "captured" and not self._options.verify_always:
-            self._open_ballot(variant, made.program)
+        found = self._to_vote_on(made.program)
+        if found is not None:
+            group, variant.sends = found
+            if self.record.captures == 0:  # later, they may have decided already
+                self._ballot = open_ballot(self.record.name, group)
         self._prefer(variant)
         record = self.record
         record.state, record.reason = State.REPLAY, None
         tolerated = ["non-deterministic: compared within a tolerance"] if verdict.tolerant else []
         record.notes.extend(note for note in [*made.table.notes, *tolerated] if note not in record.notes)
         self._tell(made.program)
-
-    def _open_ballot(self, variant: Variant, program: Program) -> None:
-        """Have ranks vote on the collectives of ``program``, if they may be captured."""
-        found = collectives_of(program)
-        if found is not None:
-            group, variant.sends = found
-            if self.record.captures == 0:  # later, they may have decided already
-                self._ballot = open_ballot(self.record.name, group)
 
     def _tell(self, program: Program) -> None:
         """What reports say of the last capture."""

@@ -87,7 +87,7 @@ class Variant:
     was measured and will not be again. ``open``: another order of its launches is to be tried. ``contested``: it was
     so. ``known_order``: what an earlier process decided on that. ``rival``: the replay in that order, while it is
     measured. ``concurrent``: it has won. ``sends``: what ranks say of the collectives that it calls, if these may be
-    captured. ``off``: SKIPPED or UNCAPTURED, for good."""
+    captured. ``joined``: they are. ``off``: SKIPPED or UNCAPTURED, for good."""
 
     key: Hashable
     signature: Hashable
@@ -105,6 +105,7 @@ class Variant:
     rival: Executable | None = None
     concurrent: bool = False
     sends: str | None = None
+    joined: bool = False
     off: State | None = None
 
     @property
@@ -138,7 +139,7 @@ class Variant:
         """Free what was captured for it."""
         held = self.rival, self.executable  # in this order, for ``choose`` on another thread: read, and then let go of
         self.contested, self.open = self.contested and not self.contesting, False
-        self.sends = None
+        self.sends, self.joined = None, False
         self.rival = self.executable = self.program = self.measurement = None
         for executable in held:
             if executable is not None:
@@ -189,6 +190,11 @@ class VariantTable:
     def contested_now(self) -> int:
         """How many are being timed in two orders."""
         return sum(isinstance(variant.measurement, Contest) for variant in list(self._captured))
+
+    def end_joint_contests(self) -> None:
+        """Ranks vote no longer: those whose collectives are captured are tried in no other order."""
+        for variant in list(self._captured):
+            variant.open = variant.open and not variant.joined
 
     def under(self, key: Hashable) -> tuple[Variant, ...]:
         """All variants of a key, known from earlier calls."""

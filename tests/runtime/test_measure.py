@@ -25,11 +25,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pygraph.errors import ReplayError
 from pygraph.runtime import region as region_module
-from pygraph.runtime.agreement import Outcome
+from pygraph.runtime.agreement import VOTES, Ballot, Outcome
 from pygraph.runtime.contract import Executable, Program, Timer
-from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.measure import Contest, Decision
-from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.region import Region, RegionOptions, counts
 from pygraph.runtime.variants import Variant
@@ -904,34 +902,133 @@ def test_one_of_several_ranks_times_the_order_of_launches(group: Callable[[int],
     assert (region.record.decisions, [each.choice for each in region.record.orders]) == ([], ["concurrent"])
 
 
-@pytest.mark.parametrize(("order", "cost"), [("measured", 0.5), ("measured", 2), ("dependences", 1), ("program", 0.5)])
-def test_collectives_are_captured_in_the_order_that_is_used(
-    monkeypatch: pytest.MonkeyPatch, order: str, cost: float
-) -> None:
-    """Where calls decide on it, ranks vote for a capture once they have, though each call may be a vote meanwhile."""
-    world.host["concurrent"] = cost * FAST
-    ballot = Mock(over=False, held=0)
-    ballot.capturing.side_effect = contextlib.nullcontext
-    ballot.decide.return_value = Outcome.NO
-    captured: list[tuple[str, int]] = []
+class Votes(Ballot):
+    """Of ranks that decide so each time; all say no to what is not here."""
 
-    def joint(*facts: Any, collectives: bool, **_: Any) -> Captured | Refusal:
-        if not collectives:
-            return capture(*facts, collectives=collectives, **_)
-        captured.append((facts[5], region.record.contests))
-        return Refusal("capture-failed", "as asked")
+    outcomes: tuple[Outcome, ...] = ()
 
-    monkeypatch.setattr(region_module, "capture", joint)
+    def place(self, call: int) -> str:
+        return ""
+
+    def capturing(self) -> Any:
+        return contextlib.nullcontext()
+
+    def join(self, region: Any) -> None:
+        assert region.record.name == "toy"
+
+    def decide(self, question: str, answer: str | None) -> Outcome:
+        return self.outcomes[self.held] if answer and self.held < len(self.outcomes) else Outcome.NO
+
+
+def voting(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome, **options: Any) -> tuple[Region, FakeDriver]:
+    """A region whose collectives ranks may capture."""
+    ballot = Votes("toy", "group")
+    ballot.outcomes = outcomes
     monkeypatch.setattr(region_module, "collectives_of", lambda program: ("group", "sent"))
     monkeypatch.setattr(region_module, "open_ballot", lambda name, group: ballot)
-    region, _ = make(driver=Parallel(), order=order, measure=False, collectives="captured")
-    call(region, 3 + TURNS + 2)
-    decided = order == "measured"
-    assert len(region.record.orders) == decided
-    chosen = "dependences" if order == "dependences" or (decided and cost < 1) else "program"
-    assert set(captured) == {(chosen, 0)}
-    assert (len(captured) < TURNS) == decided
-    assert ballot.decide.call_count == TURNS + 3
+    return make(driver=Parallel(), **{"order": "measured", "measure": False, "collectives": "captured", **options})
+
+
+YES, NO = Outcome.YES, Outcome.NO
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+@pytest.mark.parametrize("cost", [0.9, 1.1])
+def test_calls_choose_the_order_of_captured_collectives(
+    monkeypatch: pytest.MonkeyPatch, first: int, cost: float
+) -> None:
+    """Two votes, one for each order. What calls take before, of which each may be a vote, decides nothing."""
+    world.host["concurrent"] = cost * FAST
+    region, driver = voting(monkeypatch, *[NO] * first, YES, YES)
+    call(region, VOTES[first + 1] - 1)
+    assert (region.record.captures, region.record.contests, region.record.orders) == (2, 1, [])
+    assert "concurrent" not in world.ran
+    world.ran.clear()
+    call(region)
+    assert world.ran == ["concurrent", "uncaptured"], "compared, and answered"
+    call(region, TURNS + 1)
+    chosen = "concurrent" if cost < 1 else "replay"
+    assert [each.choice for each in region.record.orders] == [chosen]
+    assert (region.record.contests, region.record.captures) == (0, 2)
+    assert sum(not each.closed for each in driver.executables) == 1
+    world.ran.clear()
+    call(region, 80)
+    assert world.ran == [chosen] * 80
+
+
+@pytest.mark.parametrize("outcomes", [(YES,), (YES, NO), (NO, NO, NO, NO, YES), (YES, Outcome.LATE)])
+def test_captured_collectives_keep_their_order_if_ranks_do_not_agree_on_another(
+    monkeypatch: pytest.MonkeyPatch, outcomes: tuple[Outcome, ...]
+) -> None:
+    """Nor if there is no vote left. Nobody tries that by eager calls."""
+    world.host["concurrent"] = 0.5 * FAST
+    region, driver = voting(monkeypatch, *outcomes)
+    call(region, VOTES[-1] + 2 * TURNS)
+    assert "concurrent" not in world.ran
+    assert (region.record.contests, region.record.captures, region.record.orders) == (0, 2, [])
+    assert sum(not each.closed for each in driver.executables) == 1
+    assert len(driver.executables) == 2 + outcomes.index(YES) + (len(outcomes) < 5), "no order is tried twice"
+
+
+@pytest.mark.parametrize("outcomes", [(), (Outcome.LATE,)])
+def test_eager_calls_choose_an_order_once_ranks_have_not_agreed(
+    monkeypatch: pytest.MonkeyPatch, outcomes: tuple[Outcome, ...]
+) -> None:
+    world.host["concurrent"] = 0.5 * FAST
+    region, _ = voting(monkeypatch, *outcomes)
+    call(region, 4 if outcomes else VOTES[-1])
+    assert (region.record.contests, "concurrent" in world.ran) == (1, False)
+    call(region, 2 + TURNS)
+    assert [each.choice for each in region.record.orders] == ["concurrent"]
+
+
+@pytest.mark.parametrize("order", ["program", "dependences"])
+def test_collectives_are_captured_in_the_order_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    region, driver = voting(monkeypatch, YES, YES, order=order)
+    call(region, VOTES[-1] + 10)
+    assert (region.record.captures, len(driver.executables), region.record.contests) == (2, 2, 0)
+    assert world.ran[-10:] == ["replay" if order == "program" else "concurrent"] * 10
+
+
+def test_what_was_decided_on_eager_calls_says_nothing_of_captured_collectives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor the other way round."""
+    for captured in (False, True, True):
+        world.host["concurrent"] = (0.5 if captured else 1.5) * FAST
+        outcomes = (YES, YES) if captured else ()
+        region, _ = voting(monkeypatch, *outcomes, cache_dir=str(tmp_path))
+        call(region, VOTES[-1] + TURNS + 2)
+        assert [each.choice for each in region.record.orders] == ["concurrent" if captured else "replay"]
+    world.host["concurrent"] = 1.5 * FAST
+    region, _ = make(driver=Parallel(), order="measured", measure=False, cache_dir=str(tmp_path))
+    world.ran.clear()
+    call(region, 3)
+    assert ("concurrent" in world.ran, [each.choice for each in region.record.orders]) == (False, ["replay"])
+
+
+def test_what_is_captured_again_is_voted_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    region, _ = voting(monkeypatch, YES, NO, YES, YES, max_captures=1)
+    call(region, 4)
+    call(region, 2, 3)  # another size takes its place
+    call(region, 9)
+    assert region.record.captures == 4
+    world.ran.clear()
+    call(region)
+    assert (world.ran, region.record.captures) == (["replay", "uncaptured"], 5)
+    call(region, 15)
+    world.ran.clear()
+    call(region)
+    assert world.ran == ["concurrent", "uncaptured"]
+
+
+def test_captured_collectives_that_are_wrong_in_another_order_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    region, driver = voting(monkeypatch, YES, YES)
+    driver.wrong = True  # type: ignore[attr-defined]
+    call(region, VOTES[-1] + 10)
+    assert world.ran[-10:] == ["replay"] * 10
+    assert list(region.record.refusals) == ["comparison-failed"]
+    assert (region.record.state, region.record.contests) == ("replay", 0)
 
 
 def test_a_group_that_begins_meanwhile_ends_on_replays(group: Callable[[int], None], tmp_path: Path) -> None:
