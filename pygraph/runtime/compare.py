@@ -5,7 +5,8 @@
     3. hold the outcomes against each other
 
 Where a replay calls operators, 2. comes before 1., which is given what they did there: none is called twice. Where all
-ranks of a process group compare ``together``, each run sends collectives, and all ranks make the same runs.
+ranks of a process group compare ``together``, each run sends collectives, and all ranks make the same runs: before 2.,
+so that nothing is left to be sent where that raises.
 
 The caller's tensors see exactly one run, random state advances once, and the call is answered, whatever is found.
 Outcomes are compared by structure and by bits. Where bits differ only in results that a non-deterministic launch
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -66,8 +67,9 @@ def compare(
     """Replay on copies of ``args``, then run ``answer`` (``fn``, unless it is given) on ``args`` themselves, and hold
     one against the other. ``fn`` is what further runs on copies do. ``tolerant``: the program was accepted within a
     tolerance before, so that results on which uncaptured runs happen to agree this time have one, too. ``together`` is
-    told once there are copies which runs this rank is to make (None if there cannot be any), and says whether all ranks
-    make them now: if they do not, none replays (``ranks-differ``).
+    told once there are copies which runs this rank makes besides the answering one (``"once"``: a replay, ``"rounds"``:
+    all that may be needed, None: there cannot be any), and says whether all ranks make these: if not, none replays
+    (``ranks-differ``). A refusal in IN_STEP says that they were made.
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
     refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
@@ -105,16 +107,18 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
     try:
         with scratch():
             trial = begin()
-            first = trial.prepare() or (None if trial.answered else trial.replay_prepared())
+            first = trial.prepare() or (None if trial.answered else trial.make_rounds(trial.replay_prepared()))
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - kernels and allocations raise anything; the uncaptured run answers the call
         if is_out_of_memory(error):
             return Refusal.of(error)
         first = _raised(error, trial)
-    if isinstance(first, Refusal) and (trial is None or not trial.goes_on(first)):
-        refusal = first if trial is None else trial.explained(first)
-        return Verdict(answer(list(args)), refusal)
+    if isinstance(first, Refusal):
+        if trial is None:
+            return Verdict(answer(list(args)), first)
+        refusal = trial.explained(first)
+        return Verdict(answer(list(args)), refusal, runs=trial.runs)
     assert trial is not None
     with trial.answers.answering(scratch) if first is None else contextlib.nullcontext():
         outputs = answer(list(args))
@@ -123,12 +127,12 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
     try:
         with scratch():
             first = first or trial.replay_prepared()
-            verdict = trial.judge(first, outputs)
+            verdict = Verdict(outputs, first) if isinstance(first, Refusal) else trial.judge(first, outputs)
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
         return Verdict(outputs, _raised(error, trial))
-    return replace(verdict, refusal=trial.explained(verdict.refusal))
+    return replace(verdict, refusal=trial.explained(verdict.refusal), runs=trial.runs)
 
 
 def _raised(error: Exception, trial: _Trial | None) -> Refusal:
@@ -145,7 +149,7 @@ def _raised(error: Exception, trial: _Trial | None) -> Refusal:
 class _Trial:
     """One comparison: the memory involved, and the runs made on it. ``over_budget`` says that copies have no room.
     ``replaying``: a replay has begun and not ended, or raised. ``in_rounds``: all ranks make all runs that may be
-    needed, whatever each has found by then."""
+    needed, whatever each has found by then. ``spread``: by how much results of these differ, once they were made."""
 
     def __init__(
         self,
@@ -163,17 +167,20 @@ class _Trial:
         self.random = _Draws(driver, program)
         self.answers = Answers(program, driver.generator(program))
         self.filling, self.waited = in_flight(program)
-        self.replaying = self.in_rounds = False
+        self.replaying = False
         self.runs = 0
+        self.spread: list[Distance | None] | None = None
         every, written = blocks(args, program.recording.offset_sensitive), program.written
         self.written = [block for block in every if written.intersection(block.members)]
         self.watched = sorted(position for block in self.written for position in block.members)
         saved, full = (sum(block.nbytes for block in chosen) for chosen in (self.written, every))
         budget = driver.spare_bytes()
-        self.all_copied = saved + full <= budget
+        self.in_rounds = together is not None and bool(unrepeatable(program.recording, program.slots))
+        runs = 3 if self.in_rounds else 1  # results of two besides: no rank may be short of memory on its own
+        self.all_copied = saved + runs * full <= budget
         self.copied = every if self.all_copied else self.written
         self.read_in_place = [p for block in every if block not in self.copied for p in block.members]
-        too_much = not self.all_copied and 2 * saved > budget
+        too_much = not self.all_copied and (1 + runs) * saved > budget
         self.over_budget = f"copies of written arguments exceed {budget} bytes" if too_much else None
         self.pristine: list[Any] = []
         self.first_copies: list[Any] = []
@@ -192,9 +199,6 @@ class _Trial:
             self.first_copies = self.working.args
             ready = True
         finally:
-            self.in_rounds = self.together is not None and bool(
-                unrepeatable(self.program.recording, self.program.slots)
-            )
             runs = "rounds" if self.in_rounds else "once"
             agreed = self.together is None or self.together(runs if ready else None)
         return None if agreed else Refusal("ranks-differ", "another rank does not replay this call")
@@ -227,35 +231,43 @@ class _Trial:
             return Refusal("comparison-failed", "replayed: an argument is written though no launch says so")
         return replace(outcome, results=[])
 
-    def goes_on(self, refusal: Refusal) -> bool:
-        """Whether there are more runs to make though the replay is refused: other ranks make them."""
-        return self.in_rounds and refusal.reason in IN_STEP
+    def make_rounds(self, first: _Outcome | Refusal) -> _Outcome | Refusal:
+        """What all ranks run before any of them answers its call, if a launch varies. Returns what is known of the
+        ``first`` replay then: the same, or why it may not be used."""
+        if not self.in_rounds or (isinstance(first, Refusal) and first.reason not in IN_STEP):
+            return first
+        with self.random.apart():
+            reference = self._uncaptured_again()
+            differs: list[int] = []
+            if isinstance(first, _Outcome) and not self.random and reference.other_structure(first) is None:
+                differs = reference.differing(first)
+            refusal, self.spread = self._judge_again(reference, differs)
+        if refusal is None or (isinstance(first, Refusal) and refusal.reason in IN_STEP):
+            return first
+        return refusal
 
-    def judge(self, first: _Outcome | Refusal, outputs: Sequence[Any]) -> Verdict:
+    def judge(self, first: _Outcome, outputs: Sequence[Any]) -> Verdict:
         """Whether the replay did what the uncaptured run, which returned ``outputs``, did. Random state is kept."""
-        if isinstance(first, Refusal) and not self.goes_on(first):
-            return Verdict(outputs, first)
         reference = self._left(outputs, self.args, answering=True)
-        verdict = Verdict(outputs, first) if isinstance(first, Refusal) else self._judge_once(first, outputs, reference)
-        self.first_copies.clear()
-        if verdict is None or self.in_rounds:
-            differs = [] if isinstance(first, Refusal) else reference.differing(first)
-            with self.random.apart():
-                again = self._judge_again(set(differs), outputs, reference)
-            out_of_step = again.refusal is not None and again.refusal.reason not in IN_STEP
-            verdict = again if verdict is None or out_of_step else verdict
-        return replace(verdict, runs=self.runs)
-
-    def _judge_once(self, first: _Outcome, outputs: Sequence[Any], reference: _Outcome) -> Verdict | None:
-        """What one replay and one run tell; None where more runs have to."""
         if not self._unread_unchanged():
             return Verdict(outputs, Refusal("comparison-failed", "an argument is written though no launch says so"))
+        self.first_copies.clear()
         if reference.drew_otherwise(first):
             return Verdict(outputs, _RANDOM_STATE)
         if (reference.structure, reference.contents) == (first.structure, first.contents):
             return Verdict(outputs, None)
         wrong = self._inexcusable(reference, first)
-        return None if wrong is None else Verdict(outputs, self._wrong(f"replayed: {wrong}"))
+        if wrong is not None:
+            return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
+        differs = reference.differing(first)
+        if self.spread is None:
+            with self.random.apart():
+                again = self._uncaptured_again() if self.random else reference
+                refusal, _ = self._judge_again(again, differs)
+        else:
+            steady = self._steady(reference, differs, self.spread)
+            refusal = None if steady is None else _unsteady(steady)
+        return Verdict(outputs, refusal, tolerant=refusal is None)
 
     def _wrong(self, detail: str) -> Refusal:
         """A replay differs where it must not. Operators written in Python are suspected first: what they keep for
@@ -291,40 +303,42 @@ class _Trial:
         wrong = next((index for index in reference.differing(other) if not decided[index]), None)
         return None if wrong is None else f"{reference.names[wrong]} has other values"
 
-    def _judge_again(self, differs: set[int], outputs: Sequence[Any], answer: _Outcome) -> Verdict:
-        """Whose fault it is that results differ (those at ``differs``, so far): a wrong replay's, or the region's own,
-        which has a spread then.
+    def _judge_again(
+        self, reference: _Outcome, differing: Sequence[int]
+    ) -> tuple[Refusal | None, list[Distance | None]]:
+        """Whose fault it is that the results at ``differing`` do: a wrong replay's, or the region's own, which has a
+        spread then. Returns both. ``reference`` is an uncaptured run.
 
         Where the region draws, runs on the numbers of the answering one would have other threads draw them, too. Each
         round replays anew: where a rounding error decides a sign, one run of many is further off than all others, and
         that may be the replay. A wrong replay is further off each time.
         """
-        reference = self._uncaptured_again() if self.random or self.in_rounds else answer
-        spread: list[Distance | None] = [None] * len(answer.contents)
-        surprises: list[_Surprises] = []
+        differs, surprises = set(differing), list[_Surprises]()
+        spread: list[Distance | None] = [None] * len(reference.contents)
         refusal: Refusal | None = None
         unlike: str | None = ""
         for series, runs in enumerate(RUNS):
             for _ in range(runs):
+                if refusal is not None or unlike is None:
+                    self._uncaptured_again()  # for other ranks
+                    continue
                 found = self._widen(spread, reference)
                 if isinstance(found, Refusal):
-                    refusal = refusal or found
+                    refusal = found
                 elif series:  # in the first one, each has too few before it
                     surprises.append(found)
                 if refusal is not None and not self.in_rounds:
-                    return Verdict(outputs, refusal)
+                    return refusal, spread
             replayed = self._replay_again()
             if replayed is None:
-                return Verdict(outputs, Refusal("replay-declined", "the second of two replays"))
-            if refusal is None and unlike is not None:  # else these runs were for other ranks
+                return Refusal("replay-declined", "the second of two replays"), spread
+            if refusal is None and unlike is not None:
                 told = self._unlike(reference, replayed, differs, spread, surprises)
                 refusal, unlike = (told, unlike) if isinstance(told, Refusal) else (None, told)
             if not self.in_rounds and (refusal is not None or unlike is None):
                 break
             del replayed  # what it returned is not kept while the function runs again
-        if refusal is None and unlike is not None:
-            refusal = _unsteady(unlike)
-        return Verdict(outputs, refusal, tolerant=refusal is None)
+        return refusal or (None if unlike is None else _unsteady(unlike)), spread
 
     def _unlike(
         self,
@@ -342,9 +356,13 @@ class _Trial:
         if wrong is not None:
             return self._wrong(f"replayed: {wrong}")
         differs.update(reference.differing(replayed))
+        return self._steady(reference, differs, spread) or self._too_far(reference, replayed, spread, surprises)
+
+    def _steady(self, reference: _Outcome, differs: Collection[int], spread: Sequence[Distance | None]) -> str | None:
+        """The first result in which a replay ``differs`` though uncaptured runs do not, unless they did before."""
         steady = next((index for index in sorted(differs) if spread[index] is None), None)
         if steady is None or self.tolerant:
-            return self._too_far(reference, replayed, spread, surprises)
+            return None
         return f"{reference.names[steady]} has other values, though uncaptured runs agree on it bit for bit"
 
     def _widen(self, spread: list[Distance | None], reference: _Outcome) -> Refusal | _Surprises:

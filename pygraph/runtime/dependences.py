@@ -204,7 +204,7 @@ class _Table(Generic[_Memory]):
             waits |= self._open
             self._used.clear()
             self._open.clear()
-            self._last = self._drew = self._sent = launch.index
+            self._last = launch.index
             return waits
         for memory, there, writes in accesses:
             if memory in self._used:

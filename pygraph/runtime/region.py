@@ -62,6 +62,8 @@ _WORTH_TRYING = 0.95
 _AGREED = "collectives are captured, as all ranks agreed"
 """What is noted of a region once votes have ended so."""
 
+_TOLERATED = "non-deterministic: compared within a tolerance"
+
 _ONE_CALLS_FAULT = (
     "argument-misaligned",
     "capture-busy",
@@ -616,6 +618,7 @@ class Region:
         refusal = verdict.refusal
         if kept:
             ballot.join(self)
+            self._add_notes(*[_TOLERATED] * verdict.tolerant)
             self._install_joint(variant, made, contest)
         elif outcome is Outcome.YES and refusal is not None and refusal.reason not in IN_STEP:
             error = ReplayError(
@@ -643,7 +646,7 @@ class Region:
             called.close()
             variant.joined = True
             self._tell(made.program)
-            self.record.notes.append(_AGREED)
+            self._add_notes(_AGREED)
 
     def _said(self, outcome: Outcome) -> None:
         """What ranks decided at a vote. After a rank that said nothing, nobody is asked again."""
@@ -714,9 +717,12 @@ class Region:
         self._prefer(variant)
         record = self.record
         record.state, record.reason = State.REPLAY, None
-        tolerated = ["non-deterministic: compared within a tolerance"] if verdict.tolerant else []
-        record.notes.extend(note for note in [*made.table.notes, *tolerated] if note not in record.notes)
+        self._add_notes(*made.table.notes, *[_TOLERATED] * verdict.tolerant)
         self._tell(made.program)
+
+    def _add_notes(self, *notes: str) -> None:
+        """Those that the report does not have yet."""
+        self.record.notes.extend(note for note in notes if note not in self.record.notes)
 
     def _tell(self, program: Program) -> None:
         """What reports say of the last capture."""

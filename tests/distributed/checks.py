@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed import _functional_collectives as functional
 
 from tests.distributed.processes import Rank, attempt
 
@@ -85,6 +86,13 @@ def tensor(rank: Rank, call: int, rows: int = 4) -> torch.Tensor:
 def compiled(fn: Callable[..., Any], dynamic: bool = False, **options: Any) -> Callable[..., Any]:
     given = {"passes": PASSES, "measure": False, **options}
     return torch.compile(fn, backend="pygraph", options=given, dynamic=dynamic or None)
+
+
+def fork(x: torch.Tensor) -> torch.Tensor:
+    """Products side by side, before and between collectives."""
+    one, other = (x @ x.T) % 7, (x.T @ x) % 5
+    y = functional.all_reduce(one + other, "sum", group())
+    return functional.all_reduce((y @ one) % 3 + (other @ y) % 3, "max", group())
 
 
 def same(ours: Any, fn: Callable[..., Any], arguments: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ from torch.distributed import _functional_collectives as functional
 
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region
-from tests.distributed.checks import CALLS, captured, check, compiled, group, regions, same, sent, tensor
+from tests.distributed.checks import CALLS, captured, check, compiled, fork, group, regions, same, sent, tensor
 from tests.distributed.processes import Rank
 
 failing: set[str] = set()
@@ -337,11 +337,6 @@ def waits_stand_behind_their_collectives(rank: Rank) -> None:
 @check
 def each_rank_has_an_order_of_its_own(rank: Rank) -> None:
     """One keeps the program's. On another, launches run side by side, where they can; collectives come in turn."""
-
-    def fork(x: torch.Tensor) -> torch.Tensor:
-        one, other = (x @ x.T) % 7, (x.T @ x) % 5
-        y = functional.all_reduce(one + other, "sum", group())
-        return functional.all_reduce((y @ one) % 3 + (other @ y) % 3, "max", group())
 
     ours = compiled(fork, order="program" if rank.number else "dependences")
     for call in range(CALLS):

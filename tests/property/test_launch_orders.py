@@ -231,6 +231,12 @@ def test_launches_that_are_dropped_order_the_others_as_before(
     program = with_steps(Program(recording, tuple(slots), plan(recording, slots, order), order=order))
     edges = [(a, b) for b, waited in enumerate(left.edges) for a in waited if b not in dropped]
     check(program, edges, dropped)
+    kept = combinations([launch for launch in range(len(order.edges)) if launch not in dropped], 2)
+    pairs = [pair for pair in kept if conflict(recording, slots, *pair)]
+    if pairs:
+        _, alone = data.draw(st.sampled_from(pairs))
+        with pytest.raises(CaptureError, match="does not wait"):
+            check(program, [edge for edge in edges if edge[1] != alone], dropped)
 
 
 def test_memory_that_is_shared_without_order_is_found_by_the_proof() -> None:

@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import ReplayError
+from pygraph.runtime.compare import Verdict, compare
+from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.nondeterminism import RUNS
 from pygraph.runtime.recording import PythonCall
 from pygraph.runtime.region import Region, RegionOptions, RegionRecord
@@ -443,6 +445,71 @@ def test_runs_are_not_alive_together() -> None:
     assert len(alive) == 1 + 2 + RUNS[0] + 1, "uncaptured; replayed, uncaptured; uncaptured on copies; replayed"
     nothing, state, copied_state, answer = 0, 1, 1, 1
     assert alive == [nothing, state, state + copied_state, *[state + answer] * (RUNS[0] + 1)]
+
+
+# -- ranks that compare together ---------------------------------------------------------------------------------------
+
+RIGHT, WRONG, DECLINES = 0.0, 1e6, None
+
+
+@pytest.mark.parametrize(
+    ("scale", "replays", "reason"),
+    [
+        *((scale, (RIGHT, RIGHT, RIGHT), None) for scale in (0.0, 1.0)),
+        *((scale, (RIGHT, WRONG, WRONG), "comparison-failed") for scale in (0.0, 1.0)),
+        (0.0, (WRONG, RIGHT, RIGHT), "comparison-failed"),
+        (1.0, (WRONG, WRONG, RIGHT), None),
+        (1.0, (RIGHT, DECLINES), "replay-declined"),
+        (1.0, (DECLINES,), "replay-declined"),
+    ],
+)
+@pytest.mark.parametrize("raises", [False, True])
+def test_ranks_make_the_same_runs_whatever_they_find(
+    scale: float, replays: tuple[float | None, ...], reason: str | None, raises: bool
+) -> None:
+    """Before the call is answered, which may raise. Only a replay that declines ends them, of which the caller is told.
+    Where runs do not differ, the first replay is held to their bits; where they do, one that is right will do."""
+    draw, ran, told = noise(3), list[str](), list[str | None]()
+    numbers = iter(replays)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        ran.append("run")
+        return [args[0] * 3 + scale * draw(SIZE)]
+
+    def answer(args: list[Any]) -> Sequence[Any]:
+        outputs = fn(args)
+        ran[-1] = "answer"
+        if raises:
+            raise ArithmeticError("as asked")
+        return outputs
+
+    def replay(args: list[Any]) -> Sequence[Any]:
+        off = next(numbers)
+        ran.append("replay")
+        return [args[0] * 3 + scale * draw(SIZE) + (off or 0.0)]
+
+    driver = FakeDriver(replay, ())
+    driver.nondeterministic, driver.random = 1, False
+    driver.declines = lambda args: replays[ran.count("replay") : ran.count("replay") + 1] == (DECLINES,)
+    args = [torch.linspace(-1, 1, SIZE)]
+    made = capture(fn, driver, list(args))
+    assert isinstance(made, Captured)
+
+    def together(runs: str | None) -> bool:
+        told.append(runs)
+        return True
+
+    facts = fn, driver, made.executable, args, made.program, answer
+    found: Verdict | None = None
+    with pytest.raises(ArithmeticError) if raises else contextlib.nullcontext():
+        found = compare(*facts, together=together)
+    everything = ["replay", "run", *["run"] * RUNS[0], "replay", *["run"] * RUNS[1], "replay"]
+    expected = {1: 0, 2: 2 + RUNS[0], 3: None}[len(replays)]
+    assert (ran, told) == ([*everything[:expected], "answer"], ["rounds"])
+    if found is not None:
+        assert (found.refusal and found.refusal.reason) == reason
+        assert found.tolerant == (reason is None and scale > 0)
+        assert found.runs == ran.count("run")
 
 
 # -- operators that are written in Python ------------------------------------------------------------------------------

@@ -81,9 +81,6 @@ _READ_ONLY_NAMES = ("in_ptr", "arg_")
 
 _Key = tuple[AllocationKind, int]
 
-_CLOSED = "aten."
-"""How the names of operators begin that are ``Span.closed``."""
-
 
 @dataclass(frozen=True, slots=True)
 class Operand:
@@ -309,6 +306,11 @@ def with_calls(
     return tuple(made)
 
 
+def _is_closed(name: str) -> bool:
+    """Whether calls of an operator are ``Span.closed``."""
+    return name.startswith("aten.") or is_functional_collective(name)
+
+
 def _reach(allocations: Sequence[Allocation], addresses: AddressMap) -> Callable[[Span], frozenset[_Key] | None]:
     """What a call can use at all: the allocations that it was given, and those that it may have made. None for calls
     that are neither ATen's nor collectives, which may keep memory to themselves, and for those that were given memory
@@ -318,7 +320,7 @@ def _reach(allocations: Sequence[Allocation], addresses: AddressMap) -> Callable
     constants = [a for a in allocations if a.kind is AllocationKind.CONSTANT]
 
     def of(span: Span) -> frozenset[_Key] | None:
-        if not span.name.startswith(_CLOSED) and not is_functional_collective(span.name):
+        if not _is_closed(span.name):
             return None
         given: set[_Key] = set()
         for word in filter(None, (*span.reads, *span.writes)):
@@ -426,7 +428,7 @@ class _Operators(TorchDispatchMode):
         name = str(func)
         if func.namespace in _BUILT_IN | FUNCTIONAL_COLLECTIVES:
             known = nondeterministic_operator(func)
-            run, closed = (lambda: func(*args, **named)), name.startswith(_CLOSED) or is_functional_collective(name)
+            run, closed = (lambda: func(*args, **named)), _is_closed(name)
             return self._observer.call(name, operands, run, nondeterministic=known, closed=closed)
         inside = _Inside(self._observer, func)
         return self._observer.call(name, operands, lambda: inside.run(args, named), inside=inside)
