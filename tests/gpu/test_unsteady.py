@@ -13,11 +13,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import pygraph
 
 
-def replays(function: Any, *args: Any, calls: int = 6, **options: Any) -> tuple[int, list[Any]]:
+def replays(function: Any, *args: Any, calls: int = 6) -> tuple[int, list[Any]]:
     """Replays of ``function`` compiled, and what its last call returned."""
     pygraph.reset()
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend="pygraph", fullgraph=True, options={"cache_dir": None, **options})
+    compiled = torch.compile(function, backend="pygraph", fullgraph=True, options={"cache_dir": None})
     outputs: Any = None
     for _ in range(calls):
         outputs = compiled(*args)
@@ -87,22 +87,37 @@ def test_gradients_of_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.cuda.memory_allocated() - before < 32 << 20
 
 
-def test_attention_of_one_query_over_long_caches() -> None:
-    """cuDNN splits the keys, and adds what it finds in the parts as they come: in another order where caches of 16
-    layers do not stay in the GPU's own."""
+def test_a_decoder_whose_attention_varies() -> None:
+    """With one query, and more than 64 keys that count, cuDNN's attention differs now and then from call to call."""
     torch.manual_seed(0)
-    query = torch.randn(8, 8, 1, 128, device="cuda", dtype=torch.bfloat16)
-    caches = [torch.randn(2, 8, 8, 1024, 128, device="cuda", dtype=torch.bfloat16) for _ in range(16)]
-    mask = (torch.arange(1024, device="cuda") <= 1000).view(1, 1, 1, -1)
+    heads, width, length = 8, 1024, 1024
+    weights = [torch.randn(4, width, width, device="cuda", dtype=torch.bfloat16) / 32 for _ in range(8)]
+    columns, place = torch.arange(length, device="cuda"), torch.zeros(1, device="cuda", dtype=torch.long)
 
-    def function(query: torch.Tensor, caches: list[torch.Tensor]) -> torch.Tensor:
-        for keys, values in caches:
-            query = query + F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-        return query
+    def step(x: torch.Tensor, caches: list[torch.Tensor]) -> torch.Tensor:
+        mask = (columns <= place).view(1, 1, 1, -1)
+        for (query, key, value, out), (keys, values) in zip(weights, caches, strict=True):
+            parts = [(x @ each).view(8, 1, heads, -1).transpose(1, 2) for each in (query, key, value)]
+            keys.index_copy_(2, place, parts[1])
+            values.index_copy_(2, place, parts[2])
+            found = F.scaled_dot_product_attention(parts[0], keys, values, attn_mask=mask)
+            x = x + found.transpose(1, 2).reshape(x.shape) @ out
+        return x
 
+    def decoded(step: Any) -> list[torch.Tensor]:
+        shape = 2, 8, heads, length, width // heads
+        caches, found = [torch.zeros(shape, device="cuda", dtype=torch.bfloat16) for _ in weights], []
+        x = torch.ones(8, 1, width, device="cuda", dtype=torch.bfloat16)
+        for call in range(120):
+            place.fill_(call)
+            found.append(step(x, caches).clone())
+        return found
+
+    pygraph.reset()
+    torch._dynamo.reset()
+    options = {"cache_dir": None, "verify": "always"}
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        expected = function(query, caches)
-        assert any(not torch.equal(function(query, caches), expected) for _ in range(200)), "it does not vary"
-        count, found = replays(function, query, caches, calls=40, verify="always")
-    assert count == 38
-    torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-6)
+        expected, found = decoded(step), decoded(torch.compile(step, backend="pygraph", options=options))
+    for call, pair in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(*pair, rtol=0.1, atol=0.1, msg=f"call {call}")
+    assert pygraph.counters()["replays"] == 118
