@@ -76,7 +76,7 @@ class Ballot:
     @property
     def over(self) -> bool:
         """Whether there are no more votes."""
-        return self.held == len(VOTES)
+        return self.held >= len(VOTES)
 
     def place(self, call: int) -> str:
         """Where this rank is in its program. Ranks that are at the same place pair their collectives alike: it has the

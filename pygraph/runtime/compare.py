@@ -19,7 +19,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -31,12 +31,13 @@ from pygraph.runtime.provenance import Refusal, is_out_of_memory
 from pygraph.runtime.recording import AllocationKind
 from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, same_bytes, span, take
 
-__all__ = ["IN_STEP", "Verdict", "compare", "observe", "verify"]
+__all__ = ["Verdict", "compare", "observe", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
-IN_STEP = ("comparison-failed", "random-state", "stateful-operator")
-"""Refusals of a replay that sent what it had to."""
+_DECLINED = "replay-declined"
+
+_Found = TypeVar("_Found")
 
 _WRONG = ("comparison-failed", "replay-raised")
 """Refusals that a launch of the replay may be to blame for."""
@@ -69,7 +70,7 @@ def compare(
     tolerance before, so that results on which uncaptured runs happen to agree this time have one, too. ``together`` is
     told once there are copies which runs this rank makes besides the answering one (``"once"``: a replay, ``"rounds"``:
     all that may be needed, None: there cannot be any), and says whether all ranks make these: if not, none replays
-    (``ranks-differ``). A refusal in IN_STEP says that they were made.
+    (``ranks-differ``).
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
     refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
@@ -78,7 +79,8 @@ def compare(
 
     All but the run that answers the call uses the driver's scratch memory, or, where that has no room, ordinary memory.
     Raises what ``answer`` raises, and ReplayError if the replay damaged an argument that it should only read and that
-    was too large to copy, or if the random state could not be brought back.
+    was too large to copy, or if the random state could not be brought back; and, with the call unanswered, if ranks
+    have agreed on runs that this one cannot make: others would take what it sends next for these.
     """
     answer = answer or fn
     trial = functools.partial(_Trial, fn, driver, executable, args, program, tolerant, together)
@@ -111,13 +113,16 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - kernels and allocations raise anything; the uncaptured run answers the call
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) and not (trial is not None and trial.owes):
             return Refusal.of(error)
         first = _raised(error, trial)
     if isinstance(first, Refusal):
         if trial is None:
             return Verdict(answer(list(args)), first)
         refusal = trial.explained(first)
+        if trial.owes:
+            name = trial.program.name
+            raise ReplayError(f"region {name}: ranks agreed to replay this call; this one could not: {first}")
         return Verdict(answer(list(args)), refusal, runs=trial.runs)
     assert trial is not None
     with trial.answers.answering(scratch) if first is None else contextlib.nullcontext():
@@ -149,7 +154,8 @@ def _raised(error: Exception, trial: _Trial | None) -> Refusal:
 class _Trial:
     """One comparison: the memory involved, and the runs made on it. ``over_budget`` says that copies have no room.
     ``replaying``: a replay has begun and not ended, or raised. ``in_rounds``: all ranks make all runs that may be
-    needed, whatever each has found by then. ``spread``: by how much results of these differ, once they were made."""
+    needed, whatever each has found by then. ``owes``: they have agreed to, and this one has
+    not made them. ``spread``: by how much results of these differ from those of one of them, the ``reference``."""
 
     def __init__(
         self,
@@ -169,7 +175,9 @@ class _Trial:
         self.filling, self.waited = in_flight(program)
         self.replaying = False
         self.runs = 0
-        self.spread: list[Distance | None] | None = None
+        self.owes = False
+        self.reference: _Outcome | None = None
+        self.spread: list[Distance | None] = []
         every, written = blocks(args, program.recording.offset_sensitive), program.written
         self.written = [block for block in every if written.intersection(block.members)]
         self.watched = sorted(position for block in self.written for position in block.members)
@@ -200,8 +208,10 @@ class _Trial:
             ready = True
         finally:
             runs = "rounds" if self.in_rounds else "once"
-            agreed = self.together is None or self.together(runs if ready else None)
-        return None if agreed else Refusal("ranks-differ", "another rank does not replay this call")
+            self.owes = self.together is not None and self.together(runs if ready else None)
+        if self.together is None or self.owes:
+            return None
+        return Refusal("ranks-differ", "another rank does not replay this call")
 
     def replay_prepared(self) -> _Outcome | Refusal:
         """The outcome of a replay on these copies. Its draws are undone. If the answering run came before, it draws
@@ -224,7 +234,7 @@ class _Trial:
         if not undone:
             return Refusal("random-state", "another thread drew from the generator of the replay")
         if outputs is None:
-            return Refusal("replay-declined", "the arguments that were captured do not match")
+            return Refusal(_DECLINED, "the arguments that were captured do not match")
         if not working.intact:
             return Refusal("comparison-failed", "replayed: bytes beside an argument were written")
         if not self._unread_unchanged():
@@ -234,38 +244,41 @@ class _Trial:
     def make_rounds(self, first: _Outcome | Refusal) -> _Outcome | Refusal:
         """What all ranks run before any of them answers its call, if a launch varies. Returns what is known of the
         ``first`` replay then: the same, or why it may not be used."""
-        if not self.in_rounds or (isinstance(first, Refusal) and first.reason not in IN_STEP):
+        refusal: Refusal | None = None
+        if isinstance(first, Refusal) and first.reason == _DECLINED:
             return first
-        with self.random.apart():
-            reference = self._uncaptured_again()
-            differs: list[int] = []
-            if isinstance(first, _Outcome) and not self.random and reference.other_structure(first) is None:
-                differs = reference.differing(first)
-            refusal, self.spread = self._judge_again(reference, differs)
-        if refusal is None or (isinstance(first, Refusal) and refusal.reason in IN_STEP):
-            return first
-        return refusal
+        if self.in_rounds:
+            with self.random.apart():
+                reference = self.reference = self._uncaptured_again()
+                alike = isinstance(first, _Outcome) and not self.random and reference.other_structure(first) is None
+                differs = reference.differing(first) if alike and isinstance(first, _Outcome) else []
+                refusal = self._judge_again(reference, differs)
+            if refusal is not None and refusal.reason == _DECLINED:
+                return refusal
+        self.owes = False
+        return refusal if refusal is not None and isinstance(first, _Outcome) else first
 
     def judge(self, first: _Outcome, outputs: Sequence[Any]) -> Verdict:
         """Whether the replay did what the uncaptured run, which returned ``outputs``, did. Random state is kept."""
-        reference = self._left(outputs, self.args, answering=True)
+        answer = self._left(outputs, self.args, answering=True)
         if not self._unread_unchanged():
             return Verdict(outputs, Refusal("comparison-failed", "an argument is written though no launch says so"))
         self.first_copies.clear()
-        if reference.drew_otherwise(first):
+        if answer.drew_otherwise(first):
             return Verdict(outputs, _RANDOM_STATE)
-        if (reference.structure, reference.contents) == (first.structure, first.contents):
+        if (answer.structure, answer.contents) == (first.structure, first.contents):
             return Verdict(outputs, None)
-        wrong = self._inexcusable(reference, first)
+        wrong = self._inexcusable(answer, first)
         if wrong is not None:
             return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
-        differs = reference.differing(first)
-        if self.spread is None:
+        differs = set(answer.differing(first))
+        if self.reference is None:
             with self.random.apart():
-                again = self._uncaptured_again() if self.random else reference
-                refusal, _ = self._judge_again(again, differs)
+                refusal = self._judge_again(self._uncaptured_again() if self.random else answer, differs)
         else:
-            steady = self._steady(reference, differs, self.spread)
+            if not self.random:  # on other numbers, all would differ
+                differs.difference_update(self.reference.differing(answer))
+            steady = self._steady(answer, differs)
             refusal = None if steady is None else _unsteady(steady)
         return Verdict(outputs, refusal, tolerant=refusal is None)
 
@@ -303,101 +316,104 @@ class _Trial:
         wrong = next((index for index in reference.differing(other) if not decided[index]), None)
         return None if wrong is None else f"{reference.names[wrong]} has other values"
 
-    def _judge_again(
-        self, reference: _Outcome, differing: Sequence[int]
-    ) -> tuple[Refusal | None, list[Distance | None]]:
+    def _judge_again(self, reference: _Outcome, differing: Collection[int]) -> Refusal | None:
         """Whose fault it is that the results at ``differing`` do: a wrong replay's, or the region's own, which has a
-        spread then. Returns both. ``reference`` is an uncaptured run.
+        spread then. ``reference`` is an uncaptured run.
 
         Where the region draws, runs on the numbers of the answering one would have other threads draw them, too. Each
         round replays anew: where a rounding error decides a sign, one run of many is further off than all others, and
         that may be the replay. A wrong replay is further off each time.
         """
         differs, surprises = set(differing), list[_Surprises]()
-        spread: list[Distance | None] = [None] * len(reference.contents)
+        self.spread = [None] * len(reference.contents)
         refusal: Refusal | None = None
         unlike: str | None = ""
         for series, runs in enumerate(RUNS):
             for _ in range(runs):
-                if refusal is not None or unlike is None:
-                    self._uncaptured_again()  # for other ranks
-                    continue
-                found = self._widen(spread, reference)
+                found = self._widen(reference)
                 if isinstance(found, Refusal):
-                    refusal = found
+                    refusal = refusal or (found if unlike is not None else None)
                 elif series:  # in the first one, each has too few before it
                     surprises.append(found)
                 if refusal is not None and not self.in_rounds:
-                    return refusal, spread
-            replayed = self._replay_again()
-            if replayed is None:
-                return Refusal("replay-declined", "the second of two replays"), spread
-            if refusal is None and unlike is not None:
-                told = self._unlike(reference, replayed, differs, spread, surprises)
+                    return refusal
+            told = self._unlike(reference, differs, surprises)
+            if isinstance(told, Refusal) and told.reason == _DECLINED:
+                return told
+            if refusal is None and unlike is not None:  # else this round was for other ranks
                 refusal, unlike = (told, unlike) if isinstance(told, Refusal) else (None, told)
             if not self.in_rounds and (refusal is not None or unlike is None):
                 break
-            del replayed  # what it returned is not kept while the function runs again
-        return refusal or (None if unlike is None else _unsteady(unlike)), spread
+        return refusal or (None if unlike is None else _unsteady(unlike))
 
-    def _unlike(
-        self,
-        reference: _Outcome,
-        replayed: _Outcome,
-        differs: set[int],
-        spread: Sequence[Distance | None],
-        surprises: Sequence[_Surprises],
-    ) -> Refusal | str | None:
-        """In what the replay differs by more than uncaptured runs do; a Refusal where more of these would not help. The
-        results in which it differs at all join ``differs``."""
-        if reference.drew_otherwise(replayed):
-            return _RANDOM_STATE
-        wrong = self._inexcusable(reference, replayed)
-        if wrong is not None:
-            return self._wrong(f"replayed: {wrong}")
-        differs.update(reference.differing(replayed))
-        return self._steady(reference, differs, spread) or self._too_far(reference, replayed, spread, surprises)
+    def _unlike(self, reference: _Outcome, differs: set[int], surprises: Sequence[_Surprises]) -> Refusal | str | None:
+        """In what another replay differs by more than uncaptured runs do; a Refusal where more of these would not help.
+        The results in which it differs at all join ``differs``."""
 
-    def _steady(self, reference: _Outcome, differs: Collection[int], spread: Sequence[Distance | None]) -> str | None:
+        def tell(replayed: _Outcome) -> Refusal | str | None:
+            if reference.drew_otherwise(replayed):
+                return _RANDOM_STATE
+            wrong = self._inexcusable(reference, replayed)
+            if wrong is not None:
+                return self._wrong(f"replayed: {wrong}")
+            differs.update(reference.differing(replayed))
+            return self._steady(reference, differs) or self._too_far(reference, replayed, surprises)
+
+        copies = self._retaken()
+        outputs = self._replay(copies)
+        if outputs is None:
+            return Refusal(_DECLINED, "the second of two replays")
+        return self._look(outputs, copies, tell)
+
+    def _steady(self, reference: _Outcome, differs: Collection[int]) -> str | None:
         """The first result in which a replay ``differs`` though uncaptured runs do not, unless they did before."""
-        steady = next((index for index in sorted(differs) if spread[index] is None), None)
+        steady = next((index for index in sorted(differs) if self.spread[index] is None), None)
         if steady is None or self.tolerant:
             return None
         return f"{reference.names[steady]} has other values, though uncaptured runs agree on it bit for bit"
 
-    def _widen(self, spread: list[Distance | None], reference: _Outcome) -> Refusal | _Surprises:
+    def _widen(self, reference: _Outcome) -> Refusal | _Surprises:
         """Have ``spread`` hold one more uncaptured run, on copies, and say how far that lies outside of it. Refused is
         one that no spread allows for."""
-        again = self._uncaptured_again()
-        if reference.drew_otherwise(again):
-            return _RANDOM_STATE
-        unlike = self._inexcusable(reference, again)
-        if unlike is not None:
-            return _unsteady(f"in another uncaptured run, {unlike}")
-        surprises: _Surprises = {}
-        for index in reference.differing(again):
-            result, before = reference.results[index], spread[index]
-            found = distance(result, again.results[index])
-            if isinstance(found, str):
-                return _unsteady(f"in another uncaptured run, {reference.names[index]} {found}")
-            surprise = None if before is None else found.surprise(before, result.dtype)
-            if surprise is not None:
-                _add(surprises, result.dtype, surprise)
-            spread[index] = found.widened(before)
-        return surprises
+
+        def tell(again: _Outcome) -> Refusal | _Surprises:
+            if reference.drew_otherwise(again):
+                return _RANDOM_STATE
+            unlike = self._inexcusable(reference, again)
+            if unlike is not None:
+                return _unsteady(f"in another uncaptured run, {unlike}")
+            surprises: _Surprises = {}
+            for index in reference.differing(again):
+                result, before = reference.results[index], self.spread[index]
+                found = distance(result, again.results[index])
+                if isinstance(found, str):
+                    return _unsteady(f"in another uncaptured run, {reference.names[index]} {found}")
+                surprise = None if before is None else found.surprise(before, result.dtype)
+                if surprise is not None:
+                    _add(surprises, result.dtype, surprise)
+                self.spread[index] = found.widened(before)
+            return surprises
+
+        return self._look(*self._run_again(), tell)
+
+    def _look(self, outputs: Sequence[Any], copies: list[Any], tell: Callable[[_Outcome], _Found]) -> _Found | Refusal:
+        """What ``tell`` finds of a run on ``copies``. If it raises, and other ranks go on, this one does, too."""
+        try:
+            return tell(self._left(outputs, copies))
+        except Exception as error:
+            if not self.in_rounds:
+                raise
+            return Refusal.of(error)
 
     def _uncaptured_again(self) -> _Outcome:
+        return self._left(*self._run_again())
+
+    def _run_again(self) -> tuple[Sequence[Any], list[Any]]:
+        """Another uncaptured run, on copies: what it returned, and these."""
         copies = self._retaken()
         self.runs += 1
         with self.answers.repeating() if self.answered else contextlib.nullcontext():
-            outputs = self.fn(list(copies))
-        return self._left(outputs, copies)
-
-    def _replay_again(self) -> _Outcome | None:
-        """Another replay, on copies; None where it declines."""
-        copies = self._retaken()
-        outputs = self._replay(copies)
-        return None if outputs is None else self._left(outputs, copies)
+            return self.fn(list(copies)), copies
 
     def _replay(self, args: list[Any]) -> Sequence[Any] | None:
         """Replay on ``args``, which are kept, with the answers to eager calls."""
@@ -427,7 +443,6 @@ class _Trial:
         self,
         reference: _Outcome,
         replayed: _Outcome,
-        spread: Sequence[Distance | None],
         surprises: Sequence[_Surprises],
     ) -> str | None:
         """A result in which a replay differs by more than ``spread`` allows, unless one of ``surprises`` covers what it
@@ -435,7 +450,7 @@ class _Trial:
         furthest: tuple[int, str] = 0, ""
         total: _Surprises = {}
         for index in reference.differing(replayed):
-            result, other, known = reference.results[index], replayed.results[index], spread[index]
+            result, other, known = reference.results[index], replayed.results[index], self.spread[index]
             how = too_far(result, other, known)
             if how is None:
                 continue

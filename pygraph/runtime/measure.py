@@ -26,7 +26,7 @@ import platform
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from threading import Lock, get_ident
@@ -264,10 +264,18 @@ _PLAN = tuple(_plan())
 
 class Contest:
     """Times one variant in two orders of its launches, as its calls come in: from several threads at once, of which one
-    at a time is timed. ``args`` is the call that was captured."""
+    at a time is timed. ``args`` is the call that was captured. Ranks that have to replay in one order ``agree``: each
+    call is the same candidate's turn on all of them, and behind the last turn each says whether it has found the other
+    order faster, and is told whether all have."""
 
-    def __init__(self, driver: Driver, args: Sequence[Any], path: Path | None) -> None:
-        self._driver, self._device = driver, _device(args)
+    def __init__(
+        self,
+        driver: Driver,
+        args: Sequence[Any],
+        path: Path | None,
+        agree: Callable[[bool], bool] | None = None,
+    ) -> None:
+        self._driver, self._device, self._agree = driver, _device(args), agree
         self._rounds = _Rounds(path, CONCURRENT)
         self._under_way: deque[_Turn] = deque()
         self._calls: dict[str, list[float]] = {REPLAY: [], CONCURRENT: []}
@@ -289,6 +297,8 @@ class Contest:
         self._vain = 0
         if turn is not None:
             turn.timer.stop()
+        if self._agree is not None:
+            return None if turn is None else self._leave_in_step(turn, self._agree)
         if not self._leaving.acquire(blocking=False):
             return None
         try:
@@ -304,6 +314,18 @@ class Contest:
             return None
         finally:
             self._leaving.release()
+
+    def _leave_in_step(self, turn: _Turn, agree: Callable[[bool], bool]) -> Decision | None:
+        self._under_way.append(turn)
+        if len(self._under_way) < len(_PLAN):
+            return None
+        self._driver.synchronise(self._device)
+        found: Decision | None = None
+        while self._under_way and (seconds := self._under_way[0].timer.seconds()) is not None:
+            found = self._took(self._under_way.popleft().candidate, seconds) or found
+        faster = found is not None and found.choice == CONCURRENT
+        decision = found or self._rounds.decide(REPLAY, self._timed)
+        return decision and replace(decision, choice=CONCURRENT if agree(faster) else REPLAY)
 
     def finish(self, decision: Decision) -> None:
         """Keep ``decision``. That took time which no call takes again."""

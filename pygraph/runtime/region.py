@@ -24,7 +24,7 @@ from typing import Any
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
 from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, counts, only_collectives, open_ballot
-from pygraph.runtime.compare import IN_STEP, Verdict, compare, verify
+from pygraph.runtime.compare import Verdict, compare, verify
 from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program
 from pygraph.runtime.critical import capturing, capturing_turn
 from pygraph.runtime.discover import Captured, capture
@@ -432,7 +432,7 @@ class Region:
         sensitive = made.program.recording.offset_sensitive
         self._sensitive |= sensitive
         variant.like = sensitive, signature(args, sensitive)
-        if measures:
+        if measures and self._to_vote_on(made.program) is None:
             variant.measurement = Measurement(self._driver, args, self._clock, path)
         contests = self._contests(variant, made.program)
         kept = self._kept_order(args) if contests and self._to_vote_on(made.program) is None else None
@@ -457,10 +457,16 @@ class Region:
         return kept_path(self._fn, args, self._options.cache_dir, CONCURRENT, self._options.order_memory)
 
     def _compare(
-        self, variant: Variant, made: Captured, args: list[Any], together: Callable[[str | None], bool] | None = None
+        self,
+        variant: Variant,
+        made: Captured,
+        args: list[Any],
+        together: Callable[[str | None], bool] | None = None,
+        answer: Callable[[list[Any]], Sequence[Any]] | None = None,
     ) -> Verdict:
-        """Compare what was captured, which is closed if that raises."""
-        facts = self._fn, self._driver, made.executable, args, made.program, self._run_fn
+        """Compare what was captured, which is closed if that raises, with what answers the call: ``answer``, which
+        counts it, or an uncaptured run."""
+        facts = self._fn, self._driver, made.executable, args, made.program, answer or self._run_fn
         try:
             verdict = compare(*facts, together=together)
         except BaseException as error:
@@ -469,7 +475,8 @@ class Region:
             self._raised(args, error)
             raise
         args.clear()
-        self.record.count_uncaptured()
+        if answer is None:
+            self.record.count_uncaptured()
         for call in made.program.recording.python * verdict.runs:
             self.record.python_runs[call.name] += 1
         return verdict
@@ -597,15 +604,31 @@ class Region:
         """Compare with all ranks, and use what was captured if it was right on each. Once they have agreed, whatever
         keeps this rank from its part is raised: others would take what it sends next for that."""
         asked: list[Outcome] = []
-        contest = Contest(self._driver, args, None) if variant.joined else None
+        question = f"order {ballot.held}"
+
+        def agree(faster: bool) -> bool:
+            return ballot.decide(question, "faster" if faster else None) is Outcome.YES
+
+        contest = Contest(self._driver, args, None, agree) if variant.joined else None
 
         def together(runs: str | None) -> bool:
             asked.append(ballot.decide("replay", None if runs is None else f"{place} {variant.sends} {runs}"))
             return asked[-1] is Outcome.YES
 
+        def answer(args: list[Any]) -> Sequence[Any]:
+            """Uncaptured, but where all go on with collectives that are captured already."""
+            called = variant.executable if variant.joined and asked != [Outcome.YES] else None
+            outputs: Sequence[Any] | None = None if called is None else called.replay(args)
+            if outputs is None:
+                outputs = self._run_fn(args)
+                self.record.count_uncaptured()
+            else:
+                self.record.count_replay()
+            return outputs
+
         right = kept = False
         try:
-            verdict = self._compare(variant, made, args, together)
+            verdict = self._compare(variant, made, args, together, answer)
             right = verdict.refusal is None and not self._closed and variant.executable is not None
         finally:
             outcome = asked[0] if asked else ballot.decide("replay", None)
@@ -620,12 +643,6 @@ class Region:
             ballot.join(self)
             self._add_notes(*[_TOLERATED] * verdict.tolerant)
             self._install_joint(variant, made, contest)
-        elif outcome is Outcome.YES and refusal is not None and refusal.reason not in IN_STEP:
-            error = ReplayError(
-                f"region {self.record.name}: ranks agreed to replay this call; this one could not: {refusal}"
-            )
-            self._raised(args, error)
-            raise error
         else:
             self._note(refusal or Refusal("ranks-differ", "another rank's replay was not right"))
         self._prefer(variant)
@@ -634,16 +651,17 @@ class Region:
     def _install_joint(self, variant: Variant, made: Captured, contest: Contest | None) -> None:
         """Replay what was captured, or have a ``contest`` decide on that."""
         called = variant.executable
-        if contest is None:
-            variant.executable = made.executable
-        else:
+        if contest is not None:
             variant.rival, variant.measurement = made.executable, contest
+        else:
+            variant.executable = made.executable
+            if called is not None:
+                called.close()
         if called is None or self._closed:  # another thread has closed the region, or is about to
             variant.release()
         elif contest is not None:
             self.record.timeline = timeline(made.program)
         else:
-            called.close()
             variant.joined = True
             self._tell(made.program)
             self._add_notes(_AGREED)
@@ -654,8 +672,8 @@ class Region:
             self._end_votes("a rank did not vote on capturing them")
 
     def _end_votes(self, why: str) -> None:
-        self._ballot = None
         self._variants.end_joint_contests()
+        self._ballot = None
         if _AGREED not in self.record.notes:
             self.record.notes.append(f"collectives are called by each replay: {why}")
 

@@ -139,6 +139,8 @@ class Variant:
         """Free what was captured for it."""
         held = self.rival, self.executable  # in this order, for ``choose`` on another thread: read, and then let go of
         self.contested, self.open = self.contested and not self.contesting, False
+        if self.joined:  # what was decided on captured collectives says nothing of eager calls
+            self.contested = self.concurrent = False
         self.sends, self.joined = None, False
         self.rival = self.executable = self.program = self.measurement = None
         for executable in held:

@@ -19,6 +19,7 @@ from pygraph.errors import ReplayError
 from pygraph.runtime import agreement, compare, region
 from pygraph.runtime.agreement import Ballot, Outcome
 from pygraph.runtime.cuda import executable
+from pygraph.runtime.host.driver import HostDriver
 from tests.distributed.checks import check, compiled, fork, group, host_only, regions, sent, tensor
 from tests.distributed.processes import Rank
 
@@ -108,16 +109,43 @@ def each_rank_captures_in_an_order_of_its_own(rank: Rank) -> None:
 
 @check
 def calls_choose_the_order_of_captured_collectives(rank: Rank) -> None:
-    """Each rank's calls by themselves, between two captures that all ranks have compared. Where nothing is parallel,
-    there is nothing to choose."""
+    """Between two captures that all ranks have compared. Where nothing is parallel, there is nothing to choose."""
     ours = compiled(fork, collectives="captured", order="measured", measure=True, cache_dir=None)
-    for call in range(CALLS + 60):
+    for call in range(CALLS + 40):  # 80 of them in turns
         x = tensor(rank, call)
         assert torch.equal(ours(x), fork(x)), call
         assert (AGREED in record().notes) == (call >= 3), call
     assert (record().captures, record().contests) == (2, 0)
     if rank.device == "cuda":
         assert (len(record().orders), record().segments, record().eager) == (1, 1, [])
+        assert record().timeline
+
+
+@check
+def one_rank_tries_no_other_order(rank: Rank) -> None:
+    """Collectives that are captured on one rank are on all, in each call: also in that of the vote that fails."""
+
+    def once(number: int) -> list[str]:
+        pygraph.reset()
+        torch._dynamo.reset()
+        order = "program" if rank.number == number else "measured"
+        ours = compiled(fork, collectives="captured", order=order, measure=True, cache_dir=None)
+        done = []
+        for call in range(20):
+            before = record().replays if done else 0
+            x = tensor(rank, call)
+            assert torch.equal(ours(x), fork(x)), call
+            done.append("replay" if record().replays > before else "uncaptured")
+        return done
+
+    with mock.patch.object(HostDriver, "parallel", True):
+        assert once(1) == ["uncaptured"] * 2 + ["replay"] + ["uncaptured"] + ["replay"] * 16
+        assert AGREED in record().notes
+        assert ("ranks-differ" in record().refusals) == (rank.number == 0), record()
+        both = once(2)
+        assert (
+            both == ["uncaptured"] * 2 + ["replay"] + ["uncaptured"] + ["replay"] * 3 + ["uncaptured"] + ["replay"] * 12
+        )
         assert record().timeline
 
 
@@ -404,11 +432,10 @@ def one_rank_cannot_do_what_it_agreed_to(rank: Rank) -> None:
             cache, x = tensor(rank, call + 1), tensor(rank, call)
             expected = layer(cache.clone(), x)
             assert torch.equal(ours(cache, x), expected)
-        expected = (
-            pytest.raises(ReplayError, match="this one could not") if rank.number == 1 else pytest.raises(RuntimeError)
-        )
         try:
-            with expected:
+            with pytest.raises(
+                ReplayError, match="as asked" if rank.number == 1 else "this one could not: replay-raised"
+            ):
                 ours(tensor(rank, 4), tensor(rank, 3))
         finally:
             rank.end()

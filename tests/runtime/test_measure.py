@@ -27,7 +27,7 @@ from pygraph.errors import ReplayError
 from pygraph.runtime import region as region_module
 from pygraph.runtime.agreement import VOTES, Ballot, Outcome
 from pygraph.runtime.contract import Executable, Program, Timer
-from pygraph.runtime.measure import Contest, Decision
+from pygraph.runtime.measure import _PLAN, Contest, Decision
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.region import Region, RegionOptions, counts
 from pygraph.runtime.variants import Variant
@@ -903,9 +903,10 @@ def test_one_of_several_ranks_times_the_order_of_launches(group: Callable[[int],
 
 
 class Votes(Ballot):
-    """Of ranks that decide so each time; all say no to what is not here."""
+    """Of ranks that decide so each time; all say no to what is not here. ``others``: what they say of the order."""
 
     outcomes: tuple[Outcome, ...] = ()
+    others = Outcome.YES
 
     def place(self, call: int) -> str:
         return ""
@@ -917,6 +918,8 @@ class Votes(Ballot):
         assert region.record.name == "toy"
 
     def decide(self, question: str, answer: str | None) -> Outcome:
+        if question.startswith("order"):
+            return self.others if answer else Outcome.NO
         return self.outcomes[self.held] if answer and self.held < len(self.outcomes) else Outcome.NO
 
 
@@ -937,7 +940,8 @@ YES, NO = Outcome.YES, Outcome.NO
 def test_calls_choose_the_order_of_captured_collectives(
     monkeypatch: pytest.MonkeyPatch, first: int, cost: float
 ) -> None:
-    """Two votes, one for each order. What calls take before, of which each may be a vote, decides nothing."""
+    """Two votes, one for each order. What calls take before, of which each may be a vote, decides nothing. Ranks take
+    turns alike: none ends early."""
     world.host["concurrent"] = cost * FAST
     region, driver = voting(monkeypatch, *[NO] * first, YES, YES)
     call(region, VOTES[first + 1] - 1)
@@ -946,7 +950,9 @@ def test_calls_choose_the_order_of_captured_collectives(
     world.ran.clear()
     call(region)
     assert world.ran == ["concurrent", "uncaptured"], "compared, and answered"
-    call(region, TURNS + 1)
+    world.ran.clear()
+    call(region, len(_PLAN))
+    assert world.ran == ["concurrent" if turn == "concurrent" else "replay" for turn in _PLAN]
     chosen = "concurrent" if cost < 1 else "replay"
     assert [each.choice for each in region.record.orders] == [chosen]
     assert (region.record.contests, region.record.captures) == (0, 2)
@@ -960,10 +966,13 @@ def test_calls_choose_the_order_of_captured_collectives(
 def test_captured_collectives_keep_their_order_if_ranks_do_not_agree_on_another(
     monkeypatch: pytest.MonkeyPatch, outcomes: tuple[Outcome, ...]
 ) -> None:
-    """Nor if there is no vote left. Nobody tries that by eager calls."""
+    """Nor if there is no vote left. Nobody tries that by eager calls, and none is sent by one rank alone."""
     world.host["concurrent"] = 0.5 * FAST
     region, driver = voting(monkeypatch, *outcomes)
+    call(region, VOTES[outcomes.index(YES)])
+    world.ran.clear()
     call(region, VOTES[-1] + 2 * TURNS)
+    assert set(world.ran) == {"replay"}
     assert "concurrent" not in world.ran
     assert (region.record.contests, region.record.captures, region.record.orders) == (0, 2, [])
     assert sum(not each.closed for each in driver.executables) == 1
@@ -998,13 +1007,47 @@ def test_what_was_decided_on_eager_calls_says_nothing_of_captured_collectives(
         world.host["concurrent"] = (0.5 if captured else 1.5) * FAST
         outcomes = (YES, YES) if captured else ()
         region, _ = voting(monkeypatch, *outcomes, cache_dir=str(tmp_path))
-        call(region, VOTES[-1] + TURNS + 2)
+        call(region, VOTES[-1] + len(_PLAN))
         assert [each.choice for each in region.record.orders] == ["concurrent" if captured else "replay"]
     world.host["concurrent"] = 1.5 * FAST
     region, _ = make(driver=Parallel(), order="measured", measure=False, cache_dir=str(tmp_path))
     world.ran.clear()
     call(region, 3)
     assert ("concurrent" in world.ran, [each.choice for each in region.record.orders]) == (False, ["replay"])
+
+
+@pytest.mark.parametrize("others", [NO, Outcome.LATE])
+def test_all_ranks_replay_in_one_order(monkeypatch: pytest.MonkeyPatch, others: Outcome) -> None:
+    """The program's, if one of them did not find the other one faster."""
+    monkeypatch.setattr(Votes, "others", others)
+    world.host["concurrent"] = 0.5 * FAST
+    region, _ = voting(monkeypatch, YES, YES)
+    call(region, VOTES[1] + len(_PLAN))
+    (decision,) = region.record.orders
+    assert (decision.choice, decision.replay_us, decision.other_us) == (
+        "replay",
+        *map(pytest.approx, (FAST, 0.5 * FAST)),
+    )
+    world.ran.clear()
+    call(region, 80)
+    assert world.ran == ["replay"] * 80
+
+
+def test_a_device_that_is_behind_is_waited_for_before_ranks_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    world.device |= {"replay": 500.0, "concurrent": 400.0}
+    region, _ = voting(monkeypatch, YES, YES)
+    call(region, VOTES[1] + len(_PLAN))
+    assert [each.choice for each in region.record.orders] == ["concurrent"]
+
+
+def test_one_rank_alone_measures_no_replay_that_votes_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    region, _ = voting(monkeypatch, NO, NO, NO, YES, YES, measure=True)
+    call(region, 17)
+    world.ran.clear()
+    call(region, 14)
+    assert world.ran == ["replay"] * 14
+    call(region, VOTES[-1] + len(_PLAN))
+    assert (region.record.decisions, [each.choice for each in region.record.orders]) == ([], ["replay"])
 
 
 def test_what_is_captured_again_is_voted_on_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import ReplayError
+from pygraph.runtime import compare as compare_module
 from pygraph.runtime.compare import Verdict, compare
 from pygraph.runtime.discover import Captured, capture
-from pygraph.runtime.nondeterminism import RUNS
+from pygraph.runtime.nondeterminism import RUNS, distance
 from pygraph.runtime.recording import PythonCall
 from pygraph.runtime.region import Region, RegionOptions, RegionRecord
 from tests.runtime.captures import Capture
@@ -450,6 +451,62 @@ def test_runs_are_not_alive_together() -> None:
 # -- ranks that compare together ---------------------------------------------------------------------------------------
 
 RIGHT, WRONG, DECLINES = 0.0, 1e6, None
+EVERYTHING = ["replay", "run", *["run"] * RUNS[0], "replay", *["run"] * RUNS[1], "replay"]
+"""What all ranks run where a launch varies, before they answer the call."""
+
+
+class Joint:
+    """One rank's part of a comparison of all: a region whose runs differ by ``scale``, and replays that are off by so
+    much; what it ``ran``, and what it ``told`` the others. ``draws``: it draws numbers. ``raises``: its answer does."""
+
+    def __init__(
+        self,
+        scale: float,
+        replays: Sequence[float | None],
+        *,
+        raises: Exception | None = None,
+        answer_off: float = 0.0,
+        draws: bool = False,
+    ) -> None:
+        self.scale, self.replays, self.raises, self.answer_off, self.draws = scale, replays, raises, answer_off, draws
+        self.ran: list[str] = []
+        self.told: list[str | None] = []
+        self._draw = noise(3)
+
+    def _result(self, name: str, args: list[Any], off: float) -> Sequence[Any]:
+        self.ran.append(name)
+        drawn = torch.rand(SIZE) if self.draws else 0.0
+        return [args[0] * 3 + drawn + self.scale * self._draw(SIZE) + off]
+
+    def _answer(self, args: list[Any]) -> Sequence[Any]:
+        outputs = self._result("answer", args, self.answer_off)
+        if self.raises is not None:
+            raise self.raises
+        return outputs
+
+    def _replay(self, args: list[Any]) -> Sequence[Any]:
+        return self._result("replay", args, self.replays[self.ran.count("replay")] or 0.0)
+
+    def compare(self) -> Verdict | None:
+        """The verdict; None where the answer has raised, as asked."""
+
+        def fn(args: list[Any]) -> Sequence[Any]:
+            return self._result("run", args, 0.0)
+
+        def together(runs: str | None) -> bool:
+            self.told.append(runs)
+            return True
+
+        driver = FakeDriver(self._replay, ())
+        driver.nondeterministic, driver.random = 1, self.draws
+        driver.declines = lambda args: self.replays[self.ran.count("replay")] is DECLINES
+        args = [torch.linspace(-1, 1, SIZE)]
+        made = capture(fn, driver, list(args))
+        assert isinstance(made, Captured)
+        try:
+            return compare(fn, driver, made.executable, args, made.program, self._answer, together=together)
+        except ArithmeticError:
+            return None
 
 
 @pytest.mark.parametrize(
@@ -459,57 +516,72 @@ RIGHT, WRONG, DECLINES = 0.0, 1e6, None
         *((scale, (RIGHT, WRONG, WRONG), "comparison-failed") for scale in (0.0, 1.0)),
         (0.0, (WRONG, RIGHT, RIGHT), "comparison-failed"),
         (1.0, (WRONG, WRONG, RIGHT), None),
-        (1.0, (RIGHT, DECLINES), "replay-declined"),
-        (1.0, (DECLINES,), "replay-declined"),
     ],
 )
 @pytest.mark.parametrize("raises", [False, True])
 def test_ranks_make_the_same_runs_whatever_they_find(
     scale: float, replays: tuple[float | None, ...], reason: str | None, raises: bool
 ) -> None:
-    """Before the call is answered, which may raise. Only a replay that declines ends them, of which the caller is told.
-    Where runs do not differ, the first replay is held to their bits; where they do, one that is right will do."""
-    draw, ran, told = noise(3), list[str](), list[str | None]()
-    numbers = iter(replays)
-
-    def fn(args: list[Any]) -> Sequence[Any]:
-        ran.append("run")
-        return [args[0] * 3 + scale * draw(SIZE)]
-
-    def answer(args: list[Any]) -> Sequence[Any]:
-        outputs = fn(args)
-        ran[-1] = "answer"
-        if raises:
-            raise ArithmeticError("as asked")
-        return outputs
-
-    def replay(args: list[Any]) -> Sequence[Any]:
-        off = next(numbers)
-        ran.append("replay")
-        return [args[0] * 3 + scale * draw(SIZE) + (off or 0.0)]
-
-    driver = FakeDriver(replay, ())
-    driver.nondeterministic, driver.random = 1, False
-    driver.declines = lambda args: replays[ran.count("replay") : ran.count("replay") + 1] == (DECLINES,)
-    args = [torch.linspace(-1, 1, SIZE)]
-    made = capture(fn, driver, list(args))
-    assert isinstance(made, Captured)
-
-    def together(runs: str | None) -> bool:
-        told.append(runs)
-        return True
-
-    facts = fn, driver, made.executable, args, made.program, answer
-    found: Verdict | None = None
-    with pytest.raises(ArithmeticError) if raises else contextlib.nullcontext():
-        found = compare(*facts, together=together)
-    everything = ["replay", "run", *["run"] * RUNS[0], "replay", *["run"] * RUNS[1], "replay"]
-    expected = {1: 0, 2: 2 + RUNS[0], 3: None}[len(replays)]
-    assert (ran, told) == ([*everything[:expected], "answer"], ["rounds"])
+    """Before the call is answered, which may raise. Where runs do not differ, the first replay is held to their bits;
+    where they do, one that is right will do."""
+    joint = Joint(scale, replays, raises=ArithmeticError("as asked") if raises else None)
+    found = joint.compare()
+    assert (joint.ran, joint.told) == ([*EVERYTHING, "answer"], ["rounds"])
     if found is not None:
         assert (found.refusal and found.refusal.reason) == reason
         assert found.tolerant == (reason is None and scale > 0)
-        assert found.runs == ran.count("run")
+        assert found.runs == joint.ran.count("run")
+
+
+@pytest.mark.parametrize(("replays", "made"), [((DECLINES,), 0), ((RIGHT, DECLINES), 2 + RUNS[0])])
+def test_a_rank_that_cannot_make_its_runs_raises_before_it_sends_anything_else(
+    replays: tuple[float | None, ...], made: int
+) -> None:
+    joint = Joint(1.0, replays)
+    with pytest.raises(ReplayError, match="this one could not: replay-declined"):
+        joint.compare()
+    assert joint.ran == EVERYTHING[:made]
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_what_raises_when_runs_are_judged_ends_none_of_them(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Such as a lack of memory: nothing is sent for it, and other ranks go on."""
+    asked: list[int] = []
+
+    def short(*facts: Any) -> Any:
+        asked.append(len(asked) + 1)
+        if asked[-1] == number:
+            raise torch.OutOfMemoryError("as asked")
+        return distance(*facts)
+
+    monkeypatch.setattr(compare_module, "distance", short)
+    joint = Joint(1.0, (RIGHT, WRONG, RIGHT))
+    found = joint.compare()
+    assert joint.ran == [*EVERYTHING, "answer"]
+    assert found is not None
+    assert found.refusal is not None
+    assert found.refusal.reason == "out-of-memory"
+
+
+def test_the_answering_run_may_be_the_one_that_differs() -> None:
+    joint = Joint(0.0, (RIGHT, RIGHT, RIGHT), answer_off=1e-7)
+    found = joint.compare()
+    assert found is not None
+    assert (found.refusal, found.tolerant) == (None, True)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_runs_of_all_ranks_draw_as_one(raises: bool) -> None:
+    """What one call draws, whatever is run besides; numbers of other runs are others."""
+    joint = Joint(0.0, (RIGHT, RIGHT, RIGHT), raises=ArithmeticError("as asked") if raises else None, draws=True)
+    torch.manual_seed(5)
+    torch.rand(SIZE)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    found = joint.compare()
+    assert torch.equal(torch.rand(3), expected)
+    assert joint.ran == [*EVERYTHING, "answer"]
+    assert raises or (found is not None and found.refusal is None)
 
 
 # -- operators that are written in Python ------------------------------------------------------------------------------
