@@ -154,8 +154,8 @@ def _raised(error: Exception, trial: _Trial | None) -> Refusal:
 class _Trial:
     """One comparison: the memory involved, and the runs made on it. ``over_budget`` says that copies have no room.
     ``replaying``: a replay has begun and not ended, or raised. ``in_rounds``: all ranks make all runs that may be
-    needed, whatever each has found by then. ``owes``: they have agreed to, and this one has
-    not made them. ``spread``: by how much results of these differ from those of one of them, the ``reference``."""
+    needed, whatever each has found by then. ``owes``: ranks have agreed on runs that this one has not made yet.
+    ``spread``: by how much results of further runs differ."""
 
     def __init__(
         self,
@@ -176,7 +176,6 @@ class _Trial:
         self.replaying = False
         self.runs = 0
         self.owes = False
-        self.reference: _Outcome | None = None
         self.spread: list[Distance | None] = []
         every, written = blocks(args, program.recording.offset_sensitive), program.written
         self.written = [block for block in every if written.intersection(block.members)]
@@ -249,9 +248,10 @@ class _Trial:
             return first
         if self.in_rounds:
             with self.random.apart():
-                reference = self.reference = self._uncaptured_again()
-                alike = isinstance(first, _Outcome) and not self.random and reference.other_structure(first) is None
-                differs = reference.differing(first) if alike and isinstance(first, _Outcome) else []
+                reference = self._uncaptured_again()
+                differs: list[int] = []
+                if isinstance(first, _Outcome) and not self.random and reference.other_structure(first) is None:
+                    differs = reference.differing(first)
                 refusal = self._judge_again(reference, differs)
             if refusal is not None and refusal.reason == _DECLINED:
                 return refusal
@@ -271,14 +271,14 @@ class _Trial:
         wrong = self._inexcusable(answer, first)
         if wrong is not None:
             return Verdict(outputs, self._wrong(f"replayed: {wrong}"))
-        differs = set(answer.differing(first))
-        if self.reference is None:
+        refusal: Refusal | None = None  # or rounds would have told
+        if not self.in_rounds:
             with self.random.apart():
-                refusal = self._judge_again(self._uncaptured_again() if self.random else answer, differs)
-        else:
-            if not self.random:  # on other numbers, all would differ
-                differs.difference_update(self.reference.differing(answer))
-            steady = self._steady(answer, differs)
+                refusal = self._judge_again(
+                    self._uncaptured_again() if self.random else answer, answer.differing(first)
+                )
+        elif self.random:  # the first replay drew other numbers than runs in rounds
+            steady = self._steady(answer, answer.differing(first))
             refusal = None if steady is None else _unsteady(steady)
         return Verdict(outputs, refusal, tolerant=refusal is None)
 

@@ -63,6 +63,7 @@ _AGREED = "collectives are captured, as all ranks agreed"
 """What is noted of a region once votes have ended so."""
 
 _TOLERATED = "non-deterministic: compared within a tolerance"
+"""The same, where results vary by themselves."""
 
 _ONE_CALLS_FAULT = (
     "argument-misaligned",
@@ -260,7 +261,7 @@ class Region:
         if not watched:
             variants = self._variants.under(key)
             for variant in variants:
-                if variant.open and variant.measurement is None and (self._ballot is None or not variant.sends):
+                if variant.open and variant.measurement is None and self._ballot is None:
                     outputs = self._contest(variant, args)
                 else:
                     outputs = self._use(variant, args, alone=len(variants) == 1)
@@ -432,10 +433,11 @@ class Region:
         sensitive = made.program.recording.offset_sensitive
         self._sensitive |= sensitive
         variant.like = sensitive, signature(args, sensitive)
-        if measures and self._to_vote_on(made.program) is None:
+        voted_on = self._to_vote_on(made.program)
+        if measures and voted_on is None:
             variant.measurement = Measurement(self._driver, args, self._clock, path)
         contests = self._contests(variant, made.program)
-        kept = self._kept_order(args) if contests and self._to_vote_on(made.program) is None else None
+        kept = self._kept_order(args) if contests and voted_on is None else None
         known = None if kept is None else read(kept)
         verdict = self._compare(variant, made, args)
         if contests and verdict.refusal is None:
@@ -445,7 +447,7 @@ class Region:
             else:
                 counts["recalled"] += 1
                 self.record.orders.append(known)
-        self._settle(variant, made, verdict)
+        self._settle(variant, made, verdict, voted_on)
         return verdict.outputs
 
     def _order(self, variant: Variant) -> str:
@@ -709,7 +711,7 @@ class Region:
             self.record.eager_since[", ".join(new)] = str(refusal)
         return bool(new)
 
-    def _settle(self, variant: Variant, made: Captured, verdict: Verdict) -> None:
+    def _settle(self, variant: Variant, made: Captured, verdict: Verdict, voted_on: tuple[str, str] | None) -> None:
         """Use the executable from now on, or close it."""
         refusal = verdict.refusal
         if refusal is None:
@@ -727,9 +729,8 @@ class Region:
                 self._refuse(variant, refusal)
             return
         self._slots = made.table
-        found = self._to_vote_on(made.program)
-        if found is not None:
-            group, variant.sends = found
+        if voted_on is not None:
+            group, variant.sends = voted_on
             if self.record.captures == 0:  # later, they may have decided already
                 self._ballot = open_ballot(self.record.name, group)
         self._prefer(variant)

@@ -27,6 +27,7 @@ from pygraph.errors import ReplayError
 from pygraph.runtime import region as region_module
 from pygraph.runtime.agreement import VOTES, Ballot, Outcome
 from pygraph.runtime.contract import Executable, Program, Timer
+from pygraph.runtime.discover import capture
 from pygraph.runtime.measure import _PLAN, Contest, Decision
 from pygraph.runtime.recording import Recording
 from pygraph.runtime.region import Region, RegionOptions, counts
@@ -1023,6 +1024,7 @@ def test_all_ranks_replay_in_one_order(monkeypatch: pytest.MonkeyPatch, others: 
     world.host["concurrent"] = 0.5 * FAST
     region, _ = voting(monkeypatch, YES, YES)
     call(region, VOTES[1] + len(_PLAN))
+    assert region._ballot is None, "votes go on meanwhile"
     (decision,) = region.record.orders
     assert (decision.choice, decision.replay_us, decision.other_us) == (
         "replay",
@@ -1031,6 +1033,24 @@ def test_all_ranks_replay_in_one_order(monkeypatch: pytest.MonkeyPatch, others: 
     world.ran.clear()
     call(region, 80)
     assert world.ran == ["replay"] * 80
+
+
+def test_an_order_that_takes_too_much_memory_is_not_voted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture that was asked for another order then has that of the program."""
+
+    def without(fn: Any, driver: Any, args: Any, slots: Any, eager: Any, order: str, *more: Any, **facts: Any) -> Any:
+        orders.append(order)
+        return capture(fn, driver, args, slots, eager, "program", *more, **facts)
+
+    orders: list[str] = []
+    monkeypatch.setattr(region_module, "capture", without)
+    region, driver = voting(monkeypatch, *[YES] * len(VOTES))
+    call(region, VOTES[1])
+    assert orders == ["program", "program", "dependences"]
+    assert world.ran[-1] == "replay"
+    assert [each.closed for each in driver.executables] == [True, False, True]
+    call(region, VOTES[-1])
+    assert (len(orders), region.record.contests) == (3, 0)
 
 
 def test_a_device_that_is_behind_is_waited_for_before_ranks_choose(monkeypatch: pytest.MonkeyPatch) -> None:

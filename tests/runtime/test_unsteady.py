@@ -457,7 +457,8 @@ EVERYTHING = ["replay", "run", *["run"] * RUNS[0], "replay", *["run"] * RUNS[1],
 
 class Joint:
     """One rank's part of a comparison of all: a region whose runs differ by ``scale``, and replays that are off by so
-    much; what it ``ran``, and what it ``told`` the others. ``draws``: it draws numbers. ``raises``: its answer does."""
+    much; what it ``ran``, and what it ``told`` the others. ``draws``: it draws numbers. ``raises``: its answer does.
+    ``spare``: bytes for copies. ``more``: outputs of a replay that an uncaptured run does not have."""
 
     def __init__(
         self,
@@ -467,13 +468,16 @@ class Joint:
         raises: Exception | None = None,
         answer_off: float = 0.0,
         draws: bool = False,
+        spare: int = 1 << 30,
+        more: int = 0,
     ) -> None:
         self.scale, self.replays, self.raises, self.answer_off, self.draws = scale, replays, raises, answer_off, draws
+        self.spare, self.more = spare, more
         self.ran: list[str] = []
         self.told: list[str | None] = []
         self._draw = noise(3)
 
-    def _result(self, name: str, args: list[Any], off: float) -> Sequence[Any]:
+    def _result(self, name: str, args: list[Any], off: float) -> list[Any]:
         self.ran.append(name)
         drawn = torch.rand(SIZE) if self.draws else 0.0
         return [args[0] * 3 + drawn + self.scale * self._draw(SIZE) + off]
@@ -485,7 +489,7 @@ class Joint:
         return outputs
 
     def _replay(self, args: list[Any]) -> Sequence[Any]:
-        return self._result("replay", args, self.replays[self.ran.count("replay")] or 0.0)
+        return self._result("replay", args, self.replays[self.ran.count("replay")] or 0.0) * (1 + self.more)
 
     def compare(self) -> Verdict | None:
         """The verdict; None where the answer has raised, as asked."""
@@ -495,9 +499,10 @@ class Joint:
 
         def together(runs: str | None) -> bool:
             self.told.append(runs)
-            return True
+            return runs is not None
 
-        driver = FakeDriver(self._replay, ())
+        driver = FakeDriver(self._replay, (0,))
+        driver.spare = self.spare
         driver.nondeterministic, driver.random = 1, self.draws
         driver.declines = lambda args: self.replays[self.ran.count("replay")] is DECLINES
         args = [torch.linspace(-1, 1, SIZE)]
@@ -563,6 +568,26 @@ def test_what_raises_when_runs_are_judged_ends_none_of_them(monkeypatch: pytest.
     assert found.refusal.reason == "out-of-memory"
 
 
+def test_a_rank_without_memory_for_all_runs_says_so_before() -> None:
+    """Copies of what a call writes as it was, and as a replay and two runs left it."""
+    for spare, told in ((4 * 4 * SIZE, "rounds"), (4 * 4 * SIZE - 1, None)):
+        joint = Joint(1.0, (RIGHT, RIGHT, RIGHT), spare=spare)
+        found = joint.compare()
+        assert (joint.told, joint.ran[-1]) == ([told], "answer")
+        assert found is not None
+        assert (found.refusal and found.refusal.reason) == (None if told else "comparison-budget")
+        assert (len(joint.ran) == 1) == (told is None)
+
+
+def test_ranks_make_the_same_runs_though_a_replay_returns_something_else() -> None:
+    joint = Joint(1.0, (RIGHT, RIGHT, RIGHT), more=1)
+    found = joint.compare()
+    assert joint.ran == [*EVERYTHING, "answer"]
+    assert found is not None
+    assert found.refusal is not None
+    assert found.refusal.detail == "replayed: 2 outputs instead of 1"
+
+
 def test_the_answering_run_may_be_the_one_that_differs() -> None:
     joint = Joint(0.0, (RIGHT, RIGHT, RIGHT), answer_off=1e-7)
     found = joint.compare()
@@ -582,6 +607,16 @@ def test_runs_of_all_ranks_draw_as_one(raises: bool) -> None:
     assert torch.equal(torch.rand(3), expected)
     assert joint.ran == [*EVERYTHING, "answer"]
     assert raises or (found is not None and found.refusal is None)
+
+
+@pytest.mark.parametrize(("scale", "replays", "right"), [(1.0, (0, 0, 0), True), (0.0, (WRONG, 0, 0), False)])
+def test_a_first_replay_that_draws_is_held_against_the_answer(
+    scale: float, replays: tuple[float, ...], right: bool
+) -> None:
+    """The other runs draw other numbers."""
+    found = Joint(scale, replays, draws=True).compare()
+    assert found is not None
+    assert (found.refusal is None) == right, found
 
 
 # -- operators that are written in Python ------------------------------------------------------------------------------
