@@ -389,7 +389,7 @@ WORKLOADS_THAT_TRAIN = frozenset({"ddp", "fsdp-layers", "fsdp-whole"})
 
 
 def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]) -> dict[str, Any]:
-    """The row of one side, with what was ``captured`` on this rank. ``expected`` are the results of eager; its own row
+    """The row of one side, with what was ``captured`` on each rank. ``expected`` are the results of eager; its own row
     fills it."""
     import pygraph
     from pygraph.bench.worker import what_was_captured
@@ -432,7 +432,8 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
     peaks += [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()] if cuda else [0, 0]
     counts = pygraph.counters()
     replays = counts.get("replays", 0)
-    mine = {"times": times, "error": max(apart), "peaks": peaks, "compile": compiled_s, "replays": replays}
+    mine: dict[str, Any] = {"times": times, "error": max(apart), "peaks": peaks, "compile": compiled_s}
+    mine |= {"replays": replays, "captured": what_was_captured()}
     every: list[Any] = [None] * place.size
     distributed.all_gather_object(every, mine)
     slowest = [max(each["times"][at] for each in every) for at in range(len(times))]
@@ -447,7 +448,7 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
         **{name: round(max(each["peaks"][at] for each in every) / 1e6, 1) for at, name in enumerate(PEAKS)},
         "compile_s": round(max(each["compile"] for each in every), 1),
         "replays": min(each["replays"] for each in every),
-        "captured": what_was_captured(),
+        "captured": [each["captured"] for each in every],
     }
 
 

@@ -31,13 +31,17 @@ from pygraph.runtime.provenance import Refusal, is_out_of_memory
 from pygraph.runtime.recording import AllocationKind
 from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, same_bytes, span, take
 
-__all__ = ["Verdict", "compare", "observe", "verify"]
+__all__ = ["ODD_REPLAY", "Verdict", "compare", "observe", "verify"]
 
 Function = Callable[[list[Any]], Sequence[Any]]
 
 _DECLINED = "replay-declined"
 
 _Found = TypeVar("_Found")
+
+ODD_REPLAY = "odd-replay"
+"""The refusal of a replay that differs in results which vary, though uncaptured runs agree on these. Now and then one
+run of many is the odd one, and that may be the replay. A wrong one differs in the next comparison, too."""
 
 _WRONG = ("comparison-failed", "replay-raised")
 """Refusals that a launch of the replay may be to blame for."""
@@ -74,8 +78,8 @@ def compare(
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
     refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
-    that are known to be non-deterministic decide them. Another random state refuses the replay this time
-    (``random-state``): another thread may have drawn.
+    that are known to be non-deterministic decide them; if by chance alone, perhaps, with ``odd-replay``. Another random
+    state refuses the replay this time (``random-state``): another thread may have drawn.
 
     All but the run that answers the call uses the driver's scratch memory, or, where that has no room, ordinary memory.
     Raises what ``answer`` raises, and ReplayError if the replay damaged an argument that it should only read and that
@@ -91,12 +95,14 @@ def compare(
     return Verdict(answer(list(args)), verdict) if isinstance(verdict, Refusal) else verdict
 
 
-def verify(name: str, *facts: Any, tolerant: bool) -> Verdict:
+def verify(name: str, *facts: Any, tolerant: bool, odd: bool) -> Verdict:
     """``compare`` a program in use. Also raises ReplayError, naming the region ``name``, the result, and the first
-    launch that differs, if the replay did something else than the run that answers the call."""
+    launch that differs, if the replay did something else than the run that answers the call. ``odd``: the last
+    comparison ended with ``odd-replay``, which says so only if it does twice in a row."""
     verdict = compare(*facts, tolerant=tolerant)
     refusal = verdict.refusal
-    if refusal is not None and (refusal is _RANDOM_STATE or refusal.reason in (*_WRONG, "stateful-operator")):
+    wrong = (*_WRONG, "stateful-operator", *[ODD_REPLAY] * odd)
+    if refusal is not None and (refusal is _RANDOM_STATE or refusal.reason in wrong):
         raise ReplayError(f"region {name}: a replay differs from an uncaptured run: {refusal.detail}")
     return verdict
 
@@ -279,7 +285,7 @@ class _Trial:
                 )
         elif self.random:  # the first replay drew other numbers than runs in rounds
             steady = self._steady(answer, answer.differing(first))
-            refusal = None if steady is None else _unsteady(steady)
+            refusal = None if steady is None else steady.refusal
         return Verdict(outputs, refusal, tolerant=refusal is None)
 
     def _wrong(self, detail: str) -> Refusal:
@@ -327,7 +333,7 @@ class _Trial:
         differs, surprises = set(differing), list[_Surprises]()
         self.spread = [None] * len(reference.contents)
         refusal: Refusal | None = None
-        unlike: str | None = ""
+        unlike: _Doubt | None = _Doubt()
         for series, runs in enumerate(RUNS):
             for _ in range(runs):
                 found = self._widen(reference)
@@ -344,20 +350,22 @@ class _Trial:
                 refusal, unlike = (told, unlike) if isinstance(told, Refusal) else (None, told)
             if not self.in_rounds and (refusal is not None or unlike is None):
                 break
-        return refusal or (None if unlike is None else _unsteady(unlike))
+        return refusal or (None if unlike is None else unlike.refusal)
 
-    def _unlike(self, reference: _Outcome, differs: set[int], surprises: Sequence[_Surprises]) -> Refusal | str | None:
+    def _unlike(
+        self, reference: _Outcome, differs: set[int], surprises: Sequence[_Surprises]
+    ) -> Refusal | _Doubt | None:
         """In what another replay differs by more than uncaptured runs do; a Refusal where more of these would not help.
         The results in which it differs at all join ``differs``."""
 
-        def tell(replayed: _Outcome) -> Refusal | str | None:
+        def tell(replayed: _Outcome) -> Refusal | _Doubt | None:
             if reference.drew_otherwise(replayed):
                 return _RANDOM_STATE
             wrong = self._inexcusable(reference, replayed)
             if wrong is not None:
                 return self._wrong(f"replayed: {wrong}")
             differs.update(reference.differing(replayed))
-            return self._steady(reference, differs) or self._too_far(reference, replayed, surprises)
+            return self._too_far(reference, replayed, surprises) or self._steady(reference, differs)
 
         copies = self._retaken()
         outputs = self._replay(copies)
@@ -365,12 +373,13 @@ class _Trial:
             return Refusal(_DECLINED, "the second of two replays")
         return self._look(outputs, copies, tell)
 
-    def _steady(self, reference: _Outcome, differs: Collection[int]) -> str | None:
+    def _steady(self, reference: _Outcome, differs: Collection[int]) -> _Doubt | None:
         """The first result in which a replay ``differs`` though uncaptured runs do not, unless they did before."""
         steady = next((index for index in sorted(differs) if self.spread[index] is None), None)
         if steady is None or self.tolerant:
             return None
-        return f"{reference.names[steady]} has other values, though uncaptured runs agree on it bit for bit"
+        said = f"{reference.names[steady]} has other values, though uncaptured runs agree on it bit for bit"
+        return _Doubt(said, odd=True)
 
     def _widen(self, reference: _Outcome) -> Refusal | _Surprises:
         """Have ``spread`` hold one more uncaptured run, on copies, and say how far that lies outside of it. Refused is
@@ -444,7 +453,7 @@ class _Trial:
         reference: _Outcome,
         replayed: _Outcome,
         surprises: Sequence[_Surprises],
-    ) -> str | None:
+    ) -> _Doubt | None:
         """A result in which a replay differs by more than ``spread`` allows, unless one of ``surprises`` covers what it
         does for each type of results."""
         furthest: tuple[int, str] = 0, ""
@@ -457,14 +466,14 @@ class _Trial:
             said, found = f"{reference.names[index]} {how}", distance(result, other)
             let_off = None if known is None or isinstance(found, str) else found.surprise(known, result.dtype)
             if let_off is None:
-                return said
+                return _Doubt(said)
             _add(total, result.dtype, let_off)
             furthest = max(furthest, (let_off.blocks, said))
         nothing = Surprise()
         covered = all(
             any(run.get(kind, nothing).covers(mine, kind) for run in surprises) for kind, mine in total.items()
         )
-        return None if covered else furthest[1]
+        return None if covered else _Doubt(furthest[1])
 
     def _left(self, outputs: Sequence[Any], args: Sequence[Any], *, answering: bool = False) -> _Outcome:
         """What a run returned, and left behind in ``args``; and in the generator, unless eager calls alone draw, which
@@ -518,8 +527,20 @@ def _add(surprises: _Surprises, kind: torch.dtype, found: Surprise) -> None:
     surprises[kind] = found + surprises.get(kind, Surprise())
 
 
-def _unsteady(detail: str) -> Refusal:
-    return Refusal("comparison-failed", f"non-deterministic: {detail}")
+def _unsteady(detail: str, reason: str = "comparison-failed") -> Refusal:
+    return Refusal(reason, f"non-deterministic: {detail}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """What a replay differs in, unless more runs show that those do, too. ``odd``: these agree on it."""
+
+    detail: str = ""
+    odd: bool = False
+
+    @property
+    def refusal(self) -> Refusal:
+        return _unsteady(self.detail, ODD_REPLAY if self.odd else "comparison-failed")
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------

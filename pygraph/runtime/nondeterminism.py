@@ -225,7 +225,14 @@ def too_far(reference: torch.Tensor, other: torch.Tensor, spread: Distance | Non
 
 def distance(reference: torch.Tensor, other: torch.Tensor) -> Distance | str:
     """How far two tensors of one shape lie apart, or what no tolerance is for: integers and booleans that differ, a NaN
-    or an infinity that only one of them has at its place. Any NaN equals any other."""
+    or an infinity that only one of them has at its place, types without arithmetic. Any NaN equals any other."""
+    try:
+        return _distance(reference, other)
+    except NotImplementedError:
+        return "holds other values, of a type that has no arithmetic"
+
+
+def _distance(reference: torch.Tensor, other: torch.Tensor) -> Distance | str:
     if reference.shape != other.shape or reference.dtype != other.dtype:
         return "has another shape or dtype"
     nothing = reference.new_zeros(0, dtype=torch.float64)

@@ -24,7 +24,7 @@ from typing import Any
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError
 from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, counts, only_collectives, open_ballot
-from pygraph.runtime.compare import Verdict, compare, verify
+from pygraph.runtime.compare import ODD_REPLAY, Verdict, compare, verify
 from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program
 from pygraph.runtime.critical import capturing, capturing_turn
 from pygraph.runtime.discover import Captured, capture
@@ -334,9 +334,11 @@ class Region:
         if not variant.fits(args):
             return None
         facts = (self._fn, self._driver, executable, args, program)
-        verdict = verify(self.record.name, *facts, tolerant=variant.tolerant)
+        verdict = verify(self.record.name, *facts, tolerant=variant.tolerant, odd=variant.odd)
         args.clear()
         self._prefer(variant)
+        variant.odd = verdict.refusal is not None and verdict.refusal.reason == ODD_REPLAY
+        variant.tolerant |= verdict.tolerant
         if verdict.refusal is None:
             self.record.count_replay()
         else:
@@ -715,7 +717,7 @@ class Region:
         """Use the executable from now on, or close it."""
         refusal = verdict.refusal
         if refusal is None:
-            variant.tolerant = verdict.tolerant
+            variant.tolerant, variant.odd = verdict.tolerant, False
             variant.program = made.program if self._options.verify_always else None
             self._variants.install(variant, made.executable)
             if self._closed:  # maybe by another thread, before there was anything to free
@@ -760,8 +762,11 @@ class Region:
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""
+        if refusal.reason == ODD_REPLAY and variant.odd:
+            refusal = Refusal("comparison-failed", f"twice in a row, {refusal.detail}")
         self._note(refusal)
-        if refusal.reason in _ONE_CALLS_FAULT:
+        variant.odd = refusal.reason == ODD_REPLAY
+        if variant.odd or refusal.reason in _ONE_CALLS_FAULT:
             variant.postpone()
         else:
             variant.off = State.UNCAPTURED

@@ -45,5 +45,7 @@ def test_a_workload_of_two_processes() -> None:
     assert [(row["side"], row["right"]) for row in (first, second)] == [("eager", True), ("pygraph", True)]
     assert more == []
     assert second["replays"] > 0
-    assert second["captured"]["given_up"] == []
-    assert [region["state"] for region in second["captured"]["regions"]] == ["replay"]
+    assert len(second["captured"]) == 2, "of each rank"
+    for captured in second["captured"]:
+        assert captured["given_up"] == []
+        assert [region["state"] for region in captured["regions"]] == ["replay"]

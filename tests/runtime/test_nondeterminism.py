@@ -142,6 +142,12 @@ def test_distance(reference: list[float], other: list[float], expected: tuple[fl
         assert found == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.bits8, torch.uint4])
+def test_values_without_arithmetic_have_no_distance(dtype: torch.dtype) -> None:
+    ones, zeros = (torch.full((4,), value, dtype=torch.uint8).view(dtype) for value in (1, 0))
+    assert distance(ones, zeros) == "holds other values, of a type that has no arithmetic"
+
+
 # -- right replays are not refused -------------------------------------------------------------------------------------
 
 
