@@ -173,7 +173,7 @@ def test_any_order_that_dependences_allow_has_the_same_bits(
         chained.append(row != list(handles.values()))
         executable.replace_edges(graph, list(pairwise(row)))
 
-    def check(program: Program, _: object) -> None:
+    def check(program: Program, *_: object) -> None:
         assert program.order is not None
 
     monkeypatch.setattr(executable, "_reorder", chain)
