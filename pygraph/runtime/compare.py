@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -40,8 +40,8 @@ _DECLINED = "replay-declined"
 _Found = TypeVar("_Found")
 
 ODD_REPLAY = "odd-replay"
-"""The refusal of a replay that differs in results which vary, though uncaptured runs agree on these. Now and then one
-run of many is the odd one, and that may be the replay. A wrong one differs in the next comparison, too."""
+"""The refusal of a replay that differs, by no more than rounding, in results which vary, though uncaptured runs agree
+on these. Now and then one run of many is the odd one, and that may be the replay: hardly twice in a row."""
 
 _WRONG = ("comparison-failed", "replay-raised")
 """Refusals that a launch of the replay may be to blame for."""
@@ -67,19 +67,21 @@ def compare(
     answer: Function | None = None,
     *,
     tolerant: bool = False,
+    odd: bool = False,
     together: Callable[[str | None], bool] | None = None,
 ) -> Verdict:
     """Replay on copies of ``args``, then run ``answer`` (``fn``, unless it is given) on ``args`` themselves, and hold
     one against the other. ``fn`` is what further runs on copies do. ``tolerant``: the program was accepted within a
-    tolerance before, so that results on which uncaptured runs happen to agree this time have one, too. ``together`` is
+    tolerance before, so that results on which uncaptured runs happen to agree this time have one, too. ``odd``: the
+    last comparison of the region ended with ``odd-replay``; another such is ``comparison-failed``. ``together`` is
     told once there are copies which runs this rank makes besides the answering one (``"once"``: a replay, ``"rounds"``:
     all that may be needed, None: there cannot be any), and says whether all ranks make these: if not, none replays
     (``ranks-differ``).
 
     Equal bits of outputs, written arguments and random state, and equal structure, accept the replay. Unequal values
     refuse it (``comparison-failed``, or ``stateful-operator`` where operators are written in Python), unless launches
-    that are known to be non-deterministic decide them; if by chance alone, perhaps, with ``odd-replay``. Another random
-    state refuses the replay this time (``random-state``): another thread may have drawn.
+    that are known to be non-deterministic decide them. Where that may be chance (``odd-replay``), and where the random
+    state is another one (``random-state``: another thread may have drawn), the replay is refused this time.
 
     All but the run that answers the call uses the driver's scratch memory, or, where that has no room, ordinary memory.
     Raises what ``answer`` raises, and ReplayError if the replay damaged an argument that it should only read and that
@@ -87,7 +89,7 @@ def compare(
     have agreed on runs that this one cannot make: others would take what it sends next for these.
     """
     answer = answer or fn
-    trial = functools.partial(_Trial, fn, driver, executable, args, program, tolerant, together)
+    trial = functools.partial(_Trial, fn, driver, executable, args, program, tolerant, odd, together)
     with driver.scratch_pool(args) as scratch:
         verdict = _compare(trial, answer, args, scratch)
     if isinstance(verdict, Refusal) and together is None:
@@ -97,12 +99,10 @@ def compare(
 
 def verify(name: str, *facts: Any, tolerant: bool, odd: bool) -> Verdict:
     """``compare`` a program in use. Also raises ReplayError, naming the region ``name``, the result, and the first
-    launch that differs, if the replay did something else than the run that answers the call. ``odd``: the last
-    comparison ended with ``odd-replay``, which says so only if it does twice in a row."""
-    verdict = compare(*facts, tolerant=tolerant)
+    launch that differs, if the replay did something else than the run that answers the call."""
+    verdict = compare(*facts, tolerant=tolerant, odd=odd)
     refusal = verdict.refusal
-    wrong = (*_WRONG, "stateful-operator", *[ODD_REPLAY] * odd)
-    if refusal is not None and (refusal is _RANDOM_STATE or refusal.reason in wrong):
+    if refusal is not None and (refusal is _RANDOM_STATE or refusal.reason in (*_WRONG, "stateful-operator")):
         raise ReplayError(f"region {name}: a replay differs from an uncaptured run: {refusal.detail}")
     return verdict
 
@@ -143,6 +143,7 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
         raise
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
         return Verdict(outputs, _raised(error, trial))
+    first = None  # its results are memory that explaining may need
     return replace(verdict, refusal=trial.explained(verdict.refusal), runs=trial.runs)
 
 
@@ -161,7 +162,9 @@ class _Trial:
     """One comparison: the memory involved, and the runs made on it. ``over_budget`` says that copies have no room.
     ``replaying``: a replay has begun and not ended, or raised. ``in_rounds``: all ranks make all runs that may be
     needed, whatever each has found by then. ``owes``: ranks have agreed on runs that this one has not made yet.
-    ``spread``: by how much results of further runs differ."""
+    ``decided``: memory whose contents launches decide that vary. ``spread``: by how much results of further runs
+    differ, ``differs``: the results in which some replay does, ``far``: those in which that may be more than rounding.
+    """
 
     def __init__(
         self,
@@ -171,10 +174,11 @@ class _Trial:
         args: list[Any],
         program: Program,
         tolerant: bool,
+        odd: bool,
         together: Callable[[str | None], bool] | None,
     ) -> None:
         self.fn, self.driver, self.executable, self.args, self.program = fn, driver, executable, args, program
-        self.tolerant, self.together = tolerant, together
+        self.tolerant, self.odd, self.together = tolerant, odd, together
         self.answered = bool(program.calls) and together is None
         self.random = _Draws(driver, program)
         self.answers = Answers(program, driver.generator(program))
@@ -183,17 +187,21 @@ class _Trial:
         self.runs = 0
         self.owes = False
         self.spread: list[Distance | None] = []
+        self.differs: set[int] = set()
+        self.far: set[int] = set()
         every, written = blocks(args, program.recording.offset_sensitive), program.written
         self.written = [block for block in every if written.intersection(block.members)]
         self.watched = sorted(position for block in self.written for position in block.members)
         saved, full = (sum(block.nbytes for block in chosen) for chosen in (self.written, every))
         budget = driver.spare_bytes()
-        self.in_rounds = together is not None and bool(unrepeatable(program.recording, program.slots))
+        self.decided = unrepeatable(program.recording, program.slots)
+        self.in_rounds = together is not None and bool(self.decided)
         runs = 3 if self.in_rounds else 1  # results of two besides: no rank may be short of memory on its own
         self.all_copied = saved + runs * full <= budget
         self.copied = every if self.all_copied else self.written
         self.read_in_place = [p for block in every if block not in self.copied for p in block.members]
         too_much = not self.all_copied and (1 + runs) * saved > budget
+        self.room = budget - saved - runs * (full if self.all_copied else saved)
         self.over_budget = f"copies of written arguments exceed {budget} bytes" if too_much else None
         self.pristine: list[Any] = []
         self.first_copies: list[Any] = []
@@ -244,7 +252,8 @@ class _Trial:
             return Refusal("comparison-failed", "replayed: bytes beside an argument were written")
         if not self._unread_unchanged():
             return Refusal("comparison-failed", "replayed: an argument is written though no launch says so")
-        return replace(outcome, results=[])
+        kept = self.decided and sum(each.nbytes for each in outputs if isinstance(each, torch.Tensor)) <= self.room
+        return outcome if kept else replace(outcome, results=[])
 
     def make_rounds(self, first: _Outcome | Refusal) -> _Outcome | Refusal:
         """What all ranks run before any of them answers its call, if a launch varies. Returns what is known of the
@@ -255,10 +264,11 @@ class _Trial:
         if self.in_rounds:
             with self.random.apart():
                 reference = self._uncaptured_again()
-                differs: list[int] = []
-                if isinstance(first, _Outcome) and not self.random and reference.other_structure(first) is None:
-                    differs = reference.differing(first)
-                refusal = self._judge_again(reference, differs)
+                if isinstance(first, _Outcome) and not self.random:
+                    if reference.other_structure(first) is None:
+                        refusal = self._find(functools.partial(self._hold, reference, first))
+                    first.results.clear()
+                refusal = self._judge_again(reference, refusal)
             if refusal is not None and refusal.reason == _DECLINED:
                 return refusal
         self.owes = False
@@ -280,12 +290,12 @@ class _Trial:
         refusal: Refusal | None = None  # or rounds would have told
         if not self.in_rounds:
             with self.random.apart():
-                refusal = self._judge_again(
-                    self._uncaptured_again() if self.random else answer, answer.differing(first)
-                )
+                self._hold(answer, first)
+                first.results.clear()
+                refusal = self._judge_again(self._uncaptured_again() if self.random else answer)
         elif self.random:  # the first replay drew other numbers than runs in rounds
-            steady = self._steady(answer, answer.differing(first))
-            refusal = None if steady is None else steady.refusal
+            self._hold(answer, first)
+            refusal = self._refused(self._steady(answer))
         return Verdict(outputs, refusal, tolerant=refusal is None)
 
     def _wrong(self, detail: str) -> Refusal:
@@ -303,8 +313,7 @@ class _Trial:
     def _decided(self, outcome: _Outcome) -> list[bool]:
         """For each result, whether a launch that is known to be non-deterministic decides it. An argument with gaps
         between its elements, in which no run writes, is held to its bits."""
-        recording = self.program.recording
-        decided = unrepeatable(recording, self.program.slots)
+        recording, decided = self.program.recording, self.decided
         if not decided:
             return [False] * len(outcome.contents)
         found = [recording.owner(output) in decided for output in recording.outputs]
@@ -322,17 +331,16 @@ class _Trial:
         wrong = next((index for index in reference.differing(other) if not decided[index]), None)
         return None if wrong is None else f"{reference.names[wrong]} has other values"
 
-    def _judge_again(self, reference: _Outcome, differing: Collection[int]) -> Refusal | None:
-        """Whose fault it is that the results at ``differing`` do: a wrong replay's, or the region's own, which has a
-        spread then. ``reference`` is an uncaptured run.
+    def _judge_again(self, reference: _Outcome, refusal: Refusal | None = None) -> Refusal | None:
+        """Whose fault it is that results differ: a wrong replay's, or the region's own, which has a spread then.
+        ``reference`` is an uncaptured run; ``refusal`` is why this cannot be told.
 
         Where the region draws, runs on the numbers of the answering one would have other threads draw them, too. Each
         round replays anew: where a rounding error decides a sign, one run of many is further off than all others, and
         that may be the replay. A wrong replay is further off each time.
         """
-        differs, surprises = set(differing), list[_Surprises]()
+        surprises = list[_Surprises]()
         self.spread = [None] * len(reference.contents)
-        refusal: Refusal | None = None
         unlike: _Doubt | None = _Doubt()
         for series, runs in enumerate(RUNS):
             for _ in range(runs):
@@ -343,20 +351,24 @@ class _Trial:
                     surprises.append(found)
                 if refusal is not None and not self.in_rounds:
                     return refusal
-            told = self._unlike(reference, differs, surprises)
+            told = self._unlike(reference, surprises)
             if isinstance(told, Refusal) and told.reason == _DECLINED:
                 return told
             if refusal is None and unlike is not None:  # else this round was for other ranks
                 refusal, unlike = (told, unlike) if isinstance(told, Refusal) else (None, told)
             if not self.in_rounds and (refusal is not None or unlike is None):
                 break
-        return refusal or (None if unlike is None else unlike.refusal)
+        return refusal or self._refused(unlike)
 
-    def _unlike(
-        self, reference: _Outcome, differs: set[int], surprises: Sequence[_Surprises]
-    ) -> Refusal | _Doubt | None:
-        """In what another replay differs by more than uncaptured runs do; a Refusal where more of these would not help.
-        The results in which it differs at all join ``differs``."""
+    def _refused(self, doubt: _Doubt | None) -> Refusal | None:
+        """What comes of a ``doubt`` that stays."""
+        if doubt is None or not doubt.odd:
+            return None if doubt is None else _unsteady(doubt.detail)
+        return _unsteady(f"twice in a row, {doubt.detail}") if self.odd else _unsteady(doubt.detail, ODD_REPLAY)
+
+    def _unlike(self, reference: _Outcome, surprises: Sequence[_Surprises]) -> Refusal | _Doubt | None:
+        """In what another replay differs by more than uncaptured runs do; a Refusal where more of these would not
+        help."""
 
         def tell(replayed: _Outcome) -> Refusal | _Doubt | None:
             if reference.drew_otherwise(replayed):
@@ -364,8 +376,8 @@ class _Trial:
             wrong = self._inexcusable(reference, replayed)
             if wrong is not None:
                 return self._wrong(f"replayed: {wrong}")
-            differs.update(reference.differing(replayed))
-            return self._too_far(reference, replayed, surprises) or self._steady(reference, differs)
+            self._hold(reference, replayed)
+            return self._too_far(reference, replayed, surprises) or self._steady(reference)
 
         copies = self._retaken()
         outputs = self._replay(copies)
@@ -373,13 +385,22 @@ class _Trial:
             return Refusal(_DECLINED, "the second of two replays")
         return self._look(outputs, copies, tell)
 
-    def _steady(self, reference: _Outcome, differs: Collection[int]) -> _Doubt | None:
-        """The first result in which a replay ``differs`` though uncaptured runs do not, unless they did before."""
-        steady = next((index for index in sorted(differs) if self.spread[index] is None), None)
-        if steady is None or self.tolerant:
+    def _hold(self, reference: _Outcome, replayed: _Outcome) -> None:
+        """See in what a replay differs from a run on the same numbers. One whose results had no room may be far off."""
+        for index in reference.differing(replayed):
+            self.differs.add(index)
+            if not replayed.results or too_far(reference.results[index], replayed.results[index], None):
+                self.far.add(index)
+
+    def _steady(self, reference: _Outcome) -> _Doubt | None:
+        """The first result in which a replay differs though uncaptured runs do not, unless they did before; one in
+        which it is far off, if there is any."""
+        steady = [index for index in sorted(self.differs) if self.spread[index] is None]
+        if not steady or self.tolerant:
             return None
-        said = f"{reference.names[steady]} has other values, though uncaptured runs agree on it bit for bit"
-        return _Doubt(said, odd=True)
+        index = next((index for index in steady if index in self.far), steady[0])
+        said = f"{reference.names[index]} has other values, though uncaptured runs agree on it bit for bit"
+        return _Doubt(said, odd=index not in self.far)
 
     def _widen(self, reference: _Outcome) -> Refusal | _Surprises:
         """Have ``spread`` hold one more uncaptured run, on copies, and say how far that lies outside of it. Refused is
@@ -406,9 +427,13 @@ class _Trial:
         return self._look(*self._run_again(), tell)
 
     def _look(self, outputs: Sequence[Any], copies: list[Any], tell: Callable[[_Outcome], _Found]) -> _Found | Refusal:
-        """What ``tell`` finds of a run on ``copies``. If it raises, and other ranks go on, this one does, too."""
+        """What ``tell`` finds of a run on ``copies``."""
+        return self._find(lambda: tell(self._left(outputs, copies)))
+
+    def _find(self, look: Callable[[], _Found]) -> _Found | Refusal:
+        """What ``look`` finds. If it raises, and other ranks go on, this one does, too."""
         try:
-            return tell(self._left(outputs, copies))
+            return look()
         except Exception as error:
             if not self.in_rounds:
                 raise
@@ -533,14 +558,11 @@ def _unsteady(detail: str, reason: str = "comparison-failed") -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """What a replay differs in, unless more runs show that those do, too. ``odd``: these agree on it."""
+    """What a replay differs in, unless more runs show that these do, too. ``odd``: they agree on it so far, and the
+    replay is near."""
 
     detail: str = ""
     odd: bool = False
-
-    @property
-    def refusal(self) -> Refusal:
-        return _unsteady(self.detail, ODD_REPLAY if self.odd else "comparison-failed")
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------

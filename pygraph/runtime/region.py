@@ -71,6 +71,7 @@ _ONE_CALLS_FAULT = (
     "comparison-budget",
     "generator-busy",
     "no-address-space",
+    ODD_REPLAY,
     "out-of-memory",
     "random-state",
     "replay-declined",
@@ -208,6 +209,7 @@ class Region:
         """How ranks decide on captured collectives, until they do no longer."""
         self._closed = False
         self._failures = 0
+        self._odd = False
         self._queued = 0
         """Calls, since the last turn of a contest, of variants that wait for one to end."""
 
@@ -334,11 +336,10 @@ class Region:
         if not variant.fits(args):
             return None
         facts = (self._fn, self._driver, executable, args, program)
-        verdict = verify(self.record.name, *facts, tolerant=variant.tolerant, odd=variant.odd)
+        verdict = verify(self.record.name, *facts, tolerant=variant.tolerant, odd=self._odd)
         args.clear()
+        self._compared(verdict)
         self._prefer(variant)
-        variant.odd = verdict.refusal is not None and verdict.refusal.reason == ODD_REPLAY
-        variant.tolerant |= verdict.tolerant
         if verdict.refusal is None:
             self.record.count_replay()
         else:
@@ -472,18 +473,24 @@ class Region:
         counts it, or an uncaptured run."""
         facts = self._fn, self._driver, made.executable, args, made.program, answer or self._run_fn
         try:
-            verdict = compare(*facts, together=together)
+            verdict = compare(*facts, odd=self._odd, together=together)
         except BaseException as error:
             made.executable.close()
             variant.ran = 0
             self._raised(args, error)
             raise
         args.clear()
+        self._compared(verdict)
         if answer is None:
             self.record.count_uncaptured()
         for call in made.program.recording.python * verdict.runs:
             self.record.python_runs[call.name] += 1
         return verdict
+
+    def _compared(self, verdict: Verdict) -> None:
+        """Whether the last replay that could be judged was the odd one of runs that vary."""
+        if verdict.refusal is None or verdict.refusal.reason == ODD_REPLAY:
+            self._odd = verdict.refusal is not None
 
     def _contests(self, variant: Variant, program: Program) -> bool:
         """Whether another order of launches is to be tried for ``variant``."""
@@ -717,7 +724,7 @@ class Region:
         """Use the executable from now on, or close it."""
         refusal = verdict.refusal
         if refusal is None:
-            variant.tolerant, variant.odd = verdict.tolerant, False
+            variant.tolerant = verdict.tolerant
             variant.program = made.program if self._options.verify_always else None
             self._variants.install(variant, made.executable)
             if self._closed:  # maybe by another thread, before there was anything to free
@@ -762,11 +769,8 @@ class Region:
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
         """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""
-        if refusal.reason == ODD_REPLAY and variant.odd:
-            refusal = Refusal("comparison-failed", f"twice in a row, {refusal.detail}")
         self._note(refusal)
-        variant.odd = refusal.reason == ODD_REPLAY
-        if variant.odd or refusal.reason in _ONE_CALLS_FAULT:
+        if refusal.reason in _ONE_CALLS_FAULT:
             variant.postpone()
         else:
             variant.off = State.UNCAPTURED

@@ -83,12 +83,11 @@ class State(str, Enum):
 class Variant:
     """One combination of key and signature. ``ran`` counts uncaptured runs, ``wanted`` how many of them make it due to
     be captured. ``like``: the signature of the calls that its capture is for, with the arguments that are sensitive
-    there. ``program``: what it replays, if each call is compared, ``tolerant`` if within a tolerance. ``odd``: in the
-    last comparison, the replay was the odd one of runs that vary. ``decided``: it was measured and will not be again.
-    ``open``: another order of its launches is to be tried. ``contested``: it was so. ``known_order``: what an earlier
-    process decided on that. ``rival``: the replay in that order, while it is measured. ``concurrent``: it has won.
-    ``sends``: what ranks say of the collectives that it calls, if these may be captured. ``joined``: they are. ``off``:
-    SKIPPED or UNCAPTURED, for good."""
+    there. ``program``: what it replays, if each call is compared, ``tolerant`` if within a tolerance. ``decided``: it
+    was measured and will not be again. ``open``: another order of its launches is to be tried. ``contested``: it was
+    so. ``known_order``: what an earlier process decided on that. ``rival``: the replay in that order, while it is
+    measured. ``concurrent``: it has won. ``sends``: what ranks say of the collectives that it calls, if these may be
+    captured. ``joined``: they are. ``off``: SKIPPED or UNCAPTURED, for good."""
 
     key: Hashable
     signature: Hashable
@@ -99,7 +98,6 @@ class Variant:
     like: tuple[frozenset[int], Hashable] = (frozenset(), None)
     program: Program | None = None
     tolerant: bool = False
-    odd: bool = False
     decided: bool = False
     open: bool = False
     contested: bool = False
