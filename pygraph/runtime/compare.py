@@ -29,7 +29,7 @@ from pygraph.runtime.contract import Driver, Executable, Program, ScratchPool
 from pygraph.runtime.nondeterminism import RUNS, Distance, Surprise, distance, too_far, unrepeatable
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
 from pygraph.runtime.recording import AllocationKind
-from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, same_bytes, span, take
+from pygraph.runtime.tensors import Snapshot, bits, blocks, digest, extent, fingerprint, same_bytes, span, take
 
 __all__ = ["ODD_REPLAY", "Verdict", "compare", "observe", "verify"]
 
@@ -50,12 +50,14 @@ _WRONG = ("comparison-failed", "replay-raised")
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The uncaptured run's ``outputs``, which answer the call, and why the replay may not be used, if so. ``tolerant``:
-    it was accepted within a tolerance. ``runs`` counts uncaptured runs besides the one that answers."""
+    it was accepted within a tolerance. ``runs`` counts uncaptured runs besides the one that answers. ``arguments``: the
+    fingerprint of what a call is given whose replay was refused with ``odd-replay``, unless ranks compare together."""
 
     outputs: Sequence[Any]
     refusal: Refusal | None
     tolerant: bool = False
     runs: int = 0
+    arguments: bytes = b""
 
 
 def compare(
@@ -144,6 +146,8 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
         return Verdict(outputs, _raised(error, trial))
     first = None  # its results are memory that explaining may need
+    if verdict.refusal is not None and verdict.refusal.reason == ODD_REPLAY:
+        verdict = replace(verdict, arguments=fingerprint(trial.pristine))
     return replace(verdict, refusal=trial.explained(verdict.refusal), runs=trial.runs)
 
 
@@ -252,8 +256,9 @@ class _Trial:
             return Refusal("comparison-failed", "replayed: bytes beside an argument were written")
         if not self._unread_unchanged():
             return Refusal("comparison-failed", "replayed: an argument is written though no launch says so")
-        kept = self.decided and sum(each.nbytes for each in outputs if isinstance(each, torch.Tensor)) <= self.room
-        return outcome if kept else replace(outcome, results=[])
+        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in outputs if isinstance(t, torch.Tensor)}
+        room = sum(storage.nbytes() for storage in storages.values()) <= self.room
+        return outcome if room and self.decided else replace(outcome, results=[])
 
     def make_rounds(self, first: _Outcome | Refusal) -> _Outcome | Refusal:
         """What all ranks run before any of them answers its call, if a launch varies. Returns what is known of the
@@ -265,8 +270,9 @@ class _Trial:
             with self.random.apart():
                 reference = self._uncaptured_again()
                 if isinstance(first, _Outcome) and not self.random:
-                    if reference.other_structure(first) is None:
-                        refusal = self._find(functools.partial(self._hold, reference, first))
+                    wrong = self._inexcusable(reference, first)
+                    refusal = None if wrong is None else self._wrong(f"replayed: {wrong}")
+                    refusal = refusal or self._find(functools.partial(self._hold, reference, first))
                     first.results.clear()
                 refusal = self._judge_again(reference, refusal)
             if refusal is not None and refusal.reason == _DECLINED:
@@ -387,7 +393,7 @@ class _Trial:
 
     def _hold(self, reference: _Outcome, replayed: _Outcome) -> None:
         """See in what a replay differs from a run on the same numbers. One whose results had no room may be far off."""
-        for index in reference.differing(replayed):
+        for index in () if self.tolerant else reference.differing(replayed):
             self.differs.add(index)
             if not replayed.results or too_far(reference.results[index], replayed.results[index], None):
                 self.far.add(index)
@@ -396,7 +402,7 @@ class _Trial:
         """The first result in which a replay differs though uncaptured runs do not, unless they did before; one in
         which it is far off, if there is any."""
         steady = [index for index in sorted(self.differs) if self.spread[index] is None]
-        if not steady or self.tolerant:
+        if not steady:
             return None
         index = next((index for index in steady if index in self.far), steady[0])
         said = f"{reference.names[index]} has other values, though uncaptured runs agree on it bit for bit"

@@ -46,6 +46,7 @@ from pygraph.runtime.provenance import Refusal, tracing
 from pygraph.runtime.recording import Origin
 from pygraph.runtime.slots import SlotTable
 from pygraph.runtime.steps import ORDER_MEMORY, longest_path, timeline
+from pygraph.runtime.tensors import fingerprint
 from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
 
 __all__ = ["EagerCalls", "Region", "RegionOptions", "RegionRecord", "counts"]
@@ -209,7 +210,8 @@ class Region:
         """How ranks decide on captured collectives, until they do no longer."""
         self._closed = False
         self._failures = 0
-        self._odd = False
+        self._odd: tuple[Variant, bytes] | None = None
+        """The variant of which the last replay that could be judged was the odd one, and what the call was given."""
         self._queued = 0
         """Calls, since the last turn of a contest, of variants that wait for one to end."""
 
@@ -336,9 +338,9 @@ class Region:
         if not variant.fits(args):
             return None
         facts = (self._fn, self._driver, executable, args, program)
-        verdict = verify(self.record.name, *facts, tolerant=variant.tolerant, odd=self._odd)
+        verdict = verify(self.record.name, *facts, tolerant=variant.tolerant, odd=self._odd is not None)
         args.clear()
-        self._compared(verdict)
+        self._compared(variant, verdict, verified=True)
         self._prefer(variant)
         if verdict.refusal is None:
             self.record.count_replay()
@@ -429,6 +431,10 @@ class Region:
 
     def _capture(self, variant: Variant, args: list[Any], measures: bool, path: Path | None) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
+        odd = self._odd
+        if odd is not None and odd[0] is variant and odd[1] == fingerprint(args):
+            variant.postpone()  # a wrong replay may be right where it reads what was there the last time
+            return self._uncaptured(args)
         made = self._try_capture(args, self._order(variant))
         if isinstance(made, Refusal):
             self._refuse(variant, made)
@@ -473,24 +479,28 @@ class Region:
         counts it, or an uncaptured run."""
         facts = self._fn, self._driver, made.executable, args, made.program, answer or self._run_fn
         try:
-            verdict = compare(*facts, odd=self._odd, together=together)
+            verdict = compare(*facts, odd=self._odd is not None, together=together)
         except BaseException as error:
             made.executable.close()
             variant.ran = 0
             self._raised(args, error)
             raise
         args.clear()
-        self._compared(verdict)
+        self._compared(variant, verdict)
         if answer is None:
             self.record.count_uncaptured()
         for call in made.program.recording.python * verdict.runs:
             self.record.python_runs[call.name] += 1
         return verdict
 
-    def _compared(self, verdict: Verdict) -> None:
-        """Whether the last replay that could be judged was the odd one of runs that vary."""
-        if verdict.refusal is None or verdict.refusal.reason == ODD_REPLAY:
-            self._odd = verdict.refusal is not None
+    def _compared(self, variant: Variant, verdict: Verdict, *, verified: bool = False) -> None:
+        """Keep whether a replay was the odd one of runs that vary, until a capture's is right, or a ``verified`` one of
+        the same variant."""
+        refusal, odd = verdict.refusal, self._odd
+        if refusal is None and odd is not None and (odd[0] is variant or not verified):
+            self._odd = None
+        elif refusal is not None and refusal.reason == ODD_REPLAY:
+            self._odd = variant, verdict.arguments
 
     def _contests(self, variant: Variant, program: Program) -> bool:
         """Whether another order of launches is to be tried for ``variant``."""

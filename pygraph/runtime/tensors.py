@@ -26,6 +26,7 @@ __all__ = [
     "blocks",
     "digest",
     "extent",
+    "fingerprint",
     "module_constants",
     "rebound",
     "same_bytes",
@@ -64,6 +65,12 @@ def digest(tensor: torch.Tensor) -> bytes:
         memory = (ctypes.c_char * nbytes).from_address(flat.data_ptr())
         return hashlib.sha256(memory).digest()
     return words_digest(span(flat))
+
+
+def fingerprint(args: Sequence[Any]) -> bytes:
+    """The same of all arguments of a call."""
+    found = (digest(arg) if isinstance(arg, torch.Tensor) else repr(bits(arg)).encode() for arg in args)
+    return b"".join(found)
 
 
 def words_digest(data: torch.Tensor) -> bytes:

@@ -157,19 +157,34 @@ def test_a_replay_that_is_the_odd_one_of_runs_that_vary_is_captured_once_more(re
     assert [executable.closed for executable in driver.executables] == [True, False]
 
 
-def test_a_replay_that_lags_by_one_run_is_refused() -> None:
-    """As where it reads memory before that is written. Made again with the same arguments, it is right."""
-    left, draw = torch.zeros(SIZE, dtype=torch.bfloat16), noise(9)
+def lagging(values: Sequence[float]) -> RegionRecord:
+    """What becomes of a region of which a replay adds what the one before was given, as where it reads memory before
+    that is written: made again with the same arguments, it is right. ``values`` are given, one by one."""
+    left = torch.zeros(SIZE, dtype=torch.bfloat16)
 
     def kernel(args: list[Any]) -> Sequence[Any]:
         small, left[:] = left.clone(), args[1]
         return [args[0] + small]
 
     region, _ = unsteady_region(lambda args: [args[0] + args[1]], kernel, written=())
-    for _ in range(8):
-        region([torch.full((SIZE,), 8.0, dtype=torch.bfloat16), 0.1 * draw(SIZE).bfloat16()])
-    assert "twice in a row" in str(region.record.reason), region.record
-    assert region.record.captures == 0
+    for value in values:
+        args = [torch.full((SIZE,), 8.0, dtype=torch.bfloat16), torch.full((SIZE,), value, dtype=torch.bfloat16)]
+        assert torch.equal(region(list(args))[0], args[0] + args[1])
+    return region.record
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 20])
+def test_a_replay_that_lags_by_one_run_is_refused(period: int) -> None:
+    record = lagging([0.05 * (1 + call % period) for call in range(20)])
+    assert "twice in a row" in str(record.reason), record
+    assert record.captures == 0
+
+
+def test_a_call_like_the_one_whose_replay_was_odd_is_no_other_comparison() -> None:
+    record = lagging([0.1] * 20)
+    assert (list(record.refusals), record.captures) == (["odd-replay"], 0)
+    record = lagging([0.1] * 5 + [0.1 * call for call in range(20)])
+    assert (list(record.refusals), record.captures) == (["odd-replay", "comparison-failed"], 0)
 
 
 def test_of_two_results_on_which_runs_agree_the_one_that_is_far_off_counts() -> None:
@@ -201,6 +216,24 @@ def test_odd_replays_of_all_sizes_count() -> None:
     assert len(driver.executables) == 2
 
 
+def test_a_right_replay_of_another_size_says_that_the_odd_one_was_chance() -> None:
+    odd = {SIZE, 3 * SIZE}
+
+    def spoil(outputs: list[Any]) -> None:
+        size = outputs[0].numel()
+        outputs[0][3] += 1e-6 * (size in odd)
+        odd.discard(size)
+
+    def fn(args: list[Any]) -> Sequence[Any]:
+        return [args[0] + 1]
+
+    region, _ = unsteady_region(fn, spoiled(fn, spoil))
+    for size in (SIZE, 2 * SIZE, 3 * SIZE, 2 * SIZE):
+        for _ in range(2):
+            region([torch.ones(size)])
+    assert (list(region.record.refusals), region.record.captures, region.record.replays) == (["odd-replay"], 1, 2)
+
+
 class Verified:
     """A region that is known to vary, of which each call is compared. ``call`` says whether a replay was right, where
     the first one made for the call is the ``odd`` one, or none has memory (``short``)."""
@@ -209,8 +242,8 @@ class Verified:
         """``odd``: it is captured twice, since the first replay was the odd one."""
         self._odd, self._short = odd, False
         self.region, driver = unsteady_region(self._fn, spoiled(self._fn, self._spoil), verify_always=True)
-        for _ in range(5 if odd else 2):
-            self.region([torch.ones(SIZE)])
+        for call in range(5 if odd else 2):
+            self.region([torch.full((SIZE,), 1.0 + call)])
         assert (self.region.record.captures, len(driver.executables)) == (1, 1 + odd)
 
     def _fn(self, args: list[Any]) -> Sequence[Any]:
@@ -226,6 +259,26 @@ class Verified:
         self._odd, self._short, before = odd, short, self.region.record.replays
         self.region([torch.ones(SIZE)])
         return self.region.record.replays > before
+
+
+def test_a_verified_replay_that_is_the_odd_one_twice_is_wrong_whatever_another_size_does() -> None:
+    draws = iter([0.0] * 8)
+
+    def spoil(outputs: list[Any]) -> None:
+        if outputs[0].numel() == SIZE and next(draws, 1.0):
+            outputs[0].view(torch.uint8)[8].bitwise_xor_(1)
+
+    region, _ = unsteady_region(lambda args: [args[0] + 1], None, verify_always=True)
+    region._driver.kernel = spoiled(region._fn, spoil)
+
+    def alternate() -> None:
+        for _ in range(20):
+            for size in (SIZE, 2 * SIZE):
+                region([torch.ones(size)])
+
+    with pytest.raises(ReplayError, match="twice in a row"):
+        alternate()
+    assert region.record.captures == 2
 
 
 def test_a_verified_replay_that_is_the_odd_one_is_wrong_if_the_next_is_so_too() -> None:
@@ -558,7 +611,7 @@ EVERYTHING = ["replay", "run", *["run"] * RUNS[0], "replay", *["run"] * RUNS[1],
 class Joint:
     """One rank's part of a comparison of all: a region whose runs differ by ``scale``, and replays that are off by so
     much; what it ``ran``, and what it ``told`` the others. ``draws``: it draws numbers. ``raises``: its answer does.
-    ``spare``: bytes for copies. ``more``: outputs of a replay that an uncaptured run does not have."""
+    ``spare``: bytes for copies. ``more``: replays, from 1 on, with one more output."""
 
     def __init__(
         self,
@@ -569,7 +622,7 @@ class Joint:
         answer_off: float = 0.0,
         draws: bool = False,
         spare: int = 1 << 30,
-        more: int = 0,
+        more: Sequence[int] = (),
     ) -> None:
         self.scale, self.replays, self.raises, self.answer_off, self.draws = scale, replays, raises, answer_off, draws
         self.spare, self.more = spare, more
@@ -595,7 +648,8 @@ class Joint:
         return outputs
 
     def _replay(self, args: list[Any]) -> Sequence[Any]:
-        return self._result("replay", args, self.replays[self.ran.count("replay")] or 0.0) * (1 + self.more)
+        outputs = self._result("replay", args, self.replays[self.ran.count("replay")] or 0.0)
+        return outputs * (1 + (self.ran.count("replay") in self.more))
 
     def compare(self) -> Verdict | None:
         """The verdict; None where the answer has raised, as asked."""
@@ -691,6 +745,15 @@ def test_a_rank_without_memory_for_all_runs_says_so_before() -> None:
         assert (len(joint.ran) == 1) == (told is None)
 
 
+def test_a_first_replay_of_ranks_that_returns_something_else_is_no_odd_one() -> None:
+    joint = Joint(0.0, (RIGHT, NEAR, RIGHT), more=(1,))
+    found = joint.compare()
+    assert joint.ran == [*EVERYTHING, "answer"]
+    assert found is not None
+    assert found.refusal is not None
+    assert (found.refusal.reason, found.refusal.detail) == ("comparison-failed", "replayed: 2 outputs instead of 1")
+
+
 def test_all_runs_of_ranks_are_not_alive_together() -> None:
     joint = Joint(1.0, (RIGHT, RIGHT, RIGHT))
     assert joint.compare() is not None
@@ -706,7 +769,7 @@ def test_a_replay_whose_results_have_no_room_may_be_far_off(outputs: int, reason
 
 
 def test_ranks_make_the_same_runs_though_a_replay_returns_something_else() -> None:
-    joint = Joint(1.0, (RIGHT, RIGHT, RIGHT), more=1)
+    joint = Joint(1.0, (RIGHT, RIGHT, RIGHT), more=(1, 2, 3))
     found = joint.compare()
     assert joint.ran == [*EVERYTHING, "answer"]
     assert found is not None
