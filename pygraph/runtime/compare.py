@@ -339,7 +339,7 @@ class _Trial:
 
     def _judge_again(self, reference: _Outcome, refusal: Refusal | None = None) -> Refusal | None:
         """Whose fault it is that results differ: a wrong replay's, or the region's own, which has a spread then.
-        ``reference`` is an uncaptured run; ``refusal`` is why this cannot be told.
+        ``reference`` is an uncaptured run; ``refusal`` is what is known of the replay, or keeps it from being judged.
 
         Where the region draws, runs on the numbers of the answering one would have other threads draw them, too. Each
         round replays anew: where a rounding error decides a sign, one run of many is further off than all others, and
