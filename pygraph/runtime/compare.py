@@ -141,13 +141,13 @@ def _compare(begin: Callable[[], _Trial], answer: Function, args: list[Any], scr
         with scratch():
             first = first or trial.replay_prepared()
             verdict = Verdict(outputs, first) if isinstance(first, Refusal) else trial.judge(first, outputs)
+            if verdict.refusal is not None and verdict.refusal.reason == ODD_REPLAY:
+                verdict = replace(verdict, arguments=fingerprint(trial.pristine))
     except ReplayError:
         raise
     except Exception as error:  # noqa: BLE001 - the same; the call has its answer already
         return Verdict(outputs, _raised(error, trial))
     first = None  # its results are memory that explaining may need
-    if verdict.refusal is not None and verdict.refusal.reason == ODD_REPLAY:
-        verdict = replace(verdict, arguments=fingerprint(trial.pristine))
     return replace(verdict, refusal=trial.explained(verdict.refusal), runs=trial.runs)
 
 
@@ -166,7 +166,7 @@ class _Trial:
     """One comparison: the memory involved, and the runs made on it. ``over_budget`` says that copies have no room.
     ``replaying``: a replay has begun and not ended, or raised. ``in_rounds``: all ranks make all runs that may be
     needed, whatever each has found by then. ``owes``: ranks have agreed on runs that this one has not made yet.
-    ``decided``: memory whose contents launches decide that vary. ``spread``: by how much results of further runs
+    ``varying``: memory whose contents launches decide that vary. ``spread``: by how much results of further runs
     differ, ``differs``: the results in which some replay does, ``far``: those in which that may be more than rounding.
     """
 
@@ -198,8 +198,8 @@ class _Trial:
         self.watched = sorted(position for block in self.written for position in block.members)
         saved, full = (sum(block.nbytes for block in chosen) for chosen in (self.written, every))
         budget = driver.spare_bytes()
-        self.decided = unrepeatable(program.recording, program.slots)
-        self.in_rounds = together is not None and bool(self.decided)
+        self.varying = unrepeatable(program.recording, program.slots)
+        self.in_rounds = together is not None and bool(self.varying)
         runs = 3 if self.in_rounds else 1  # results of two besides: no rank may be short of memory on its own
         self.all_copied = saved + runs * full <= budget
         self.copied = every if self.all_copied else self.written
@@ -258,7 +258,7 @@ class _Trial:
             return Refusal("comparison-failed", "replayed: an argument is written though no launch says so")
         storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in outputs if isinstance(t, torch.Tensor)}
         room = sum(storage.nbytes() for storage in storages.values()) <= self.room
-        return outcome if room and self.decided else replace(outcome, results=[])
+        return outcome if room and self.varying else replace(outcome, results=[])
 
     def make_rounds(self, first: _Outcome | Refusal) -> _Outcome | Refusal:
         """What all ranks run before any of them answers its call, if a launch varies. Returns what is known of the
@@ -319,7 +319,7 @@ class _Trial:
     def _decided(self, outcome: _Outcome) -> list[bool]:
         """For each result, whether a launch that is known to be non-deterministic decides it. An argument with gaps
         between its elements, in which no run writes, is held to its bits."""
-        recording, decided = self.program.recording, self.decided
+        recording, decided = self.program.recording, self.varying
         if not decided:
             return [False] * len(outcome.contents)
         found = [recording.owner(output) in decided for output in recording.outputs]
@@ -368,9 +368,11 @@ class _Trial:
 
     def _refused(self, doubt: _Doubt | None) -> Refusal | None:
         """What comes of a ``doubt`` that stays."""
-        if doubt is None or not doubt.odd:
-            return None if doubt is None else _unsteady(doubt.detail)
-        return _unsteady(f"twice in a row, {doubt.detail}") if self.odd else _unsteady(doubt.detail, ODD_REPLAY)
+        if doubt is None:
+            return None
+        if doubt.odd and not self.odd:
+            return _unsteady(doubt.detail, ODD_REPLAY)
+        return _unsteady(f"twice in a row, {doubt.detail}" if doubt.odd else doubt.detail)
 
     def _unlike(self, reference: _Outcome, surprises: Sequence[_Surprises]) -> Refusal | _Doubt | None:
         """In what another replay differs by more than uncaptured runs do; a Refusal where more of these would not

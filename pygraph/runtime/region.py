@@ -42,7 +42,7 @@ from pygraph.runtime.measure import (
     read,
     several_ranks,
 )
-from pygraph.runtime.provenance import Refusal, tracing
+from pygraph.runtime.provenance import Refusal, is_out_of_memory, tracing
 from pygraph.runtime.recording import Origin
 from pygraph.runtime.slots import SlotTable
 from pygraph.runtime.steps import ORDER_MEMORY, longest_path, timeline
@@ -431,8 +431,7 @@ class Region:
 
     def _capture(self, variant: Variant, args: list[Any], measures: bool, path: Path | None) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
-        odd = self._odd
-        if odd is not None and odd[0] is variant and odd[1] == fingerprint(args):
+        if self._like_the_odd_one(variant, args):
             variant.postpone()  # a wrong replay may be right where it reads what was there the last time
             return self._uncaptured(args)
         made = self._try_capture(args, self._order(variant))
@@ -492,6 +491,16 @@ class Region:
         for call in made.program.recording.python * verdict.runs:
             self.record.python_runs[call.name] += 1
         return verdict
+
+    def _like_the_odd_one(self, variant: Variant, args: list[Any]) -> bool:
+        """Whether a call has the arguments of the one whose replay was odd; or there is no memory to tell."""
+        odd = self._odd
+        try:
+            return odd is not None and odd[0] is variant and odd[1] == fingerprint(args)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                return True
+            raise
 
     def _compared(self, variant: Variant, verdict: Verdict, *, verified: bool = False) -> None:
         """Keep whether a replay was the odd one of runs that vary, until a capture's is right, or a ``verified`` one of

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pygraph.errors import ReplayError
 from pygraph.runtime import compare as compare_module
+from pygraph.runtime import region as region_module
 from pygraph.runtime.compare import Verdict, compare
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.nondeterminism import RUNS
@@ -185,6 +186,19 @@ def test_a_call_like_the_one_whose_replay_was_odd_is_no_other_comparison() -> No
     assert (list(record.refusals), record.captures) == (["odd-replay"], 0)
     record = lagging([0.1] * 5 + [0.1 * call for call in range(20)])
     assert (list(record.refusals), record.captures) == (["odd-replay", "comparison-failed"], 0)
+
+
+@pytest.mark.parametrize("module", [compare_module, region_module])
+def test_calls_are_answered_where_there_is_no_memory_to_tell_their_arguments(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(args: Sequence[Any]) -> bytes:
+        raise torch.OutOfMemoryError("as asked")
+
+    monkeypatch.setattr(module, "fingerprint", short)
+    record = lagging([0.05 * call for call in range(8)])
+    assert list(record.refusals) == ["out-of-memory" if module is compare_module else "odd-replay"]
+    assert record.captures == 0
 
 
 def test_of_two_results_on_which_runs_agree_the_one_that_is_far_off_counts() -> None:
@@ -745,15 +759,6 @@ def test_a_rank_without_memory_for_all_runs_says_so_before() -> None:
         assert (len(joint.ran) == 1) == (told is None)
 
 
-def test_a_first_replay_of_ranks_that_returns_something_else_is_no_odd_one() -> None:
-    joint = Joint(0.0, (RIGHT, NEAR, RIGHT), more=(1,))
-    found = joint.compare()
-    assert joint.ran == [*EVERYTHING, "answer"]
-    assert found is not None
-    assert found.refusal is not None
-    assert (found.refusal.reason, found.refusal.detail) == ("comparison-failed", "replayed: 2 outputs instead of 1")
-
-
 def test_all_runs_of_ranks_are_not_alive_together() -> None:
     joint = Joint(1.0, (RIGHT, RIGHT, RIGHT))
     assert joint.compare() is not None
@@ -768,13 +773,17 @@ def test_a_replay_whose_results_have_no_room_may_be_far_off(outputs: int, reason
     assert (found.refusal and found.refusal.reason) == reason
 
 
-def test_ranks_make_the_same_runs_though_a_replay_returns_something_else() -> None:
-    joint = Joint(1.0, (RIGHT, RIGHT, RIGHT), more=(1, 2, 3))
+@pytest.mark.parametrize(("scale", "second", "more"), [(1.0, RIGHT, (1, 2, 3)), (0.0, NEAR, (1,))])
+def test_ranks_make_the_same_runs_though_a_replay_returns_something_else(
+    scale: float, second: float, more: tuple[int, ...]
+) -> None:
+    """That refuses it, whatever later ones are: here, right, or the odd one."""
+    joint = Joint(scale, (RIGHT, second, RIGHT), more=more)
     found = joint.compare()
     assert joint.ran == [*EVERYTHING, "answer"]
     assert found is not None
     assert found.refusal is not None
-    assert found.refusal.detail == "replayed: 2 outputs instead of 1"
+    assert (found.refusal.reason, found.refusal.detail) == ("comparison-failed", "replayed: 2 outputs instead of 1")
 
 
 def test_the_answering_run_may_be_the_one_that_differs() -> None:
