@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -81,9 +82,14 @@ class _Writer:
         return notes + [f"{count} operators were {verb} by passes" for verb, count in counts if count]
 
     def _write_order(self) -> list[str]:
-        """Put kept nodes in the IR's order, each followed by the nodes that take its results apart."""
+        """Put kept nodes in the IR's order, each followed by the nodes that take its results apart.
+
+        Writes of inputs that end the program still end it. Inductor relies on that: it computes in an input what is
+        copied there, and has other nodes read it from there.
+        """
         found = (self.by_name.get(node.name) for node in self.graph.nodes)
         kept = [node for node in found if node is not None and node.op == "call_function"]
+        kept.sort(key=self._epilogue().__contains__)
         known = dict.fromkeys(kept)
         if kept == [node for node in self.fx.nodes if node in known]:
             return []
@@ -95,6 +101,11 @@ class _Writer:
                 cursor.append(moved)
                 cursor = moved
         return ["operators were put in the order of the regions"]
+
+    def _epilogue(self) -> frozenset[FxNode]:
+        """The nodes at the end of the program that write its inputs."""
+        last = [node for node in reversed(self.fx.nodes) if node.op != "output"]
+        return frozenset(takewhile(_writes_input, last))
 
     def _items_of(self, node: FxNode) -> list[FxNode]:
         direct = [item for (base, _), item in self.items.items() if base is node]
@@ -176,6 +187,12 @@ def _moved_constant(gm: torch.fx.GraphModule, constant: FxNode, device: torch.de
         made: FxNode = gm.graph.create_node("get_attr", name)
     made.meta["val"] = mode.from_tensor(getattr(gm, name)) if mode is not None else getattr(gm, name)
     return made
+
+
+def _writes_input(node: FxNode) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    written = node.args[0] if schema is not None and schema.is_mutable and node.args else None
+    return isinstance(written, FxNode) and written.op == "placeholder" and not node.users
 
 
 def refresh_values(graph: FxGraph, changed: Sequence[FxNode]) -> None:

@@ -83,3 +83,25 @@ def test_metrics_that_are_computed_behind_the_optimizer_have_the_old_weights() -
             x = torch.arange(8.0) - call
             torch.testing.assert_close(step(x), expected(x))
             torch.testing.assert_close(list(ours), list(theirs))
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("fallbacks", [False, True])
+def test_an_operator_outside_of_regions_reads_an_input_before_its_last_write(fallbacks: bool) -> None:
+    """Regions put it behind that write, which is all that the program does of its own with two names of one tensor."""
+
+    def program(x: torch.Tensor, y: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
+        x.add_(y.tanh())
+        ranked = torch.sort(same, -1).values
+        x.add_((y @ y).relu())
+        return ranked
+
+    passes = "legality{forbid=[aten.sort.default]},placement,partitioning"
+    options = {"passes": passes, "inductor": {"fallback_by_default": fallbacks}}
+    with config.patch(force_disable_caches=True), torch.no_grad():
+        ours = torch.compile(program, backend="pygraph", options=options)
+        for _ in range(4):
+            x, y = torch.randn(4, 4), torch.randn(4, 4)
+            copies = x.clone(), y.clone()
+            torch.testing.assert_close(ours(x, y, x.view(4, 4)), program(*copies, copies[0].view(4, 4)))
+            torch.testing.assert_close((x, y), copies)
