@@ -17,7 +17,7 @@ from pygraph.frontend.costs import cost_of
 from pygraph.frontend.effects import Call, Path, effects_of, tags_text
 from pygraph.frontend.hops import higher_order_effects, wrapped_operator
 from pygraph.frontend.location import location_of
-from pygraph.frontend.names import FrontendError, op_name
+from pygraph.frontend.names import FrontendError, op_name, overload_of
 from pygraph.frontend.types import TypeReader, literal
 from pygraph.ir import (
     CONSTANT,
@@ -127,8 +127,8 @@ class _Lifter:
         value = _value_of(node)
         leaves = list(_leaves(value))
         call = Call(
-            op=op_name(node.target),
-            target=node.target,
+            op=op_name(overload_of(node.target)),
+            target=overload_of(node.target),
             args=tuple([self._arg(arg) for arg in node.args]),
             attrs={key: self._arg(arg) for key, arg in node.kwargs.items()},
             results=tuple([self.types.type_of(leaf) for _, leaf in leaves]),

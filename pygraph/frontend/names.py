@@ -61,6 +61,12 @@ def is_symbolic(op: str) -> bool:
     return op.startswith((SYM, *_SIZES))
 
 
+def overload_of(target: Any) -> Any:
+    """The default overload of an operator that is called without naming one, as some of Inductor's passes do; any other
+    target itself."""
+    return getattr(target, "default", target) if isinstance(target, compat.OpOverloadPacket) else target
+
+
 def op_name(target: Any) -> str:
     """The IR's name of a call target. A Python function is named by its module; it may not resolve (a lambda)."""
     if isinstance(target, compat.HigherOrderOperator):
