@@ -23,7 +23,7 @@ import torch
 
 from pygraph import compat
 from pygraph.dump import dump_launches, dump_program, graph_dir, trace_report
-from pygraph.errors import CaptureError, OptionError
+from pygraph.errors import CaptureError, OptionError, PassError
 from pygraph.frontend.location import GraphOrigin, module_of, origin_of
 from pygraph.inductor.emitted import program_record
 from pygraph.inductor.entry import bind, entry_text
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pygraph.inductor.decision import Decision
     from pygraph.inductor.emitted import EmittedProgram, ProgramRecord, Step
     from pygraph.ir import Graph
+    from pygraph.passes.manager import PipelineResult
 
 __all__ = ["attach", "driver_for", "pygraph"]
 
@@ -131,7 +132,7 @@ class _Compiler:
         try:
             run = self._compile(gm, example_inputs, kwargs, report)
         except Exception as error:  # whatever failed in here, the user's program must run
-            if self.settings.strict:
+            if self.settings.strict or (isinstance(error, PassError) and not error.built_in):
                 raise
             report.give_up(error)
             _restore_graphs(gm, original)
@@ -169,7 +170,7 @@ class _Compiler:
             manager = PassManager(self.settings.pipeline, dump_dir=graph_dir(self.settings.dump_dir, report))
             context = pass_context(graph)
             ran = manager.run(graph, context)
-            decision = decide(graph, context.device, manager.text)
+            decision = decide(graph, context.device, manager.text, exact=ran.user_regions)
         if report.kind == "forward":
             self.forward = graph
         report.device, report.pipeline = decision.device, decision.pipeline
@@ -177,7 +178,7 @@ class _Compiler:
         report.passes = ran.passes
         if self.settings.strict:
             _raise_if_uncaptured(report)
-        with _timed(report, "write_back"):
+        with _timed(report, "write_back"), _blaming(ran, graph):
             report.notes += write_back(gm, graph, lifted)
             modules = {node.name: module_of(node.meta) for node in gm.graph.nodes}
         with _timed(report, "inductor"):
@@ -186,7 +187,7 @@ class _Compiler:
             products = Products(self.settings.cache_dir)
             program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag, products.choose)
             report.notes += products.notes
-        facts = _facts(program, graph, decision, report, tag, modules)
+        facts = _facts(program, graph, decision, report, tag, modules, self.settings.strict)
         kept = self.keeper is not None and self.keeper.keep(program, facts, report)
         run = attach(program, facts, report, self.settings)
         if kept:
@@ -232,6 +233,19 @@ def _timed(report: GraphReport, name: str) -> Iterator[None]:
     report.times_ms[name] = (time.perf_counter() - start) * 1e3
 
 
+@contextlib.contextmanager
+def _blaming(ran: PipelineResult, graph: Graph) -> Iterator[None]:
+    """Raise what is raised meanwhile as the error of the user's passes that changed ``graph``, if any did."""
+    try:
+        yield
+    except Exception as error:
+        if not ran.user_changes:
+            raise
+        names, stage = tuple(record.name for record in ran.passes), graph.stage.value
+        reason = f"the graph that it left cannot be compiled: {error}"
+        raise PassError(reason, pass_name=", ".join(ran.user_changes), stage=stage, passes_run=names) from error
+
+
 def _modules(gm: torch.fx.GraphModule) -> list[tuple[str, torch.fx.GraphModule]]:
     return [(path, m) for path, m in gm.named_modules() if isinstance(m, torch.fx.GraphModule)]
 
@@ -258,9 +272,16 @@ def _raise_if_uncaptured(report: GraphReport) -> None:
 
 
 def _facts(
-    program: Any, graph: Graph, decision: Decision, report: GraphReport, tag: str, modules: Mapping[str, str]
+    program: Any,
+    graph: Graph,
+    decision: Decision,
+    report: GraphReport,
+    tag: str,
+    modules: Mapping[str, str],
+    strict: bool,
 ) -> Facts:
-    """What is known of ``program`` before it runs, in ``report`` too. ``modules``: the user's module of each node."""
+    """What is known of ``program`` before it runs, in ``report`` too. ``modules``: the user's module of each node.
+    Raises CaptureError for a program that is not cut as was decided, if ``strict``."""
     from pygraph.frontend.lift import held_inputs, lent_inputs
     from pygraph.inductor.compile import compare
     from pygraph.inductor.emitted import line_origins, read_program
@@ -271,6 +292,8 @@ def _facts(
         return Facts(tag, report.kind, report.device, ())
     notes, forbidden = compare(decision, record)
     report.notes += notes
+    if strict and record.differences:
+        raise CaptureError("strict", "\n".join(("the program is not cut as was decided", *record.differences)))
     report.record, report.source = record, program.source_code
     report.emitted = emitted = read_program(program.source_code)
     report.regions = _region_reports(decision, record, emitted, forbidden, modules)
@@ -311,9 +334,12 @@ def _region_reports(
     modules: Mapping[str, str],
 ) -> list[RegionReport]:
     found = []
+    exact = [index for index in record.planned if index is not None]
     for region, steps in zip(emitted.regions, record.regions, strict=True):
         nodes = tuple(dict.fromkeys(name for step in steps for name in step.origins))
-        regions = (decision.nodes[name].region for name in nodes if name in decision.nodes)
+        regions = [decision.nodes[name].region for name in nodes if name in decision.nodes]
+        if exact:
+            regions = [exact[region.index]]
         planned = tuple(sorted({index for index in regions if index is not None}))
         reason = ""
         if region.index in forbidden:

@@ -132,6 +132,7 @@ pattern_entries = tuple(
     _find(f"torch._inductor.pattern_matcher.{_name}")
     for _name in ("GraphPatternEntry", "LoweringPatternEntry", "ReplacementPatternEntry")
 )
+PatternEntry = _find("torch._inductor.pattern_matcher.PatternEntry")
 for _name in ("create_node", "replace_node", "erase_node"):
     _find(f"torch.fx.GraphModule._register_{_name}_hook")
     _find(f"torch.fx.GraphModule._unregister_{_name}_hook")
@@ -152,6 +153,7 @@ ExternKernel = _find("torch._inductor.ir.ExternKernel", cost=_JOINED)
 MultiOutput = _find("torch._inductor.ir.MultiOutput", cost="reports count results as launches")
 InductorBuffer = _find("torch._inductor.ir.Buffer")
 NonOwningLayout = _find("torch._inductor.ir.NonOwningLayout")
+TensorBox = _find("torch._inductor.ir.TensorBox")
 WhileLoop = _find("torch._inductor.ir.WhileLoop", cost=_BY_FX_NODE.format("loops"))
 
 # -- Inductor: lowering and scheduling -----------------------------------------------------------------------------
@@ -165,7 +167,7 @@ NopKernelSchedulerNode = _find(
 Scheduler = _find("torch._inductor.scheduler.Scheduler")
 SubgraphLowering = _find("torch._inductor.graph.SubgraphLowering")
 _LATE_READS = "what is read of a tensor may be its new value where an operator writes it in place behind that"
-_GraphLowering = _find("torch._inductor.graph.GraphLowering", cost=_LATE_READS)
+GraphLowering = _find("torch._inductor.graph.GraphLowering")
 _MutationOutput = _find("torch._inductor.ir.MutationOutput", cost=_LATE_READS)
 decide_layout_opt = _find(
     "torch._inductor.graph.GraphLowering.decide_layout_opt",
@@ -178,7 +180,9 @@ prepare_planning_info = _find("torch._inductor.memory.prepare_planning_info", co
 for _name in (
     "_codegen",
     "_codegen_partition_wrapper",
+    "can_fuse",
     "compute_dependencies",
+    "compute_graph_partition_maps",
     "get_graph_partition_signature",
     "graph_partition",
     "process_grouped_nodes",
@@ -400,9 +404,9 @@ def mend_late_reads() -> None:
     """Where an operator writes a tensor in place, have Inductor first compute what has read it and was put off. For
     foreach operators, those of other libraries and those that hold graphs it does so once the write is in its list, so
     that the late reader finds the new value (2.11 to 2.13). Has an effect once."""
-    if absent(_GraphLowering) or absent(_MutationOutput):
+    if absent(_MutationOutput):
         return
-    lower, init = _GraphLowering.call_function, _MutationOutput.__init__
+    lower, init = GraphLowering.call_function, _MutationOutput.__init__
 
     def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
         foreach = isinstance(target, torch._ops.OpOverload) and target.name().startswith("aten::_foreach_")
@@ -423,7 +427,7 @@ def mend_late_reads() -> None:
         del graph.operations[listed:]
         graph.operations[place:place] = late
 
-    _GraphLowering.call_function = call_function
+    GraphLowering.call_function = call_function
     _MutationOutput.__init__ = read_before
 
 

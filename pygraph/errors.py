@@ -65,7 +65,15 @@ class VerifyError(PygraphError):
 
 
 class PassError(PygraphError):
-    """A pass that raised or broke its contract. Names the pass, the node if known, the stage, the passes run before."""
+    """A pass that raised or broke its contract.
+
+    pass_name    the pass, or the passes, by name
+    stage        the stage of the graph
+    node         the node at fault, if known
+    passes_run   those that ran before
+    reproducer   the path of a file that runs the pass again, if one was written
+    built_in     the pass is PyGraph's own
+    """
 
     def __init__(
         self,
@@ -76,6 +84,7 @@ class PassError(PygraphError):
         node: str | None = None,
         passes_run: tuple[str, ...] = (),
         reproducer: str | None = None,
+        built_in: bool = False,
     ) -> None:
         self.reason = reason
         self.pass_name = pass_name
@@ -83,6 +92,7 @@ class PassError(PygraphError):
         self.node = node
         self.passes_run = passes_run
         self.reproducer = reproducer
+        self.built_in = built_in
         where = f" at node {node}" if node else ""
         ran = ", ".join(passes_run) or "none"
         hint = f"; reproducer: {reproducer}" if reproducer else ""

@@ -71,11 +71,11 @@ class Settings:
         return DEFAULT_PIPELINE if self.passes is None else self.passes
 
     def check_passes(self) -> None:
-        """Raises ParseError or OptionError for passes of the user's that cannot be run."""
+        """Raises ParseError or OptionError for passes of the user's that cannot be run, or not in their order."""
         if self.passes is not None:
             from pygraph.passes.manager import PassManager
 
-            PassManager(self.passes)
+            PassManager(self.passes).check_order()
 
     @staticmethod
     def make(options: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None) -> Settings:

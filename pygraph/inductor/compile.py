@@ -60,9 +60,14 @@ def compile_under(
     with (
         PartitionHooks(decision, legality).active(rewrite),
         compat.compiler_config.patch(cache_key_tag=tag),
-        compat.inductor_config.patch(graph_partition=True, memory_planning=False),
+        compat.inductor_config.patch(graph_partition=True, memory_planning=False, **_exactly(decision)),
     ):
         return compat.compile_fx_inner(gm, inputs, **kwargs)
+
+
+def _exactly(decision: Decision) -> dict[str, Any]:
+    """Of Inductor's configuration, what joins kernels without asking whether they may be fused."""
+    return {"combo_kernels": False} if decision.exact else {}
 
 
 def program_key(decision: Decision, passes: Sequence[Pass]) -> str:
@@ -103,6 +108,12 @@ def compare(decision: Decision, record: ProgramRecord) -> tuple[list[str], set[i
         for one in (one for step in steps for one in step.made if one.reason is not None):
             notes.append(f"region {index} holds {one.name} ({one.op}), which has to stay outside: {one.reason}")
             forbidden.add(index)
+    notes += record.differences
+    if record.planned:
+        launching = dict.fromkeys(p.region for p in decision.nodes.values() if p.region is not None and p.launches)
+        missing = [region for region in launching if region not in record.planned]
+        notes += [f"Inductor left nothing of region {region} to launch" for region in missing]
+        return notes, forbidden
     decided = {placed.region for placed in decision.nodes.values()} - {None}
     if len(record.regions) > len(decided):
         notes.append(f"{len(record.regions)} regions were emitted where {len(decided)} were decided")

@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from pygraph.ir import CAPTURABLE, EAGER, REASON, REGION, SELECTED, Graph
+from pygraph.ir import CAPTURABLE, CONSTANT, EAGER, REASON, REGION, SELECTED, Graph, KernelNode
+from pygraph.passes.analysis import dependence_lists
+from pygraph.passes.region_order import unit_order
 
 BARRIER = "barrier"
 RNG = "rng"
@@ -21,6 +23,9 @@ class Placed:
 
     ``chains`` names the orders besides data that the node is part of: nodes of one chain keep their order among
     themselves, and one of the chain BARRIER keeps its place among all nodes.
+
+    ``turn`` is the time at which it runs where a decision is exact: odd for a region, even for the host between two;
+    None where it may run at any time. ``launches`` is False for what launches nothing itself: a view, a constant.
     """
 
     op: str
@@ -30,28 +35,44 @@ class Placed:
     loc: str | None = None
     chains: tuple[str, ...] = ()
     eager: str | None = None
+    turn: int | None = None
+    launches: bool = True
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may be captured, and launches nothing itself: it has no place of its own."""
+        return self.capturable and not self.launches
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision on a whole graph: nodes by FX name, and which regions are selected."""
+    """The decision on a whole graph.
+
+    nodes      where each goes, by FX name
+    selected   the regions that are worth a graph
+    exact      a pass of the user's drew the regions: each becomes one partition of the program, and nothing is fused
+               across its bounds. Otherwise Inductor may move what lies at them, and join two regions
+    """
 
     device: str
     nodes: dict[str, Placed]
     selected: frozenset[int]
     pipeline: str
+    exact: bool = False
 
     def digest(self) -> str:
         """A hash of everything that decides where Inductor's program is cut, for cache keys."""
-        rows = [self.device, self.pipeline]
+        rows = [self.device, self.pipeline, str(sorted(self.selected))]
         rows += [
-            f"{name} {p.op} {p.region} {p.reason} {p.capturable} {p.chains} {p.eager}" for name, p in self.nodes.items()
+            f"{name} {p.op} {p.region} {p.reason} {p.capturable} {p.chains} {p.eager} {p.turn}"
+            for name, p in self.nodes.items()
         ]
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
-def decide(graph: Graph, device: str, pipeline: str) -> Decision:
+def decide(graph: Graph, device: str, pipeline: str, *, exact: bool = False) -> Decision:
     """Read the decision off a partitioned ``graph``. A region that was never judged by selection counts as selected."""
+    turns = _turns(graph) if exact else {}
     nodes = {}
     for node in graph.nodes:
         region, effects = node.meta.get(REGION), node.effects
@@ -64,6 +85,28 @@ def decide(graph: Graph, device: str, pipeline: str) -> Decision:
             loc=str(node.loc) if node.loc else None,
             chains=tuple(chain for chain, member in chains.items() if member),
             eager=node.meta.get(REASON) if region is not None and node.meta.get(EAGER) else None,
+            turn=turns.get(node),
+            launches=node.cost.launches != 0 and node.op != CONSTANT,
         )
     selected = (index for index, region in graph.regions.items() if region.meta.get(SELECTED) is not False)
-    return Decision(device, nodes, frozenset(selected), pipeline)
+    return Decision(device, nodes, frozenset(selected), pipeline, exact)
+
+
+def _turns(graph: Graph) -> dict[KernelNode, int]:
+    """When each node runs, with regions one after the other in an order that dependences allow; nodes that launch
+    nothing and are in no region have no turn."""
+    first: dict[int, int] = {}
+    regions = [node.meta.get(REGION) for node in graph.nodes]
+    units = [v if region is None else first.setdefault(region, v) for v, region in enumerate(regions)]
+    turns: dict[KernelNode, int] = {}
+    now, last = 0, None
+    for v in unit_order(units, dependence_lists(graph)[0]):
+        node, region = graph.nodes[v], regions[v]
+        if region is None and (node.cost.launches == 0 or node.op == CONSTANT):
+            continue
+        if region is None:
+            now += now % 2
+        elif region != last:
+            now += 1 + now % 2
+        last, turns[node] = region, now
+    return turns

@@ -48,10 +48,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRecord:
-    """The program as cut: runs of steps in order. Run ``i`` is a region when ``inside[i]``."""
+    """The program as cut: runs of steps in order. Run ``i`` is a region when ``inside[i]``.
+
+    Of a decision that is exact, ``planned[i]`` is the region that run ``i`` is, and ``differences`` say where Inductor
+    could not do as decided.
+    """
 
     runs: tuple[tuple[Step, ...], ...]
     inside: tuple[bool, ...]
+    planned: tuple[int | None, ...] = ()
+    differences: tuple[str, ...] = ()
 
     @property
     def regions(self) -> tuple[tuple[Step, ...], ...]:

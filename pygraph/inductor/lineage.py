@@ -33,8 +33,13 @@ class Lineage:
     replace.
     """
 
-    def __init__(self, rewrite: Callable[[GraphModule], None] | None = None) -> None:
+    def __init__(
+        self,
+        rewrite: Callable[[GraphModule], None] | None = None,
+        may_match: Callable[[Iterable[FxNode]], bool] | None = None,
+    ) -> None:
         self._rewrite = rewrite
+        self.may_match = may_match or (lambda _: True)
         self._sources: dict[FxNode, dict[FxNode, None]] = {}
         self._latest: list[FxNode] = []
         self._used = False
@@ -97,10 +102,13 @@ _active: ContextVar[Lineage | None] = ContextVar("lineage", default=None)
 
 
 @contextmanager
-def following(rewrite: Callable[[GraphModule], None] | None = None) -> Iterator[Lineage]:
-    """Follow the passes that Inductor runs on this thread meanwhile, and run ``rewrite`` after them."""
+def following(
+    rewrite: Callable[[GraphModule], None] | None = None, may_match: Callable[[Iterable[FxNode]], bool] | None = None
+) -> Iterator[Lineage]:
+    """Follow the passes that Inductor runs on this thread meanwhile, and run ``rewrite`` after them. A pattern takes
+    no nodes that ``may_match`` refuses."""
     _install()
-    lineage = Lineage(rewrite)
+    lineage = Lineage(rewrite, may_match)
     token = _active.set(lineage)
     try:
         yield lineage
@@ -129,8 +137,24 @@ def _install() -> None:
             entry.apply,
             lambda lineage, _, match, graph, node: lineage.replacing(graph.owning_module, [*match.nodes, node]),
         )
+    compat.PatternEntry.extra_check = property(_check_of, _set_check)
     module = compat.compile_fx_module
     module.post_grad_passes = _followed(module.post_grad_passes, lambda lineage, gm, *_, **__: lineage.watching(gm))
+
+
+def _set_check(entry: Any, check: Callable[[Any], Any]) -> None:
+    vars(entry)["extra_check"] = check
+
+
+def _check_of(entry: Any) -> Callable[[Any], Any]:
+    """What a pattern asks of nodes that it has matched. Those that it must not take were not matched: some passes
+    repeat a pattern for as long as it is."""
+
+    def check(match: Any) -> Any:
+        lineage = _active.get()
+        return (lineage is None or lineage.may_match(match.nodes)) and vars(entry)["extra_check"](match)
+
+    return check
 
 
 def _followed(function: Callable[..., T], context: Callable[..., AbstractContextManager[None]]) -> Callable[..., T]:

@@ -1,12 +1,15 @@
-"""Answers Inductor's scheduler while it compiles: where to cut, in which order, and notes what it made of it.
+"""Answers Inductor's lowering and scheduler while it compiles: where to cut, in which order, and what became of it.
 
+    GraphLowering.run_node            ▸ PartitionHooks.realize             values that leave a region are buffers
+    Scheduler.can_fuse                ▸ PartitionHooks.may_fuse            no kernel spans the bounds of a region
     Scheduler.should_partition        ▸ PartitionHooks.should_partition    the reason why a node stays outside, or None
-    Scheduler.process_grouped_nodes   ▸ PartitionHooks.reorder             fewer regions, where memory allows
-                                        PartitionHooks.wait_late           collectives have time to run
-    Scheduler.graph_partition         ▸ PartitionHooks.trim                no region begins or ends with an eager call
-                                        PartitionHooks.record              what each partition holds
-    Scheduler.get_graph_partition_signature ▸ _share                      memory that several partitions write parts of
+    Scheduler.process_grouped_nodes   ▸ PartitionHooks.arrange             the order in which the program runs
+    Scheduler.graph_partition         ▸ PartitionHooks.cut                 the partitions
+                                        PartitionHooks.record              what each of them holds
+    Scheduler.get_graph_partition_signature ▸ _share                       memory that several partitions write parts of
 
+The partitions are exactly the regions where a pass of the user's drew these. Otherwise only what is outside cuts the
+program, and Inductor fuses and orders across the bounds of regions: of independent nodes, partitioning chose those.
 Answers differ from Inductor's own only while hooks are active on the thread, and for main graphs alone.
 """
 
@@ -18,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -27,21 +30,21 @@ from pygraph import compat
 from pygraph.frontend.effects import DRAWS, tags_of
 from pygraph.frontend.lift import lift
 from pygraph.frontend.names import op_name
-from pygraph.inductor.decision import BARRIER, RNG, Decision
+from pygraph.inductor.decision import BARRIER, RNG, Decision, Placed
 from pygraph.inductor.emitted import PatternNode, ProgramRecord, RecordedMaps, Step
 from pygraph.inductor.lineage import Lineage, following
 from pygraph.inductor.rewrites import SENT_EARLY
 from pygraph.ir import CAPTURABLE, CONSTANT, EAGER, REASON, base_name
 from pygraph.passes.base import PassContext
 from pygraph.passes.legality import Legality
-from pygraph.passes.partitioning import NO_LAUNCH
-from pygraph.passes.region_order import Kind, fewest_runs, runs
+from pygraph.passes.region_order import Kind, Time, fewest_runs, runs, settle
 from pygraph.runtime.recording import DRAWS_IF_CALLED, WAIT
 
 __all__ = ["PartitionHooks"]
 
 UNKNOWN = "unknown-node"
 
+SEVERAL_STREAMS = "a program that uses several streams is cut where Inductor has it, and not at the bounds of regions"
 
 MEMORY_BUDGET = 1.1
 """How far a new order may raise Inductor's estimate of peak memory; the bound that Inductor itself uses."""
@@ -71,7 +74,11 @@ class PartitionHooks:
         self._judged: dict[Any, Mapping[str, Verdict]] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._trimmed: dict[str, str] = {}
+        self._turns: dict[str, int | None] = {}
+        self._times: dict[str, Time] = {}
+        self._followed: dict[str, str] = {}
         self._lineage = Lineage()
+        self._region_of = {placed.turn: placed.region for placed in decision.nodes.values()}
 
     @contextmanager
     def active(self, rewrite: Callable[[torch.fx.GraphModule], None] | None = None) -> Iterator[None]:
@@ -80,7 +87,7 @@ class PartitionHooks:
         _install()
         token = _active.set(self)
         try:
-            with following(rewrite) as self._lineage:
+            with following(rewrite, self._may_match) as self._lineage:
                 yield
         finally:
             _active.reset(token)
@@ -102,6 +109,29 @@ class PartitionHooks:
     def _kind(self, snode: Any) -> Kind:
         verdict = self._verdict(_scheduled_parts(snode))
         return Kind.OUTSIDE if verdict.reason else Kind.EAGER if verdict.eager else Kind.LAUNCHES
+
+    def arrange(self, snodes: list[Any]) -> list[Any]:
+        """The order in which the program runs."""
+        if not self.decision.exact:
+            return self.wait_late(self.reorder(snodes))
+        snodes = self.wait_late(snodes)
+        before = self._predecessors(snodes)
+        wanted = list(map(self._turn, snodes))
+        times = settle(wanted, list(map(self._unit, snodes)), before)
+        for snode, turn, time, sources in zip(snodes, wanted, times, before, strict=True):
+            self._times[snode.get_name()] = time
+            if sources and time[:2] > (turn or 0, 0):
+                latest = snodes[max(sources, key=lambda p: times[p][:2])]
+                self._followed[snode.get_name()] = _names(latest)
+        order = sorted(range(len(snodes)), key=lambda v: (*times[v][:2], -1 if times[v][2] is None else times[v][2], v))
+        return [snodes[v] for v in order]
+
+    def cut(self, snodes: Sequence[Any]) -> list[list[Any]] | None:
+        """The partitions where regions are exact, in order; None where Inductor cuts at what is outside."""
+        if not self._times:
+            self._trim(snodes)
+            return None
+        return [list(run) for _, run in groupby(snodes, lambda snode: self._times[snode.get_name()])]
 
     def reorder(self, snodes: list[Any]) -> list[Any]:
         """An order with fewer regions, when there is one that Inductor's own memory estimate does not forbid."""
@@ -132,7 +162,7 @@ class PartitionHooks:
         chosen = [snodes[step] for step in order]
         return chosen if _memory_allows(snodes, chosen) else snodes
 
-    def trim(self, snodes: Sequence[Any]) -> None:
+    def _trim(self, snodes: Sequence[Any]) -> None:
         """Leave eager calls outside that no region has between its first and its last launch, in the final order."""
         kinds = [self._kind(snode) for snode in snodes]
         between = {step for run in runs(kinds) for step in run}
@@ -143,9 +173,90 @@ class PartitionHooks:
                     dict.fromkeys((part.get_name() for part in parts), self._verdict(parts).eager or "")
                 )
 
+    def is_inside(self, run: Sequence[Any]) -> bool:
+        """Whether a partition that ``cut`` made is a region."""
+        return self._times[run[0].get_name()][2] is not None
+
     def record(self, partitions: Sequence[Sequence[Any]], inside: Sequence[bool]) -> ProgramRecord:
         """What each partition holds."""
-        return ProgramRecord(tuple(tuple(map(self._step, run)) for run in partitions), tuple(inside))
+        steps = tuple(tuple(map(self._step, run)) for run in partitions)
+        if not self._times:
+            differences = (SEVERAL_STREAMS,) if self.decision.exact and steps else ()
+            return ProgramRecord(steps, tuple(inside), differences=differences)
+        planned = tuple(self._times[run[0].get_name()][2] for run in partitions)
+        return ProgramRecord(steps, tuple(inside), planned, tuple(self._differences(partitions, planned)))
+
+    # -- regions that are exact ------------------------------------------------------------------------------------
+
+    def may_fuse(self, one: Any, other: Any) -> bool:
+        """Whether two scheduled nodes may become one: where regions are exact, not across their bounds."""
+        if not self.decision.exact or None in (self._turn(one), self._turn(other)):
+            return True
+        return (self._turn(one), self._unit(one)) == (self._turn(other), self._unit(other))
+
+    def realize(self, node: Any, value: Any) -> None:
+        """Have the ``value`` that an FX node was lowered to computed by itself, and not in what reads it, where any of
+        that lies beyond the bounds of an exact region."""
+        if not self.decision.exact or node.op != "call_function":
+            return
+        homes = ([p for _, p in self._homes(each)] for each in (node, *node.users) if each.op == "call_function")
+        if len({max((p.turn for p in found if p.turn is not None), default=None) for found in homes}) > 1:
+            for box in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(box, compat.TensorBox):
+                    box.realize()
+
+    def _may_match(self, nodes: Iterable[Any]) -> bool:
+        """Whether a pattern may replace FX nodes by others: where regions are exact, not across their bounds."""
+        if not self.decision.exact:
+            return True
+        return len({placed.turn for node in nodes for _, placed in self._homes(node) if placed.launches}) < 2
+
+    def _homes(self, origin: Any) -> list[tuple[str, Placed]]:
+        """Where the decision has an FX node, or what it was made from, each with its name."""
+        names = (_indexed(origin).name,) if self._lineage.sources(origin) is None else self._sources(origin)
+        return [(name, self.decision.nodes[name]) for name in names if name in self.decision.nodes]
+
+    def _turn(self, snode: Any) -> int | None:
+        """When a scheduled node is to run: with the last of what it computes. None where that does not matter."""
+        name = snode.get_name()
+        if name not in self._turns:
+            homes = [p for part in _scheduled_parts(snode) for o in _origins(part) for _, p in self._homes(o)]
+            placed = [p for p in homes if p.launches] or homes
+            turns = (p.turn for p in placed if p.turn is not None)
+            self._turns[name] = max(turns, default=0 if self.should_partition(snode) else None)
+        return self._turns[name]
+
+    def _unit(self, snode: Any) -> int | None:
+        """The region that a scheduled node is decided into; None for the host."""
+        return None if self.should_partition(snode) else self._region_of.get(self._turn(snode))
+
+    def _differences(self, partitions: Sequence[Sequence[Any]], planned: Sequence[int | None]) -> Iterator[str]:
+        """Where the program is not what was decided: regions in several parts, and nodes that run elsewhere."""
+        seen: set[int] = set()
+        strays: dict[str, str] = {}
+        for run, region in zip(partitions, planned, strict=True):
+            if region is not None and region in seen:
+                followed = next(self._followed[name] for name in (s.get_name() for s in run) if name in self._followed)
+                yield f"region {region} is cut before {_names(run[0])}, to run behind {followed}"
+            seen.update(() if region is None else (region,))
+            for snode in run:
+                for name, text in self._strays(snode, region):
+                    strays.setdefault(name, text)
+        yield from strays.values()
+
+    def _strays(self, snode: Any, region: int | None) -> Iterator[tuple[str, str]]:
+        """The nodes that a scheduled node computes elsewhere than was decided, each with what is to be said of it."""
+        why = self.should_partition(snode) or ""
+        if not why and snode.get_name() in self._followed:
+            why = f"behind {self._followed[snode.get_name()]}"
+        for origin in dict.fromkeys(origin for part in _scheduled_parts(snode) for origin in _origins(part)):
+            for name, placed in self._homes(origin):
+                if placed.launches and placed.region != region:
+                    decided = "outside" if placed.region is None else f"for region {placed.region}"
+                    found = "outside" if region is None else f"in region {region}"
+                    part = "" if name == origin.name else f", as part of {origin.name}"
+                    reason = f": {why}" if why else ""
+                    yield name, f"{name} ({placed.op}) was decided {decided}, and runs {found}{part}{reason}"
 
     # -- order -----------------------------------------------------------------------------------------------------
 
@@ -191,7 +302,8 @@ class PartitionHooks:
         if structural is not None:
             return Verdict(structural)
         origins = _origins(part)
-        verdict = _joined(map(self._judge_origin, origins))
+        launching = [origin for origin in origins if not self._is_free(origin)] or origins
+        verdict = _joined(map(self._judge_origin, launching))
         if isinstance(_kernel(part.node), compat.ExternKernel) or verdict.reason:
             return verdict
         if all(map(_is_external, origins)):  # a copy that the kernel of its own is given
@@ -210,14 +322,19 @@ class PartitionHooks:
 
     def _judge_made(self, origin: Any) -> Verdict:
         """A node that Inductor made is outside for any reason that what it was made from is outside for, or its own."""
-        sources = self._sources(origin)
-        reasons = [self.decision.nodes[name].reason for name in sources] or [UNKNOWN]
-        inherited = next((reason for reason in reasons if reason not in (None, NO_LAUNCH)), None)
+        sources = [self.decision.nodes[name] for name in self._sources(origin)]
+        reasons = [placed.reason for placed in sources if not placed.is_free] if sources else [UNKNOWN]
+        inherited = next((reason for reason in reasons if reason is not None), None)
         if inherited is not None or getattr(origin.target, "_inductor_lowering_function", False) is True:
             return Verdict(inherited)  # the latter calls no operator: it lowers what a pattern matched
         if origin.graph not in self._judged:
             self._judged[origin.graph] = self._judge(origin.graph)
         return self._judged[origin.graph].get(origin.name, Verdict(UNKNOWN))
+
+    def _is_free(self, origin: Any) -> bool:
+        """Whether an FX node is decided to run wherever what reads it does."""
+        homes = self._homes(origin)
+        return bool(homes) and all(placed.is_free for _, placed in homes)
 
     def _judge(self, fx_graph: Any) -> Mapping[str, Verdict]:
         """What is to be done with each node of an FX graph, by name."""
@@ -273,6 +390,8 @@ def _install() -> None:
     ask, grouped, partition = scheduler.should_partition, scheduler.process_grouped_nodes, scheduler.graph_partition
     generate, sign = scheduler._codegen, scheduler.get_graph_partition_signature
     wrap, depend = scheduler._codegen_partition_wrapper, scheduler.compute_dependencies
+    lowering: Any = compat.GraphLowering
+    fuse, lower = scheduler.can_fuse, lowering.run_node
 
     def compute_dependencies(self: Any) -> None:
         if _listener() is not None:
@@ -287,13 +406,28 @@ def _install() -> None:
         grouped(self)
         listener = _listener()
         if listener is not None and not getattr(self, "_multi_stream_nodes", False):
-            self.nodes = listener.wait_late(listener.reorder(self.nodes))
+            self.nodes = listener.arrange(self.nodes)
+
+    def can_fuse(self: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
+        listener = _listener()
+        return (listener is None or listener.may_fuse(one, other)) and fuse(self, one, other, *args, **kwargs)
+
+    def run_node(self: Any, node: Any) -> Any:
+        value = lower(self, node)
+        listener = _listener()
+        if listener is not None:
+            listener.realize(node, value)
+        return value
 
     def graph_partition(self: Any) -> tuple[Any, Any]:
         listener = _listener()
-        if listener is not None:
-            listener.trim(self.nodes)
-        partitions, signatures = partition(self)
+        partitions = None if listener is None else listener.cut(self.nodes)
+        if listener is None or partitions is None:
+            partitions, signatures = partition(self)
+        else:
+            skipped = [not listener.is_inside(run) for run in partitions]
+            signatures = self.get_graph_partition_signature(partitions=partitions, skip_cudagraphs=skipped)
+            self.compute_graph_partition_maps(signatures)
         if listener is not None:
             graph: Any = compat.inductor_virtualized.graph
             record = listener.record(partitions, [not signature.skip_cudagraph for signature in signatures])
@@ -319,6 +453,8 @@ def _install() -> None:
             _expect_sizes(compat.inductor_virtualized.graph.wrapper_code)
         generate(self, nodes)
 
+    lowering.run_node = run_node
+    scheduler.can_fuse = can_fuse
     scheduler.compute_dependencies = compute_dependencies
     scheduler.should_partition = should_partition
     scheduler.process_grouped_nodes = process_grouped_nodes
@@ -483,6 +619,12 @@ def _origins(part: Any) -> list[Any]:
         operands = {origin for buffer in buffers for origin in getattr(buffer, "origins", None) or ()}
         found = [origin for origin in found if origin not in operands] or found
     return sorted(found, key=lambda origin: str(origin.name))
+
+
+def _names(snode: Any) -> str:
+    """What a scheduled node computes, in words."""
+    names = {origin.name: None for part in _scheduled_parts(snode) for origin in _origins(part)}
+    return ", ".join(names) or ", ".join(snode.get_buffer_names())
 
 
 def _waits_for(snode: Any) -> Any:

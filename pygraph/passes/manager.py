@@ -35,7 +35,7 @@ from pygraph.ir import (
     verify,
 )
 from pygraph.passes.base import Pass, PassContext, PassFunction, PassResult, as_pass
-from pygraph.passes.pipeline import nearest, parse, print_pass, print_pipeline
+from pygraph.passes.pipeline import is_built_in, nearest, parse, print_pass, print_pipeline
 
 __all__ = [
     "DEFAULT_PIPELINE",
@@ -73,10 +73,18 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """What a run did: the passes that ran, in order, and the text of those that a bisect limit kept from running."""
+    """What a run did.
+
+    passes        those that ran, in order
+    skipped       the text of those that a bisect limit kept from running
+    user_changes  the names of passes that are not PyGraph's own and changed the graph
+    user_regions  such a pass drew the regions, or selected among them
+    """
 
     passes: tuple[PassRecord, ...]
     skipped: tuple[str, ...] = ()
+    user_changes: tuple[str, ...] = ()
+    user_regions: bool = False
 
     @property
     def time_ms(self) -> float:
@@ -122,33 +130,47 @@ class PassManager:
                 hint = nearest(name, dict.fromkeys(known))
                 raise OptionError(f"cannot print around '{name}': it is not in the pipeline{hint}")
 
+    def check_order(self, stage: Stage = Stage.LIFTED) -> None:
+        """Raise OptionError if a graph at ``stage`` cannot run through the pipeline."""
+        for item in self.passes:
+            unreached = _unreached(item, stage)
+            if unreached:
+                raise OptionError(f"pass '{item.name}' cannot run where the pipeline has it: {unreached}")
+            stage = item.ensures or stage
+
     def run(self, graph: Graph, ctx: PassContext | None = None) -> PipelineResult:
         """Run the pipeline on ``graph`` in place.
 
         Raises PassError when a pass raises or breaks its contract; the graph is then of no further use.
         """
         records: list[PassRecord] = []
+        changes: list[str] = []
+        drawn = False
         self._dump(f"00-{graph.stage.value}", graph)
         for number, item in enumerate(self.passes[: self.bisect_limit], 1):
             self._print("before", number, item, graph)
+            before = None if is_built_in(item) else _regions(graph)
             records.append(self._step(number, item, graph, ctx or PassContext(), records))
+            if before is None:
+                drawn &= item.ensures is not Stage.PARTITIONED
+            else:
+                changes += [item.name] * records[-1].modified
+                drawn |= before != _regions(graph)
             self._dump(f"{number:02}-{item.name}", graph)
             self._print("after", number, item, graph)
         skipped = tuple(print_pass(item) for item in self.passes[len(records) :])
         if skipped:
             _log.warning("the bisect limit keeps %s from running on %s", ", ".join(skipped), graph.name)
-        return PipelineResult(tuple(records), skipped)
+        return PipelineResult(tuple(records), skipped, tuple(changes), drawn)
 
     def _step(
         self, number: int, item: Pass, graph: Graph, ctx: PassContext, records: Sequence[PassRecord]
     ) -> PassRecord:
         text, stage = print_pass(item), graph.stage.value
         ran = tuple(record.name for record in records)
-        if not graph.stage.reached(item.requires):
-            leading = [one.name for one in parse(DEFAULT_PIPELINE) if one.ensures is item.requires]
-            reason = f"it requires a graph at stage {item.requires.value}, and this one is at {stage}"
-            reason += f"; {leading[0]} gets it there" if leading else ""
-            raise PassError(reason, pass_name=item.name, stage=stage, passes_run=ran)
+        unreached = _unreached(item, graph.stage)
+        if unreached:
+            raise PassError(unreached, pass_name=item.name, stage=stage, passes_run=ran)
         before = graph.clone()
         try:
             if item.ensures is not None:
@@ -170,7 +192,7 @@ class PassManager:
         except Exception as error:  # a pass is anybody's code; raised again with the place where it failed
             reason = str(error) if isinstance(error, PygraphError) else f"{type(error).__name__}: {error}"
             node = getattr(error, "node", None)
-            raise PassError(
+            failure = PassError(
                 reason,
                 pass_name=item.name,
                 stage=graph.stage.value,
@@ -179,7 +201,10 @@ class PassManager:
                 reproducer=_write(
                     self.dump_dir, f"reproducer-{number:02}-{item.name}", before, _header(text, ctx, reason)
                 ),
-            ) from error
+                built_in=is_built_in(item),
+            )
+            # Dynamo shows the traceback of what is raised, without its cause.
+            raise failure.with_traceback(error.__traceback__ and error.__traceback__.tb_next) from error
         record = PassRecord(item.name, text, graph.stage, time_ms, result.modified, result.notes)
         _log.debug("%s: %s took %.2f ms; %s", graph.name, text, time_ms, "; ".join(record.notes) or "no notes")
         return record
@@ -191,6 +216,15 @@ class PassManager:
     def _print(self, when: str, number: int, item: Pass, graph: Graph) -> None:
         if "all" in self._printed[when] or item.name in self._printed[when]:
             print(f"// {when} {number}: {print_pass(item)}\n{str(graph).rstrip()}", file=sys.stderr)
+
+
+def _unreached(item: Pass, stage: Stage) -> str:
+    """Why a pass does not run on a graph at ``stage``; empty if it does."""
+    if stage.reached(item.requires):
+        return ""
+    leading = [one.name for one in parse(DEFAULT_PIPELINE) if one.ensures is item.requires]
+    needed = f"it requires a graph at stage {item.requires.value}, and this one is at {stage.value}"
+    return needed + (f"; {leading[0]} gets it there" if leading else "")
 
 
 def _resolve(pipeline: Pipeline) -> tuple[Pass, ...]:
@@ -234,6 +268,12 @@ def bisect(
 
 
 # -- stages ------------------------------------------------------------------------------------------------------------
+
+
+def _regions(graph: Graph) -> tuple[object, object]:
+    """Which nodes are in which region, and which regions are selected."""
+    members = {node.name: node.meta.get(REGION) for node in graph.nodes if REGION in node.meta}
+    return members, {index: region.meta.get(SELECTED) for index, region in graph.regions.items()}
 
 
 def _set_back(graph: Graph, stage: Stage) -> None:

@@ -330,6 +330,11 @@ def path_of(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
+def is_built_in(item: Pass) -> bool:
+    """Whether a pass is PyGraph's own."""
+    return BUILT_IN.get(item.name) == path_of(type(item))
+
+
 default_registry = Registry()
 """The registry that pipelines are read with unless another is given."""
 

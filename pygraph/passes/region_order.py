@@ -10,8 +10,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import Enum
 from itertools import accumulate
+from operator import itemgetter
+from typing import TypeAlias
 
-Lists = Sequence[Sequence[int]]
+Lists: TypeAlias = Sequence[Sequence[int]]
+
+Time: TypeAlias = "tuple[int, int, int | None]"
+"""A turn, the part of it, and the region whose steps run then, None for the host."""
 
 
 class Kind(Enum):
@@ -116,6 +121,25 @@ def fewest_runs(kinds: Sequence[Kind], before: Lists) -> list[int]:
     """
     times = earliest(kinds, before)
     return sorted(range(len(kinds)), key=lambda step: (times[step], step))
+
+
+def settle(turns: Sequence[int | None], units: Sequence[int | None], before: Lists) -> list[Time]:
+    """The time of each step that is given a turn, and a unit: the number of a region, or None for the host.
+
+    A step runs at its turn, or at the latest one of what it depends on, where that is later. Within a turn it runs
+    behind what it depends on in another unit: a region that its turn suffices for is in one piece, another is cut where
+    it has to wait. A step without a turn joins the latest that it depends on.
+
+        turns  1 1 1 3    units  0 – 0 1    before  – 0 1 2    times  (1, 0, 0) (1, 1, –) (1, 2, 0) (3, 0, 1)
+    """
+    times: list[Time] = []
+    for turn, unit, sources in zip(turns, units, before, strict=True):
+        behind = [times[p] for p in sources]
+        if turn is None and behind:
+            unit = max(behind, key=itemgetter(0, 1))[2]
+        waits = ((t, part + (other != unit)) for t, part, other in behind)
+        times.append((*max([(turn or 0, 0), *waits]), unit))
+    return times
 
 
 def runs(kinds: Sequence[Kind]) -> list[range]:

@@ -1,13 +1,16 @@
 """Random programs that are cut, over memory that holds NaN: results and inputs written in place are those of eager.
 
 Inductor lays operands of a concatenation in its result, reuses memory, and returns views: whatever it does has to hold
-where one part of a program is a region and the next is not.
+where one part of a program is a region and the next is not. Where a pass draws regions at random, they are also the
+partitions of the program.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,6 +19,11 @@ from hypothesis import strategies as st
 from torch._inductor import config
 
 import pygraph
+from pygraph.errors import VerifyError
+from pygraph.ir import CAPTURABLE, REASON, REGION, SELECTED, Graph, Region, Stage, verify
+from pygraph.passes import Pass, PassContext, PassResult
+from pygraph.passes.analysis import dependence_lists
+from pygraph.report.model import GraphReport
 
 SIZE, LARGEST, CALLS = 6, 40, 4
 OUTSIDE = "legality{forbid=[aten.sort.default,aten.copy_]},placement,partitioning"
@@ -137,7 +145,7 @@ def results(function: Callable[..., Any], aliased: bool) -> list[torch.Tensor]:
     return found
 
 
-def same_as_eager(text: str, fallbacks: bool, aliased: bool) -> None:
+def same_as_eager(text: str, fallbacks: bool, aliased: bool, passes: Sequence[Any] = (OUTSIDE,)) -> GraphReport:
     """With ``fallbacks``, Inductor calls operators, of which some return views. Programs do not count that it compiles
     wrongly by itself."""
     note(text)
@@ -146,7 +154,7 @@ def same_as_eager(text: str, fallbacks: bool, aliased: bool) -> None:
     function, patches = names["f"], {"fallback_by_default": fallbacks}
     torch._dynamo.reset()
     pygraph.reset()
-    options = {"passes": [OUTSIDE], "measure": False, "inductor": patches}
+    options = {"passes": passes, "measure": False, "inductor": patches}
     expected, found = (
         results(function, aliased),
         results(torch.compile(function, backend="pygraph", options=options), aliased),
@@ -158,6 +166,7 @@ def same_as_eager(text: str, fallbacks: bool, aliased: bool) -> None:
         if not close(results(torch.compile(function, options=patches), aliased), expected):
             reject()
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    return report
 
 
 def close(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
@@ -181,3 +190,92 @@ def test_a_cut_between_operators_that_inductor_calls_changes_no_result(text: str
 @given(programs(), st.booleans(), st.booleans())
 def test_cuts_change_no_result(text: str, fallbacks: bool, aliased: bool) -> None:
     same_as_eager(text, fallbacks, aliased)
+
+
+# -- regions that a pass draws -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DrawRegions(Pass):
+    """Any regions that the verifier accepts: runs of capturable nodes in any order, of which some are left outside,
+    some joined, and some not selected."""
+
+    name: ClassVar[str] = "draw-regions"
+    requires: ClassVar[Stage] = Stage.PLACED
+    ensures: ClassVar[Stage] = Stage.PARTITIONED
+
+    seed: int = 0
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        source = random.Random(self.seed)
+        graph.reorder(graph.nodes[v] for v in any_order(dependence_lists(graph)[0], source))
+        region, count = None, 0
+        for node in graph.nodes:
+            if source.random() < 0.4:
+                region = None if source.random() < 0.2 else count
+                count += region is not None
+            if node.meta.get(CAPTURABLE) and region is not None:
+                node.meta.set(REGION, region)
+            else:
+                region = None
+                node.meta.set(REASON, node.meta.get(REASON) or "left-out")
+        for _ in range(3):
+            join(graph, source.randrange(count + 1), source.randrange(count + 1))
+        for index in sorted({node.meta.get(REGION) for node in graph.nodes} - {None}):
+            graph.regions[index] = Region()
+            graph.regions[index].meta.set(SELECTED, source.random() < 0.8)
+        return PassResult(True)
+
+
+def any_order(before: Sequence[Sequence[int]], source: random.Random) -> list[int]:
+    order: list[int] = []
+    while len(order) < len(before):
+        ready = [v for v in range(len(before)) if v not in order and all(p in order for p in before[v])]
+        order.append(source.choice(ready[:3]))
+    return order
+
+
+def join(graph: Graph, one: int, other: int) -> None:
+    """Make two regions one, where their union is a region."""
+    moved = [node for node in graph.nodes if node.meta.get(REGION) == other]
+    for node in moved:
+        node.meta.set(REGION, one)
+    trial = graph.clone()
+    trial.regions.update({node.meta.get(REGION): Region() for node in graph.nodes if REGION in node.meta})
+    try:
+        verify(trial, Stage.PARTITIONED)
+    except VerifyError:
+        for node in moved:
+            node.meta.set(REGION, other)
+
+
+def partitions_are_regions(text: str, fallbacks: bool, aliased: bool, seed: int) -> None:
+    report = same_as_eager(text, fallbacks, aliased, ["legality", "placement", DrawRegions(seed)])
+    note(str(report.graph))
+    regions = {node.name: node.meta.get(REGION) for node in report.graph.nodes if node.cost.launches != 0}
+    made = [one for run in report.record.runs for step in run for one in step.made]
+    across = [one for one in made if len({regions[name] for name in one.sources if name in regions}) > 1]
+    several = {name for one in across for name in one.sources}  # Inductor computes nodes of several regions at once
+    differences = [one for one in report.record.differences if not (several and one.startswith("region"))]
+    assert {one.partition(" ")[0] for one in differences} <= several
+    for region in report.regions:
+        (planned,) = region.planned
+        assert {regions[name] for name in region.nodes if name in regions} <= {planned}
+        assert region.wrapped == (report.graph.regions[planned].meta.get(SELECTED) and bool(region.kernels))
+    outside = {name for step in report.record.outside for name in step.origins}
+    assert not any(regions.get(name) is not None for name in outside - several)
+    planned = [region.planned for region in report.regions]
+    assert several or len(set(planned)) == len(planned)
+
+
+@settings(max_examples=12, **EXAMPLES)
+@given(programs(), st.booleans(), st.integers(0, 1000))
+def test_regions_that_a_pass_draws_are_the_partitions(text: str, fallbacks: bool, seed: int) -> None:
+    partitions_are_regions(text, fallbacks, False, seed)
+
+
+@pytest.mark.sweep
+@settings(max_examples=400, **EXAMPLES)
+@given(programs(), st.booleans(), st.booleans(), st.integers(0, 10**6))
+def test_any_regions_that_a_pass_draws_are_the_partitions(text: str, fallbacks: bool, aliased: bool, seed: int) -> None:
+    partitions_are_regions(text, fallbacks, aliased, seed)
