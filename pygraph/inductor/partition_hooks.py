@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Any, NamedTuple
 
@@ -214,7 +215,10 @@ class PartitionHooks:
     def _homes(self, origin: Any) -> list[tuple[str, Placed]]:
         """Where the decision has an FX node, or what it was made from, each with its name."""
         names = (_indexed(origin).name,) if self._lineage.sources(origin) is None else self._sources(origin)
-        return [(name, self.decision.nodes[name]) for name in names if name in self.decision.nodes]
+        homes = [(name, self.decision.nodes[name]) for name in names if name in self.decision.nodes]
+        return (
+            [(name, replace(placed, launches=False)) for name, placed in homes] if _is_tuple_getitem(origin) else homes
+        )
 
     def _turn(self, snode: Any) -> int | None:
         """When a scheduled node is to run: with the last of what it computes. None where that does not matter."""
@@ -374,8 +378,7 @@ class PartitionHooks:
 
 _active: ContextVar[PartitionHooks | None] = ContextVar("partition_hooks", default=None)
 _expecting: weakref.WeakSet[Any] = weakref.WeakSet()
-_external: weakref.WeakKeyDictionary[Any, tuple[int, set[Any]]] = weakref.WeakKeyDictionary()
-"""Of a graph: how many operations were looked at, and the FX nodes that external kernels among them compute."""
+_known: weakref.WeakKeyDictionary[Any, _Lowered] = weakref.WeakKeyDictionary()
 
 
 def _listener() -> PartitionHooks | None:
@@ -618,6 +621,12 @@ def _origins(part: Any) -> list[Any]:
         buffers = map(compat.inductor_virtualized.graph.try_get_buffer, (r.name for r in node.get_read_writes().reads))
         operands = {origin for buffer in buffers for origin in getattr(buffer, "origins", None) or ()}
         found = [origin for origin in found if origin not in operands] or found
+    listener = _active.get()
+    if listener is not None and listener.decision.exact:  # a view, and so what reads it, has the origins of its base
+        own = _lowered().buffers
+        read = (own[origin] for origin in found if own.get(origin, node) is not node)
+        elsewhere = frozenset(chain.from_iterable(buffer.origins for buffer in read))
+        found = [origin for origin in found if origin not in elsewhere] or found
     return sorted(found, key=lambda origin: str(origin.name))
 
 
@@ -644,15 +653,31 @@ def _kernel(node: Any) -> Any:
     return node
 
 
+@dataclass(frozen=True, slots=True)
+class _Lowered:
+    """A graph's ``count`` operations by FX node: those that ``external`` kernels compute, and the ``buffers`` of those
+    that have one of their own."""
+
+    count: int
+    external: frozenset[Any]
+    buffers: dict[Any, Any]
+
+
+def _lowered() -> _Lowered:
+    graph = compat.inductor_virtualized.graph
+    if graph not in _known or _known[graph].count < len(graph.operations):
+        external = chain.from_iterable(
+            _computed(one) for one in graph.operations if isinstance(one, compat.ExternKernel)
+        )
+        computed = [one for one in graph.operations if isinstance(one, compat.ComputedBuffer)]
+        buffers = {one.origin_node: one for one in computed if one.origin_node is not None}
+        _known[graph] = _Lowered(len(graph.operations), frozenset(external), buffers)
+    return _known[graph]
+
+
 def _is_external(origin: Any) -> bool:
     """Whether an FX node is computed by an external kernel."""
-    graph = compat.inductor_virtualized.graph
-    count, known = _external.get(graph, (0, set()))
-    if count < len(graph.operations):
-        new = [one for one in graph.operations[count:] if isinstance(one, compat.ExternKernel)]
-        known.update(node for one in new for node in _computed(one))
-        _external[graph] = len(graph.operations), known
-    return origin in known
+    return origin in _lowered().external
 
 
 def _computed(kernel: Any) -> Iterator[Any]:
