@@ -655,8 +655,8 @@ def _kernel(node: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Lowered:
-    """A graph's ``count`` operations by FX node: those that ``external`` kernels compute, and the ``buffers`` of those
-    that have one of their own."""
+    """A graph's ``count`` operations by FX node: those that ``external`` kernels compute, and the ``buffers`` of the
+    values of others, where they lie in any."""
 
     count: int
     external: frozenset[Any]
@@ -666,12 +666,15 @@ class _Lowered:
 def _lowered() -> _Lowered:
     graph = compat.inductor_virtualized.graph
     if graph not in _known or _known[graph].count < len(graph.operations):
-        external = chain.from_iterable(
-            _computed(one) for one in graph.operations if isinstance(one, compat.ExternKernel)
-        )
-        computed = [one for one in graph.operations if isinstance(one, compat.ComputedBuffer)]
-        buffers = {one.origin_node: one for one in computed if one.origin_node is not None}
-        _known[graph] = _Lowered(len(graph.operations), frozenset(external), buffers)
+        kernels = [one for one in graph.operations if isinstance(one, compat.ExternKernel)]
+        external = frozenset(chain.from_iterable(map(_computed, kernels)))
+        place = {node: i for i, node in enumerate(graph.module.graph.nodes)}
+        buffers = {}
+        for one in graph.operations:
+            computed = one.origins - external if isinstance(one, compat.ComputedBuffer) else ()
+            if computed:  # what it is the value of is the last of them
+                buffers[max(computed, key=lambda node: place.get(node, -1))] = one
+        _known[graph] = _Lowered(len(graph.operations), external, buffers)
     return _known[graph]
 
 
