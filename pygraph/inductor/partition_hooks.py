@@ -623,9 +623,9 @@ def _origins(part: Any) -> list[Any]:
         found = [origin for origin in found if origin not in operands] or found
     listener = _active.get()
     if listener is not None and listener.decision.exact:  # a view, and so what reads it, has the origins of its base
-        own = _lowered().buffers
-        read = (own[origin] for origin in found if own.get(origin, node) is not node)
-        elsewhere = frozenset(chain.from_iterable(buffer.origins for buffer in read))
+        lowered = _lowered()
+        read = (lowered.buffers[o] for o in found if lowered.buffers.get(o, node) is not node)
+        elsewhere = frozenset(chain.from_iterable(buffer.origins for buffer in read)) - lowered.external
         found = [origin for origin in found if origin not in elsewhere] or found
     return sorted(found, key=lambda origin: str(origin.name))
 
