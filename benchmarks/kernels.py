@@ -22,7 +22,7 @@ from unittest import mock
 
 import torch
 
-from pygraph.cache import locked, read_json, write_atomically
+from pygraph.cache import locked, write_atomically
 from pygraph.compat import inductor_timing
 
 __all__ = ["Choices", "configuration", "kernel_key", "sharing"]
@@ -55,8 +55,11 @@ class Choices:
         return locked(self._path.with_suffix(".gpu"))
 
     def _read(self) -> dict[str, Any]:
-        found = read_json(self._path)
-        return found if isinstance(found, dict) else {}
+        try:
+            found: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return found
 
 
 @contextlib.contextmanager

@@ -203,12 +203,12 @@ class _Compiler:
 
     # -- a warm one ----------------------------------------------------------------------------------------------------
 
-    def restore(self, program: Any, facts: Facts, told: bytes) -> Boxed:
+    def restore(self, program: Any, facts: Facts, rest: str) -> Boxed:
         """What AOTAutograd's cache had kept: ``program`` gets its regions back, and the report says the same of it."""
         report = open_report(facts.kind, self.origin)
         try:
             with _timed(report, "restore"):
-                facts.fill(report, told)
+                facts.fill(report, rest)
                 report.record, report.source = program_record(program), program.source_code
                 run = attach(program, facts, report, self.settings)
         except Exception as error:  # the program itself is Inductor's, and whole
@@ -309,8 +309,7 @@ def _facts(
         )
         for one, function, origins, steps in zip(report.regions, emitted.regions, lines, record.regions, strict=True)
     )
-    text = entry_text(program.source_code) if len(regions) == 1 and regions[0].report.wrapped else None
-    return Facts(tag, report.kind, report.device, regions, text)
+    return Facts(tag, report.kind, report.device, regions)
 
 
 def _called(steps: Sequence[Step], decision: Decision) -> tuple[str, ...]:
@@ -403,10 +402,11 @@ def attach(
         return functools.partial(_call_strictly, region) if settings.strict else region
 
     program.recursively_apply_fns([functools.partial(wrap, known) for known in facts.regions])
-    if facts.entry is None or len(made) != 1:
+    entry = entry_text(program.source_code) if len(made) == len(facts.regions) == 1 else None
+    if entry is None:
         return _boxed(program)
     region, function = made[0]
-    return _boxed(bind(facts.entry, getattr(function, "__globals__", {}), region, program), fresh=True)
+    return _boxed(bind(entry, getattr(function, "__globals__", {}), region, program), fresh=True)
 
 
 def _boxed(program: Boxed, *, fresh: bool = False) -> Boxed:

@@ -1,18 +1,36 @@
-"""Files that outlive a process: where they lie, how small ones are read and written whole; and locks on files.
+"""The room for all that PyGraph keeps on disk: decisions, calibrations, facts of programs, native libraries.
 
-What is in the files, and the keys they go by, belongs to whoever writes them. Imports nothing of PyGraph.
+    store   content + seal ─► temporary file ─► renamed into place; what was used longest ago makes room
+    load    folders are trusted ─► open ─► the open file is trusted ─► its seal fits its content ─► content, or None
+
+Two threats, and what stands against each:
+
+- A disk, a killed process or an editor changes bytes. Each file ends with a *seal*, the SHA-256 of all before it. It
+  keeps nobody out: whoever can write a file can seal it.
+- Another user puts a file there. The file, its folder and all folders around it belong to this user or root, and
+  nobody else can write in them. Nothing keeps out this user and root.
+
+Content is JSON, or a library. What is used is what was checked: bytes that were read, or the file that is open, which
+is not opened a second time. Imports nothing of PyGraph.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
+import functools
+import grp
+import hashlib
 import json
 import logging
 import os
+import pwd
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +38,16 @@ from typing import Any
 import platformdirs
 
 __all__ = [
+    "SIZE",
+    "TEMPORARY",
     "VARIABLE",
     "cache_dir",
+    "load",
+    "load_json",
     "locked",
-    "read_json",
-    "temporary",
+    "opened",
+    "store",
+    "store_json",
     "usable",
     "user_dir",
     "warn_once",
@@ -34,17 +57,38 @@ __all__ = [
 VARIABLE = "PYGRAPH_CACHE_DIR"
 """The environment variable that names the folder. Unset: the user's cache folder of the platform. Empty: none."""
 
+SIZE = "PYGRAPH_CACHE_SIZE"
+"""The environment variable that limits each kind of kept file, in MiB."""
+
+_SIZE_MIB = 256.0
+
+_IN_USE_SECONDS = 3600.0
+"""A file that was used within this time is not removed: a process may be about to load it, or be writing it."""
+
+TEMPORARY = ".pygraph-"
+"""The beginning of names of files and folders that are of no use once the process that made them has ended."""
+
+_STAND_IN = "pygraph-cache-"
+
+_SEAL = b'\n"pygraph sha256 '
+_SEALED = len(_SEAL) + 64 + len(b'"\n')
+
 _logger = logging.getLogger("pygraph.cache")
 _warned: set[Path] = set()
 _temporary: dict[int, Path] = {}
+_room: dict[Path, int] = {}
+"""Bytes that this process may store in a folder before it looks again how full that is."""
+
+
+# -- where files lie ---------------------------------------------------------------------------------------------------
 
 
 def cache_dir() -> Path | None:
-    """The folder for PyGraph's files, made if need be; None where none is wanted, or it cannot be made."""
+    """The folder for PyGraph's files, there or not; None where none is wanted, or the user has no home."""
     chosen = os.environ.get(VARIABLE, user_dir())
     try:
-        return _made(chosen) if chosen else None
-    except OSError:
+        return Path(chosen).expanduser() if chosen else None
+    except RuntimeError:
         return None
 
 
@@ -56,26 +100,30 @@ def user_dir() -> str:
         return "~/.cache/pygraph"
 
 
-def usable(chosen: str) -> Path:
-    """``chosen``, made if need be. A folder that cannot be written is replaced by a temporary one, which is private
-    and goes with this process: one warning says so, and what to do. Raises OSError if there is no temporary one."""
+def usable(chosen: str, inner: str | Path) -> Path:
+    """The folder ``inner`` of ``chosen``, made if need be. One that cannot be written, or in which others can, is
+    replaced by one in a temporary folder, which goes with this process: one warning says so, and what to do. Raises
+    OSError if there is no temporary one."""
     try:
-        folder = _made(chosen)
+        folder = _made(Path(chosen).expanduser() / inner)
         if os.access(folder, os.W_OK | os.X_OK):
             return folder
         why = "it cannot be written"
     except OSError as error:
-        why = error.strerror or str(error)
-    return temporary(chosen, why)
+        why = f"{error.filename}: {error.strerror}"
+    except (RuntimeError, ValueError) as error:  # no home; no name of a folder
+        why = str(error)
+    return _made(_stand_in(chosen, why) / inner)
 
 
-def temporary(chosen: str | Path, why: str) -> Path:
-    """The private folder that stands for ``chosen`` in this process. The first time, a warning says why, and what to
-    do. Raises OSError."""
+def _stand_in(chosen: str, why: str) -> Path:
+    """The private folder that stands for ``chosen`` in this process. The first time, a warning says why."""
     process = os.getpid()  # a fork has a folder of its own
     if process not in _temporary:
-        _temporary[process] = Path(tempfile.mkdtemp(prefix="pygraph-"))
-        atexit.register(_remove, process, _temporary[process])
+        for left in Path(tempfile.gettempdir()).glob(f"{_STAND_IN}*"):
+            _remove_temporary(left)
+        _temporary[process] = Path(tempfile.mkdtemp(prefix=_STAND_IN))
+        atexit.register(_remove_own, process, _temporary[process])
         _logger.warning(
             "the cache folder %s cannot be used (%s): what PyGraph builds and decides is kept for this process only, "
             "in %s. Set %s to a folder that you own and can write",
@@ -84,19 +132,154 @@ def temporary(chosen: str | Path, why: str) -> Path:
     return _temporary[process]
 
 
-def _remove(process: int, folder: Path) -> None:
+def _remove_own(process: int, folder: Path) -> None:
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _made(chosen: str) -> Path:
-    """Raises OSError, also for a user without a home."""
+# -- who may have written it -------------------------------------------------------------------------------------------
+
+
+def _made(folder: Path) -> Path:
+    """``folder`` as ``_trusted`` has it. It, and folders around it, are made if need be, closed to others."""
+    for place in (*reversed(folder.parents), folder):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
+    return _trusted(folder)
+
+
+def _trusted(folder: Path) -> Path:
+    """``folder`` without symbolic links. Raises OSError unless it and all folders around it are trusted.
+
+    From the root down, each folder that was looked at is one in which nobody else can replace the next.
+    """
+    real = Path(os.path.realpath(folder, strict=True))
+    for place in (*reversed(real.parents), real):
+        found = os.lstat(place)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+        writable = stat.S_IWOTH | stat.S_IWGRP
+        if found.st_mode & stat.S_IWGRP and found.st_gid == _own_group(os.geteuid()):
+            writable = stat.S_IWOTH
+        if found.st_mode & stat.S_ISVTX and place != real:  # such as /tmp: each user's own entries are safe there
+            writable = 0
+        _refuse_others(found, place, writable)
+    return real
+
+
+def _refuse_others(found: os.stat_result, place: Path, writable: int) -> None:
+    """Raise PermissionError for what is another user's, or has one of the mode bits ``writable``."""
+    if found.st_uid not in (0, os.geteuid()):
+        raise PermissionError(errno.EPERM, f"it belongs to another user ({found.st_uid})", str(place))
+    if found.st_mode & writable:
+        raise PermissionError(errno.EPERM, "other users can write in it", str(place))
+
+
+@functools.cache
+def _own_group(user: int) -> int | None:
+    """The group that is ``user``'s alone: many systems give each user one, and let it write. None without one."""
     try:
-        folder = Path(chosen).expanduser()
-    except RuntimeError as error:
-        raise OSError(str(error)) from error
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+        known = pwd.getpwuid(user)
+        group = grp.getgrgid(known.pw_gid)
+    except KeyError:
+        return None
+    alone = user != 0 and group.gr_name == known.pw_name and {known.pw_name}.issuperset(group.gr_mem)
+    return group.gr_gid if alone else None
+
+
+# -- load --------------------------------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> bytes | None:
+    """The content that is kept in ``path``; None, without a word, if there is none. None, with one warning for each
+    file or folder, if somebody else can have written it, or it is damaged."""
+    found = _checked(path)
+    if found is None:
+        return None
+    os.close(found[0])
+    return found[1]
+
+
+def opened(path: Path) -> int | None:
+    """A descriptor of ``path``, for what can only be loaded from a file; None where ``load`` returns None."""
+    found = _checked(path)
+    return None if found is None else found[0]
+
+
+def load_json(path: Path) -> Any | None:
+    """The value that ``store_json`` kept; None where ``load`` returns None."""
+    content = load(path)
+    try:
+        return None if content is None else json.loads(content)
+    except (ValueError, RecursionError) as error:
+        warn_once(path, f"it is not JSON: {error}")
+        return None
+
+
+def _checked(path: Path) -> tuple[int, bytes] | None:
+    """A descriptor of ``path`` and the content read from it."""
+    try:
+        real = _trusted(path.parent) / path.name
+        # Neither follows a link, nor waits for somebody to write to a named pipe.
+        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            content = _read(descriptor, path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        where = getattr(error, "filename", None) or path
+        warn_once(Path(where), getattr(error, "strerror", None) or str(error))
+        return None
+    with contextlib.suppress(OSError):  # of root, or of a disk that cannot be written
+        os.utime(descriptor)
+    return descriptor, content
+
+
+def _read(descriptor: int, path: Path) -> bytes:
+    """The content of an open file. Raises OSError for what cannot be trusted, ValueError for what is damaged."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no regular file")
+    _refuse_others(found, path, stat.S_IWOTH | stat.S_IWGRP)
+    with open(descriptor, "rb", closefd=False) as file:
+        data = file.read()
+    content, seal = data[:-_SEALED], data[-_SEALED:]
+    if seal != _seal(content):
+        raise ValueError("it is damaged")
+    return content
+
+
+def _seal(content: bytes) -> bytes:
+    """The end of a kept file. It is a JSON value: programs that read one after another read files of JSON."""
+    return _SEAL + hashlib.sha256(content).hexdigest().encode() + b'"\n'
+
+
+def warn_once(path: Path, why: str) -> None:
+    """Log once per process that the file or folder ``path`` is not used, and why."""
+    if path in _warned:
+        return
+    _warned.add(path)
+    _logger.warning("%s is not used: %s", path, why)
+
+
+# -- store -------------------------------------------------------------------------------------------------------------
+
+
+def store(path: Path, content: bytes, within: Path | None = None) -> None:
+    """Keep ``content`` in ``path``, for this user alone. Files in ``within``, by default the folder of ``path``, share
+    the limit of SIZE. Raises OSError, also where others could replace the file; ValueError where there can be none."""
+    folder = _made(path.parent)
+    sealed = content + _seal(content)
+    _make_room(folder if within is None else within, len(sealed))
+    write_atomically(folder / path.name, sealed)
+
+
+def store_json(path: Path, value: Any) -> None:
+    """Keep ``value`` in ``path``. Raises as ``store`` does."""
+    store(path, json.dumps(value, indent=1).encode())
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -105,7 +288,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Its folder is made if need be. Of writers at the same time, the last one wins. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=TEMPORARY, suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
@@ -116,35 +299,103 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise
 
 
+def _make_room(folder: Path, size: int) -> None:
+    """Remove from ``folder`` what ended processes left, and kept files, the least recently used first, until ``size``
+    more bytes fit. Who has such a file open keeps it. Nothing is removed that has no seal: it is not PyGraph's."""
+    if size <= _room.get(folder, 0):
+        _room[folder] -= size
+        return
+    limit, now = _limit(), time.time()
+    _room[folder] = limit // 8
+    kept: list[tuple[float, int, Path]] = []
+    inner: list[Path] = []
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if name.startswith(TEMPORARY):
+                _remove_temporary(Path(place, name))
+        folders[:] = [name for name in folders if not name.startswith(TEMPORARY)]
+        inner += [Path(place, name) for name in folders]
+        for path in (Path(place, name) for name in files):
+            with contextlib.suppress(OSError):
+                found = path.lstat()
+                kept.append((found.st_mtime, max(found.st_size, found.st_blocks * 512), path))
+    size += sum(taken for _, taken, _ in kept)
+    for used, taken, path in sorted(kept):
+        if size <= limit or used > now - _IN_USE_SECONDS:
+            break
+        with contextlib.suppress(OSError):
+            if _is_sealed(path):
+                path.unlink()
+                size -= taken
+    for left in reversed(inner):
+        with contextlib.suppress(OSError):  # it is not empty
+            left.rmdir()
+
+
+def _limit() -> int:
+    """Bytes that each kind of kept file may take."""
+    text = os.environ.get(SIZE, "")
+    try:
+        mib = max(float(text), 0.0) if text else _SIZE_MIB
+        return int(mib * (1 << 20))
+    except (ValueError, OverflowError):
+        _warn_of_limit(text)
+        return int(_SIZE_MIB * (1 << 20))
+
+
+@functools.cache
+def _warn_of_limit(text: str) -> None:
+    _logger.warning("%s is a number of MiB, not %r: it is taken for %.0f", SIZE, text, _SIZE_MIB)
+
+
+def _is_sealed(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.pread(descriptor, len(_SEAL), os.fstat(descriptor).st_size - _SEALED) == _SEAL
+    finally:
+        os.close(descriptor)
+
+
+def _remove_temporary(path: Path) -> None:
+    """Remove a file or folder of a process, unless that may still be at work."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if found.st_uid != os.geteuid() or found.st_mtime > time.time() - _IN_USE_SECONDS:
+            return
+        if stat.S_ISDIR(found.st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold an advisory lock, which the system drops if this process dies. What ``path`` holds is left as it is, and a
     symbolic link is not followed. Raises OSError."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    file = _lock(path)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # closing would not do: a process forked meanwhile has the file too
+        yield
     finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # closing would not do: a process forked meanwhile has the file too
         os.close(file)
 
 
-def read_json(path: Path) -> Any | None:
-    """The content of ``path``; None without a word if it is not there, with one warning per file if it is damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        warn_once(path, str(error))
-        return None
-
-
-def warn_once(path: Path, why: str) -> None:
-    """Log once per process and file that ``path`` is not used, and why."""
-    if path in _warned:
-        return
-    _warned.add(path)
-    _logger.warning("ignoring the damaged file %s: %s", path, why)
+def _lock(path: Path) -> int:
+    """A descriptor of ``path`` that holds its lock."""
+    while True:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.utime(file)
+            if os.path.samestat(os.fstat(file), os.lstat(path)):
+                return file
+        except FileNotFoundError:
+            pass  # it was removed while this process waited for it
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)

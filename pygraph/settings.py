@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pygraph.cache import user_dir
+from pygraph.cache import SIZE, user_dir
 from pygraph.errors import OptionError
 from pygraph.logs import VARIABLE
 
@@ -119,7 +119,7 @@ _VARIABLES = {_PREFIX + name.upper(): name for name in _KINDS if name != "induct
 @functools.cache
 def _warn_of_unknown(names: frozenset[str]) -> None:
     """Warn, once, of variables that look like PyGraph's and are none."""
-    known = [*_VARIABLES, VARIABLE]
+    known = [*_VARIABLES, VARIABLE, SIZE]
     for name in sorted(names.difference(known)):
         from pygraph.passes.pipeline import nearest  # takes a while
 

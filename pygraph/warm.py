@@ -5,10 +5,10 @@ tracing, lifting, passes or Inductor. So a program's facts (report, origins of l
 file beside Inductor's caches, and put back when AOTAutograd loads the program:
 
     cold:  Dynamo ─ AOTAutograd ─ lift ─ passes ─ Inductor ─ keep facts ─ wrap regions
-    warm:  Dynamo ─ key ─ load program and facts ─ wrap regions                 (no facts: a miss)
+    warm:  Dynamo ─ key ─ load program and facts ─ wrap regions                 (no facts, or another program's: a miss)
 
 The key holds all else that passes and report depend on. So a program is never shared with plain Inductor, with other
-options, another source of this package, or other source lines.
+options, another source of this package, or other source lines. Facts are data; what runs is in Inductor's own entry.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import logging
+import json
 import os
-import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,6 @@ from pygraph.report.model import GraphReport, RegionReport
 from pygraph.runtime.recording import Origin
 from pygraph.settings import Settings
 from pygraph.version import PACKAGE, package_digest
-
-_log = logging.getLogger("pygraph")
 
 
 @dataclass(frozen=True)
@@ -52,37 +49,54 @@ class RegionFacts:
 @dataclass(frozen=True)
 class Facts:
     """What it takes to give a program of Inductor's its regions. ``tag`` is the cache key tag under which its kernels
-    were made, ``entry`` the text of the function that it is entered by, if it has one."""
+    were made."""
 
     tag: str
     kind: str
     device: str
     regions: tuple[RegionFacts, ...]
-    entry: str | None = None
 
-    def fill(self, report: GraphReport, told: bytes) -> None:
+    def fill(self, report: GraphReport, rest: str) -> None:
         """Have ``report`` say of the restored program what the report of its compilation said, most of it when read."""
         report.device, report.regions = self.device, [region.report for region in self.regions]
-        report.unread = functools.partial(_tell, told)
+        report.unread = functools.partial(_complete, rest)
+
+    @staticmethod
+    def from_json(data: Any) -> Facts:
+        """The facts that ``asdict`` made ``data`` of."""
+        return Facts(**{**data, "regions": tuple(map(_region_facts, data["regions"]))})
 
 
-_TOLD = ("model", "pipeline", "passes", "emitted", "notes")
-"""What else a report says that holds in any process, besides its graph. (The record lies in Inductor's own entry.)"""
+def _region_facts(data: Any) -> RegionFacts:
+    report = RegionReport(**_with_tuples(data["report"]))
+    origins = {int(line): Origin(**_with_tuples(one)) for line, one in data["origins"].items()}
+    return RegionFacts(**{**_with_tuples(data), "report": report, "origins": origins})
 
 
-def _told(report: GraphReport) -> bytes:
-    kept = {name: getattr(report, name) for name in _TOLD}
-    return pickle.dumps((kept, str(report.graph)))
+def _with_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as they were before JSON made lists of their tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 
 
-def _tell(told: bytes, report: GraphReport) -> None:
-    from pygraph.ir import parse  # nobody may ever read the report
+def _rest_of(report: GraphReport) -> str:
+    """The rest of ``report`` that holds in any process, as JSON. (The record lies in Inductor's own entry.)"""
+    assert report.model is not None
+    passes = [{**asdict(one), "stage": one.stage.value} for one in report.passes]
+    kept = {"model": asdict(report.model), "pipeline": report.pipeline, "passes": passes, "notes": report.notes}
+    return json.dumps({**kept, "graph": str(report.graph)})
 
-    kept, text = pickle.loads(told)
-    kept["notes"] += report.notes
-    for name, value in kept.items():
-        setattr(report, name, value)
-    report.graph = parse(text)
+
+def _complete(rest: str, report: GraphReport) -> None:
+    from pygraph.inductor.emitted import read_program  # nobody may ever read the report
+    from pygraph.ir import DeviceModel, Stage, parse
+    from pygraph.passes.manager import PassRecord
+
+    kept = json.loads(rest)
+    report.model, report.pipeline = DeviceModel.from_json(kept["model"]), kept["pipeline"]
+    report.passes = tuple(PassRecord(**{**_with_tuples(one), "stage": Stage(one["stage"])}) for one in kept["passes"])
+    report.emitted = None if report.record is None else read_program(report.source)
+    report.notes = kept["notes"] + report.notes
+    report.graph = parse(kept["graph"])
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------
@@ -147,7 +161,7 @@ def _calibrations() -> str:
     """The content of all calibrations: what passes decide by."""
     folder = cache.cache_dir()
     files = sorted((folder / "calibration").glob("*.json")) if folder is not None else ()
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+    return hashlib.sha256(b"\0".join(cache.load(file) or b"" for file in files)).hexdigest()
 
 
 @contextlib.contextmanager
@@ -173,7 +187,7 @@ class Keeper:
     def path(self, key: str, guards: str | None) -> Path:
         """The file of one program."""
         digest = hashlib.sha256(f"{self.tag}\n{key}\n{guards}".encode()).hexdigest()
-        return Path(compat.inductor_cache_dir()) / "pygraph" / digest[:2] / digest[2:]
+        return Path(compat.inductor_cache_dir()) / "pygraph" / digest
 
     def keep(self, program: Any, facts: Facts, report: GraphReport) -> bool:
         """Keep ``facts`` of ``program`` and what ``report`` says. Whether that is done: not for what Inductor does not
@@ -181,24 +195,25 @@ class Keeper:
         key = getattr(program, "_fx_graph_cache_key", None)
         if key is None:
             return False
+        path, lines = self.path(key, program.guards_expr), [_digest(program), json.dumps(asdict(facts))]
         try:
-            cache.write_atomically(self.path(key, program.guards_expr), pickle.dumps((facts, _told(report))))
-        except (OSError, pickle.PicklingError, TypeError, AttributeError) as error:
-            _log.debug("nothing is kept for a warm start: %s", error)
+            cache.store(path, "\n".join([*lines, _rest_of(report)]).encode())
+        except OSError as error:
+            cache.warn_once(path.parent, f"nothing is kept for warm starts: {error}")
             return False
         return True
 
-    def load(self, key: str, guards: str | None) -> tuple[Facts, bytes] | None:
-        """What was kept of a program; None where nothing is there or it cannot be read."""
-        path = self.path(key, guards)
-        try:
-            facts, told = pickle.loads(path.read_bytes())
-            return facts, told
-        except FileNotFoundError:
+    def load(self, key: str, guards: str | None) -> tuple[Facts, str, str] | None:
+        """Facts of a program, the rest of its report, and the hash of its text; None where nothing is kept."""
+        content = cache.load(self.path(key, guards))
+        if content is None:
             return None
-        except Exception as error:  # noqa: BLE001 - damaged pickles raise anything
-            cache.warn_once(path, f"{type(error).__name__}: {error}")
-            return None
+        program, facts, rest = content.decode().split("\n")
+        return Facts.from_json(json.loads(facts)), rest, program
+
+
+def _digest(program: Any) -> str:
+    return hashlib.sha256(program.source_code.encode()).hexdigest()
 
 
 def mark_cached(run: Any, program: Any) -> None:
@@ -209,8 +224,8 @@ def mark_cached(run: Any, program: Any) -> None:
 
 # -- AOTAutograd loads a program -----------------------------------------------------------------------------------
 
-Restore = Callable[[Any, Facts, bytes], Any]
-"""Makes of Inductor's program, as loaded, and of what ``Keeper.load`` found, what is called instead."""
+Restore = Callable[[Any, Facts, str], Any]
+"""Makes of Inductor's program, as loaded, of its facts and of the rest of its report, what is called instead."""
 
 _active = threading.local()
 
@@ -243,9 +258,13 @@ def _install() -> None:
         found = listener[0].load(self.fx_graph_cache_info[0], self.fx_graph_guard_expr)
         if found is None:
             raise compat.FXGraphCacheMiss
-        self._pygraph_found = found
-        with compat.compiler_config.patch(cache_key_tag=found[0].tag):  # autotuned kernels are kept by the tag, too
-            return plain_load(self, example_inputs)
+        facts, rest, program = found
+        with compat.compiler_config.patch(cache_key_tag=facts.tag):  # autotuned kernels are kept by the tag, too
+            loaded = plain_load(self, example_inputs)
+        if _digest(loaded) != program:  # processes that compiled one graph at the same time may have made two programs
+            raise compat.FXGraphCacheMiss
+        self._pygraph_found = facts, rest
+        return loaded
 
     def post_compile(self: Any, result: Any, fx_config: Any) -> Any:
         made = plain_finish(self, result, fx_config)

@@ -19,8 +19,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import pygraph
-from pygraph import compat, version, warm
-from pygraph.cache import cache_dir
+from pygraph import cache, compat, version, warm
 from pygraph.inductor.compile import _source, program_key
 from pygraph.inductor.decision import Decision, Placed
 from pygraph.ir import Graph, Stage
@@ -150,10 +149,9 @@ def test_what_cannot_be_known_or_is_to_be_seen_is_never_restored(
 
 def test_another_calibration_is_a_miss(keeping: Path) -> None:
     restored(product)
-    folder = cache_dir()
+    folder = cache.cache_dir()
     assert folder is not None
-    (folder / "calibration").mkdir()
-    (folder / "calibration" / "some.json").write_text("{}")
+    cache.store_json(folder / "calibration" / "some.json", {})
     assert restored(product)[0] is False
 
 
@@ -176,13 +174,41 @@ def test_other_source_lines_are_a_miss_of_the_report_alone(keeping: Path) -> Non
     assert locs[0] != locs[1]
 
 
+def one_bit_flipped(path: Path) -> None:
+    """In the index of the argument that the region may take for one that outlives the call."""
+    content = path.read_bytes()
+    at = content.index(b'"held": [') + len(b'"held": [')
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+
+
+def of_another_program(path: Path) -> None:
+    """As of two processes that compile a graph at the same time, and time its kernels otherwise."""
+    content = cache.load(path)
+    assert content is not None
+    cache.store(path, b"0" * 64 + content[64:])
+
+
+def replaced_by_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGE = [Path.unlink, one_bit_flipped, of_another_program, replaced_by_a_pipe, lambda path: path.chmod(0o666)]
+
+
 def test_lost_or_damaged_facts_are_a_miss(keeping: Path) -> None:
-    restored(product)
-    for damage in (Path.unlink, lambda path: path.write_bytes(b"\x80")):
-        (facts,) = [path for path in (keeping / "pygraph").rglob("*") if path.is_file()]
+    weight = torch.nn.Parameter(torch.ones(8, 8))
+
+    def weighted(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ weight)
+
+    x = torch.ones(8, 8)
+    restored(weighted, x)
+    for damage in DAMAGE:
+        (facts,) = (keeping / "pygraph").iterdir()
         damage(facts)
-        assert restored(product) == (False, True)
-        assert restored(product) == (True, True)
+        assert restored(weighted, x) == (False, True)
+        assert restored(weighted, x) == (True, True)
 
 
 def test_a_restored_program_calls_what_cannot_be_captured(keeping: Path) -> None:

@@ -92,6 +92,7 @@ def test_a_malformed_variable_names_itself(name: str, text: str) -> None:
 
 def test_a_variable_that_nobody_reads_is_a_warning_with_the_nearest_one(caplog: pytest.LogCaptureFixture) -> None:
     environ = {"PYGRAPH_STRCT": "1", "PYGRAPH_LOGS": "info", "PYGRAPH_MEASURE": "0", "PATH": "/bin"}
+    environ["PYGRAPH_CACHE_SIZE"] = "64"
     for _ in range(2):
         Settings.make({}, environ)
     assert [record.getMessage() for record in caplog.records] == [

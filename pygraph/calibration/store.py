@@ -19,7 +19,7 @@ from pygraph.runtime.cuda import bindings
 from pygraph.runtime.identity import cpu_model, kernel_driver
 from pygraph.version import __version__
 
-FORMAT = 4
+FORMAT = 5
 """Of a file's name: raised when the figures are measured, or mean, something else."""
 _log = logging.getLogger("pygraph")
 
@@ -61,8 +61,7 @@ def save(identity: Identity, model: DeviceModel) -> Path | None:
     try:
         if path is None:
             raise OSError(f"there is no folder for it; set {cache.VARIABLE}")
-        content = {"identity": identity._asdict(), "model": asdict(model)}
-        cache.write_atomically(path, json.dumps(content, indent=1))
+        cache.store_json(path, {"identity": identity._asdict(), "model": asdict(model)})
     except OSError as error:
         _log.warning("the calibration is not kept: %s", error)
         return None
@@ -73,7 +72,7 @@ def save(identity: Identity, model: DeviceModel) -> Path | None:
 def load(identity: Identity) -> DeviceModel | None:
     """The model that was saved for ``identity``; None without one. A damaged file is named in one warning."""
     path = path_of(identity)
-    data = None if path is None else cache.read_json(path)
+    data = None if path is None else cache.load_json(path)
     if path is None or data is None:
         return None
     try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pygraph import compat
-from pygraph.cache import read_json, usable, write_atomically
+from pygraph.cache import load_json, store_json, usable
 from pygraph.runtime.identity import machine
 from pygraph.runtime.measure import several_ranks
 
@@ -135,7 +134,7 @@ class Products:
 
     def _path(self, key: str) -> Path | None:
         try:
-            folder = None if self._cache_dir is None else usable(self._cache_dir) / "products"
+            folder = None if self._cache_dir is None else usable(self._cache_dir, "products")
         except OSError:  # there is no temporary folder either
             return None
         return None if folder is None else folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
@@ -171,7 +170,7 @@ def _split(one: Any, other: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _read(path: Path | None) -> Times | None:
-    found: Any = None if path is None else read_json(path)
+    found: Any = None if path is None else load_json(path)
     try:
         times = Times(*(float(found[name]) for name in Times._fields))
     except (KeyError, TypeError, ValueError):
@@ -186,7 +185,7 @@ def _measured(path: Path | None, *operands: torch.Tensor) -> Times | None:
         return None
     if path is not None:
         with contextlib.suppress(OSError):
-            write_atomically(path, json.dumps(times._asdict()) + "\n")
+            store_json(path, times._asdict())
     return times
 
 

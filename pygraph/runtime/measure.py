@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import logging
 import math
 import platform
@@ -36,7 +35,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from pygraph.cache import read_json, usable, warn_once, write_atomically
+from pygraph.cache import load_json, store_json, usable, warn_once
 from pygraph.runtime.contract import Driver, Timer
 from pygraph.runtime.identity import machine
 from pygraph.runtime.tensors import bits
@@ -367,7 +366,7 @@ def several_ranks() -> bool:
 
 # -- decisions on disk -------------------------------------------------------------------------------------------------
 
-_SCHEMA = 7
+_SCHEMA = 8
 """Part of the key. Raised when a field or the procedure changes."""
 
 
@@ -392,7 +391,7 @@ def kept_path(
     versions = __version__, torch.__version__, platform.python_version()
     key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call, other, memory
     try:
-        folder = usable(cache_dir) / "decisions"
+        folder = usable(cache_dir, "decisions")
     except OSError:  # there is no temporary folder either
         return None
     return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.json"
@@ -411,7 +410,7 @@ def _source_digest(path: str) -> str | None:
 
 def read(path: Path) -> Decision | None:
     """What an earlier process decided; None if nothing was, or, with a warning, if that cannot be read."""
-    found = read_json(path)
+    found = load_json(path)
     if found is None:
         return None
     try:
@@ -431,6 +430,6 @@ def read(path: Path) -> Decision | None:
 def _write(path: Path, decision: Decision) -> None:
     """Keep ``decision``, whole: of several processes the last one wins. A warning where it cannot be written."""
     try:
-        write_atomically(path, json.dumps(dataclasses.asdict(decision), indent=1) + "\n")
+        store_json(path, dataclasses.asdict(decision))
     except (OSError, ValueError) as error:  # a ValueError where the path can be no file's
         _log.warning("a decision is not kept across processes: %s", error)

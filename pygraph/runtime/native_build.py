@@ -1,8 +1,8 @@
 """Compiles a native half of the runtime once per machine, and loads it.
 
-The library lies in the cache folder, under a hash of all that it depends on, with a checksum beside it: only what this
-user or root wrote, whole, is loaded, and anything else is built again. Processes that arrive together wait for one
-another; what a process that died while building left behind is removed by the next that builds.
+The library lies in the cache folder, under a hash of all that it depends on: only what this user or root wrote, whole,
+is loaded, and anything else is built again. Processes that arrive together wait for one another; what a process that
+died while building left behind is removed by the next that builds.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import hashlib
+import importlib.machinery
 import importlib.util
 import logging
 import os
@@ -18,7 +19,6 @@ import platform
 import shlex
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -49,7 +49,7 @@ carry a second runtime, and die where the two meet: as soon as it raises."""
 _LIMIT = 300.0
 """Seconds that the compiler may take. It took 130 s on two cores that eight processes shared."""
 
-_SCRATCH = ".build-"
+_SCRATCH = f"{cache.TEMPORARY}build-"
 
 
 class Loader:
@@ -107,14 +107,20 @@ class NativeLibrary:
 
     def load(self, path: Path) -> ModuleType:
         """The module in ``path``. Raises CaptureError (``native-unavailable``) when it cannot be loaded."""
-        spec = importlib.util.spec_from_file_location(self.module, path)
+        descriptor = cache.opened(path)
+        if descriptor is None:
+            raise CaptureError("native-unavailable", f"{path} is no longer what was built")
+        # It stays open: the loader would take another library of this name for the same one.
+        name = f"/proc/self/fd/{descriptor}"
+        loader = importlib.machinery.ExtensionFileLoader(self.module, name)
+        spec = importlib.util.spec_from_file_location(self.module, name, loader=loader)
         assert spec is not None
-        assert spec.loader is not None
         try:
             module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            loader.exec_module(module)
         except ImportError as error:
             raise CaptureError("native-unavailable", str(error)) from error
+        module.__file__ = str(path)
         return module
 
     def build(self, folder: str | None = None) -> Path:
@@ -122,15 +128,13 @@ class NativeLibrary:
         user's cache. Raises CaptureError (``native-unavailable``)."""
         chosen = folder or os.environ.get(cache.VARIABLE) or cache.user_dir()
         try:
-            path = self.path(Path(os.path.expanduser(chosen)))
-            if _is_sound(path):
+            root = Path(os.path.expanduser(chosen))
+            path = self.path(root)
+            if cache.load(path) is not None:
                 return path
-            path = self.path(cache.usable(chosen))
-            if not _is_own_folder(path.parent):
-                path = self.path(cache.temporary(path.parent, "it is not this user's alone"))
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with cache.locked(path.parent / f"{self.module}.lock"):
-                if not _is_sound(path):
+            path = cache.usable(chosen, path.parent.relative_to(root)) / path.name
+            with cache.locked(path.parent / f"{cache.TEMPORARY}{self.name}.lock"):
+                if cache.load(path) is None:
                     self._compile(path)
         except OSError as error:
             raise CaptureError("native-unavailable", str(error)) from error
@@ -162,7 +166,7 @@ class NativeLibrary:
         return [*_compiler(), *flags, *includes, str(self.source), "-o", str(output), *linked]
 
     def _compile(self, path: Path) -> None:
-        """Compile beside ``path``, then move into place: nobody sees half a library. Called under the lock."""
+        """Compile beside ``path``, then store it whole. Called under the lock."""
         for left in path.parent.glob(f"{_SCRATCH}*"):  # of a process that was killed: nobody else builds now
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path.parent, ignore_cleanup_errors=True) as scratch:
@@ -171,9 +175,7 @@ class NativeLibrary:
                 "pygraph: building the %s driver, once for this machine (some ten to twenty seconds)", self.name
             )
             _run(self.command(output))
-            output.chmod(0o600)
-            cache.write_atomically(_checksum(path), _digest(output))
-            output.replace(path)
+            cache.store(path, output.read_bytes(), within=path.parent.parent)
 
 
 def _run(command: list[str]) -> None:
@@ -200,42 +202,6 @@ def _run(command: list[str]) -> None:
     if process.returncode:
         text = errors.decode(errors="replace")[-4000:]
         raise CaptureError("native-unavailable", f"the compiler failed (exit status {process.returncode}):\n{text}")
-
-
-# -- what may be loaded ------------------------------------------------------------------------------------------------
-
-
-def _is_sound(path: Path) -> bool:
-    """Whether the library is there, whole, and nobody but this user and root can have written it."""
-    try:
-        trusted = all(_is_trusted(file.lstat()) for file in (path, _checksum(path), path.parent))
-        return trusted and _checksum(path).read_text() == _digest(path)
-    except (OSError, ValueError):
-        return False
-
-
-def _is_own_folder(folder: Path) -> bool:
-    """Whether ``folder``, made if need be, is nobody else's to write in. This user's own is closed to others."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.lstat().st_uid == os.geteuid() and not folder.is_symlink():
-            folder.chmod(0o700)
-        return _is_trusted(folder.lstat()) and os.access(folder, os.W_OK | os.X_OK)
-    except OSError:  # such as a folder of another user around it
-        return False
-
-
-def _is_trusted(found: os.stat_result) -> bool:
-    open_to_others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return found.st_uid in (0, os.geteuid()) and not open_to_others and not stat.S_ISLNK(found.st_mode)
-
-
-def _checksum(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sha256")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------

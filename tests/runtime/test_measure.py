@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import runpy
@@ -23,6 +22,7 @@ import torch.distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
+from pygraph import cache
 from pygraph.errors import ReplayError
 from pygraph.runtime import region as region_module
 from pygraph.runtime.agreement import VOTES, Ballot, Outcome
@@ -1163,7 +1163,7 @@ def test_a_decision_is_used_for_the_same_program_calls_and_machine_alone(
 
 def _edited(**fields: Any) -> Callable[[Path], None]:
     def edit(path: Path) -> None:
-        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+        cache.store_json(path, {**(cache.load_json(path) or {}), **fields})
 
     return edit
 

@@ -83,7 +83,6 @@ DAMAGE = {
     "empty": lambda path: os.truncate(path, 0),
     "other bytes": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "open to others": lambda path: path.chmod(0o777),
-    "no checksum": lambda path: path.with_name(f"{path.name}.sha256").unlink(),
     "of somebody else": lambda path: os.chown(path, 65534, 65534),
 }
 
@@ -102,30 +101,49 @@ def test_a_library_that_is_not_whole_or_not_ones_own_is_built_again(
     DAMAGE[damage](path)
     assert library.build(folder) == path
     assert calls.read_text() == "call\ncall\n"
-    assert path.read_text() == "whole\n"
-    assert path.stat().st_uid == os.geteuid()
-    assert path.stat().st_mode & 0o022 == 0
+    assert cache.load(path) == b"whole\n"
 
 
-def test_a_folder_that_is_open_to_others_is_closed(library: NativeLibrary, folder: str) -> None:
-    path = library.build(folder)
-    path.parent.chmod(0o777)
-    assert library.build(folder) == path
-    assert path.parent.stat().st_mode & 0o022 == 0
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
-def test_a_folder_of_somebody_else_is_not_used(
-    library: NativeLibrary, folder: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("above", [0, 1, 2])
+def test_a_folder_in_which_others_can_put_their_own_is_not_used(
+    library: NativeLibrary,
+    folder: str,
+    compiler: Callable[[str], None],
+    above: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    compiler('echo whole > "$2"')
     path = library.build(folder)
-    os.chown(path.parent, 65534, 65534)
-    caplog.clear()
+    path.parents[above].chmod(0o777)
     other = library.build(folder)
     assert not other.is_relative_to(folder)
     assert library.build(folder) == other
-    (warning,) = [record.getMessage() for record in caplog.records if record.name == "pygraph.cache"]
-    assert cache.VARIABLE in warning
+    assert caplog.text.count(f"Set {cache.VARIABLE}") == 1
+    with pytest.raises(CaptureError, match="no longer what was built"):
+        library.load(path)
+
+
+def test_what_is_loaded_is_what_was_checked(
+    library: NativeLibrary, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever another process puts in its place between the two, or after it was built."""
+    path, opened = library.build(folder), cache.opened
+
+    def swapped(path: Path) -> int | None:
+        descriptor = opened(path)
+        path.rename(path.with_name("moved"))
+        path.write_text("another")
+        return descriptor
+
+    with monkeypatch.context() as patches:
+        patches.setattr(cache, "opened", swapped)
+        module = library.load(path)
+    assert (module.__name__, module.__file__) == ("_pygraph_tiny", str(path))
+    held = {os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}
+    assert str(path.with_name("moved")) in held, "the next library would get this name, and be taken for this one"
+    path.chmod(0o600)
+    with pytest.raises(CaptureError, match="no longer what was built"):
+        library.load(path)
 
 
 def test_a_library_is_replaced_as_a_whole(
@@ -135,13 +153,13 @@ def test_a_library_is_replaced_as_a_whole(
     seen = tmp_path / "seen"
     compiler(f'printf half > "$2"; ls {folder}/native/*/ > {seen}; printf whole > "$2"')
     path = library.build(folder)
-    assert path.read_text() == "whole"
+    assert cache.load(path) == b"whole"
     assert path.name not in seen.read_text().split()
     path.write_text("damaged")
     with path.open() as held:
         library.build(folder)
         assert held.read() == "damaged"
-    assert path.read_text() == "whole"
+    assert cache.load(path) == b"whole"
 
 
 def test_what_a_killed_build_left_is_removed(
@@ -160,7 +178,7 @@ def test_what_a_killed_build_left_is_removed(
     compiler('echo whole > "$2"')
     path = library.build(folder)
     assert path.parent in {each.parent for each in left}
-    names = [path.name, f"{path.name}.sha256", "_pygraph_tiny.lock"]
+    names = [path.name, f"{cache.TEMPORARY}tiny.lock"]
     assert sorted(file.name for file in path.parent.iterdir()) == sorted(names)
 
 
@@ -364,7 +382,7 @@ from pygraph.runtime.native_build import NativeLibrary
 library = NativeLibrary("tiny", Path(sys.argv[1]), ("c10",))
 print(library.build())
 print(library.build())
-print(usable(user_dir()) / "decisions")
+print(usable(user_dir(), "decisions"))
 """
     keep = {key: value for key, value in os.environ.items() if key not in ("HOME", "XDG_CACHE_HOME", cache.VARIABLE)}
     environ = {**keep, "TMPDIR": str(tmp_path), "HOME": "/proc/nohome"}
