@@ -256,7 +256,9 @@ def partitions_are_regions(text: str, fallbacks: bool, aliased: bool, seed: int)
     made = [one for run in report.record.runs for step in run for one in step.made]
     across = [one for one in made if len({regions[name] for name in one.sources if name in regions}) > 1]
     several = {name for one in across for name in one.sources}  # Inductor computes nodes of several regions at once
-    differences = [one for one in report.record.differences if not (several and one.startswith("region"))]
+    writes = any(node.op == "aten.copy_.default" for node in report.graph.nodes)  # behind all that reads an input there
+    may_be_cut = writes or bool(several)
+    differences = [one for one in report.record.differences if not (may_be_cut and one.startswith("region"))]
     assert {one.partition(" ")[0] for one in differences} <= several
     for region in report.regions:
         (planned,) = region.planned
@@ -265,7 +267,7 @@ def partitions_are_regions(text: str, fallbacks: bool, aliased: bool, seed: int)
     outside = {name for step in report.record.outside for name in step.origins}
     assert not any(regions.get(name) is not None for name in outside - several)
     planned = [region.planned for region in report.regions]
-    assert several or len(set(planned)) == len(planned)
+    assert may_be_cut or len(set(planned)) == len(planned)
 
 
 @settings(max_examples=12, **EXAMPLES)
