@@ -40,7 +40,7 @@ class KeepOut(Pass):
         return PassResult(bool(chosen), (f"nodes kept out: {len(chosen)}",))
 
     def _written_in(self, node: KernelNode) -> list[str]:
-        return [function for _, function in sources(node) if function in self.functions]
+        return [source.function for source in sources(node) if source.function in self.functions]
 
 
 PIPELINE = "legality,keep-out{functions=[debug]},placement,partitioning,indirection,selection"

@@ -13,7 +13,6 @@ import contextlib
 import copy
 import functools
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ import torch
 from pygraph import compat
 from pygraph.dump import dump_launches, dump_program, graph_dir, trace_report
 from pygraph.errors import CaptureError, OptionError, PassError
-from pygraph.frontend.location import GraphOrigin, module_of, origin_of
+from pygraph.frontend.location import GraphOrigin, common_module, origin_of
 from pygraph.inductor.emitted import program_record
 from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
@@ -77,9 +76,10 @@ def pygraph(
         raise CaptureError("strict", unusable)
     start_build(devices, settings.cache_dir)  # in the background
     settings.check_passes()  # a pipeline that does not parse is the caller's mistake, not a failure in here
-    tag = None if unusable else entry_tag(program_rows(gm), settings)
+    origin = origin_of(gm)
+    tag = None if unusable else entry_tag(program_rows(gm, origin), settings)
     keeper = None if tag is None else Keeper(tag)
-    compiler = _Compiler(settings, origin_of(gm), compat.compiler_config.cache_key_tag, keeper, unusable)
+    compiler = _Compiler(settings, origin, compat.compiler_config.cache_key_tag, keeper, unusable)
     with cached_under(tag), restoring(keeper, compiler.restore), following():
         return cast(
             "Callable[..., Any]",
@@ -164,7 +164,13 @@ class _Compiler:
             layout = align_convolutions(gm)
             kwargs = kwargs if layout is None else {**kwargs, "layout_opt": layout}
             report.notes += unwrap_idle(gm) + define_seeds(gm)
-            graph = lift(gm, kind=report.kind, static_inputs=self._static_inputs(gm, kwargs))
+            graph = lift(
+                gm,
+                kind=report.kind,
+                static_inputs=self._static_inputs(gm, kwargs),
+                origin=self.origin,
+                frames=self.settings.frames,
+            )
             lifted = fingerprint(graph)
         with _timed(report, "passes"):
             manager = PassManager(self.settings.pipeline, dump_dir=graph_dir(self.settings.dump_dir, report))
@@ -180,14 +186,13 @@ class _Compiler:
             _raise_if_uncaptured(report)
         with _timed(report, "write_back"), _blaming(ran, graph):
             report.notes += write_back(gm, graph, lifted)
-            modules = {node.name: module_of(node.meta) for node in gm.graph.nodes}
         with _timed(report, "inductor"):
             tag = f"{self.user_tag}|pygraph {program_key(decision, manager.passes)}"
             inputs = inputs_in_use(gm, example_inputs)
             products = Products(self.settings.cache_dir)
             program = compile_under(decision, manager.passes, gm, inputs, kwargs, tag, products.choose)
             report.notes += products.notes
-        facts = _facts(program, graph, decision, report, tag, modules, self.settings.strict)
+        facts = _facts(program, graph, decision, report, tag, self.settings.strict)
         kept = self.keeper is not None and self.keeper.keep(program, facts, report)
         run = attach(program, facts, report, self.settings)
         if kept:
@@ -271,17 +276,9 @@ def _raise_if_uncaptured(report: GraphReport) -> None:
 # -- what is known of a program before it runs -------------------------------------------------------------------------
 
 
-def _facts(
-    program: Any,
-    graph: Graph,
-    decision: Decision,
-    report: GraphReport,
-    tag: str,
-    modules: Mapping[str, str],
-    strict: bool,
-) -> Facts:
-    """What is known of ``program`` before it runs, in ``report`` too. ``modules``: the user's module of each node.
-    Raises CaptureError for a program that is not cut as was decided, if ``strict``."""
+def _facts(program: Any, graph: Graph, decision: Decision, report: GraphReport, tag: str, strict: bool) -> Facts:
+    """What is known of ``program`` before it runs, in ``report`` too. Raises CaptureError for a program that is not cut
+    as was decided, if ``strict``."""
     from pygraph.frontend.lift import held_inputs, lent_inputs
     from pygraph.inductor.compile import compare
     from pygraph.inductor.emitted import line_origins, read_program
@@ -296,7 +293,7 @@ def _facts(
         raise CaptureError("strict", "\n".join(("the program is not cut as was decided", *record.differences)))
     report.record, report.source = record, program.source_code
     report.emitted = emitted = read_program(program.source_code)
-    report.regions = _region_reports(decision, record, emitted, forbidden, modules)
+    report.regions = _region_reports(graph, decision, record, emitted, forbidden)
     lines = line_origins(program.source_code, emitted.regions, record.regions, decision)
     held, lent = held_inputs(graph), lent_inputs(graph)
     regions = tuple(
@@ -326,12 +323,9 @@ def _positions(arguments: Sequence[str], names: frozenset[str]) -> tuple[int, ..
 
 
 def _region_reports(
-    decision: Decision,
-    record: ProgramRecord,
-    emitted: EmittedProgram,
-    forbidden: Collection[int],
-    modules: Mapping[str, str],
+    graph: Graph, decision: Decision, record: ProgramRecord, emitted: EmittedProgram, forbidden: Collection[int]
 ) -> list[RegionReport]:
+    modules = {node.name: node.module for node in graph.nodes}
     found = []
     exact = [index for index in record.planned if index is not None]
     for region, steps in zip(emitted.regions, record.regions, strict=True):
@@ -347,8 +341,7 @@ def _region_reports(
             reason = "launches nothing"
         elif planned and not decision.selected.intersection(planned):
             reason = "not selected by the model"
-        paths = [modules[name].replace(".", os.sep) for name in nodes if modules.get(name)]
-        module = os.path.commonpath(paths).replace(os.sep, ".") if paths else ""
+        module = common_module(modules[name] for name in nodes if modules.get(name))
         found.append(RegionReport(region.index, planned, nodes, region.kernels, not reason, reason, module=module))
     return found
 

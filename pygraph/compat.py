@@ -28,9 +28,11 @@ __all__ = [
     "before_shutdown",
     "compilations",
     "compile_reason",
+    "described_input",
     "dispatch_mode_flags",
     "follow_backward",
     "inductor_timing",
+    "input_sources",
     "keep_random_draws",
     "mend_gradients",
     "mend_late_reads",
@@ -680,3 +682,35 @@ graph_break_reasons = _find(
 def compile_reason(gm: torch.fx.GraphModule) -> Any:
     """Dynamo's ``GraphCompileReason`` of the module that it hands to a backend; None for any other module."""
     return getattr(gm, "compile_subgraph_reason", None)
+
+
+# -- inputs: what Dynamo and AOTAutograd say of them --------------------------------------------------------------
+_INPUTS = "reports call inputs by AOTAutograd's names"
+_AOT = "torch._functorch._aot_autograd.descriptors"
+_PlainInput = _find(f"{_AOT}.PlainAOTInput", cost=_INPUTS)
+_OwnInputs = tuple(_find(f"{_AOT}.{_name}AOTInput", cost=_INPUTS) for _name in ("Param", "Buffer"))
+_PartOfInput = _find(f"{_AOT}.SubclassGetAttrAOTInput", cost=_INPUTS)
+_BaseOfInput = tuple(_find(f"{_AOT}.{_name}BaseAOTInput", cost=_INPUTS) for _name in ("View", "Synthetic"))
+
+
+def input_sources(gm: torch.fx.GraphModule) -> dict[int | str, str]:
+    """Dynamo's sources of what ``gm``, which it hands to a backend, takes: of inputs by position, of the parameters and
+    buffers that the module has itself by their name there. What has none is left out."""
+    sources: dict[int | str, Any] = dict(getattr(gm, "_param_name_to_source", None) or {})
+    for position, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        sources[position] = getattr(node, "_dynamo_source", None)
+    return {key: str(source.name) for key, source in sources.items() if source is not None}
+
+
+def described_input(description: Any) -> tuple[int | str, tuple[str, ...]] | None:
+    """What a placeholder of AOTAutograd's with that ``meta["desc"]`` stands for: a key of ``input_sources``, and
+    attributes that lead on from there. None where that is unknown, or it is no input of Dynamo's."""
+    if isinstance(description, _PlainInput):
+        return description.idx, ()
+    if isinstance(description, _OwnInputs):
+        return description.target, ()
+    part = isinstance(description, _PartOfInput)
+    if not part and not isinstance(description, _BaseOfInput):
+        return None
+    whole = described_input(description.base if part else description.base_of)
+    return whole and (whole[0], (*whole[1], description.attr if part else "_base"))

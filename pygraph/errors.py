@@ -27,12 +27,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The user's source line that a node came from. ``code`` is the line's text."""
+    """The user's source line that a node came from.
+
+    function  the function that the line is in
+    code      the line's text
+    frames    the calls that led there, outermost first, each ``file:line function``; empty unless asked for
+    """
 
     file: str
     line: int
     function: str = ""
     code: str = ""
+    frames: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"

@@ -28,6 +28,7 @@ class Settings:
 
     passes         pipeline text, or a sequence of passes and pipeline texts; None is the default pipeline
     dump_dir       where IR, programs and reports are written; nothing is written when None
+    frames         whether each operator in the IR, dumped or reported, has the user's calls that led to it
     strict         raise when an operator or a region cannot be captured, or PyGraph failed
     disable        compile with plain Inductor
     verify         ``first``: a replay is compared once before it counts; ``always``: at every call
@@ -46,6 +47,7 @@ class Settings:
 
     passes: Any = None
     dump_dir: str | None = None
+    frames: bool = False
     strict: bool = False
     disable: bool = False
     verify: str = "first"
@@ -100,6 +102,7 @@ class Settings:
 _KINDS = {
     "passes": "pipeline text or a sequence of passes",
     "dump_dir": "a path",
+    "frames": "true or false",
     "strict": "true or false",
     "disable": "true or false",
     "verify": "'first' or 'always'",
@@ -142,7 +145,7 @@ def _read(option: str, text: str) -> object:
 def _checked(option: str, name: str, value: Any) -> Any:
     """``value`` as the settings hold it. Raises OptionError, which calls it ``name``, for another kind of value."""
     match option, value:
-        case "strict" | "disable" | "measure", bool():
+        case "frames" | "strict" | "disable" | "measure", bool():
             return value
         case "capture_after", int() if not isinstance(value, bool) and value >= 2:
             return value

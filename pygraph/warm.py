@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from pygraph import cache, compat
+from pygraph.frontend.location import GraphOrigin
 from pygraph.report.model import GraphReport, RegionReport
 from pygraph.runtime.recording import Origin
 from pygraph.settings import Settings
@@ -102,11 +103,12 @@ def _complete(rest: str, report: GraphReport) -> None:
 # -- keys ----------------------------------------------------------------------------------------------------------
 
 
-def program_rows(gm: torch.fx.GraphModule) -> list[str]:
-    """What tells a graph of Dynamo's from others, besides sizes: its operators, the user's lines and modules, and what
-    operators that do not come with torch say of themselves."""
+def program_rows(gm: torch.fx.GraphModule, origin: GraphOrigin) -> list[str]:
+    """What tells a graph of Dynamo's from others, besides sizes: its operators, the user's lines and modules, the names
+    of its inputs, and what operators that do not come with torch say of themselves."""
     graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
-    return [_row(node) for graph in graphs for node in graph.nodes if node.op != "placeholder"]
+    rows = [_row(node) for graph in graphs for node in graph.nodes if node.op != "placeholder"]
+    return [*rows, f"{origin.inputs} {origin.several}"]
 
 
 def _row(node: torch.fx.Node) -> str:
@@ -141,7 +143,8 @@ def entry_tag(rows: Iterable[str], settings: Settings) -> str | None:
     if passes is None:
         return None
     sources = (package_digest(PACKAGE), package_digest(PACKAGE / "report"))
-    parts = (*sources, passes, str(settings.strict), _calibrations(), os.getcwd(), *rows)
+    options = f"{settings.strict} {settings.frames}"
+    parts = (*sources, passes, options, _calibrations(), os.getcwd(), *rows)
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return f"{compat.compiler_config.cache_key_tag}|pygraph {digest}"
 

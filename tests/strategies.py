@@ -38,9 +38,10 @@ __all__ = ["dims", "structure", "text_graphs"]
 CPU = Device("cpu")
 CUDA = Device("cuda", 0)
 
+_ODD_NAMES = ["0", "a.0", "a.0.b", "0.weight", "a.0b.1", ".a", "in", "after", "graph", "true", "f32", ""]
 plain_names = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
 strings = st.text(st.characters(), max_size=8)
-names = st.one_of(plain_names, st.sampled_from(["0", "a.0", "in", "after", "graph", "true", "f32", ""]), strings)
+names = st.one_of(plain_names, st.sampled_from(_ODD_NAMES), strings)
 symbols = st.one_of(st.sampled_from(["s0", "s1", "u0"]), names).map(symbol)
 devices = st.one_of(
     st.sampled_from([CPU, CUDA, Device("cuda")]),
@@ -105,8 +106,10 @@ def literals(values: Sequence[Value] = ()) -> st.SearchStrategy[Arg]:
 
 cost_fields = st.none() | dims
 costs = st.builds(Cost, cost_fields, cost_fields, cost_fields, cost_fields, cost_fields)
-locations = st.builds(Location, strings, st.integers(-1, 10**6), strings, strings)
-_STANDARD = {"capturable", "reason", "detail", "placement", "region", "selected", "tags"}
+locations = st.builds(
+    Location, strings, st.integers(-1, 10**6), strings, strings, st.lists(strings, max_size=2).map(tuple)
+)
+_STANDARD = {"capturable", "reason", "detail", "placement", "region", "selected", "tags", "made_from"}
 _free_keys = names.filter(lambda name: name not in RESERVED and name not in _STANDARD)
 metas = st.builds(
     lambda free, standard: Meta({**free, **standard}),
@@ -135,7 +138,8 @@ def text_graphs(draw: st.DrawFn, max_nodes: int = 5, depth: int = 1) -> Graph:
     taken = draw(st.lists(names, max_size=3 + max_nodes, unique=True))
     for _ in range(draw(st.integers(0, 3))):
         name = taken.pop() if taken else None
-        graph.add_input(draw(types), name, role=draw(names), static=draw(st.booleans()))
+        placeholder = draw(st.none() | names)
+        graph.add_input(draw(types), name, role=draw(names), static=draw(st.booleans()), placeholder=placeholder)
     for _ in range(draw(st.integers(0, max_nodes))):
         _draw_node(draw, graph, taken.pop() if taken else None)
     if len(graph) > 1:
@@ -166,6 +170,7 @@ def _draw_node(draw: st.DrawFn, graph: Graph, name: str | None) -> KernelNode:
         name=name,
         cost=draw(costs),
         loc=draw(st.none() | locations),
+        module=draw(strings),
         before=before,
         effects=draw(effects),
     )
@@ -178,7 +183,7 @@ def structure(graph: Graph) -> tuple[object, ...]:
     nodes = []
     for node in graph.nodes:
         operands = (repr(node.args), repr(list(node.attrs.items())), tuple(before.name for before in node.after))
-        said = (node.effects, node.cost, node.loc, repr(node.meta.items()))
+        said = (node.effects, node.cost, node.loc, node.module, repr(node.meta.items()))
         nodes.append((node.name, node.op, operands, tuple(out.type for out in node.outputs), said))
     regions = []
     for index, region in sorted(graph.regions.items()):
@@ -186,7 +191,7 @@ def structure(graph: Graph) -> tuple[object, ...]:
         regions.append((index, parameters, repr(region.meta.items())))
     return (
         (graph.name, graph.kind, graph.stage, tuple(sorted(graph.hints.items()))),
-        tuple((v.name, v.type, v.role, v.static) for v in graph.inputs),
+        tuple((v.name, v.type, v.role, v.static, v.placeholder) for v in graph.inputs),
         (nodes, repr(graph.outputs), regions),
         tuple((name, structure(inner)) for name, inner in graph.subgraphs.items()),
     )

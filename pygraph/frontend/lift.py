@@ -1,22 +1,26 @@
 """Lifts a post-AOTAutograd FX graph to the IR: one kernel node per operator, under the FX node's name.
 
-Tuple ``getitem``s become results of the node that they index. What an input is, AOTAutograd's names and the list of
-static inputs tell: roles inform reports, and what memory is worth giving back; only ``static`` is a promise.
+Tuple ``getitem``s become results of the node that they index. Inputs have the user's names where they are known, and
+keep that of their placeholder beside it. What an input is, AOTAutograd's names and the list of static inputs tell:
+roles inform reports, and what memory is worth giving back; only ``static`` is a promise.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
+import sympy
 from torch import fx
 
 from pygraph import compat
 from pygraph.frontend.costs import cost_of
 from pygraph.frontend.effects import Call, Path, effects_of, tags_text
 from pygraph.frontend.hops import higher_order_effects, wrapped_operator
-from pygraph.frontend.location import location_of
+from pygraph.frontend.location import UNKNOWN, GraphOrigin, common_module, location_of, module_path
 from pygraph.frontend.names import FrontendError, op_name, overload_of
 from pygraph.frontend.types import TypeReader, literal
 from pygraph.ir import (
@@ -39,15 +43,27 @@ FX_MADE_FROM = "pygraph_made_from"
 """The key of an FX node's ``meta`` for what ``made_from`` says of those that it was made from."""
 
 
-def lift(gm: fx.GraphModule, *, kind: str, static_inputs: Sequence[int] = ()) -> Graph:
+def lift(
+    gm: fx.GraphModule,
+    *,
+    kind: str,
+    static_inputs: Sequence[int] = (),
+    origin: GraphOrigin = UNKNOWN,
+    frames: bool = False,
+) -> Graph:
     """The IR of ``gm``, the module that AOTAutograd hands to ``inner_compile``.
 
-    ``kind`` is inference, forward or backward. ``static_inputs`` are positions of inputs whose address stays; the
-    list that Inductor gets for a backward graph names every saved tensor, whose address does not: see
-    ``backward_static_inputs``. Raises FrontendError for a graph that is not in that form.
+    kind           inference, forward or backward
+    static_inputs  positions of inputs whose address stays; the list that Inductor gets for a backward graph names every
+                   saved tensor, whose address does not: see ``backward_static_inputs``
+    origin         what is known of Dynamo's graph: names of inputs and modules
+    frames         whether source lines have the calls that led to them
+
+    Raises FrontendError for a graph that is not in that form.
     """
     types = TypeReader()
-    graph = _Lifter(gm, Graph("main", kind, Stage.LIFTED), types, frozenset(static_inputs)).run()
+    graph = Graph("main", kind, Stage.LIFTED)
+    _Lifter(gm, graph, types, frozenset(static_inputs), origin, frames=frames).run()
     graph.hints = types.hints
     written = {node.inputs[place] for node in graph.nodes for place in node.effects.writes}
     for value in graph.inputs:
@@ -56,12 +72,14 @@ def lift(gm: fx.GraphModule, *, kind: str, static_inputs: Sequence[int] = ()) ->
     return graph
 
 
-def made_from(node: fx.Node) -> tuple[str, ...]:
-    """What an FX node, or what it was made from, computes: operators, each with the user's function."""
+def made_from(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
+    """What an FX node, or what it was made from, computes: operators, each with the user's function, and the module as
+    torch writes it."""
     if node.op != "call_function":
         return ()
     loc = location_of(node.meta)
-    return node.meta.get(FX_MADE_FROM) or (f"{op_name(node.target)} in {loc.function if loc else ''}",)
+    own = (op_name(node.target), loc.function if loc else "", module_path(node.meta))
+    return node.meta.get(FX_MADE_FROM) or (own,)
 
 
 def result_paths(node: fx.Node) -> list[Path]:
@@ -72,11 +90,23 @@ def result_paths(node: fx.Node) -> list[Path]:
 class _Lifter:
     """One module being lifted. ``env`` holds what each FX node stands for: a value, or a structure of values."""
 
-    def __init__(self, gm: fx.GraphModule, graph: Graph, types: TypeReader, static: frozenset[int]) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        graph: Graph,
+        types: TypeReader,
+        static: frozenset[int],
+        origin: GraphOrigin,
+        *,
+        frames: bool,
+    ) -> None:
         self.gm = gm
         self.graph = graph
         self.types = types
         self.static = static
+        self.origin = origin
+        self.frames = frames
+        self.taken = {node.name for node in gm.graph.nodes if node.op not in ("placeholder", "output")}
         self.env: dict[fx.Node, Any] = {}
         self.modules: dict[fx.GraphModule, GraphRef] = {}
 
@@ -96,7 +126,21 @@ class _Lifter:
     def _placeholder(self, node: fx.Node) -> Value:
         type = self.types.type_of(node.meta.get("val"))
         role, static = _role_of(node.name, type, self.graph.kind, static=len(self.graph.inputs) in self.static)
-        return self.graph.add_input(type, node.name, role=role, static=static)
+        name = self._name_of(node, type)
+        return self.graph.add_input(type, name, role=role, static=static, placeholder=node.name)
+
+    def _name_of(self, node: fx.Node, type: Type) -> str:
+        """The user's name of an input, with a number where a node or another input has it; a size is called as its
+        symbol."""
+        key, steps = compat.described_input(node.meta.get("desc")) or ("", ())
+        known = self.origin.inputs.get(key)
+        name = ".".join((known, *steps)) if known else node.name
+        if not known and isinstance(type, ScalarType) and isinstance(type.expr, sympy.Symbol):
+            name = type.expr.name
+        numbered = (f"{name}_{i}" for i in itertools.count(1))
+        free = next(one for one in itertools.chain([name], numbered) if one not in self.taken)
+        self.taken.add(free)
+        return free
 
     def _get_attr(self, node: fx.Node) -> Value | GraphRef:
         target = str(node.target)
@@ -115,7 +159,9 @@ class _Lifter:
             while name in self.graph.subgraphs:
                 name += "_"
             graph = Graph(name, "subgraph", self.graph.stage)
-            self.graph.subgraphs[name] = _Lifter(module, graph, self.types, frozenset()).run()
+            origin = replace(self.origin, inputs={})  # those of a subgraph are its operator's operands
+            inner = _Lifter(module, graph, self.types, frozenset(), origin, frames=self.frames)
+            self.graph.subgraphs[name] = inner.run()
             self.modules[module] = GraphRef(name)
         return self.modules[module]
 
@@ -141,6 +187,7 @@ class _Lifter:
 
     def _add(self, node: fx.Node, call: Call) -> KernelNode:
         higher = isinstance(call.target, compat.HigherOrderOperator)
+        made = [(op, function, self.origin.module(path)) for op, function, path in node.meta.get(FX_MADE_FROM, ())]
         added = self.graph.add(
             call.op,
             call.args,
@@ -148,14 +195,15 @@ class _Lifter:
             attrs=call.attrs,
             name=node.name,
             effects=higher_order_effects(call) if higher else effects_of(call),
-            loc=location_of(node.meta),
+            loc=location_of(node.meta, frames=self.frames),
+            module=self.origin.module(module_path(node.meta)) or common_module(module for *_, module in made),
         )
         added.cost = cost_of(added, self.graph)
         tags = tags_text(wrapped_operator(call) if higher else call.target)
         if tags:
             added.meta.set(TAGS, tags)
-        if node.meta.get(FX_MADE_FROM):
-            added.meta.set(MADE_FROM, "; ".join(node.meta[FX_MADE_FROM]))
+        if made:
+            added.meta.set(MADE_FROM, tuple(made))
         return added
 
     def _output(self, node: fx.Node) -> None:
@@ -223,16 +271,17 @@ def backward_static_inputs(gm: fx.GraphModule, forward: Graph) -> tuple[int, ...
 
     Inductor marks every saved tensor of a backward graph static; only those that were static before stay in place.
     """
-    static = {value.name for value in forward.inputs if value.static}
+    static = {value.placeholder for value in forward.inputs if value.static}
     return tuple(i for i, node in enumerate(gm.graph.find_nodes(op="placeholder")) if node.name in static)
 
 
 def held_inputs(graph: Graph) -> frozenset[str]:
-    """The inputs that somebody holds until the program returns: all but what a backward may be left with."""
-    return frozenset(value.name for value in graph.inputs if value.role not in ("saved", "tangent"))
+    """The inputs that somebody holds until the program returns: all but what a backward may be left with. As Inductor's
+    program calls them, and so does ``lent_inputs``."""
+    return frozenset(value.placeholder for value in graph.inputs if value.role not in ("saved", "tangent"))
 
 
 def lent_inputs(graph: Graph) -> frozenset[str]:
     """The inputs that somebody may hold until the program returns: autograd holds the tangents that it calls a backward
     with, of which AOTAutograd passes on those whose strides it did not have to change."""
-    return frozenset(value.name for value in graph.inputs if value.role == "tangent")
+    return frozenset(value.placeholder for value in graph.inputs if value.role == "tangent")

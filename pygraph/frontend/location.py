@@ -1,16 +1,21 @@
-"""The user's source line of an FX node: the innermost frame of its stack trace that is not torch's own.
+"""Where FX nodes come from: the user's source line, the module, and the user's names of inputs.
 
-Also where Dynamo's graph comes from: function, first line, and the graph break that ended it. Files under the working
-directory are given relative to it, so that dumps of one program agree across checkouts.
+The line is the innermost frame of the stack trace that is not torch's own. Files under the working directory are given
+relative to it, so that dumps of one program agree across checkouts. Names are what Dynamo's sources lead along:
+
+    L['self']._modules['layers']._modules['0']._parameters['weight']   ▸   layers.0.weight
+
+Also where Dynamo's graph begins: function, first line, and the graph break that ended it.
 """
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -24,14 +29,21 @@ _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>[^\n]*)\n?(?P<code>[^\n]*)', re.MULTILINE
 )
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_\d+")
-_ROOT = re.compile(r"^[LG]\['[^']*'\]")
-_INDEX = re.compile(r"\['?([^'\]]*)'?\]")
+_VARIABLE = re.compile(r"[LG]\['(?!\w*\d{12})([^']*)'\]")  # not one that Dynamo named after an address
+_STEP = re.compile(
+    r"\.__self__\b|\.__closure__\[\d+\]\.cell_contents|\._pygraph(?:_(?P<own>\w+)|\b)"
+    r"|(?:\._(?:modules|parameters|buffers))?\['(?P<key>[^']*)'\]|\[(?P<index>-?\d+)\]|\.(?P<attribute>\w+)"
+)
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
-def location_of(meta: Mapping[str, Any]) -> Location | None:
-    """The user's line of a node with that ``meta``, or None when it has no frame of the user's."""
-    return next(reversed(_user_frames(meta.get("stack_trace") or "", os.getcwd())), None)
+def location_of(meta: Mapping[str, Any], *, frames: bool = False) -> Location | None:
+    """The user's line of a node with that ``meta``, or None when it has no frame of the user's. With ``frames``, it
+    has the user's frames around it, too."""
+    found = _user_frames(meta.get("stack_trace") or "", os.getcwd())
+    if not found or not frames:
+        return found[-1] if found else None
+    return replace(found[-1], frames=tuple(f"{frame} {frame.function}".rstrip() for frame in found))
 
 
 def location_of_code(code: CodeType) -> Location:
@@ -42,16 +54,26 @@ def location_of_code(code: CodeType) -> Location:
 
 @dataclass(frozen=True, slots=True)
 class GraphOrigin:
-    """Where a graph of Dynamo's begins and why it ends.
+    """Where a graph of Dynamo's begins, why it ends, and what the user calls what it takes.
 
-    ``function`` is what was compiled, a module's class where its code is torch's own; ``start`` is the first line of it
-    that the graph holds, None where there is none of the user's. ``breaks`` are the lines at which Dynamo had to stop,
-    with the reason: that which ended the graph, and those around it that have no graph between.
+    function  what was compiled; a module's class where its code is torch's own
+    start     the first line of it that the graph holds; None where there is none of the user's
+    breaks    the lines at which Dynamo had to stop, with the reason: that which ended the graph, and those around it
+              that have no graph between
+    inputs    the user's names of inputs, by position; of parameters that the graph's module has itself, by their name
+              there
+    several   whether several variables hold modules: paths of modules begin with the variable then
     """
 
     function: str = ""
     start: Location | None = None
     breaks: dict[Location, str] = field(default_factory=dict)
+    inputs: Mapping[int | str, str] = field(default_factory=dict)
+    several: bool = False
+
+    def module(self, path: str) -> str:
+        """The module at a ``path`` of FX metadata, as the user writes it: ``layers.3.mlp``."""
+        return ".".join(_steps(path)[0 if self.several else 1 :])
 
 
 UNKNOWN = GraphOrigin()
@@ -67,7 +89,10 @@ def origin_of(gm: torch.fx.GraphModule) -> GraphOrigin:
     # A placeholder has the line of its first use.
     traces = [node.meta.get("stack_trace") or "" for node in gm.graph.nodes if node.op != "placeholder"]
     start = next((frame for trace in traces for frame in _user_frames(trace, os.getcwd())[:1]), None)
-    origin = GraphOrigin(start.function if start is not None else _outer_module(gm), start)
+    inputs, several = _names_of_inputs(gm)
+    origin = GraphOrigin(
+        start.function if start is not None else _outer_module(gm), start, inputs=inputs, several=several
+    )
     _latest[:2] = origin, compat.compile_reason(gm)
     note_breaks()
     return origin
@@ -100,14 +125,53 @@ def _outer_module(gm: torch.fx.GraphModule) -> str:
     return "" if "." in path else str(getattr(module, "__name__", module)).rpartition(".")[2]
 
 
-def module_of(meta: Mapping[str, Any]) -> str:
-    """The module of the user's that a node with that ``meta`` computes a part of: ``layers.3.mlp``; else nothing.
+def module_path(meta: Mapping[str, Any]) -> str:
+    """The path of the module that a node with that ``meta`` was written in, as torch writes it; empty if it has none.
 
     A node of a backward graph belongs to the module whose gradient it computes.
     """
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
-    path = next((str(entry[0]) for entry in reversed(list(stack.values()))), "")
-    return _INDEX.sub(r".\1", _ROOT.sub("", path)).strip(".")
+    return next((str(path) for path, _ in reversed(list(stack.values()))), "")
+
+
+def common_module(paths: Iterable[str]) -> str:
+    """The innermost module that holds all of ``paths``; empty where that is the whole model."""
+    columns = (set(column) for column in zip(*(path.split(".") for path in paths), strict=False))
+    return ".".join(column.pop() for column in itertools.takewhile(lambda column: len(column) == 1, columns))
+
+
+def _names_of_inputs(gm: torch.fx.GraphModule) -> tuple[dict[int | str, str], bool]:
+    """The user's names of what ``gm`` takes, and whether several variables hold modules: if one does, its name is left
+    out, so that names are those of ``named_parameters``."""
+    sources = compat.input_sources(gm)
+    stacks = (list((node.meta.get("nn_module_stack") or {}).values())[:1] for node in gm.graph.nodes)
+    texts = dict.fromkeys(str(path) for stack in stacks for path, _ in stack)
+    texts.update(dict.fromkeys(text for text in sources.values() if _is_member(text)))
+    holders = {_steps(text)[0] for text in texts if _steps(text)}
+    paths = {key: _steps(text) for key, text in sources.items() if _steps(text)}
+    if len(holders) == 1:
+        paths = {key: path[1:] if path[0] in holders and len(path) > 1 else path for key, path in paths.items()}
+    return {key: ".".join(path) for key, path in paths.items()}, len(holders) > 1
+
+
+def _is_member(text: str) -> bool:
+    """Whether a source leads through a module."""
+    return any(f"._{members}['" in text for members in ("modules", "parameters", "buffers"))
+
+
+@lru_cache(maxsize=8192)
+def _steps(text: str) -> tuple[str, ...]:
+    """A source of Dynamo's as the user writes it: a variable, and the attributes and keys that lead on from there.
+    Empty for what is computed. Cells of closures, and the places of stand-ins, are no steps of the user's."""
+    variable = _VARIABLE.match(text)
+    found, at = ([variable[1]], variable.end()) if variable else ([], len(text))
+    while at < len(text):
+        step = _STEP.match(text, at)
+        if step is None:
+            return ()
+        found += [name for group in ("own", "key", "index", "attribute") if (name := step[group]) is not None]
+        at = step.end()
+    return tuple(found)
 
 
 @lru_cache(maxsize=8192)

@@ -1,6 +1,6 @@
 """Writes what passes changed in the IR back into the FX graph that it was lifted from: operands, new nodes, order.
 
-Nodes are matched by name. A graph that no pass changed is left exactly as it is.
+Nodes are matched by name, inputs by that of their placeholder. A graph that no pass changed is left exactly as it is.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class _Writer:
 
     def _value(self, value: Value) -> FxNode:
         if value.producer is None:
-            return self.by_name[value.name]
+            return self.by_name[value.placeholder]
         node = self.by_name[value.producer.name]
         if node.name in self.lifted:
             path = result_paths(node)[value.index]

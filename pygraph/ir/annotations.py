@@ -6,6 +6,7 @@ Custom passes make further ``MetaKey``s of their own; every annotation is printe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pygraph.ir.node import KernelNode, Meta, MetaKey, Value
 
@@ -21,14 +22,16 @@ __all__ = [
     "TAGS",
     "Parameter",
     "Region",
+    "Source",
     "sources",
     "unit_of",
 ]
 
 TAGS = MetaKey("tags", str)
 """Node: the tags of its operator that matter to capture, comma separated (set by the frontend)."""
-MADE_FROM = MetaKey("made_from", str)
-"""Node: what it was made from, if an earlier pass of the compiler made it (set by the frontend); see ``sources``."""
+MADE_FROM = MetaKey("made_from", tuple)
+"""Node: what it was made from, if an earlier pass of the compiler made it: operator, function and module of each (set
+by the frontend); see ``sources``."""
 CAPTURABLE = MetaKey("capturable", bool)
 """Node: whether it may be part of a captured region (set by legality)."""
 EAGER = MetaKey("eager", bool)
@@ -45,11 +48,19 @@ SELECTED = MetaKey("selected", bool)
 """Region: whether it is worth a graph (set by selection)."""
 
 
-def sources(node: KernelNode) -> tuple[tuple[str, str], ...]:
-    """Operators of the user's program that ``node`` computes, each with the function that it was written in: its own,
-    and those that an earlier pass of the compiler made it from (attention from products and a softmax)."""
-    made = [text.partition(" in ") for text in (node.meta.get(MADE_FROM) or "").split("; ") if text]
-    return ((node.op, node.loc.function if node.loc else ""), *((op, function) for op, _, function in made))
+class Source(NamedTuple):
+    """An operator of the user's program, and the function and the module that it was written in."""
+
+    op: str
+    function: str
+    module: str
+
+
+def sources(node: KernelNode) -> tuple[Source, ...]:
+    """The operators of the user's program that ``node`` computes: itself, and those that an earlier pass of the
+    compiler made it from (attention from products and a softmax)."""
+    own = Source(node.op, node.loc.function if node.loc else "", node.module)
+    return (own, *(Source(*made) for made in node.meta.get(MADE_FROM) or ()))
 
 
 def unit_of(node: KernelNode) -> int | KernelNode:

@@ -118,11 +118,22 @@ class Graph:
 
     # -- building --------------------------------------------------------------------------------------------------
 
-    def add_input(self, type: Type, name: str | None = None, *, role: str = "input", static: bool = False) -> Value:
-        """Append an input. Raises GraphError when the name is taken, or ``type`` is none."""
+    def add_input(
+        self,
+        type: Type,
+        name: str | None = None,
+        *,
+        role: str = "input",
+        static: bool = False,
+        placeholder: str | None = None,
+    ) -> Value:
+        """Append an input; ``placeholder`` is its name, unless it is given.
+
+        Raises GraphError when the name is taken, or ``type`` is none."""
         if not isinstance(type, get_args(Type)):
             raise GraphError(f"the type of an input comes first, and is none: {type!r}")
         value = Value(self._claim(name, "in"), type, role=role, static=static)
+        value.placeholder = value.name if placeholder is None else placeholder
         self._names[value.name] = value
         self._inputs.append(value)
         return value
@@ -138,10 +149,11 @@ class Graph:
         effects: Effects = PURE,
         cost: Cost = UNKNOWN,
         loc: Location | None = None,
+        module: str = "",
         before: KernelNode | None = None,
     ) -> KernelNode:
         """Add a node at the end, or just before another. Raises GraphError for a taken name or foreign operands."""
-        node = KernelNode(self._claim(name, "n"), op, tuple(args), dict(attrs or {}), effects, cost, loc)
+        node = KernelNode(self._claim(name, "n"), op, tuple(args), dict(attrs or {}), effects, cost, loc, module)
         self._check_operands(node.inputs)
         outputs = tuple(types)
         single = len(outputs) == 1
@@ -234,11 +246,13 @@ class Graph:
         copy._counter = self._counter
         values: dict[Value, Value] = {}
         for value in self._inputs:
-            values[value] = copy.add_input(value.type, value.name, role=value.role, static=value.static)
+            values[value] = copy.add_input(
+                value.type, value.name, role=value.role, static=value.static, placeholder=value.placeholder
+            )
         for node in self._nodes:  # without operands, which may come later in a graph that is being rewritten
             types = (out.type for out in node.outputs)
             twin = copy.add(node.op, (), types, name=node.name, effects=node.effects, cost=node.cost, loc=node.loc)
-            twin.meta = node.meta.copy()
+            twin.module, twin.meta = node.module, node.meta.copy()
             values.update(zip(node.outputs, twin.outputs, strict=True))
         for node, twin in zip(self._nodes, copy._nodes, strict=True):
             attrs = {key: map_arg(arg, values) for key, arg in node.attrs.items()}

@@ -58,8 +58,8 @@ class GraphRef:
     name: str
 
 
-RESERVED = (*COST_FIELDS, "loc", "in", "code")
-"""Names that ``.pgir`` text gives to a node's cost and source line; no annotation may have them."""
+RESERVED = (*COST_FIELDS, "in", "loc", "function", "code", "frames")
+"""Names that ``.pgir`` text gives to a node's cost, module and source line; no annotation may have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,12 @@ def _check_printable(name: str, value: object) -> None:
 class Value:
     """One result of a node, or one input of the graph (``producer`` is None). Users are ordered by first use.
 
-    ``role`` of an input: input, parameter, buffer, saved, tangent, scalar or constant. ``static`` promises that its
-    address does not change from call to call.
+    Of an input:
+
+    name         the user's name of it (``layers.0.weight``), where that is known
+    role         input, parameter, buffer, saved, tangent, scalar or constant
+    static       a promise that its address does not change from call to call
+    placeholder  its name in the FX graph and in Inductor's program (``primals_3``)
     """
 
     name: str
@@ -142,6 +146,7 @@ class Value:
     index: int = 0
     role: str = ""
     static: bool = False
+    placeholder: str = ""
     users: dict[KernelNode, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -189,7 +194,8 @@ class KernelNode:
     """One operator: ``outputs = op(*args, **attrs)``, with its effects, cost and source line.
 
     ``inputs`` are the values in ``args`` and then ``attrs``, flattened; effects count positions in it. ``after``
-    names nodes that must run before this one although no data says so.
+    names nodes that must run before this one although no data says so. ``module`` is the path of the module that it was
+    written in, or whose gradient it computes (``layers.3.attn``); empty where none is known, or it is the whole model.
     """
 
     name: str
@@ -199,6 +205,7 @@ class KernelNode:
     effects: Effects = PURE
     cost: Cost = UNKNOWN
     loc: Location | None = None
+    module: str = ""
     inputs: tuple[Value, ...] = field(init=False)
     outputs: tuple[Value, ...] = ()
     after: dict[KernelNode, None] = field(default_factory=dict)

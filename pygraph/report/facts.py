@@ -273,16 +273,23 @@ def advice(rows: Iterable[Uncaptured]) -> Iterator[tuple[str, str]]:
 
 
 def folded(rows: Iterable[Uncaptured]) -> Iterator[Uncaptured]:
-    """``rows`` in order, those that say the same folded into their first one: ``op`` tells how many it stands for, and
-    ``detail`` leaves out the names of values in which they differ."""
+    """``rows`` in order, those that say the same folded into their first one: ``op`` tells how many it stands for,
+    ``detail`` leaves out the names of values in which they differ, and ``module`` the parts (``layers.*.attn``)."""
     groups: dict[Uncaptured, list[Uncaptured]] = defaultdict(list)
     for row in rows:
         op, detail = row.op.removesuffix(".default"), _VALUE.sub("%…", row.detail)
-        groups[dataclasses.replace(row, node="", op=op, detail=detail)].append(row)
+        groups[dataclasses.replace(row, node="", op=op, detail=detail, module="")].append(row)
     for same, group in groups.items():
         op = f"{same.op} ×{len(group)}" if len(group) > 1 else same.op
         detail = group[0].detail if len({row.detail for row in group}) == 1 else same.detail
-        yield dataclasses.replace(group[0], op=op, detail=detail)
+        yield dataclasses.replace(group[0], op=op, detail=detail, module=_modules(row.module for row in group))
+
+
+def _modules(paths: Iterable[str]) -> str:
+    """What ``paths`` have in common, a star for each part that differs; as far as they go alike, if they differ in
+    length."""
+    columns = [set(column) for column in zip(*(path.split(".") for path in paths), strict=False)]
+    return ".".join(column.pop() if len(column) == 1 else "*" for column in columns)
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

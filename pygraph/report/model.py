@@ -32,7 +32,7 @@ STEP = "step"
 
 @dataclass(frozen=True, slots=True)
 class Uncaptured:
-    """An operator that stays outside of every captured region: reason code, words, and the user's line."""
+    """An operator that stays outside of every captured region: reason code, words, the user's line and module."""
 
     node: str
     op: str
@@ -40,6 +40,7 @@ class Uncaptured:
     detail: str
     loc: str | None
     code: str
+    module: str = ""
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class GraphReport:
             reason = node.meta.get(REASON) or "not-partitioned"
             if reason != NO_LAUNCH and (REGION not in node.meta or node.meta.get(EAGER)):
                 loc, code = (str(node.loc), node.loc.code) if node.loc else (None, "")
-                yield Uncaptured(node.name, node.op, reason, node.meta.get(DETAIL) or "", loc, code)
+                yield Uncaptured(node.name, node.op, reason, node.meta.get(DETAIL) or "", loc, code, node.module)
 
     @property
     def launches(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pygraph.ir import KernelNode, dependences
-from pygraph.ir.text.print import type_text
+from pygraph.ir.text.print import type_text, value_text
 from pygraph.report.facts import clean, membership
 from pygraph.report.model import GraphReport, Uncaptured
 
@@ -74,7 +74,8 @@ def draw(report: GraphReport) -> Picture:
     inside, outside = membership(report), {row.node: row for row in report.uncaptured()}
     inputs = [value for value in graph.inputs if value.users and value.role not in _WEIGHTS]
     boxes = [
-        Box("input", _short(value.name), f"%{value.name} : {type_text(value.type)}\n{value.role}") for value in inputs
+        Box("input", _short(value.name), f"{value_text(value)} : {type_text(value.type)}\n{value.role}")
+        for value in inputs
     ]
     boxes += [_operator(node, inside.get(node.name), outside.get(node.name)) for node in graph.nodes]
     place = {node: i for i, node in enumerate(graph.nodes, len(inputs))}
@@ -94,8 +95,11 @@ def _operator(node: KernelNode, region: int | None, outside: Uncaptured | None) 
         title.append(f"region {region}")
     if outside is not None:
         title.append("not captured: " + ": ".join(filter(None, (outside.reason, outside.detail))))
+    if node.module:
+        title.append(f"in {node.module}")
     if node.loc is not None:
         title.append(f"{node.loc}  {clean(node.loc.code)}".rstrip())
+        title += node.loc.frames[:-1]
     note = _short(outside.reason) if outside else ""
     return Box(kind, _short(label), "\n".join(title), note, region, node.name, node.cost.launches == 0)
 

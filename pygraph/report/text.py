@@ -45,7 +45,13 @@ _BAR = 16
 _NUMBERS = ("kernels", "replays", "captures", "slots", "workspace")
 _SUMS = ("operators", "flops", "share", "moved", "share", "time", "share")
 _LEFT = (("operator", "name"), ("reason", "name"), ("detail", "words"), ("user line", "words"))
-_REGIONS = (("region", "name"), ("state", "name"), *((name, "number") for name in _NUMBERS), ("decision", "words"))
+_REGIONS = (
+    ("region", "name"),
+    ("state", "name"),
+    *((name, "number") for name in _NUMBERS),
+    ("decision", "words"),
+    ("module", "words"),
+)
 _COSTS = (("where", "name"), *((name, "number") for name in _SUMS))
 _RANKS = (("rank", "words"), ("differs from rank 0", "words"))
 _PASSES = (("pass", "name"), ("ms", "number"), ("changed", "name"), ("notes", "words"))
@@ -136,6 +142,7 @@ def sections(report: GraphReport) -> Iterator[Section]:
 
 def _uncaptured(row: Uncaptured) -> tuple[Cell, ...]:
     where = row.loc.removeprefix(os.path.join(os.getcwd(), "")) if row.loc else "unknown line"
+    where += f" in {row.module}" if row.module else ""
     line = f"{where}\n{clean(row.code)}" if row.code else where
     return Cell(row.op, node=row.node), Cell(row.reason, "reason"), Cell(row.detail), Cell(line)
 
@@ -152,6 +159,7 @@ def _region(region: RegionReport) -> tuple[Cell, ...]:
         Cell(str(len(region.kernels)), title="\n".join(region.kernels)),
         *map(Cell, counts),
         Cell("selected" if region.wrapped else "not selected"),
+        Cell(region.module),
     )
 
 

@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from pygraph.frontend.lift import lift
+from pygraph.frontend.location import UNKNOWN, GraphOrigin, origin_of
 from pygraph.ir import Graph, KernelNode, parse
 from pygraph.ir.verify import verify
 from tests.strategies import structure
@@ -33,9 +34,11 @@ class Captured:
     gm: fx.GraphModule
     kind: str
     static_inputs: Sequence[int]
+    origin: GraphOrigin = UNKNOWN
 
-    def lift(self) -> Graph:
-        return checked(lift(self.gm, kind=self.kind, static_inputs=self.static_inputs))
+    def lift(self, *, frames: bool = False) -> Graph:
+        static, origin = self.static_inputs, self.origin
+        return checked(lift(self.gm, kind=self.kind, static_inputs=static, origin=origin, frames=frames))
 
 
 def checked(graph: Graph) -> Graph:
@@ -57,13 +60,15 @@ def capture(
     ``around`` is called in the place of ``run``.
     """
     found: list[Captured] = []
+    origins: list[GraphOrigin] = []
 
     def inner(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[[list[Any]], Any]:
         kind = "backward" if options.get("is_backward") else "inference" if options.get("is_inference") else "forward"
-        found.append(Captured(gm, kind, options.get("static_input_idxs", ())))
+        found.append(Captured(gm, kind, options.get("static_input_idxs", ()), origins[-1]))
         return boxed(partial(around or run, found[-1]))
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        origins.append(origin_of(gm))
         return compile_fx(gm, inputs, inner_compile=inner)
 
     torch._dynamo.reset()

@@ -38,7 +38,8 @@ def test_each_operator_becomes_a_node_of_its_name_and_the_module_stays_as_it_is(
     calls = [n for n in captured.gm.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
     assert [node.name for node in graph.nodes] == [n.name for n in calls]
     assert [resolve_op(node.op) for node in graph.nodes] == [n.target for n in calls]
-    assert [value.name for value in graph.inputs] == [n.name for n in captured.gm.graph.find_nodes(op="placeholder")]
+    placeholders = captured.gm.graph.find_nodes(op="placeholder")
+    assert [value.placeholder for value in graph.inputs] == [n.name for n in placeholders]
 
 
 def test_getitems_vanish_results_are_numbered_and_absent_ones_are_none() -> None:

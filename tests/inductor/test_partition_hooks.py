@@ -40,7 +40,7 @@ class KeepOut(Pass):
     function: str = ""
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
-        chosen = [n for n in graph.nodes if any(function == self.function for _, function in sources(n))]
+        chosen = [n for n in graph.nodes if any(source.function == self.function for source in sources(n))]
         for node in chosen:
             node.meta.set(CAPTURABLE, False)
             node.meta.set(REASON, "kept-out")

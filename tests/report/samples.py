@@ -20,7 +20,7 @@ graph @sample {kind = inference, stage = partitioned} (
 ) {
   %mm = aten.mm(%x, %w) : f32[8, 8]@cpu {flops = 1024, read = 512, written = 256, launches = 1, host_us = 0, capturable = true, region = 0}
   %relu = aten.relu(%mm) : f32[8, 8]@cpu {flops = 64, read = 256, written = 256, launches = 1, host_us = 0, capturable = true, region = 0}
-  %item = aten.item(%relu) : float !sync {flops = 0, read = 4, written = 4, launches = 1, host_us = 0, capturable = false, detail = "the host reads a device value", reason = "host-read", loc = "model.py:12", in = "forward", code = "x = f('<script>alert(1)</script>').item()  # [bold]\\u001b[31m"}
+  %item = aten.item(%relu) : float !sync {flops = 0, read = 4, written = 4, launches = 1, host_us = 0, capturable = false, detail = "the host reads a device value", reason = "host-read", in = "layers.0.gate", loc = "model.py:12", function = "forward", code = "x = f('<script>alert(1)</script>').item()  # [bold]\\u001b[31m"}
   %neg = neg(%item) : float {capturable = true, reason = "no-launch"}
   %add = aten.add(%relu, %neg) : f32[8, 8]@cpu {flops = 64, read = 256, written = 256, launches = 1, host_us = 0, capturable = true, region = 1}
   %view = aten.view(%add, [64]) : f32[64]@cpu !aliases[0:0] {flops = 0, read = 0, written = 0, launches = 0, host_us = 0, capturable = true, region = 1}
@@ -65,7 +65,7 @@ def full_report(index: int = 0, known: bool = True) -> GraphReport:
         source="def call(args):\n    return ('<b>',)\n",
         regions=[
             RegionReport(0, (0,), ("mm", "relu"), ("extern_kernels.mm", "cpp_fused_relu_0"), True, "", replayed),
-            RegionReport(1, (1,), ("add", "view"), ("cpp_fused_add_1",), True, "", refused),
+            RegionReport(1, (1,), ("add", "view"), ("cpp_fused_add_1",), True, "", refused, "layers.1"),
         ],
         times_ms={"lift": 3.0, "passes": 3.75, "inductor": 512.0},
         notes=["region 1 was split off by Inductor"],

@@ -76,6 +76,9 @@ def test_membership_is_that_of_the_emitted_program_then_of_the_plan() -> None:
 def test_equal_rows_are_folded_in_order_of_first_occurrence() -> None:
     rows = [Uncaptured(f"n{i}", op, "r", "d", None, "") for i, op in enumerate(("a.default", "b", "a.default"))]
     assert [(row.op, row.detail) for row in folded(rows)] == [("a ×2", "d"), ("b", "d")]
+    layers = [Uncaptured(f"n{i}", "a", "r", "d", None, "", f"layers.{i}.attn") for i in range(3)]
+    assert [row.module for row in folded(layers)] == ["layers.*.attn"]
+    assert [row.module for row in folded([*layers, Uncaptured("n", "a", "r", "d", None, "", "head")])] == ["*"]
     differing = [Uncaptured(f"n{i}", "a", "r", f'reads %n{i}.0, %"x y{i}".', "net.py:1", "") for i in range(3)]
     assert [(row.op, row.detail) for row in folded(differing)] == [("a ×3", "reads %…, %….")]
     assert next(folded(differing[:1])).detail == 'reads %n0.0, %"x y0".'

@@ -91,7 +91,7 @@ def test_it_says_what_the_report_says() -> None:
     shown = Page(render_html([full_report(), failed_report()])).words()
     assert "1 of 2 graphs given up 3 of 4 launches selected" in shown
     assert "75.0 %: 3 of 4 launches selected, 2 replayed, 1 outside" in shown
-    assert "aten.item host-read the host reads a device value model.py:12" in shown
+    assert "aten.item host-read the host reads a device value model.py:12 in layers.0.gate" in shown
     assert "region 1: address-escapes: a word is nobody's" in shown
     assert "Given up. LiftError: <unknown> operand & more" in shown
     assert "return ('<b>',)" in shown
@@ -114,7 +114,7 @@ def test_every_operator_is_a_box_in_its_colour() -> None:
     ]
     assert boxes[3].note == "host-read"
     assert "not captured: host-read: the host reads a device value" in boxes[3].title
-    assert "model.py:12  x = f('<script>" in boxes[3].title
+    assert "in layers.0.gate\nmodel.py:12  x = f('<script>" in boxes[3].title
     assert [box.free for box in boxes] == [False] * 6 + [True]
     page = Page(render_html([report]))
     assert ("g", {"id": "graph0_inference-3", "class": "outside"}) in page.tags

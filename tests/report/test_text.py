@@ -25,10 +25,10 @@ def test_it_says_what_was_captured_and_what_was_not() -> None:
         "operators 6, of which 1 not captured graph break model.py:12: Unsupported Tensor.item() call: "
     )
     assert "partitioning{max-regions=4} 2.50 yes" in text
-    assert "1 uncaptured 1 0 0 0 0 B selected" in text
+    assert "1 uncaptured 1 0 0 0 0 B selected layers.1" in text
     assert "region 1: address-escapes: a word is nobody's" in text
     assert "region 1: host-read: x.item() [cpp_fused_add_1 at model.py:14]" in text
-    assert "aten.item host-read the host reads a device value model.py:12" in text
+    assert "aten.item host-read the host reads a device value model.py:12 in layers.0.gate" in text
     assert "host-read: The host waits for the device and reads a value" in text
     assert "region 0 2 1.09 k 94.4 % 1.25 KiB 71.1 % 0.5 µs 53.3 %" in text
     assert "time modelled on host, built-in" in text

@@ -1,8 +1,8 @@
 """``.pgir`` text to graphs. Whatever is wrong with a text is a ParseError that points at the place.
 
     graph    "graph" @name [{settings}] (inputs) { nodes "return" (literals) } ["regions" {…}] ["subgraphs" {…}]
-    input    %name : type [{role = word, static}]
-    node     %name[:results] | ^name  =  op(operands, key = literal) clauses [{cost, annotations, source line}]
+    input    %name : type [{role = word, static, placeholder = word}]
+    node     %name[:results] | ^name  =  op(operands, key = literal) clauses [{cost, annotations, module, source line}]
     clause   after(^node, …) | : type | : (type, …) | !flag | !effect("name") | !effect[position, …]
     region   index [{annotations}] (%value: decision "reason" [µs], …)
     type     dtype[sizes]{strides}@device | int | float | bool | int(size) | opaque<"name">
@@ -28,6 +28,7 @@ from pygraph.ir.annotations import (
     CAPTURABLE,
     DETAIL,
     EAGER,
+    MADE_FROM,
     PLACEMENT,
     REASON,
     REGION,
@@ -41,7 +42,7 @@ from pygraph.ir.effects import FLAGS, NAMED, Effects
 from pygraph.ir.graph import Graph, GraphError, Stage
 from pygraph.ir.node import RESERVED, GraphRef, KernelNode, Location, Meta, MetaKey, Token
 from pygraph.ir.text.reader import Lexeme, Reader, tokens
-from pygraph.ir.text.words import COST_FIELDS, QUOTED, WORD, unquote
+from pygraph.ir.text.words import COST_FIELDS, NAME, QUOTED, WORD, unquote
 from pygraph.ir.types import Device, Dim, DType, OpaqueType, ScalarType, TensorType, Type, symbol
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ MAX_FUNCTIONS = 128
 _TOKENS = tokens(
     r"(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
     rf"|(?P<int>[0-9]{{1,4300}})|(?P<word>{WORD.pattern})|(?P<index>\.[0-9]{{1,9}})"
-    rf"|(?P<value>%(?:[A-Za-z0-9_]+|{QUOTED}))|(?P<node>\^(?:[A-Za-z0-9_]+|{QUOTED}))"
+    rf"|(?P<value>%(?:{NAME.pattern}|{QUOTED}))|(?P<node>\^(?:{NAME.pattern}|{QUOTED}))"
     rf"|(?P<symbol>@(?:[A-Za-z0-9_.]+|{QUOTED}))|(?P<token>\#(?:{WORD.pattern}|{QUOTED}))"
     r"|(?P<mark>\*\*|[(){}\[\],:=!$<>+\-*/%])"
 )
@@ -61,7 +62,7 @@ _STAGES = {stage.value: stage for stage in Stage}
 _DTYPES = {dtype.value: dtype for dtype in DType}
 _TYPES: dict[str, Any] = {"int": "int", "float": "float", "bool": "bool", "opaque": OpaqueType, **_DTYPES}
 _WORDS: dict[str, object] = {"None": None, "true": True, "false": False, **_DTYPES}
-_STANDARD = {key.name: key for key in (CAPTURABLE, EAGER, REASON, DETAIL, PLACEMENT, REGION, SELECTED, TAGS)}
+_STANDARD = {key.name: key for key in (CAPTURABLE, EAGER, REASON, DETAIL, MADE_FROM, PLACEMENT, REGION, SELECTED, TAGS)}
 
 
 def parse(text: str, source: str = "<text>") -> Graph:
@@ -182,13 +183,15 @@ class _Parser(Reader):
         self.expect(":")
         type = self._type()
         given = self._once(self._optional(self._input_item))
-        graph.add_input(type, name, role=given.get("role", "input"), static="static" in given)
+        placeholder = given.get("placeholder")
+        graph.add_input(type, name, role=given.get("role", "input"), static="static" in given, placeholder=placeholder)
 
     def _input_item(self) -> tuple[Lexeme, str]:
-        key = self.expect("static") if self.next.text == "static" else self.expect("role", "'role = …' or 'static'")
-        if key.text == "role":
+        static, placeholder = self.accept("static"), self.accept("placeholder")
+        key = static or placeholder or self.expect("role", "'role = …', 'static' or 'placeholder = …'")
+        if not static:
             self.expect("=")
-        return key, self._word() if key.text == "role" else ""
+        return key, "" if static else self._word()
 
     def _defined(self, graph: Graph) -> str:
         """The name of a value or node that is being defined."""
@@ -248,6 +251,7 @@ class _Parser(Reader):
             effects=Effects(**self._once(effects)),
             cost=Cost(**{field: fields[field] for field in COST_FIELDS if field in fields}),
             loc=self._location(fields, target),
+            module=fields.get("in", ""),
         )
         node.meta = meta
         return lambda: self._fill(graph, node, arguments, after)
@@ -316,16 +320,19 @@ class _Parser(Reader):
 
     def _note(self) -> tuple[Lexeme, Any]:
         name = self.next.text
-        in_text = self._string if name in ("loc", "in", "code") else self._literal
+        if name == "frames":
+            return self._keyed(lambda: tuple(self.items(self._string, "[]")))
+        in_text = self._string if name in RESERVED else self._literal
         return self._keyed(self._expression if name in COST_FIELDS else in_text)
 
     def _location(self, fields: dict[str, Any], target: Lexeme) -> Location | None:
-        if fields.keys().isdisjoint(("loc", "in", "code")):
+        if fields.keys().isdisjoint(("loc", "function", "code", "frames")):
             return None
         match = re.fullmatch(r"(.*):(-?[0-9]{1,18})", fields.get("loc", ""), re.DOTALL)
         if match is None:
             raise self.error('a source line is written loc = "file:line"', target)
-        return Location(match[1], int(match[2]), fields.get("in", ""), fields.get("code", ""))
+        around = (fields.get("function", ""), fields.get("code", ""), fields.get("frames", ()))
+        return Location(match[1], int(match[2]), *around)
 
     def _resolve(self, graph: Graph, value: Any) -> Any:
         """An operand with its references replaced by values."""

@@ -89,8 +89,10 @@ def _graph_lines(graph: Graph) -> Iterator[str]:
     settings += f", hints = {{{hints}}}" if hints else ""
     yield f"graph @{symbol_text(graph.name)} {{{settings}}} (" + ("" if graph.inputs else ") {")
     for value in graph.inputs:
-        static = ", static" if value.static else ""
-        yield f"{_INDENT}{value_text(value)} : {type_text(value.type)} {{role = {word_text(value.role)}{static}}},"
+        facts = f"role = {word_text(value.role)}" + (", static" if value.static else "")
+        if value.placeholder != value.name:
+            facts += f", placeholder = {word_text(value.placeholder)}"
+        yield f"{_INDENT}{value_text(value)} : {type_text(value.type)} {{{facts}}},"
     if graph.inputs:
         yield ") {"
     for node in graph.nodes:
@@ -143,12 +145,16 @@ def _annotation_texts(node: KernelNode) -> Iterator[str]:
         if value is not None:
             yield f"{field} = {dim_text(value)}"
     yield from _meta_texts(node.meta)
+    if node.module:
+        yield f"in = {quote(node.module)}"
     if node.loc is not None:
         yield f"loc = {quote(str(node.loc))}"
         if node.loc.function:
-            yield f"in = {quote(node.loc.function)}"
+            yield f"function = {quote(node.loc.function)}"
         if node.loc.code:
             yield f"code = {quote(node.loc.code)}"
+        if node.loc.frames:
+            yield f"frames = [{', '.join(map(quote, node.loc.frames))}]"
 
 
 def _meta_texts(meta: Meta) -> Iterator[str]:

@@ -13,7 +13,8 @@ COST_FIELDS = ("flops", "read", "written", "launches", "host_us")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:(?:\.|::)[A-Za-z0-9_]+)*")
 _ESCAPE = r'\\(?:["\\ntr]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})'
 QUOTED = rf'"(?:[^"\\\n]|{_ESCAPE})*"'
-_NAME = re.compile(r"[A-Za-z0-9_]+")
+NAME = re.compile(r"[A-Za-z0-9_]+(?:(?:\.[0-9]+)*\.[0-9]*[A-Za-z_][A-Za-z0-9_]*)*")
+"""A bare name of a node or value. Its last part is no number: in ``%name.0``, that is the index of a result."""
 _SYMBOL = re.compile(r"[A-Za-z0-9_.]+")
 _SPECIAL = re.compile(r"[^ -!#-\[\]-~]")
 
@@ -35,7 +36,7 @@ def word_text(name: str) -> str:
 
 def name_text(name: str) -> str:
     """The name of a node or value, without its sigil."""
-    return name if _NAME.fullmatch(name) else quote(name)
+    return name if NAME.fullmatch(name) else quote(name)
 
 
 def symbol_text(name: str) -> str:

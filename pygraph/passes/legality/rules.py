@@ -99,7 +99,7 @@ def _returns_tensors(node: KernelNode) -> bool:
 
 
 def _objections(node: KernelNode, target: Target) -> Iterator[Objection]:
-    for op, _ in sources(node):
+    for op, *_ in sources(node):
         yield from _forbidden(op, target)
     yield from _known(node, node.op, target)
     if node.op.startswith("hop."):

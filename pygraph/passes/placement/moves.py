@@ -187,6 +187,7 @@ class _Mover:
             effects=node.effects,
             cost=node.cost,
             loc=node.loc,
+            module=node.module,
         )
         self._move(twin)
         twin.meta.set(PLACEMENT, f"made on {device} beside {node.name} on cpu")

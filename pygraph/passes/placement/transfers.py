@@ -85,7 +85,9 @@ def _upload_singly(
             assert isinstance(type, TensorType), request.value.name
             # strides as torch.empty_like gives them: those of a dense tensor, else row-major
             type = replace(type, device=target.device, stride=type.stride if _is_dense(type) else None)
-            made[request] = graph.add(UPLOAD, ((request.value,), target.device), (type,), loc=user.loc)
+            made[request] = graph.add(
+                UPLOAD, ((request.value,), target.device), (type,), loc=user.loc, module=user.module
+            )
         uploaded = made[request].output
         if is_copy_in(user, target) and user.output.type == uploaded.type and user not in pinned:
             graph.replace_uses(user.output, uploaded)
@@ -134,6 +136,7 @@ def _merge_group(graph: Graph, group: list[KernelNode]) -> KernelNode:
         name=next(name for i in count() if graph.owner(name := f"upload{i}") is None),
         cost=replace(moved, launches=1),
         loc=group[0].loc,
+        module=group[0].module,
     )
     for single, uploaded in zip(group, upload.outputs, strict=True):
         graph.replace_uses(single.output, uploaded)
