@@ -4,31 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import torch
 
 from pygraph.logs import working
 from pygraph.report import model as kept
-from pygraph.report.facts import to_json
+from pygraph.report.facts import plural, summarize, to_json
 from pygraph.report.html import render_html
 from pygraph.report.model import GraphReport
-from pygraph.report.text import render_text
+from pygraph.report.text import render_text, summary_lines
 from pygraph.runtime.region import counts
 from pygraph.settings import Settings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """The reports of one explained model. Prints as text; notebooks show the page."""
 
     reports: Sequence[GraphReport]
 
+    def __repr__(self) -> str:
+        facts = "; ".join(summary_lines(summarize(self.reports)))
+        return f"<Explanation of {plural(len(self.reports), 'graph')}: {facts}>"
+
     def __str__(self) -> str:
         return render_text(self.reports)
 
     def _repr_html_(self) -> str:
-        return self.html()
+        """The page in a frame, so that its style is not the notebook's."""
+        style = "width: 100%; height: 40rem; border: 0; resize: vertical"
+        return f'<iframe sandbox title="PyGraph report" style="{style}" srcdoc="{escape(self.html())}"></iframe>'
 
     def html(self) -> str:
         """A self-contained page with a picture of each graph."""

@@ -44,6 +44,12 @@ class Location:
         return f"{self.file}:{self.line}"
 
 
+def first_line(text: str) -> str:
+    """The first line of ``text``, up to 120 characters of it, for what is shown on one line."""
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= 120 else f"{line[:119]}…"
+
+
 class PygraphError(Exception):
     """Root of every exception that PyGraph raises on purpose."""
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -213,13 +214,18 @@ def script(file: Write) -> Write:
 def test_explain_compiles_what_the_script_leaves_and_writes_every_format(tmp_path: Path) -> None:
     page, data = tmp_path / "report.html", tmp_path / "report.json"
     example = str(ROOT / "examples" / "mlp_item.py")
-    result = run("explain", example, "--html", str(page), "--json", str(data), "--strict")
+    svg, dot = tmp_path / "report.svg", tmp_path / "report.dot"
+    files = ("--html", page, "--json", data, "--svg", svg, "--dot", dot)
+    result = run("explain", example, *files, "--strict")
     assert result.exit_code == 3, "a number is read on the host"
     shown = " ".join(result.stdout.split())
     assert "83.3 %: 5 of 6 launches selected, 5 replayed, 1 outside" in shown
     assert "aten._local_scalar_dense host-read" in shown
     assert "mlp_item.py:23" in shown
     assert 'class="replay">replayed<' in page.read_text(encoding="utf-8")
+    boxes = ElementTree.parse(svg).findall(".//{*}g[@id]")
+    assert {box.get("class") for box in boxes} >= {"outside", "region r0", "region r1"}
+    assert dot.read_text(encoding="utf-8").count("fillcolor") == len(boxes)
     (graph,) = json.loads(data.read_text(encoding="utf-8"))["graphs"]
     assert [region["state"] for region in graph["regions"]] == ["replay", "replay"]
     assert [row["reason"] for row in graph["uncaptured"]] == ["host-read"]

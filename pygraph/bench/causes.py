@@ -2,6 +2,7 @@
 
 Each run is a process of its own, and one follows the other. In one process, each call would check the guards of both
 programs, and training would go on with what the other run left. As shares are shown and no ratios, drift may pass.
+Figures are medians over calls, so that the few calls in which something else happened decide nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import statistics
 import sys
 import tempfile
 import time
@@ -33,15 +35,15 @@ from pygraph.report.facts import percent
 from pygraph.report.html import template
 from pygraph.version import __version__
 
-__all__ = ["CAUSES", "OTHER", "Profile", "Run", "document", "measure", "page", "read", "table"]
+__all__ = ["CAUSES", "OTHER", "Profile", "Run", "document", "measure", "page", "read", "table", "timeline"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised when a key of the JSON is renamed or removed, or its meaning changes."""
 
 REPLAYED = "replayed"
 AUTOGRAD, OPTIMIZER, WAITING, OTHER = "autograd", "optimizer", "waiting", "Python and other"
-_REPLAY = r"graph\d+_\w+\.region\d+|captured step "
-"""The range of a replay."""
+_REPLAY = r"graph\d+_\w+\.region(\d+)|captured step "
+"""The range of a replay, with the region's number."""
 
 
 class Cause(NamedTuple):
@@ -82,11 +84,12 @@ _DRAWN, _WIDTH = 3, 1100
 
 
 class Span(NamedTuple):
-    """A stretch of time in µs, and what it went to."""
+    """A stretch of time in µs, what it went to, and the region whose replay it is part of."""
 
     start: float
     end: float
     what: str
+    region: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,32 +97,43 @@ class Profile:
     """What a trace shows, in µs from the entry of the first call that is profiled until all was done.
 
     ``host`` has no gaps: each moment of the calls with its cause. ``device`` is when the GPU was busy, without
-    overlaps; None without a GPU. ``calls`` are the calls, ``replays`` how many replays there were in all.
+    overlaps; None without a GPU. ``calls`` are the calls, ``replays`` how many replays there were in all, ``events``
+    the trace's own events meanwhile.
     """
 
     calls: tuple[Span, ...]
     host: tuple[Span, ...]
     device: tuple[Span, ...] | None
     replays: int
+    events: tuple[dict[str, Any], ...]
 
     @property
     def wall_us(self) -> float:
-        """The time of a call."""
-        return self.calls[-1].end / len(self.calls)
+        """The time of a call; the median, as all that follow."""
+        return statistics.median(call.end - call.start for call in self.calls)
 
     def host_us(self) -> dict[str, float]:
-        """The time of a call by cause; the sum is ``wall_us``."""
-        sums = dict.fromkeys(CAUSES, 0.0)
-        for span in self.host:
-            sums[span.what] += span.end - span.start
-        return {cause: us / len(self.calls) for cause, us in sums.items()}
+        """The time of a call by cause. (Medians need not add up.)"""
+        calls = self._in_calls(self.host)
+        return {cause: statistics.median(call[cause] for call in calls) for cause in CAUSES}
 
     def gpu_us(self) -> dict[str, float] | None:
         """How long the GPU was ``busy`` and ``idle`` in a call; None without a GPU."""
         if self.device is None:
             return None
-        busy = sum(span.end - span.start for span in self.device) / len(self.calls)
-        return {"busy": busy, "idle": self.wall_us - busy}
+        busy = [sum(call.values()) for call in self._in_calls(self.device)]
+        idle = [call.end - call.start - us for call, us in zip(self.calls, busy, strict=True)]
+        return {"busy": statistics.median(busy), "idle": statistics.median(idle)}
+
+    def _in_calls(self, spans: Iterable[Span]) -> list[dict[str, float]]:
+        """What the time of each call went to."""
+        found: list[dict[str, float]] = [defaultdict(float) for _ in self.calls]
+        starts = [call.start for call in self.calls]
+        for span in spans:
+            for index in range(bisect.bisect(starts, span.start) - 1, bisect.bisect_left(starts, span.end)):
+                call = self.calls[index]
+                found[index][span.what] += min(span.end, call.end) - max(span.start, call.start)
+        return found
 
 
 @dataclass(frozen=True)
@@ -147,12 +161,14 @@ def read(trace: Mapping[str, Any], gpu: bool) -> Profile:
         raise PygraphError("torch.profiler's trace has none of the calls")
     first, end = marks[0]["ts"], marks[-1]["ts"] + marks[-1]["dur"] - marks[0]["ts"]
     threads: dict[Any, list[tuple[Span, str]]] = defaultdict(list)
-    device, replays = [], 0
+    device, replays, kept = [], 0, []
     for event in events:
         start, kind, name = event["ts"] - first, event.get("cat"), event["name"]
         span = Span(max(start, 0.0), min(start + event["dur"], end), _DEVICE.get(kind, ""))
         if span.start >= span.end or name == CALL:
             continue
+        if kind in _DEVICE or kind in _HOST:
+            kept.append({**event, "ts": start})
         if kind in _DEVICE:
             device.append(span)
         elif kind in _HOST:
@@ -172,23 +188,26 @@ def read(trace: Mapping[str, Any], gpu: bool) -> Profile:
         tuple(host),
         tuple(_disjoint(device)) if gpu else None,
         replays,
+        tuple(kept),
     )
 
 
 def _by_cause(ranges: Iterable[tuple[Span, str]], end: float) -> Iterator[Span]:
     """The time of one thread from 0 to ``end``, each moment by the innermost of its ``ranges``."""
-    at, nest = 0.0, [(end, OTHER)]
+    at, nest = 0.0, [Span(0.0, end, OTHER)]
     for span, name in [*sorted(ranges, key=lambda each: (each[0].start, -each[0].end)), (Span(end, end, ""), "")]:
-        while len(nest) > 1 and nest[-1][0] <= span.start:
-            until, cause = nest.pop()
-            if until > at:
-                yield Span(at, until, cause)
-                at = until
-        outer = nest[-1][1]
+        while len(nest) > 1 and nest[-1].end <= span.start:
+            inner = nest.pop()
+            if inner.end > at:
+                yield inner._replace(start=at)
+                at = inner.end
+        outer = nest[-1]
         if span.start > at:
-            yield Span(at, span.start, outer)
+            yield outer._replace(start=at, end=span.start)
             at = span.start
-        nest.append((span.end, _cause(name, outer)))
+        replay = re.match(_REPLAY, name)
+        region = int(replay[1]) if replay is not None and replay[1] else outer.region
+        nest.append(Span(span.start, span.end, _cause(name, outer.what), region))
 
 
 @functools.cache
@@ -210,8 +229,9 @@ def _first_known(threads: Sequence[Sequence[Span]]) -> Iterator[Span]:
     """Each moment by the first thread of which a cause is known then."""
     starts = [[span.start for span in spans] for spans in threads]
     for at, until in itertools.pairwise([*sorted(set(itertools.chain(*starts))), threads[0][-1].end]):
-        causes = (spans[bisect.bisect(begin, at) - 1].what for spans, begin in zip(threads, starts, strict=True))
-        yield Span(at, until, next((cause for cause in causes if cause != OTHER), OTHER))
+        found = [spans[bisect.bisect(begin, at) - 1] for spans, begin in zip(threads, starts, strict=True)]
+        first = next((span for span in found if span.what != OTHER), found[0])
+        yield first._replace(start=at, end=until)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -274,7 +294,8 @@ def _told(script: str, answer: Outcome, calls: int, log: str) -> str:
 
 def document(script: str, args: Sequence[str], runs: Mapping[str, Run]) -> dict[str, Any]:
     """``{schema, pygraph, torch, script, args, calls, runs}``. A run is ``{wall_us, unprofiled_us, host_us, gpu_us,
-    replays}`` of a call: ``host_us`` by cause, ``gpu_us`` ``{busy, idle}``, or null without a GPU."""
+    replays}`` of a call: ``host_us`` by cause, ``gpu_us`` ``{busy, idle}``, or null without a GPU. Times are medians
+    over calls, but for ``unprofiled_us``, which is that of a block of calls."""
     return {
         "schema": SCHEMA_VERSION,
         "pygraph": __version__,
@@ -296,7 +317,7 @@ def document(script: str, args: Sequence[str], runs: Mapping[str, Run]) -> dict[
 
 
 def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A name, and what each run of a document has under it: µs of a call, and the share of the call's time."""
+    """A name, and what each run of a document has under it: µs of a call, and that as a share of a whole call."""
     runs = told["runs"].values()
 
     def row(name: str, values: Iterable[float]) -> tuple[str, ...]:
@@ -324,7 +345,7 @@ def notes(told: Mapping[str, Any]) -> Iterator[str]:
 
 def table(told: Mapping[str, Any]) -> Table:
     """The rows of a document for a terminal."""
-    shown = Table("host time, µs of a call", box=None, padding=(0, 2, 0, 0))
+    shown = Table("host time, median µs of a call", box=None, padding=(0, 2, 0, 0))
     for name in told["runs"]:
         shown.add_column(name, justify="right")
         shown.add_column("", justify="right", style="dim")
@@ -341,7 +362,7 @@ def page(told: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
         first = max((len(calls) - _DRAWN) // 2, 0)
         drawn[name] = calls[first : first + _DRAWN]
     scale = _WIDTH / max(calls[-1].end - calls[0].start for calls in drawn.values())
-    pictures = []
+    pictures: list[dict[str, Any]] = []
     for name, calls in drawn.items():
         profile, begin = runs[name].profile, calls[0].start
         lanes = [("host", _lane(profile.host, calls, scale))]
@@ -349,11 +370,9 @@ def page(told: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
             lanes.append(("GPU", _lane(profile.device, calls, scale)))
         ends = [round((call.end - begin) * scale, 1) for call in calls]
         pictures.append({"name": name, "lanes": lanes, "ends": ends, "us": calls[-1].end - begin})
-    colours = {cause: f"r{number}" for number, cause in enumerate(CAUSES)} | {
-        OTHER: "input",
-        "kernels": "r4",
-        "copies": "r2",
-    }
+    colours = {cause: f"c{number}" for number, cause in enumerate(CAUSES)}
+    colours |= {OTHER: "input", "kernels": colours["launches"], "copies": colours[AUTOGRAD]}
+    boxes = (box for picture in pictures for _, lane in picture["lanes"] for box in lane)
     return template("profile.html.jinja").render(
         told=told,
         rows=list(rows(told)),
@@ -362,18 +381,46 @@ def page(told: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
         pictures=pictures,
         width=_WIDTH,
         colours=colours,
+        regions=sorted({region for *_, region in boxes if region is not None}),
     )
 
 
-def _lane(spans: Sequence[Span], calls: Sequence[Span], scale: float) -> list[tuple[int, int, str]]:
-    """The x, width and cause of each box, in pixels. A pixel belongs to what there was in its middle."""
+def _lane(spans: Sequence[Span], calls: Sequence[Span], scale: float) -> list[tuple[int, int, str, int | None]]:
+    """The x and width in pixels, cause and region of each box. A pixel belongs to what there was in its middle."""
     starts = [span.start for span in spans]
 
-    def what(x: int) -> str:
+    def what(x: int) -> tuple[str, int | None]:
         at = calls[0].start + (x + 0.5) / scale
         found = bisect.bisect_right(starts, at) - 1
-        return spans[found].what if found >= 0 and at < spans[found].end else ""
+        return spans[found][2:] if found >= 0 and at < spans[found].end else ("", None)
 
     pixels = range(int((calls[-1].end - calls[0].start) * scale))
-    boxes = [(cause, list(columns)) for cause, columns in itertools.groupby(pixels, what)]
-    return [(columns[0], len(columns), cause) for cause, columns in boxes if cause]
+    boxes = [(key, list(columns)) for key, columns in itertools.groupby(pixels, what)]
+    return [(columns[0], len(columns), *key) for key, columns in boxes if key[0]]
+
+
+_OWN_THREADS = ("calls", "causes", "GPU")
+
+
+def timeline(runs: Mapping[str, Run]) -> dict[str, Any]:
+    """A trace for Perfetto or chrome://tracing: a process for each run, which begin at the same time. It has the calls,
+    the causes, when the GPU was busy, and all ranges, kernels and copies of torch.profiler's traces."""
+    return {"traceEvents": [event for pid, item in enumerate(runs.items(), 1) for event in _events(pid, *item)]}
+
+
+def _events(pid: int, name: str, run: Run) -> Iterator[dict[str, Any]]:
+    profile = run.profile
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    for tid, spans in enumerate((profile.calls, profile.host, profile.device or ())):
+        for span in spans:
+            event = {"ph": "X", "pid": pid, "tid": tid, "ts": span.start, "dur": span.end - span.start}
+            yield {**event, "name": span.what, "args": {} if span.region is None else {"region": span.region}}
+    threads = dict.fromkeys((event["pid"], event["tid"], event["cat"] in _DEVICE) for event in profile.events)
+    tids = {key: tid for tid, key in enumerate(threads, len(_OWN_THREADS))}
+    names = [f"{'stream' if device else 'thread'} {thread}" for _, thread, device in threads]
+    for tid, thread in enumerate((*_OWN_THREADS, *names)):
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": thread}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+    for event in profile.events:
+        yield {**event, "pid": pid, "tid": tids[event["pid"], event["tid"], event["cat"] in _DEVICE]}

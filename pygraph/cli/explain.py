@@ -9,7 +9,8 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -66,8 +67,18 @@ class _Sigterm:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--html", metavar="FILE", help="Write a self-contained page with a picture of each graph.")
 @click.option("--json", metavar="FILE", help="Write the report as JSON.")
+@click.option("--svg", metavar="FILE", help="Write the pictures of all graphs as SVG.")
+@click.option("--dot", metavar="FILE", help="Write the pictures of all graphs as DOT, for Graphviz.")
 @click.option("--strict", is_flag=True, help="Exit with status 3 when anything could not be captured.")
-def explain(script: str, args: tuple[str, ...], html: str | None, json: str | None, strict: bool) -> None:
+def explain(
+    script: str,
+    args: tuple[str, ...],
+    html: str | None,
+    json: str | None,
+    svg: str | None,
+    dot: str | None,
+    strict: bool,
+) -> None:
     """Run SCRIPT with ARGS and report what was captured, what was not, and why.
 
     The script may compile with torch.compile(…, backend="pygraph") itself. If it compiles nothing that way but leaves
@@ -83,19 +94,21 @@ def explain(script: str, args: tuple[str, ...], html: str | None, json: str | No
     and how the other ranks differ from it.
     """
     from pygraph.report.facts import json_text
-    from pygraph.report.html import render_html
+    from pygraph.report.html import render_html, render_svg
+    from pygraph.report.picture import render_dot
     from pygraph.report.ranks import Ranks
     from pygraph.report.text import render_text
 
-    if html == json == "-":
-        raise click.UsageError("only one of --html and --json can go to stdout")
-    kept = "-" in (html, json)
+    paths: tuple[str | None, ...] = (html, json, svg, dot)
+    if paths.count("-") > 1:
+        raise click.UsageError("only one of --html, --json, --svg and --dot can go to stdout")
+    kept = "-" in paths
     ranks, sigterm = Ranks.of_torchrun(), _Sigterm()
     if ranks is not None and ranks.rank:
-        html = json = None  # rank 0 writes them
+        paths = ()  # rank 0 writes them
     elif ranks is not None:
         sigterm.install()
-    with writing(html, json) as files:
+    with writing(*paths) as files:
         with contextlib.redirect_stdout(sys.stderr) if kept else contextlib.nullcontext():
             reports, failure = _run(script, args, sigterm)
         told = None
@@ -108,9 +121,15 @@ def explain(script: str, args: tuple[str, ...], html: str | None, json: str | No
         else:
             sigterm.install()  # the script may have put a handler of its own in its place
             told, failure = _gather(ranks, reports, failure, sigterm)
-        for file, render in zip(files, (render_html, json_text), strict=True):
+        renders: tuple[Callable[[], str], ...] = (
+            partial(render_html, reports, told),
+            partial(json_text, reports, told),
+            partial(render_svg, reports),
+            partial(render_dot, reports),
+        )
+        for file, render in zip(files, renders, strict=True):
             if file is not None:
-                file.write(render(reports, ranks=told))
+                file.write(render())
     if not kept:
         shown = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if shown else 100

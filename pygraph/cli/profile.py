@@ -17,8 +17,11 @@ from pygraph.logs import working
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--out", metavar="FILE", help="Write a self-contained page with a timeline of some calls.")
 @click.option("--json", metavar="FILE", help="Write the figures as JSON.")
+@click.option("--trace", metavar="FILE", help="Write both runs as a trace for Perfetto or chrome://tracing.")
 @click.option("--calls", type=click.IntRange(min=1), default=20, show_default=True, help="Calls that are profiled.")
-def profile(script: str, args: tuple[str, ...], out: str | None, json: str | None, calls: int) -> None:
+def profile(
+    script: str, args: tuple[str, ...], out: str | None, json: str | None, trace: str | None, calls: int
+) -> None:
     """Show what the host's time goes to in calls of SCRIPT, uncaptured and replayed, and when the GPU is busy.
 
     The script runs twice, as under 'pygraph bench': torch.compile compiles with PyGraph, whatever backend, mode or
@@ -32,11 +35,11 @@ def profile(script: str, args: tuple[str, ...], out: str | None, json: str | Non
     """
     from rich.console import Console
 
-    from pygraph.bench.causes import document, measure, notes, page, table
+    from pygraph.bench.causes import document, measure, notes, page, table, timeline
 
-    if out == json == "-":
-        raise click.UsageError("only one of --out and --json can go to stdout")
-    with writing(out, json) as (page_file, json_file):
+    if (out, json, trace).count("-") > 1:
+        raise click.UsageError("only one of --out, --json and --trace can go to stdout")
+    with writing(out, json, trace) as (page_file, json_file, trace_file):
         with failing(), working("profile") as step:
             runs = measure(script, args, calls, step)
         told = document(script, args, runs)
@@ -44,7 +47,9 @@ def profile(script: str, args: tuple[str, ...], out: str | None, json: str | Non
             page_file.write(page(told, runs))
         if json_file is not None:
             json_file.write(text.dumps(told, indent=2) + "\n")
-    if "-" not in (out, json):
+        if trace_file is not None:
+            text.dump(timeline(runs), trace_file)
+    if "-" not in (out, json, trace):
         console = Console(width=shutil.get_terminal_size().columns if sys.stdout.isatty() else 100, highlight=False)
         console.print(table(told))
         for note in notes(told):

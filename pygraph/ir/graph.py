@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from pygraph.errors import PygraphError
 from pygraph.ir.annotations import CAPTURABLE, REGION, Region
+from pygraph.ir.colours import colour
 from pygraph.ir.cost import UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.node import Arg, KernelNode, Location, Value, map_arg, values_in
@@ -283,8 +284,8 @@ class Graph:
         lines = []
         for line in str(self).splitlines():
             found = re.search(r"\bregion = (\d+)", line)
-            colour = f"hsl({int(found[1]) * 137 % 360} 60% 90%)" if found else "none"
-            lines.append(f'<span style="background: {colour}">{escape(line)}\n</span>')
+            style = f' style="background: {colour(int(found[1]), soft=True)}; color: #1c2128"' if found else ""
+            lines.append(f"<span{style}>{escape(line)}\n</span>")
         return f"<pre>{''.join(lines)}</pre>"
 
     def to_networkx(self) -> Any:

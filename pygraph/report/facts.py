@@ -77,6 +77,16 @@ def membership(report: GraphReport) -> dict[str, int]:
     return {**{name: home[index] for name, index in planned.items() if index in home}, **emitted}
 
 
+def coloured_as(report: GraphReport) -> dict[int, int]:
+    """The region of the IR whose colour each emitted region has: the first that it holds and no earlier one has. So
+    pictures, tables and the IR agree, also where Inductor recomputes a node of one region in another."""
+    found: dict[int, int] = {}
+    for region in report.regions:
+        own = [index for index in region.planned if index not in found.values()]
+        found[region.index] = next(iter((*own, *region.planned, region.index)))
+    return found
+
+
 def unselected(report: GraphReport, region: RegionReport) -> bool:
     """Whether selection left ``region`` off, because a graph would not pay."""
     regions = {} if report.graph is None else report.graph.regions

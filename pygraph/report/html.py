@@ -1,4 +1,6 @@
-"""The report as one self-contained HTML page: no script, no font, no image from anywhere; everything escaped."""
+"""The report as one self-contained HTML page, and its pictures as one SVG: no script, no font, no image from anywhere;
+everything escaped.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ from typing import Any
 import jinja2
 
 from pygraph import __version__
-from pygraph.report.facts import clean, percent, plural, summarize
+from pygraph.ir.colours import HUES, colour, hue
+from pygraph.report.facts import clean, coloured_as, percent, plural, summarize
 from pygraph.report.model import GraphReport
 from pygraph.report.picture import draw
 from pygraph.report.text import NOTHING, badges, head, ranks_section, sections, summary_lines
 
-HUES = 12
-"""Regions take their colours in turn from this many."""
+_TITLE, _NARROWEST = 36, 560
+"""The height of a name above a picture, and the least width of a file of pictures, in pixels."""
 
 
 def render_html(reports: Iterable[GraphReport], ranks: Sequence[Any] | None = None) -> str:
@@ -33,9 +36,23 @@ def render_html(reports: Iterable[GraphReport], ranks: Sequence[Any] | None = No
     )
 
 
+def render_svg(reports: Iterable[GraphReport]) -> str:
+    """The pictures of all ``reports`` that have a graph, one below the other."""
+    pictures, top = [], 0
+    for report in reports:
+        picture = draw(report)
+        if picture.boxes:
+            pictures.append((report.name, picture, top + _TITLE))
+            top += picture.height + _TITLE
+    width = max((picture.width for _, picture, _ in pictures), default=0)
+    return template("report.svg.jinja").render(
+        pictures=pictures, width=max(width, _NARROWEST), height=max(top, _TITLE), nothing=NOTHING
+    )
+
+
 def _page(report: GraphReport) -> dict[str, Any]:
     """All that the template shows of one graph. ``links`` has the id of the box that each operator is drawn in."""
-    picture = draw(report)
+    picture, colours = draw(report), coloured_as(report)
     ir = "" if report.graph is None else str(report.graph)
     texts = (("IR after the passes", ir), ("Program emitted by Inductor", report.source))
     return {
@@ -47,7 +64,7 @@ def _page(report: GraphReport) -> dict[str, Any]:
         "picture": picture,
         "links": {box.node: f"{report.name}-{i}" for i, box in enumerate(picture.boxes) if box.node},
         "timelines": [
-            (region.index, region.record.timeline)
+            (region.index, colours[region.index], region.record.timeline)
             for region in report.regions
             if region.record is not None and region.record.timeline
         ],
@@ -65,5 +82,5 @@ def template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(HUES=HUES)
+    environment.globals.update(HUES=HUES, hue=hue, colour=colour)
     return environment.get_template(name)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pygraph.errors import first_line
 from pygraph.frontend.location import UNKNOWN, GraphOrigin, note_breaks
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Uncaptured:
     module: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RegionReport:
     """One region of the emitted program.
 
@@ -61,6 +62,11 @@ class RegionReport:
     record: RegionRecord | None = None
     module: str = ""
 
+    def __repr__(self) -> str:
+        name = f"{self.index} {self.module}".rstrip()
+        why = f"; {first_line(self.why)}" if self.why else ""
+        return f"<RegionReport {name}: {self.state}; launches: {len(self.kernels)}, operators: {len(self.nodes)}{why}>"
+
     @property
     def state(self) -> str:
         """``cold``, ``warm``, ``replay`` or ``uncaptured``, which may be by measured selection's decision."""
@@ -72,7 +78,7 @@ class RegionReport:
         return (self.record.reason if self.record is not None else None) or self.reason
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class GraphReport:
     """One compiled graph; or, of the kind ``step``, a step under ``pygraph.capture``, which has regions alone.
 
@@ -99,6 +105,21 @@ class GraphReport:
     error: str | None = None
     origin: GraphOrigin = UNKNOWN
     unread: Callable[[GraphReport], None] | None = None
+
+    def __repr__(self) -> str:
+        start, breaks = self.origin.start, len(self.origin.breaks)
+        facts = [self.origin.function + (f" at {start}" if start is not None else ""), self.device]
+        if self.error is not None:
+            facts.append(f"given up: {first_line(self.error)}")
+        elif self.kind == STEP:
+            facts.append(f"replays: {sum(one.record.replays for one in self.regions if one.record is not None)}")
+        else:
+            facts.append(
+                f"selected {self.selected_launches} of {self.launches} launches, replayed {self.replayed_launches}"
+            )
+            facts.append(f"operators not captured: {sum(1 for _ in self.uncaptured())}")
+        facts.append(f"graph breaks: {breaks}" if breaks else "")
+        return f"<GraphReport {self.name}: {'; '.join(filter(None, facts))}>"
 
     def complete(self) -> GraphReport:
         """This report, once all of it is read."""

@@ -1,23 +1,27 @@
-"""The picture of a graph: rectangles, texts and curves in pixels, ready for the template that writes the SVG.
+"""The picture of a graph: rectangles, texts and curves in pixels, ready for the template that writes the SVG; and as
+DOT.
 
 A layered drawing after Sugiyama: longest-path rows from top to bottom, whose boxes move towards the mean place of their
-neighbours in a few sweeps. Edges that pass rows bend to the side.
+neighbours in a few sweeps. An edge that passes rows runs in a lane between their boxes, or beside them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pygraph.ir import KernelNode, dependences
+from pygraph.ir.colours import colour
 from pygraph.ir.text.print import type_text, value_text
-from pygraph.report.facts import clean, membership
+from pygraph.report.facts import clean, coloured_as, membership
 from pygraph.report.model import GraphReport, Uncaptured
 
 _WEIGHTS = ("parameter", "buffer", "constant")
 _WORDS = 26
-_GAP, _ROW_GAP, _MARGIN = 14.0, 26.0, 12.0
+_GAP, _ROW_GAP, _LANE, _MARGIN = 14.0, 26.0, 7.0, 12.0
+_ALL_LANES = 600.0
+"""Lanes are closer to each other where all of them would take more room."""
 _SWEEPS = 24
 
 
@@ -56,14 +60,27 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
+class Edge:
+    """An edge between boxes, by place: ``kind`` is flow (data) or order (effects), ``path`` its SVG path data."""
+
+    source: int
+    target: int
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
-    """A whole picture. ``flow`` and ``order`` are path data: of data, of effects."""
+    """A whole picture."""
 
     boxes: tuple[Box, ...] = ()
-    flow: str = ""
-    order: str = ""
+    edges: tuple[Edge, ...] = ()
     width: int = 0
     height: int = 0
+
+    def path(self, kind: str) -> str:
+        """The path data of all edges of a kind."""
+        return " ".join(edge.path for edge in self.edges if edge.kind == kind)
 
 
 def draw(report: GraphReport) -> Picture:
@@ -72,12 +89,16 @@ def draw(report: GraphReport) -> Picture:
     if graph is None or not len(graph):
         return Picture()
     inside, outside = membership(report), {row.node: row for row in report.uncaptured()}
+    colours = coloured_as(report)
     inputs = [value for value in graph.inputs if value.users and value.role not in _WEIGHTS]
     boxes = [
-        Box("input", _short(value.name), f"{value_text(value)} : {type_text(value.type)}\n{value.role}")
-        for value in inputs
+        Box("input", value.name, f"{value_text(value)} : {type_text(value.type)}\n{value.role}") for value in inputs
     ]
     boxes += [_operator(node, inside.get(node.name), outside.get(node.name)) for node in graph.nodes]
+    for box in boxes:
+        box.region = None if box.region is None else colours.get(box.region, box.region)
+        box.label, box.note = _short(clean(box.label)), _short(clean(box.note))
+        box.title = "\n".join(map(clean, box.title.split("\n")))
     place = {node: i for i, node in enumerate(graph.nodes, len(inputs))}
     edges = [(i, place[node], "flow") for i, value in enumerate(inputs) for node in value.users]
     for a, b in dependences(graph):
@@ -100,8 +121,8 @@ def _operator(node: KernelNode, region: int | None, outside: Uncaptured | None) 
     if node.loc is not None:
         title.append(f"{node.loc}  {clean(node.loc.code)}".rstrip())
         title += node.loc.frames[:-1]
-    note = _short(outside.reason) if outside else ""
-    return Box(kind, _short(label), "\n".join(title), note, region, node.name, node.cost.launches == 0)
+    note = outside.reason if outside else ""
+    return Box(kind, label, "\n".join(title), note, region, node.name, node.cost.launches == 0)
 
 
 def _short(text: str) -> str:
@@ -119,20 +140,28 @@ def _lay_out(boxes: list[Box], edges: Sequence[tuple[int, int, str]]) -> Picture
     for i, row in enumerate(row_of):
         rows[row].append(i)
     x = _arrange([box.width for box in boxes], rows, before, after)
-    left = min(middle - box.width / 2 for middle, box in zip(x, boxes, strict=True)) - _MARGIN
+    lanes = _lanes(x, [box.width for box in boxes], rows, row_of, edges)
+    left = min(*(middle - box.width / 2 for middle, box in zip(x, boxes, strict=True)), *lanes.values(), math.inf)
+    spans: list[tuple[float, float]] = []
     top = _MARGIN
     for members in rows:
         height = max(boxes[i].height for i in members)
         for i in members:
-            boxes[i].x = round(x[i] - left - boxes[i].width / 2, 1)
+            boxes[i].x = round(x[i] - left + _MARGIN - boxes[i].width / 2, 1)
             boxes[i].y = round(top + (height - boxes[i].height) / 2, 1)
+        spans.append((top, top + height))
         top += height + _ROW_GAP
-    flow, order = (
-        " ".join(_curve(boxes[a], boxes[b], row_of[b] - row_of[a] - 1) for a, b, kind in edges if kind == drawn)
-        for drawn in ("flow", "order")
-    )
-    width = max(box.x + box.width for box in boxes) + _MARGIN
-    return Picture(tuple(boxes), flow, order, round(width), round(top - _ROW_GAP + _MARGIN))
+    drawn = [
+        Edge(
+            a,
+            b,
+            kind,
+            _path(boxes[a], boxes[b], spans[row_of[a] : row_of[b] + 1], lanes.get((a, b), 0) - left + _MARGIN),
+        )
+        for a, b, kind in edges
+    ]
+    width = max(*(box.x + box.width for box in boxes), *(lane - left + _MARGIN for lane in lanes.values()), 0) + _MARGIN
+    return Picture(tuple(boxes), tuple(drawn), round(width), round(top - _ROW_GAP + _MARGIN))
 
 
 def _rows(before: list[list[int]], after: list[list[int]]) -> list[int]:
@@ -169,11 +198,84 @@ def _arrange(
     return x
 
 
-def _curve(source: Box, target: Box, passed: int) -> str:
-    """Path data from the foot of one box to the head of another; bent to the side where it passes rows."""
-    x, y, to_x, to_y = source.middle, source.y + source.height, target.middle, target.y
-    if not passed:
-        middle = (y + to_y) / 2
-        return f"M{x:g} {y:g}C{x:g} {middle:g} {to_x:g} {middle:g} {to_x:g} {to_y:g}"
-    side = min(60 + 12 * passed, 240)
-    return f"M{x:g} {y:g}C{x + side:g} {y:g} {to_x + side:g} {to_y:g} {to_x:g} {to_y:g}"
+def _lanes(
+    x: Sequence[float],
+    widths: Sequence[float],
+    rows: Sequence[Sequence[int]],
+    row_of: Sequence[int],
+    edges: Iterable[tuple[int, int, str]],
+) -> dict[tuple[int, int], float]:
+    """The x at which each edge that passes rows does so: the nearest to its ends at which there is neither a box nor an
+    edge from another box. Short edges choose first."""
+    spans = [[(x[i] - widths[i] / 2 - _LANE, x[i] + widths[i] / 2 + _LANE) for i in members] for members in rows]
+    long = {(a, b): row_of[b] - row_of[a] for a, b, _ in edges if row_of[b] - row_of[a] > 1}
+    gap = min(_LANE, _ALL_LANES / max(len(long), 1))
+    found: dict[tuple[int, int], float] = {}
+    for a, b in sorted(long, key=lambda edge: (long[edge], edge)):
+        first, last = row_of[a] + 1, row_of[b] - 1
+        taken = [span for row in spans[first : last + 1] for span in row]
+        taken += [
+            (lane - gap, lane + gap)
+            for (source, target), lane in found.items()
+            if source != a and row_of[source] < last and row_of[target] > first
+        ]
+        found[a, b] = _nearest((x[a] + x[b]) / 2, taken)
+    return found
+
+
+def _nearest(wish: float, taken: list[tuple[float, float]]) -> float:
+    """The place nearest to ``wish`` that is inside none of the spans in ``taken``."""
+    left = right = wish
+    for start, end in sorted(taken):
+        right = end if start < right < end else right
+    for start, end in sorted(taken, key=lambda span: -span[1]):
+        left = start if start < left < end else left
+    return right if right - wish <= wish - left else left
+
+
+def _path(source: Box, target: Box, rows: Sequence[tuple[float, float]], lane: float) -> str:
+    """Path data from the foot of one box to the head of another. ``rows`` are where their rows, and those between,
+    begin and end; these are passed at x = ``lane``."""
+    x, (_, foot), to_x, (head, _) = source.middle, rows[0], target.middle, rows[-1]
+    begin, end = source.y + source.height, target.y
+    text = f"M{x:g} {begin:g}" + (f"L{x:g} {foot:g}" if begin < foot else "")
+    if len(rows) > 2:
+        text += _bend(x, foot, lane, rows[1][0]) + f"L{lane:g} {rows[-2][1]:g}"
+        x, foot = lane, rows[-2][1]
+    return text + _bend(x, foot, to_x, head) + (f"L{to_x:g} {end:g}" if head < end else "")
+
+
+def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
+    """From one place to another below it, straight down at both ends."""
+    middle = (y + to_y) / 2
+    return f"C{x:g} {middle:g} {to_x:g} {middle:g} {to_x:g} {to_y:g}"
+
+
+# -- DOT ---------------------------------------------------------------------------------------------------------------
+
+_DOT_COLOURS = {"outside": ("#fdecec", "#d1242f"), "host": ("#ffffff", "#667080"), "input": ("#eef1f4", "#667080")}
+"""The fill and the edge of a box that is in no region."""
+
+
+def render_dot(reports: Iterable[GraphReport]) -> str:
+    """The pictures of all ``reports`` that have a graph, as one ``digraph`` each for Graphviz."""
+    return "".join(f"{line}\n" for report in reports if report.graph is not None for line in _digraph(report))
+
+
+def _digraph(report: GraphReport) -> Iterator[str]:
+    picture = draw(report)
+    yield f"digraph {_quoted(report.name)} {{"
+    yield '  node [shape=box, style="filled,rounded", fontname="monospace", fontsize=10];'
+    for i, box in enumerate(picture.boxes):
+        inside = box.region is not None
+        fill, edge = (colour(box.region or 0, soft=True), colour(box.region or 0)) if inside else _DOT_COLOURS[box.kind]
+        label = "\n".join(filter(None, (box.label, box.note)))
+        facts = {"label": label, "tooltip": box.title, "fillcolor": fill, "color": edge}
+        yield f"  n{i} [{', '.join(f'{key}={_quoted(text)}' for key, text in facts.items())}];"
+    for drawn in picture.edges:
+        yield f"  n{drawn.source} -> n{drawn.target}" + (" [style=dashed];" if drawn.kind == "order" else ";")
+    yield "}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

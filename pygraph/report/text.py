@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from pygraph.ir.colours import colour
 from pygraph.report.facts import (
     CostRow,
     Quantity,
     Summary,
     advice,
     clean,
+    coloured_as,
     cost_rows,
     folded,
     percent,
@@ -62,7 +64,7 @@ _STYLES = {"replay": "green", "warm": "yellow", "cold": "cyan", "uncaptured": "r
 class Cell:
     """One cell of a table: ``style`` is a region's state, ``reason`` or ``dim``; ``title`` is shown on hover.
 
-    ``node`` is the operator that it names, ``region`` the region whose colour it has.
+    ``node`` is the operator that it names, ``region`` the region of the IR whose colour it has.
     """
 
     text: str
@@ -122,17 +124,18 @@ def _coverage(report: GraphReport) -> str:
 
 def sections(report: GraphReport) -> Iterator[Section]:
     """The tables on a graph; those without anything to say are left out."""
-    left = list(report.uncaptured())
+    left, colours = list(report.uncaptured()), coloured_as(report)
     if left:
         told = tuple(f"{code}: {text}" for code, text in advice(left))
         yield Section("Not captured", _LEFT, tuple(map(_uncaptured, folded(left))), told)
     if report.regions:
         said = tuple(f"region {region.index}: {text}" for region in report.regions for text in why(report, region))
-        yield Section("Regions", _REGIONS, tuple(map(_region, report.regions)), said)
+        rows = tuple(_region(region, colours[region.index]) for region in report.regions)
+        yield Section("Regions", _REGIONS, rows, said)
     costs = cost_rows(report)
     if costs and report.model is not None:
         title = f"Cost (before fusion; time modelled on {report.model.label})"
-        yield Section(title, _COSTS, tuple(_costs(costs)))
+        yield Section(title, _COSTS, tuple(_costs(costs, colours)))
     if report.passes:
         facts = ((p.text, f"{p.time_ms:.2f}", "yes" if p.modified else "no", "\n".join(p.notes)) for p in report.passes)
         yield Section("Passes", _PASSES, tuple(tuple(map(Cell, row)) for row in facts))
@@ -147,14 +150,14 @@ def _uncaptured(row: Uncaptured) -> tuple[Cell, ...]:
     return Cell(row.op, node=row.node), Cell(row.reason, "reason"), Cell(row.detail), Cell(line)
 
 
-def _region(region: RegionReport) -> tuple[Cell, ...]:
+def _region(region: RegionReport, coloured: int) -> tuple[Cell, ...]:
     record = region.record
     counts: tuple[str, ...] = ("–",) * 4
     if record is not None:
         numbers = map(str, (record.replays, record.captures, record.slots))
         counts = (*numbers, Quantity(record.workspace_bytes).text("bytes"))
     return (
-        Cell(str(region.index), region=region.index),
+        Cell(str(region.index), region=coloured),
         Cell("replayed" if region.state == "replay" else region.state, region.state),
         Cell(str(len(region.kernels)), title="\n".join(region.kernels)),
         *map(Cell, counts),
@@ -163,7 +166,7 @@ def _region(region: RegionReport) -> tuple[Cell, ...]:
     )
 
 
-def _costs(rows: Sequence[CostRow]) -> Iterator[tuple[Cell, ...]]:
+def _costs(rows: Sequence[CostRow], colours: Mapping[int, int]) -> Iterator[tuple[Cell, ...]]:
     kinds = ("flops", "bytes", "time_us")
     totals = [sum((getattr(row, kind) for row in rows), Quantity()) for kind in kinds]
     total = CostRow(None, sum(row.operators for row in rows), *totals)
@@ -174,7 +177,8 @@ def _costs(rows: Sequence[CostRow]) -> Iterator[tuple[Cell, ...]]:
             share = getattr(row, kind).share_of(whole)
             texts += [getattr(row, kind).text(kind), "–" if share is None else percent(share)]
         style = "dim" if row is total else ""
-        yield Cell(label, style, region=row.region), *(Cell(text, style) for text in texts)
+        coloured = None if row.region is None else colours.get(row.region, row.region)
+        yield Cell(label, style, region=coloured), *(Cell(text, style) for text in texts)
 
 
 def summary_lines(summary: Summary) -> Iterator[str]:
@@ -224,7 +228,7 @@ def render_text(
         width=max(width, MIN_WIDTH),
         height=100,
         force_terminal=color,
-        color_system="standard" if color else None,
+        color_system="256" if color else None,
         highlight=False,
         _environ={},
     )
@@ -295,4 +299,5 @@ def _section(section: Section) -> Iterator[RenderableType]:
 
 
 def _text(cell: Cell) -> Text:
-    return Text("\n".join(map(clean, cell.text.split("\n"))), style=_STYLES.get(cell.style, ""))
+    style = _STYLES.get(cell.style, "") if cell.region is None else colour(cell.region)
+    return Text("\n".join(map(clean, cell.text.split("\n"))), style=style)

@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import Any
 
 from pygraph.compat import dispatch_mode_depth, functorch_level
-from pygraph.errors import ReplayError
+from pygraph.errors import ReplayError, first_line
 from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, counts, only_collectives, open_ballot
 from pygraph.runtime.compare import ODD_REPLAY, Verdict, compare, verify
 from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program
@@ -117,7 +117,7 @@ class EagerCalls:
     count: int
 
 
-@dataclass
+@dataclass(repr=False)
 class RegionRecord:
     """What a report reads of one region.
 
@@ -149,6 +149,11 @@ class RegionRecord:
     contests: int = 0
     longest_path: int = 0
     timeline: tuple[tuple[str, int, int], ...] = ()
+
+    def __repr__(self) -> str:
+        counts = f"captures: {self.captures}, replays: {self.replays}, uncaptured calls: {self.uncaptured}"
+        why = f"; {first_line(self.reason)}" if self.reason else ""
+        return f"<RegionRecord {self.name}: {self.state.value}; {counts}{why}>"
 
     def count_replay(self) -> None:
         """Here, and for the process."""

@@ -24,7 +24,7 @@ import torch
 
 from pygraph import compat
 from pygraph.backend import driver_for
-from pygraph.errors import CaptureError
+from pygraph.errors import CaptureError, first_line
 from pygraph.frontend.location import GraphOrigin, location_of_code
 from pygraph.report.model import STEP, GraphReport, RegionReport, open_report
 from pygraph.runtime.critical import capturing
@@ -62,7 +62,7 @@ def capture(step: Callable[..., Any]) -> CapturedStep:
     return CapturedStep(step)
 
 
-@dataclass
+@dataclass(repr=False)
 class StepRecord:
     """What became of a step's calls. ``reason`` says why it is not captured (any more), ``refusals`` what was in the
     way in some call, one of each kind; ``regions`` are the captures."""
@@ -74,6 +74,11 @@ class StepRecord:
     uncaptured: int = 0
     refusals: dict[str, Refusal] = field(default_factory=dict)
     regions: list[RegionRecord] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        counts = f"regions: {len(self.regions)}, replays: {self.replays}, uncaptured calls: {self.uncaptured}"
+        why = f"; {first_line(self.reason)}" if self.reason else ""
+        return f"<StepRecord {self.name}: {self.state.value}; {counts}{why}>"
 
 
 # -- what a step leaves behind -----------------------------------------------------------------------------------------

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from pygraph.bench.causes import CAUSES, Profile, Run, document, page, read
+from pygraph.bench.causes import CAUSES, OTHER, Profile, Run, document, page, read, table, timeline
 from pygraph.bench.process import CALL
 from pygraph.errors import PygraphError
+from pygraph.ir.colours import HUES, hue
 from tests.commands import run
 from tests.report.test_html import Page
 
 ROOT = Path(__file__).parents[2]
-CALLER, ENGINE, OTHER = 1, 2, 3
+CALLER, ENGINE, WORKER = 1, 2, 3
 NODE = "autograd::engine::evaluate_function: MulBackward0"
 
 
@@ -78,7 +81,7 @@ def test_a_backward_on_another_thread_fills_the_time_in_which_the_caller_waits()
         event(NODE, 5, 30, tid=ENGINE),
         event("aten::mul", 20, 25, tid=ENGINE),
         event(NODE, 90, 120, tid=ENGINE),
-        event("aten::collate", 30, 80, tid=OTHER),
+        event("aten::collate", 30, 80, tid=WORKER),
         event("aten::randn", 50, 60),
         event("Optimizer.step#SGD.step", 95, 100),
     ) == {"launches": 25, "autograd": 20, "optimizer": 5, "Python and other": 50}
@@ -120,7 +123,42 @@ def test_a_trace_without_calls_is_refused() -> None:
 NAMES = st.sampled_from(
     [*(f"{NODE}", "aten::mm", "Optimizer.step#SGD.step", "cudaStreamSynchronize", "own"), "CompiledFunction"]
 )
-RANGES = st.tuples(NAMES, st.integers(-20, 120), st.integers(0, 60), st.sampled_from([CALLER, ENGINE, OTHER]))
+RANGES = st.tuples(NAMES, st.integers(-20, 120), st.integers(0, 60), st.sampled_from([CALLER, ENGINE, WORKER]))
+
+
+def test_figures_are_medians_over_calls() -> None:
+    """One slow call of three decides nothing, and neither does its GPU work."""
+    calls = [call(0, 100), call(100, 1100), call(1100, 1220)]
+    ranges = [event("aten::mm", 10, 30), event("aten::mm", 200, 900), event("aten::mm", 1100, 1110)]
+    found = profile(
+        *calls, *ranges, event("gemm", 90, 130, "kernel", 7), event("gemm", 400, 1000, "kernel", 7), gpu=True
+    )
+    assert found.wall_us == 120
+    assert found.host_us() == {**dict.fromkeys(CAUSES, 0.0), "launches": 20, OTHER: 110}
+    assert found.gpu_us() == {"busy": 10, "idle": 120}
+    told = document("train.py", [], {"uncaptured": Run(found, 1.0), "replayed": Run(found, 1.0)})
+    assert told["runs"]["replayed"]["host_us"]["launches"] == 20
+    console = Console(width=100, record=True)
+    console.print(table(told))
+    assert re.search(r"launches +20\.0 +16\.7 %", console.export_text())
+
+
+def test_a_trace_has_both_runs_from_zero_on_with_causes_regions_and_the_ranges_themselves() -> None:
+    replay = event("graph0_forward.region2 layers.3", 20, 40, "user_annotation")
+    events = [call(0, 50), call(50, 100), replay, event("gemm", 30, 60, "kernel", 7), event(NODE, 60, 70, tid=ENGINE)]
+    found = timeline({name: Run(profile(*events, gpu=True), 1.0) for name in ("uncaptured", "replayed")})["traceEvents"]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    names = {(e["pid"], e["name"]): e["args"]["name"] for e in found if e["ph"] == "M" and "name" in e["args"]}
+    assert [names[pid, "process_name"] for pid in (1, 2)] == ["uncaptured", "replayed"]
+    threads = {e["tid"]: e["args"]["name"] for e in found if e["name"] == "thread_name" and e["pid"] == 2}
+    assert list(threads.values()) == ["calls", "causes", "GPU", f"thread {CALLER}", "stream 7", f"thread {ENGINE}"]
+    shown = [(threads[e["tid"]], e["name"], e["ts"], e["dur"]) for e in found if e["ph"] == "X" and e["pid"] == 2]
+    assert ("calls", CALL, 50, 50) in shown
+    assert ("causes", "launches", 20, 20) in shown
+    assert ("GPU", "kernels", 30, 30) in shown
+    assert (f"thread {CALLER}", replay["name"], 20, 20) in shown
+    assert ("stream 7", "gemm", 30, 30) in shown
+    assert [e["args"] for e in found if e["name"] == "launches"] == [{"region": 2}] * 2
 
 
 @given(st.lists(RANGES, max_size=30))
@@ -129,13 +167,17 @@ def test_nothing_is_lost_or_counted_twice(ranges: list[tuple[str, int, int, int]
     found = profile(call(0, 60), call(60, 100), *(event(n, at, at + us, tid=tid) for n, at, us, tid in ranges))
     assert [span.start for span in found.host] == [0.0, *(span.end for span in found.host[:-1])]
     assert found.host[-1].end == 100
-    assert sum(found.host_us().values()) == pytest.approx(found.wall_us)
+    for one in found.calls:
+        spans = [span for span in found.host if span.start < one.end and span.end > one.start]
+        inside = sum(min(span.end, one.end) - max(span.start, one.start) for span in spans)
+        assert inside == pytest.approx(one.end - one.start)
 
 
 def test_the_page_draws_the_host_and_the_gpu_of_both_runs_to_one_scale() -> None:
     def run(call_us: float) -> Run:
         calls = [call(at * call_us, (at + 1) * call_us) for at in range(9)]
         ranges = [event("aten::mm", at * call_us, (at + 0.5) * call_us) for at in range(9)]
+        ranges += [event("graph0_forward.region13", (at + 0.6) * call_us, (at + 1) * call_us) for at in range(9)]
         return Run(profile(*calls, *ranges, event("gemm", 0, 9 * call_us, "kernel", 7), gpu=True), call_us)
 
     runs = {"uncaptured": run(100.0), "replayed": run(25.0)}
@@ -143,8 +185,16 @@ def test_the_page_draws_the_host_and_the_gpu_of_both_runs_to_one_scale() -> None
     assert "<b>.py profile, 9 calls" in shown.words()
     assert "GPU busy 100.0 100 % 25.0 100 %" in shown.words()
     rects = [attrs for tag, attrs in shown.tags if tag == "rect"]
-    assert [rect["class"] for rect in rects if rect["class"] not in ("input", "r4")] == []
-    slow, fast = (sorted(int(str(r["width"])) for r in rects)[at] for at in (-1, -2))
+    drawn = [[str(rect["class"]) for rect in rects if rect["y"] == y] for y in ("4", "38")]
+    assert set(drawn[0]) == {"c4", "input", "r1"}, "launches, other, and replays in their region's colour"
+    assert set(drawn[1]) == {"c4"}
+    assert "replays of region 13" in shown.words()
+    style = page(document("<b>.py", [], runs), runs)
+    assert f".r1 {{ --hue: {hue(13)};" in style
+    causes = [int(degrees) for degrees in re.findall(r"\.c\d+ { --hue: (\d+);", style)]
+    assert len(causes) == len(CAUSES) - 1
+    assert not any(abs(hue(region) - cause) < 15 for region in range(HUES) for cause in causes)
+    slow, fast = (int(str(rect["width"])) for rect in rects if rect["y"] == "38")
     assert slow == pytest.approx(4 * fast, rel=0.02), "one lane of the GPU in each run, busy all the time"
     width = float(shown.having("viewbox")[0].split()[2])
     assert slow < max(int(str(rect["x"])) + int(str(rect["width"])) for rect in rects) <= width
@@ -176,17 +226,18 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.sweep
 def test_a_script_from_end_to_end(script: Path) -> None:
-    out = script.with_suffix(".html")
-    result = run("profile", script, "--calls", 5, "--json", "-", "--out", out, "--", "1000000")
+    out, trace = script.with_suffix(".html"), script.with_suffix(".json")
+    result = run("profile", script, "--calls", 5, "--json", "-", "--out", out, "--trace", trace, "--", "1000000")
     assert result.exit_code == 0, result.stderr
     told = json.loads(result.stdout, parse_constant=pytest.fail)
-    assert (told["schema"], told["args"], told["calls"]) == (1, ["1000000"], 5)
+    assert (told["schema"], told["args"], told["calls"]) == (2, ["1000000"], 5)
     assert {name: row["replays"] for name, row in told["runs"].items()} == {"uncaptured": 0, "replayed": 2}
     for row in told["runs"].values():
-        assert sum(row["host_us"].values()) == pytest.approx(row["wall_us"])
         assert {cause for cause, us in row["host_us"].items() if us} == {*CAUSES} - {"waiting"}
         assert row["gpu_us"] is None
         assert row["unprofiled_us"] > 0
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["pid"] == 2}
+    assert {CALL, "launches", "graph0_forward.region0"} <= names
     words = Page(out.read_text(encoding="utf-8")).words()
     assert "torch finds no GPU" in words
     assert "GPU busy" not in words
@@ -214,7 +265,7 @@ def test_what_the_script_does_wrong_is_said(script: Path, change: tuple[str, str
 
 def test_what_makes_no_sense_is_refused() -> None:
     assert "does not exist" in run("profile", "no-such-script.py").stderr
-    assert "only one of" in run("profile", __file__, "--out", "-", "--json", "-").stderr
+    assert "only one of" in run("profile", __file__, "--out", "-", "--trace", "-").stderr
     result = run("profile", __file__, "--out", f"{__file__}/page.html")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "cannot be written" in result.stderr

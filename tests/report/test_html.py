@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 import re
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 from hypothesis import given, settings
+from rich.color import ColorSystem
+from rich.style import Style
 
-from pygraph.ir import Graph
+from pygraph.ir import DETAIL, Graph, parse
+from pygraph.ir.colours import colour, hue
 from pygraph.passes import PassManager
-from pygraph.report.html import render_html
+from pygraph.report.html import render_html, render_svg
 from pygraph.report.model import GraphReport
-from pygraph.report.picture import Box, draw
-from pygraph.report.text import NOTHING
+from pygraph.report.picture import Box, draw, render_dot
+from pygraph.report.text import NOTHING, render_text
 from pygraph.testing.strategies import operator_graphs
 from tests.report.samples import EVIL, failed_report, full_report
 
@@ -126,7 +132,7 @@ def test_edges_are_data_or_order_that_effects_demand() -> None:
     assert report.graph is not None
     report.graph.add_order(report.graph.node("mm"), report.graph.node("view"))
     picture = draw(report)
-    assert (picture.flow.count("M"), picture.order.count("M")) == (7, 1)
+    assert (picture.path("flow").count("M"), picture.path("order").count("M")) == (7, 1)
     assert draw(failed_report()).boxes == ()
 
 
@@ -145,10 +151,103 @@ def test_any_graph_can_be_drawn(graph: Graph) -> None:
     for box in picture.boxes:
         assert 0 <= box.x <= box.x + box.width <= picture.width + 1
         assert 0 < box.y <= box.y + box.height <= picture.height
-    foot, top = {(b.middle, b.y + b.height) for b in picture.boxes}, {(b.middle, b.y) for b in picture.boxes}
-    for path in filter(None, f"{picture.flow} {picture.order}".replace("M", "\nM").split("\n")):
-        numbers = [float(text) for text in re.findall(r"-?[\d.]+(?:e[+-]?\d+)?", path)]
-        if len(numbers) > 3:
-            assert any(abs(numbers[0] - x) + abs(numbers[1] - y) < 0.2 for x, y in foot)
-            assert any(abs(numbers[-2] - x) + abs(numbers[-1] - y) < 0.2 for x, y in top)
-            assert numbers[1] < numbers[-1], "edges lead down"
+    for edge in picture.edges:
+        source, target = picture.boxes[edge.source], picture.boxes[edge.target]
+        drawn = points(edge.path)
+        assert near(drawn[0], (source.middle, source.y + source.height))
+        assert near(drawn[-1], (target.middle, target.y))
+        assert all(above[1] < below[1] for above, below in itertools.pairwise(drawn)), "edges lead down"
+        for x, y in drawn[1:-1]:
+            assert 0 <= x <= picture.width
+            assert not any(covers(box, x, y) for box in picture.boxes), "edges pass beside boxes"
+
+
+def points(path: str) -> list[tuple[float, float]]:
+    """Points on a path of lines and curves, from its start to its end."""
+    found: list[tuple[float, float]] = []
+    for command, text in re.findall(r"([MLC])([^MLC]*)", path):
+        numbers = [float(each) for each in text.split()]
+        ends = list(zip(numbers[::2], numbers[1::2], strict=True))
+        if command == "C":
+            (a, b), (c, d), (e, f), (g, h) = found[-1], *ends
+            for t in (each / 8 for each in range(1, 9)):
+                s = 1 - t
+                weights = (s**3, 3 * s * s * t, 3 * s * t * t, t**3)
+                found.append(tuple(sum(map(operator.mul, weights, axis)) for axis in ((a, c, e, g), (b, d, f, h))))
+        elif command == "L":
+            (x, y), (to_x, to_y) = found[-1], ends[0]
+            found += [(x + (to_x - x) * t / 8, y + (to_y - y) * t / 8) for t in range(1, 9)]
+        else:
+            found += ends
+    return found
+
+
+def near(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return math.dist(one, other) < 0.2
+
+
+def covers(box: Box, x: float, y: float) -> bool:
+    return box.x < x < box.x + box.width and box.y + 0.2 < y < box.y + box.height - 0.2
+
+
+def test_a_residual_edge_is_drawn_beside_what_it_passes() -> None:
+    graph = parse(
+        """graph @main (%x : f32[4]@cpu) {
+  %a = aten.a_rather_long_name(%x) : f32[4]@cpu
+  %b = aten.a_rather_long_name(%a) : f32[4]@cpu
+  %sum = aten.add.Tensor(%b, %x) : f32[4]@cpu
+  return (%sum)
+}"""
+    )
+    picture = draw(GraphReport(0, "inference", "cpu", graph))
+    (edge,) = [edge for edge in picture.edges if (edge.source, edge.target) == (0, 3)]
+    passed = picture.boxes[1:3]
+    beside = [x for x, y in points(edge.path) if passed[0].y <= y <= passed[1].y + passed[1].height]
+    assert beside
+    for x in beside:
+        assert 0 <= x < min(box.x for box in passed) or max(box.x + box.width for box in passed) < x <= picture.width
+
+
+def test_a_region_has_the_colour_of_its_ir_region_in_every_view() -> None:
+    report = full_report()
+    assert report.graph is not None
+    report.regions[0].planned, report.regions[1].planned = (1,), (1, 5)  # the second computes a node of the first again
+    first, second = colour(1, soft=True), colour(5, soft=True)
+    boxes = {box.node: box.region for box in draw(report).boxes}
+    assert (boxes["mm"], boxes["add"]) == (1, 5)
+    page = render_html([report])
+    shown = Page(page)
+    dots = [
+        attrs["class"] for tag, attrs in shown.tags if tag == "span" and (attrs.get("class") or "").startswith("dot")
+    ]
+    assert dots == ["dot r1", "dot r5"] * 2, "of regions, and of their cost"
+    assert {f"--hue: {hue(1)};", f"--hue: {hue(5)};"} <= set(re.findall(r"--hue: \d+;", page))
+    svg = ElementTree.fromstring(render_svg([report, failed_report()]))
+    classes = {box.get("id"): box.get("class") for box in svg.iter("{http://www.w3.org/2000/svg}g")}
+    assert (classes["graph0_inference-1"], classes["graph0_inference-5"]) == ("region r1", "region r5")
+    sheet = svg.findtext("{http://www.w3.org/2000/svg}style") or ""
+    assert f".r1 rect {{ fill: {first};" in sheet
+    assert f".r5 rect {{ fill: {second};" in sheet
+    dot = render_dot([report, failed_report()])
+    assert re.findall(r'label="(?:mm|add)".*fillcolor="(#\w+)"', dot) == [first, second]
+    text = render_text([report], color=True)
+    for index, region in enumerate((1, 5)):
+        style = Style.parse(colour(region))
+        for name in (str(index), f"region {index}"):
+            assert style.render(name, color_system=ColorSystem.EIGHT_BIT).removesuffix("\x1b[0m") in text
+    spans = re.findall(r"background: (#\w+); [^>]*>\s*%(?:mm|add) ", report.graph._repr_html_())
+    assert spans == [colour(0, soft=True), colour(1, soft=True)], "the IR's own"
+
+
+def test_pictures_in_files_have_what_users_write_as_text() -> None:
+    report = full_report()
+    assert report.graph is not None
+    report.graph.node("item").meta.set(DETAIL, 'says "<b>" \\ \x1b[1m')
+    titles = [
+        title.text or ""
+        for title in ElementTree.fromstring(render_svg([report])).iter("{http://www.w3.org/2000/svg}title")
+    ]
+    assert sum('says "<b>" \\ �[1m' in title for title in titles) == 1
+    assert 'says \\"<b>\\" \\\\ �[1m\\n' in render_dot([report])
+    assert NOTHING in ElementTree.fromstring(render_svg([])).itertext()
+    assert render_dot([failed_report()]) == ""

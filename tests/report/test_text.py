@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
+from pygraph.api import Explanation
 from pygraph.ir import REASON, Location
+from pygraph.report.model import STEP, GraphReport
 from pygraph.report.text import MIN_WIDTH, render_text
+from pygraph.runtime.variants import State
+from pygraph.training.whole_step import StepRecord
 from tests.report.samples import failed_report, full_report
 
 
@@ -86,3 +91,44 @@ def test_a_line_below_the_working_directory_is_shown_relative(monkeypatch: pytes
     text = render_text([report], 120)
     assert " net.py:3" in text
     assert "of-my-own" in text, "a reason of a user's pass has no advice"
+
+
+def test_what_is_shown_of_a_report_without_asking_is_one_short_line() -> None:
+    report, failed = full_report(), failed_report()
+    step = GraphReport(2, STEP, "cpu", regions=report.regions)
+    assert repr(report) == (
+        "<GraphReport graph0_inference: forward at model.py:9; cpu; selected 3 of 4 launches, replayed 2; "
+        "operators not captured: 1; graph breaks: 1>"
+    )
+    assert repr(failed) == "<GraphReport graph1_backward: cpu; given up: LiftError: <unknown> operand & more>"
+    assert repr(step) == "<GraphReport graph2_step: cpu; replays: 1234>"
+    assert repr(report.regions) == (
+        "[<RegionReport 0: replay; launches: 2, operators: 2>, <RegionReport 1 layers.1: uncaptured; launches: 1, "
+        "operators: 2; address-escapes: a word is nobody's>]"
+    )
+    assert (
+        repr(report.regions[0].record) == "<RegionRecord r0: replay; captures: 2, replays: 1234, uncaptured calls: 0>"
+    )
+    assert repr(Explanation([report, failed])) == (
+        "<Explanation of 2 graphs: 1 of 2 graphs given up; 3 of 4 launches selected, in 2 regions; 2 replayed; "
+        "2 captures, 1234 replays, 1 operator not captured, 1 graph break>"
+    )
+    record = StepRecord("train", State.UNCAPTURED, f"host-read: {'x' * 300}\n{'y' * 300}", uncaptured=3)
+    assert repr(record).startswith(
+        "<StepRecord train: uncaptured; regions: 0, replays: 0, uncaptured calls: 3; host-read: x"
+    )
+    for shown in (report, step, *report.regions, record, Explanation([report])):
+        assert len(repr(shown)) < 250
+        assert "\n" not in repr(shown)
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
+    explanation = Explanation([full_report()])
+    shown: list[tuple[str, dict[str, str | None]]] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: shown.append((tag, dict(attrs)))  # type: ignore[method-assign]
+    parser.feed(explanation._repr_html_())
+    ((tag, attributes),) = shown
+    assert tag == "iframe"
+    assert attributes["srcdoc"] == explanation.html(), "nothing of it is outside of the frame"
+    assert "sandbox" in attributes
