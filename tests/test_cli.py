@@ -280,6 +280,7 @@ def test_what_makes_no_sense_is_told_before_the_script_runs(script: Write, tmp_p
     folder = run("explain", path, "--json", str(tmp_path))
     assert (folder.exit_code, folder.stderr) == (1, f"{tmp_path}: cannot be written: Is a directory\n")
     assert run("explain", path, "--json", "-", "--html", "-").exit_code == 2
+    assert "only one of" in run("explain", path, "--svg", "-", "--dot", "-").stderr
     assert run("explain", str(tmp_path / "none.py")).exit_code == 2
     unknown = run("explain", path, "--htm", "x")
     assert (unknown.exit_code, unknown.stdout) == (2, "")

@@ -15,7 +15,7 @@ import sympy
 from pygraph.errors import Location
 from pygraph.ir.cost import UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
-from pygraph.ir.text.words import COST_FIELDS
+from pygraph.ir.text.words import COST_FIELDS, name_text
 from pygraph.ir.types import Device, DType, Type
 
 __all__ = [
@@ -150,7 +150,10 @@ class Value:
     users: dict[KernelNode, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"%{self.name}" if self.name.isprintable() else f"%{self.name!r}"
+        """As in ``.pgir`` text: ``%name``, or ``%name.index`` for one of several results."""
+        if self.producer is None or len(self.producer.outputs) == 1:
+            return f"%{name_text(self.name if self.producer is None else self.producer.name)}"
+        return f"%{name_text(self.producer.name)}.{self.index}"
 
 
 Literal: TypeAlias = int | float | complex | bool | str | sympy.Expr | DType | Device | Token | GraphRef | None

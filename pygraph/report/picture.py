@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pygraph.ir import KernelNode, dependences
 from pygraph.ir.colours import colour
-from pygraph.ir.text.print import type_text, value_text
+from pygraph.ir.text.print import type_text
 from pygraph.report.facts import clean, coloured_as, membership
 from pygraph.report.model import GraphReport, Uncaptured
 
@@ -91,9 +91,7 @@ def draw(report: GraphReport) -> Picture:
     inside, outside = membership(report), {row.node: row for row in report.uncaptured()}
     colours = coloured_as(report)
     inputs = [value for value in graph.inputs if value.users and value.role not in _WEIGHTS]
-    boxes = [
-        Box("input", value.name, f"{value_text(value)} : {type_text(value.type)}\n{value.role}") for value in inputs
-    ]
+    boxes = [Box("input", value.name, f"{value!r} : {type_text(value.type)}\n{value.role}") for value in inputs]
     boxes += [_operator(node, inside.get(node.name), outside.get(node.name)) for node in graph.nodes]
     for box in boxes:
         box.region = None if box.region is None else colours.get(box.region, box.region)

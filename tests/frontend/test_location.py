@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from pygraph.frontend.location import UNKNOWN, GraphOrigin, location_of
 from pygraph.ir import Graph, Location, ScalarType, sources, symbol
-from pygraph.ir.text.print import value_text
 from tests.frontend.capture import capture, capture_inference, lift_inference
 
 TORCH = os.path.dirname(os.path.abspath(torch.__file__))
@@ -133,7 +133,7 @@ class Model(nn.Module):
 
 
 def inputs(graph: Graph) -> dict[str, str]:
-    return {value_text(value): value.placeholder for value in graph.inputs}
+    return {repr(value): value.placeholder for value in graph.inputs}
 
 
 def modules(graph: Graph) -> list[str]:
@@ -199,8 +199,9 @@ def scaled(*pair: Any, by: int = 2) -> Tensor:
             {"parametrizations.weight.original0", "parametrizations.weight.original1", "bias", "args.0"},
         ),
         (lambda x: checkpoint(torch.sin, x, use_reentrant=False), (torch.randn(4),), {"x"}),
+        (lambda x: x * 2, (TwoTensor(torch.randn(4), torch.randn(4)),), {"x.a", "x.b"}),
     ],
-    ids=["sizes", "object", "inlined", "tuple", "views", "parametrized", "checkpoint"],
+    ids=["sizes", "object", "inlined", "tuple", "views", "parametrized", "checkpoint", "subclass"],
 )
 def test_what_is_taken_has_the_name_that_leads_to_it(function: Any, args: tuple[Any, ...], expected: set[str]) -> None:
     found = lift_inference(function, *args, dynamic="n" in expected or None).inputs

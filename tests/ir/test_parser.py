@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pygraph.errors import ParseError
-from pygraph.ir import ScalarType, Stage, parse, symbol
+from pygraph.ir import Location, ScalarType, Stage, parse, symbol
 
 S0 = symbol("s0")
 
@@ -27,6 +27,22 @@ def test_everything_optional_may_be_left_out() -> None:
     assert (graph.name, graph.kind, graph.stage, graph.outputs) == ("g", "inference", Stage.LIFTED, ())
     value = parse("graph @g (%x : int) { return (%x) }").inputs[0]
     assert (value.role, value.static, value.type) == ("input", False, ScalarType("int"))
+
+
+def test_names_may_have_points_and_a_number_behind_the_last_is_an_index() -> None:
+    graph = parse(
+        'graph @g (%layers.0.weight : int, %"args.0" : int {placeholder = arg1_1}, %x.1b : int) {'
+        ' %args:2 = f(%layers.0.weight, %"args.0", %x.1b) : (int, int)'
+        ' ^last.one = g(%args.0, %args.1) after(^args) {in = "layers.0", loc = "a.py:3", frames = ["a.py:9 f"]}'
+        " return () }"
+    )
+    assert [value.name for value in graph.inputs] == ["layers.0.weight", "args.0", "x.1b"]
+    assert [value.placeholder for value in graph.inputs] == ["layers.0.weight", "arg1_1", "x.1b"]
+    first, last = graph.nodes
+    assert (first.inputs, last.inputs) == (graph.inputs, first.outputs)
+    assert (last.name, last.module, last.loc) == ("last.one", "layers.0", Location("a.py", 3, frames=("a.py:9 f",)))
+    assert 'f(%layers.0.weight, %"args.0", %x.1b)' in str(graph)
+    assert parse(str(graph)) == graph
 
 
 @pytest.mark.parametrize(
@@ -74,6 +90,7 @@ def test_expressions(text: str, value: object) -> None:
         ('^a = f() {region = "0"}', 13, "annotation 'region' must be int"),
         ('^a = f() {"flops" = 1}', 13, "an annotation cannot be called 'flops'"),
         ('^a = f() {code = "x"}', 3, 'a source line is written loc = "file:line"'),
+        ("^a = f() {frames = [3]}", 23, "unexpected '3': expected a string"),
         ("^a = f() {loc = 3}", 19, "unexpected '3': expected a string"),
         ('^a = f("\\q")', 10, "this string has an unknown escape, or no end"),
         ('^a = f("\\UFFFFFFFF")', 10, "this string has an unknown escape, or no end"),

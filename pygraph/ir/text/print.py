@@ -29,18 +29,10 @@ def print_graph(graph: Graph) -> str:
     return "\n".join(_graph_lines(graph)) + "\n"
 
 
-def value_text(value: Value) -> str:
-    """``%name``, or ``%name.index`` for one of several results."""
-    producer = value.producer
-    if producer is None or len(producer.outputs) == 1:
-        return f"%{name_text(value.name if producer is None else producer.name)}"
-    return f"%{name_text(producer.name)}.{value.index}"
-
-
 def literal_text(arg: object) -> str:
     """An operand, attribute or annotation. Raises TypeError for what is none."""
     if isinstance(arg, Value):
-        return value_text(arg)
+        return repr(arg)
     if isinstance(arg, tuple):
         return f"[{', '.join(map(literal_text, arg))}]"
     if arg is None or isinstance(arg, bool):
@@ -92,7 +84,7 @@ def _graph_lines(graph: Graph) -> Iterator[str]:
         facts = f"role = {word_text(value.role)}" + (", static" if value.static else "")
         if value.placeholder != value.name:
             facts += f", placeholder = {word_text(value.placeholder)}"
-        yield f"{_INDENT}{value_text(value)} : {type_text(value.type)} {{{facts}}},"
+        yield f"{_INDENT}{value!r} : {type_text(value.type)} {{{facts}}},"
     if graph.inputs:
         yield ") {"
     for node in graph.nodes:
@@ -165,6 +157,6 @@ def _region_text(index: int, region: Region) -> str:
     parameters = []
     for value, parameter in region.parameters.items():
         cost = "" if parameter.cost_us is None else f" {parameter.cost_us!r}"
-        parameters.append(f"{value_text(value)}: {word_text(parameter.decision)} {quote(parameter.reason)}{cost}")
+        parameters.append(f"{value!r}: {word_text(parameter.decision)} {quote(parameter.reason)}{cost}")
     meta = ", ".join(_meta_texts(region.meta))
     return f"{index} " + (f"{{{meta}}} " if meta else "") + f"({', '.join(parameters)})"
