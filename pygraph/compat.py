@@ -699,7 +699,11 @@ def input_sources(gm: torch.fx.GraphModule) -> dict[int | str, str]:
     sources: dict[int | str, Any] = dict(getattr(gm, "_param_name_to_source", None) or {})
     for position, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         sources[position] = getattr(node, "_dynamo_source", None)
-    return {key: str(source.name) for key, source in sources.items() if source is not None}
+    found: dict[int | str, str] = {}
+    for key, source in sources.items():
+        with contextlib.suppress(AttributeError, NotImplementedError):  # None, and what cannot be named
+            found[key] = str(source.name)
+    return found
 
 
 def described_input(description: Any) -> tuple[int | str, tuple[str, ...]] | None:

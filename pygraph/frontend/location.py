@@ -30,6 +30,7 @@ _FRAME = re.compile(
 )
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_\d+")
 _VARIABLE = re.compile(r"[LG]\['(?!\w*\d{12})([^']*)'\]")  # not one that Dynamo named after an address
+_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['")
 _STEP = re.compile(
     r"\.__self__\b|\.__closure__\[\d+\]\.cell_contents|\._pygraph(?:_(?P<own>\w+)|\b)"
     r"|(?:\._(?:modules|parameters|buffers))?\['(?P<key>[^']*)'\]|\[(?P<index>-?\d+)\]|\.(?P<attribute>\w+)"
@@ -145,18 +146,12 @@ def _names_of_inputs(gm: torch.fx.GraphModule) -> tuple[dict[int | str, str], bo
     out, so that names are those of ``named_parameters``."""
     sources = compat.input_sources(gm)
     stacks = (list((node.meta.get("nn_module_stack") or {}).values())[:1] for node in gm.graph.nodes)
-    texts = dict.fromkeys(str(path) for stack in stacks for path, _ in stack)
-    texts.update(dict.fromkeys(text for text in sources.values() if _is_member(text)))
-    holders = {_steps(text)[0] for text in texts if _steps(text)}
-    paths = {key: _steps(text) for key, text in sources.items() if _steps(text)}
-    if len(holders) == 1:
-        paths = {key: path[1:] if path[0] in holders and len(path) > 1 else path for key, path in paths.items()}
-    return {key: ".".join(path) for key, path in paths.items()}, len(holders) > 1
-
-
-def _is_member(text: str) -> bool:
-    """Whether a source leads through a module."""
-    return any(f"._{members}['" in text for members in ("modules", "parameters", "buffers"))
+    through_modules = [text for text in sources.values() if _MEMBER.search(text)]
+    holders = {_steps(text)[:1] for text in (*through_modules, *(str(path) for stack in stacks for path, _ in stack))}
+    several = len(holders - {()}) > 1
+    paths = {key: _steps(text) for key, text in sources.items()}
+    names = {key: ".".join(path[1:] if path[:1] in holders and not several else path) for key, path in paths.items()}
+    return {key: name for key, name in names.items() if name}, several
 
 
 @lru_cache(maxsize=8192)
