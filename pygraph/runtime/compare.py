@@ -26,6 +26,7 @@ import torch
 from pygraph.errors import CaptureError, ReplayError
 from pygraph.runtime.answers import Answers, in_flight
 from pygraph.runtime.contract import Driver, Executable, Program, ScratchPool
+from pygraph.runtime.critical import unbroken
 from pygraph.runtime.nondeterminism import RUNS, Distance, Surprise, distance, too_far, unrepeatable
 from pygraph.runtime.provenance import Refusal, is_out_of_memory
 from pygraph.runtime.recording import AllocationKind
@@ -601,11 +602,13 @@ class _Draws:
         """The state of the generator now; None where nothing is drawn."""
         return None if self._generator is None else self._generator.get_state()
 
+    @unbroken
     def rewind(self) -> None:
         """Draw what was drawn since this object was made once more, until that is undone."""
         if self._start is not None:
             self._resume = self._exchange(self._start)
 
+    @unbroken
     def undo(self) -> bool:
         """Bring back the state that the generator had when this object was made, or was rewound; ``end`` is the one
         that it had. False, with nothing changed, if somebody drew in the meantime."""
@@ -618,6 +621,7 @@ class _Draws:
             return self.end is not None and torch.equal(before, self.end)
 
     @contextlib.contextmanager
+    @unbroken
     def apart(self) -> Iterator[None]:
         """Draw from a stream of numbers that nobody drew from before. ``restart`` goes back to its beginning."""
         if self._generator is None:

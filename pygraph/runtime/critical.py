@@ -1,5 +1,11 @@
-"""What holds while a region is captured and compared: one thread does so at a time, signals wait, and torch's modes are
-as before when it is over, whatever was raised.
+"""What holds while a region is captured and compared: one thread does so at a time, a signal waits, and torch's modes
+are as before when it is over, whatever was raised.
+
+    a signal comes while                           its handler runs
+    a region is captured or compared               before the user's own run, or when all is over
+    …, and another one came before in the call     at once
+    the user's own run answers the call            at once
+    what a capture has changed is put back         right after
 
 Python code runs meanwhile that is not PyGraph's: operators, finalisers, handlers of signals. So nobody waits for the
 turn to capture, and everything here may be left at any point by any exception.
@@ -11,9 +17,11 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,15 +34,24 @@ from pygraph.compat import (
 )
 from pygraph.errors import CaptureError
 
-__all__ = ["capturing", "capturing_turn", "only_capture"]
+__all__ = ["capturing", "capturing_turn", "interruptible", "only_capture", "unbroken"]
 
 capturing: list[int] = []
 """The thread that captures or compares now, by its ident; behind it, those that are about to be turned away."""
 
-os.register_at_fork(after_in_child=capturing.clear)
+_Made = TypeVar("_Made", bound=Callable[..., Any])
+
+_unbroken: set[CodeType] = set()
+
+
+def unbroken(function: _Made) -> _Made:
+    """Have signals wait while ``function`` is at work, or anything that it calls: it puts back what was before."""
+    _unbroken.add(function.__code__)
+    return function
 
 
 @contextlib.contextmanager
+@unbroken
 def capturing_turn() -> Iterator[bool]:
     """Yields whether this thread may capture until the block is left: no other one does, and signals wait. It may be
     entered again."""
@@ -52,6 +69,7 @@ def capturing_turn() -> Iterator[bool]:
 
 
 @contextlib.contextmanager
+@unbroken
 def only_capture() -> Iterator[None]:
     """What a driver captures in: this thread's turn, without garbage collection, since what a finaliser does would be
     captured too. Raises CaptureError (``capture-busy``) if another thread captures."""
@@ -68,9 +86,10 @@ def only_capture() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+@unbroken
 def _critical() -> Iterator[None]:
-    """Signals are handled when the block is left, and an exception leaves this thread's dispatch modes and gradient
-    mode, and garbage collection, as they were."""
+    """A signal waits until the block is left, and an exception leaves this thread's dispatch modes and gradient mode,
+    and garbage collection, as they were."""
     depth, flags = dispatch_mode_depth(), dispatch_mode_flags()
     gradients, collecting = torch.is_grad_enabled(), gc.isenabled()
     with _signals_waiting():
@@ -86,22 +105,52 @@ def _critical() -> Iterator[None]:
             raise
 
 
+def interruptible(run: Callable[[list[Any]], Sequence[Any]], args: list[Any]) -> Sequence[Any]:
+    """The user's own ``run``, in a call that captures: a signal that waits is handled before it, and others at once."""
+    waiting = _waiting
+    if waiting is None or waiting.thread != threading.get_ident():
+        return run(args)
+    try:
+        waiting.answering = True
+        waiting.handle(sys._getframe())
+        return run(args)
+    finally:
+        waiting.answering = False
+
+
 class _Waiting:
-    """A handler that notes signals for as long as it is ``open``. Then it does what those that it ``replaced`` do: they
-    may raise while they are put back, and leave it behind."""
+    """A handler in the place of those that it ``replaced``, on one ``thread``. It has the first signal wait, and calls
+    what it replaced once for each signal: not by a signal of its own, which would wake event loops once more. A handler
+    that raises while it is put back may leave it behind, ``over`` as it is."""
 
     def __init__(self) -> None:
-        self.open = True
-        self.noted: list[int] = []
+        self.thread = threading.get_ident()
         self.replaced: dict[int, Any] = {}
+        self.noted: list[int] = []
+        self.came = 0
+        self.answering = self.over = False
 
-    def __call__(self, number: int, frame: object) -> None:
-        if self.open:
-            if number not in self.noted:
-                self.noted.append(number)
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.over:
+            self.put_back(number)
+            self.replaced[number](number, frame)
             return
-        signal.signal(number, self.replaced[number])
-        self.replaced[number](number, frame)
+        self.came += 1
+        self.noted.append(number)
+        if self.answering or (self.came > 1 and not _puts_back(frame)):
+            self.handle(frame)
+
+    def handle(self, frame: FrameType | None) -> None:
+        """Call the handler of each signal that waits, in order, whatever another one raises."""
+        noted, self.noted = self.noted, []
+        with contextlib.ExitStack() as steps:
+            for number in reversed(noted):
+                steps.callback(self.replaced[number], number, frame)
+
+    def finish(self, frame: FrameType) -> None:
+        """Have no signal wait any more."""
+        self.over = True
+        self.handle(frame)
 
     def put_back(self, number: int) -> None:
         """Make the handler of a signal the one it was, unless code in the block has set another one."""
@@ -110,29 +159,57 @@ class _Waiting:
             signal.signal(number, self.replaced[number])
 
 
+def _puts_back(frame: FrameType | None) -> bool:
+    """Whether an exception that is raised in ``frame`` may keep something from being put back, or be swallowed."""
+    if frame is not None and frame.f_code.co_name in ("__enter__", "__exit__"):
+        return True
+    while frame is not None:
+        if frame.f_code in _unbroken or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+_waiting: _Waiting | None = None
+"""What has signals wait now."""
+
+
 @contextlib.contextmanager
+@unbroken
 def _signals_waiting() -> Iterator[None]:
-    """Signals that Python code handles, such as Ctrl-C, are noted, and raised again when the block is left.
+    """A signal that Python code handles, such as Ctrl-C, waits until the block is left, or another one comes.
 
     Python handles signals on the main thread alone: elsewhere nothing is to be done.
     """
-    if threading.current_thread() is not threading.main_thread():
+    global _waiting
+    if threading.current_thread() is not threading.main_thread() or _waiting is not None:
         yield
         return
     waiting = _Waiting()
     try:
+        _waiting = waiting
         for number in signal.valid_signals():
             handler = signal.getsignal(number)
-            if isinstance(handler, _Waiting) and not handler.open:
+            if isinstance(handler, _Waiting):  # it was left behind
                 handler = handler.replaced[number]
             if callable(handler):
                 waiting.replaced[number] = handler
                 signal.signal(number, waiting)
         yield
     finally:
-        waiting.open = False
+        _waiting = None
         with contextlib.ExitStack() as steps:  # from the last to the first, also where handlers raise meanwhile
-            for noted in reversed(waiting.noted):
-                steps.callback(signal.raise_signal, noted)
+            steps.callback(waiting.finish, sys._getframe())
             for replaced in waiting.replaced:
                 steps.callback(waiting.put_back, replaced)
+
+
+def _in_child() -> None:
+    """A forked process goes on with the thread that forked: captures of others never end there."""
+    global _waiting
+    capturing.clear()
+    if _waiting is not None and _waiting.thread != threading.get_ident():
+        _waiting.over, _waiting = True, None
+
+
+os.register_at_fork(after_in_child=_in_child)

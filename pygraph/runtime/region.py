@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
@@ -26,7 +27,7 @@ from pygraph.errors import ReplayError, first_line
 from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, counts, only_collectives, open_ballot
 from pygraph.runtime.compare import ODD_REPLAY, Verdict, compare, verify
 from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program
-from pygraph.runtime.critical import capturing, capturing_turn
+from pygraph.runtime.critical import capturing, capturing_turn, interruptible
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
 from pygraph.runtime.measure import (
@@ -409,7 +410,7 @@ class Region:
                 counts["recalled"] += 1
                 self._decide(variant, decision)
                 if variant.off:
-                    return self._uncaptured(args)
+                    return self._answer(args)
             return self._capture(variant, args, measures and decision is None, path)
         finally:
             invalidate_all()
@@ -434,15 +435,19 @@ class Region:
             self.record.state = State.WARM
         return outputs
 
+    def _answer(self, args: list[Any]) -> Sequence[Any]:
+        """Run uncaptured a call that was to capture."""
+        return interruptible(self._run, args)
+
     def _capture(self, variant: Variant, args: list[Any], measures: bool, path: Path | None) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
         if self._like_the_odd_one(variant, args):
             variant.postpone()  # a wrong replay may be right where it reads what was there the last time
-            return self._uncaptured(args)
+            return self._answer(args)
         made = self._try_capture(args, self._order(variant))
         if isinstance(made, Refusal):
             self._refuse(variant, made)
-            return self._uncaptured(args)
+            return self._answer(args)
         sensitive = made.program.recording.offset_sensitive
         self._sensitive |= sensitive
         variant.like = sensitive, signature(args, sensitive)
@@ -481,7 +486,8 @@ class Region:
     ) -> Verdict:
         """Compare what was captured, which is closed if that raises, with what answers the call: ``answer``, which
         counts it, or an uncaptured run."""
-        facts = self._fn, self._driver, made.executable, args, made.program, answer or self._run_fn
+        run = partial(interruptible, answer or self._run_fn)
+        facts = self._fn, self._driver, made.executable, args, made.program, run
         try:
             verdict = compare(*facts, odd=self._odd is not None, together=together)
         except BaseException as error:
@@ -570,7 +576,7 @@ class Region:
             else:
                 made.executable.close()
             self._prefer(variant)
-            return self._uncaptured(args)
+            return self._answer(args)
         contest = Contest(self._driver, args, self._kept_order(args))
         verdict = self._compare(variant, made, args)
         if verdict.refusal is None:

@@ -7,8 +7,10 @@ there for what may wait for it.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import linecache
+import os
 import random
 import signal
 import subprocess
@@ -29,6 +31,7 @@ from pygraph.compat import dispatch_mode_depth, dispatch_mode_flags
 from pygraph.runtime.critical import capturing
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.region import Region, RegionOptions
+from tests.runtime.fake import FakeDriver, double
 from tests.runtime.regions import RegionCall, compile_regions, copy_arguments, same_bits
 
 RUNTIME = str(Path(pygraph.runtime.__file__).parent)
@@ -48,7 +51,7 @@ UNDOING = (
     "_on_side_stream",
 )
 """Functions that bring back what was before, or whose errors Python swallows. What an exception at any of their lines
-leaves cannot be helped. Signals do not come there: they wait meanwhile, and Python has them wait at such lines."""
+leaves cannot be helped. Signals wait meanwhile."""
 
 LATER = 6
 """Calls within which the region is captured and replayed again."""
@@ -83,17 +86,22 @@ class Lines:
     error: type[BaseException] = KeyboardInterrupt
     met: list[tuple[str, int]] = field(default_factory=list)
     reached: bool = False
+    left_out: tuple[str, ...] = UNDOING
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         code = frame.f_code
-        return self._line if code.co_filename.startswith(WATCHED) and code.co_name not in UNDOING else None
+        watched = code.co_filename.startswith(WATCHED) and code.co_name not in self.left_out
+        return self._line if watched else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
-        if event == "line" and not _undoes(frame):
+        if event == "line" and not _undoes(frame, self.left_out):
             self.met.append((frame.f_code.co_filename, frame.f_lineno))
             if len(self.met) - 1 == self.target:
-                raise self.error("injected")
+                self.fail()
         return self._line
+
+    def fail(self) -> None:
+        raise self.error("injected")
 
     def run(self, region: Region, args: list[Any]) -> Any:
         before = sys.gettrace()
@@ -107,11 +115,11 @@ class Lines:
             sys.settrace(before)
 
 
-def _undoes(frame: FrameType | None) -> bool:
+def _undoes(frame: FrameType | None, functions: Sequence[str]) -> bool:
     if frame is not None and "self.random.undo()" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
         return True  # the line does nothing else
     while frame is not None and frame.f_code.co_filename.startswith(WATCHED):
-        if frame.f_code.co_name in UNDOING:
+        if frame.f_code.co_name in functions:
             return True
         frame = frame.f_back
     return False
@@ -124,9 +132,9 @@ def due_region(call: RegionCall) -> Region:
     return region
 
 
-def numbers_of_lines(call: RegionCall) -> list[int]:
+def numbers_of_lines(call: RegionCall, kind: type[Lines]) -> list[int]:
     """The first time that each line runs, while a region is captured, compared, and then replayed."""
-    lines = Lines()
+    lines = kind()
     region = due_region(call)
     for seed in range(2):
         lines.run(region, call.fresh(seed))
@@ -199,15 +207,17 @@ def attempts(call: RegionCall, run: Callable[[Region, list[Any]], Any], error: t
     region.close()
 
 
-def problems(call: RegionCall, error: type[BaseException], step: int) -> dict[str, list[str]]:
+def problems(
+    call: RegionCall, error: type[BaseException], step: int, kind: type[Lines] = Lines
+) -> dict[str, list[str]]:
     """What is wrong after an ``error`` at every ``step``-th line, with those lines."""
     found: dict[str, list[str]] = {}
     torch.manual_seed(0)
     with torch.no_grad():
-        numbers = numbers_of_lines(call)
+        numbers = numbers_of_lines(call, kind)
         assert len(numbers) > 400
         for number in numbers[::step]:
-            lines = Lines(number, error)
+            lines = kind(number, error)
             wrong = list(attempts(call, lines.run, error))
             if error is KeyboardInterrupt and len(lines.met) > number and not lines.reached:
                 wrong.append("the interrupt did not reach the caller")
@@ -271,31 +281,235 @@ def test_a_storm_of_signals_leaves_nothing_behind() -> None:
     in_a_process(storm)
 
 
-def test_a_signal_waits_for_the_end_of_a_capture(call: RegionCall) -> None:
-    seen: list[str] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGINT)}
-    signal.signal(signal.SIGUSR1, lambda *_: seen.append("handled"))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, a shell has it ignored
+# -- signals -----------------------------------------------------------------------------------------------------------
 
-    class Driver(HostDriver):
-        def capture(self, fn: Any, args: Any, eager: Any = (), **options: Any) -> Any:
-            for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGINT):
-                signal.raise_signal(number)
-            seen.append("captured")
-            return super().capture(fn, args, eager, **options)
 
-    region = region_of(call.fn, Driver())
-    with torch.no_grad():
-        region(call.fresh(0))
-        with pytest.raises(KeyboardInterrupt):
-            region(call.fresh(1))
-        assert seen == ["captured", "captured", "handled"]
-        assert region.record.captures == 1
-        region(call.fresh(2))
-    assert region.record.replays == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+@pytest.fixture
+def handled() -> Iterator[list[int]]:
+    """The signals that a handler was called for: SIGUSR1 and SIGUSR2, which it does no more with, and SIGINT."""
+    seen: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)}
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: seen.append(number))
+    signal.signal(signal.SIGINT, interrupt)
+    yield seen
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+class Raising(HostDriver):
+    """Raises the signals ``given`` as its next capture begins, and notes in ``reached`` how many it came past."""
+
+    def __init__(self, *given: int) -> None:
+        super().__init__()
+        self.given = list(given)
+        self.reached = 0
+
+    def capture(self, fn: Any, args: Any, eager: Any = (), **options: Any) -> Any:
+        while self.given:
+            signal.raise_signal(self.given.pop(0))
+            self.reached += 1
+        return super().capture(fn, args, eager, **options)
+
+
+def test_a_signal_waits_for_the_end_of_a_capture_and_is_handled_before_the_users_own_run(handled: list[int]) -> None:
+    """The call is undone then: nothing of it has run."""
+    x, total = torch.ones(3), torch.zeros(3)
+    driver = Raising(signal.SIGINT)
+    region = region_of(lambda args: [args[1].add_(args[0])], driver)
+    with torch.no_grad():
+        region([x, total])
+        with pytest.raises(KeyboardInterrupt):
+            region([x, total])
+        assert (driver.reached, handled) == (1, [signal.SIGINT])
+        assert total.tolist() == [1.0] * 3
+        for _ in range(3):
+            region([x, total])
+    assert total.tolist() == [4.0] * 3
+    assert (region.record.captures, region.record.replays) == (1, 1)
+
+
+def test_a_second_signal_interrupts_a_capture_at_once(call: RegionCall, handled: list[int]) -> None:
+    driver = Raising(signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
+    region = region_of(call.fn, driver)
+    with torch.no_grad():
+        region(call.fresh(0))
+        args = call.fresh(1)
+        expected = Expected(call, args)
+        with pytest.raises(KeyboardInterrupt):
+            region(list(args))
+        assert expected.untouched(args)
+        assert (driver.reached, handled) == (1, [signal.SIGUSR1, signal.SIGINT])
+        for seed in range(3):
+            region(call.fresh(seed))
+    assert region.record.replays >= 1
+    assert handled == [signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2]
+
+
+def test_each_signal_is_handled_once(call: RegionCall, handled: list[int]) -> None:
+    given = [signal.SIGUSR2, signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR1]
+    for number in range(len(given) + 1):
+        region, handled[:] = region_of(call.fn, Raising(*given[:number])), ()
+        with torch.no_grad():
+            for seed in range(3):
+                region(call.fresh(seed))
+        assert handled == given[:number]
+        assert (region.record.captures, region.record.replays) == (1, 1)
+
+
+def test_handlers_of_an_event_loop_are_called_once(call: RegionCall) -> None:
+    """A loop is woken by the signal itself, whatever handler Python code has set."""
+    seen: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            loop.add_signal_handler(number, seen.append, signal.Signals(number).name)
+        region = region_of(call.fn, Raising(signal.SIGUSR1, signal.SIGTERM))
+        with torch.no_grad():
+            for seed in range(3):
+                region(call.fresh(seed))
+        assert region.record.replays == 1
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert seen == ["SIGUSR1", "SIGTERM"]
+
+
+@pytest.mark.parametrize("way", ["compared", "called first", "refused"])
+def test_the_users_own_run_is_interrupted_at_once_where_it_captures(way: str, handled: list[int]) -> None:
+    """Also where it comes before the replay, and where nothing was captured."""
+    instantiated, runs, reached = list[int](), list[int](), list[int]()
+
+    def fn(args: list[Any]) -> Any:
+        if instantiated and not runs:
+            runs.append(1)
+            signal.raise_signal(signal.SIGINT)
+            reached.append(1)
+        values, _ = torch.sort(args[0])
+        return [values * 2]
+
+    class Driver(HostDriver):
+        def instantiate(self, program: Any) -> Any:
+            instantiated.append(1)
+            if way == "refused":
+                raise MemoryError
+            return super().instantiate(program)
+
+    x, eager = torch.tensor([2.0, 1.0]), ["aten.sort"] if way == "called first" else []
+    region = Region(fn, Driver(), name="interrupted", eager=eager)
+    with torch.no_grad():
+        region([x])
+        with pytest.raises(KeyboardInterrupt):
+            region([x])
+        assert (reached, handled) == ([], [signal.SIGINT])
+        assert thread_state()[:-1] == [0, dispatch_mode_flags(), False, False, [], True]
+        for _ in range(8):
+            assert region([x])[0].tolist() == [2.0, 4.0]
+    assert way == "refused" or region.record.replays > 0
+
+
+def test_a_comparison_that_hangs_can_be_interrupted(handled: list[int]) -> None:
+    """By the second signal, wherever it comes."""
+    driver = FakeDriver()
+
+    def hang(args: list[Any]) -> Any:
+        while True:
+            signal.raise_signal(signal.SIGINT)
+
+    region, x = region_of(double, driver), torch.ones(2)
+    region([x])
+    driver.kernel = hang
+    with pytest.raises(KeyboardInterrupt):
+        region([x])
+    assert handled == [signal.SIGINT] * 2
+    driver.kernel = None
+    for _ in range(3):
+        assert region([x])[0].tolist() == [2.0, 2.0]
+    assert region.record.replays == 1
+
+
+@dataclass
+class TwoSignals(Lines):
+    """Raises two signals at a line, also at those of functions that bring back what was before, but for those at which
+    Python handles none: between a call in a ``try`` and the next one in its ``finally``."""
+
+    left_out: tuple[str, ...] = ("capturing_turn",)
+
+    def fail(self) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("step", [SOME, pytest.param(EVERY, marks=pytest.mark.sweep)])
+def test_two_signals_at_any_line_leave_nothing_behind(call: RegionCall, step: int, handled: list[int]) -> None:
+    assert problems(call, KeyboardInterrupt, step, TwoSignals) == {}
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def in_a_child(work: Callable[[], bool]) -> bool:
+    """What ``work`` says in a process that is forked now."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if work() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("when", ["captured", "replayed"])
+def test_a_process_forked_while_another_thread_is_in_a_region_captures_and_replays(when: str) -> None:
+    """The thread is not part of the new process, and what it was about never ends there."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def wait(x: torch.Tensor) -> torch.Tensor:
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            assert leave.wait(60)
+        return x + 1
+
+    with torch.library._scoped_library("pygraphforks", "DEF") as library:
+        library.define("wait(Tensor x) -> Tensor")
+        library.impl("wait", wait, "CPU")
+        library.impl("wait", torch.empty_like, "Meta")
+
+        def fn(args: list[Any]) -> Any:
+            return [torch.ops.pygraphforks.wait(args[0] * 2)]
+
+        region, other = Region(fn, HostDriver(), name="forked", eager=["pygraphforks.wait"]), region_of(double)
+        x = torch.ones(4)
+
+        def replays(made: Region) -> bool:
+            before = made.record.replays
+            right = all(made([x + n])[0].tolist() == [3 + 2 * n - (made is other)] * 4 for n in range(4))
+            return right and made.record.replays > before
+
+        def work() -> None:
+            with torch.no_grad():
+                region([x + 7])
+
+        with torch.no_grad():
+            for _ in range(3 if when == "replayed" else 1):
+                region([x])
+            thread = threading.Thread(target=work)
+            thread.start()
+            assert inside.wait(60)
+            try:
+                assert in_a_child(lambda: replays(region) and replays(other))
+            finally:
+                leave.set()
+                thread.join()
+            assert replays(region)
 
 
 # -- finalisers and other threads --------------------------------------------------------------------------------------

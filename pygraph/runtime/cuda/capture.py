@@ -21,7 +21,7 @@ from pygraph.compat import clear_cublas_workspaces, storage_from_address
 from pygraph.errors import CaptureError
 from pygraph.runtime.calls import OperatorCall
 from pygraph.runtime.contract import describe_outputs
-from pygraph.runtime.critical import only_capture
+from pygraph.runtime.critical import only_capture, unbroken
 from pygraph.runtime.cuda.addresses import ALIGNMENT, Arena, Arenas, with_unowned
 from pygraph.runtime.cuda.bindings import call, read_edges
 from pygraph.runtime.cuda.nodes import EventNode, Node, handles, read_nodes
@@ -202,6 +202,7 @@ class _Attempt:
     # -- running the region ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
+    @unbroken
     def _on_side_stream(self) -> Iterator[None]:
         """What fills or reads the generator's seed and offset on the device does so in turns, on one stream: captures
         share that memory in torch 2.11, and each capture and each replay refills it. The stream waits for the last
@@ -345,6 +346,7 @@ class _Attempt:
 
 
 @contextlib.contextmanager
+@unbroken
 def _recording(graph: torch.cuda.CUDAGraph, session: Any, device: DeviceCapture) -> Iterator[None]:
     """The current stream is captured, and allocations of this thread come from ``session``, until the block is left in
     whatever way. Raises RuntimeError if the capture is broken by then."""
@@ -361,6 +363,7 @@ def _recording(graph: torch.cuda.CUDAGraph, session: Any, device: DeviceCapture)
     end()
 
 
+@unbroken
 def _end(graph: torch.cuda.CUDAGraph, session: Any, end_broken: Callable[[], None]) -> None:
     """End the capture. A broken one leaves torch's allocators and the generator believing that it goes on: the latter
     is mended by an empty one."""

@@ -13,6 +13,8 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -53,6 +55,9 @@ struct Source {
     address = to;
   }
 };
+
+// Another one in a process that was forked: replays of its parent's threads never end there.
+static unsigned generation = 1;
 
 enum class OutputKind { argument, view, fresh, object, same };
 
@@ -191,7 +196,7 @@ class Region {
   // Gives everything back; while a replay is under way, when that is over.
   void close() {
     closed_ = true;
-    if (!busy_) release();
+    if (!busy()) release();
   }
 
  protected:
@@ -200,9 +205,12 @@ class Region {
   // Entered and left under the GIL: a replay that finds another one under way is turned away.
   struct Busy {
     Region& region;
-    explicit Busy(Region& r) : region(r) { region.busy_ = true; }
+    explicit Busy(Region& r) : region(r) {
+      if (region.busy_ != 0) region.forget_places();
+      region.busy_ = generation;
+    }
     ~Busy() {
-      region.busy_ = false;
+      region.busy_ = 0;
       if (region.closed_) region.release();
     }
   };
@@ -215,7 +223,9 @@ class Region {
     }
   };
 
-  bool may_replay(PyObject* args) const { return !closed_ && !busy_ && !modes_active() && PyList_CheckExact(args); }
+  bool busy() const { return busy_ == generation; }
+
+  bool may_replay(PyObject* args) const { return !closed_ && !busy() && !modes_active() && PyList_CheckExact(args); }
 
   // Tells the launches that an address was baked into where it is now.
   virtual void move(size_t source, uintptr_t to) = 0;
@@ -284,7 +294,7 @@ class Region {
   std::vector<Source<Patch>> sources_;
   std::vector<Step<backend>> steps_;
   std::string name_;
-  bool busy_ = false;
+  unsigned busy_ = 0; // the generation of the process that replays it
   std::atomic<bool> closed_{false}; // also set while a replay runs without the GIL
 
  private:
@@ -350,6 +360,11 @@ class Region {
       if (position < PyList_GET_SIZE(args)) PyList_SetItem(args, position, py::none().release().ptr());
       call.held[argument] = py::object();
     }
+  }
+
+  // The parent's thread may have been about to move an address when this process was forked: all are moved anew.
+  void forget_places() {
+    for (auto& source : sources_) source.address = 1;
   }
 
   std::vector<size_t> owned_; // the source of each
@@ -420,6 +435,7 @@ py::class_<T> bind_region(py::module_& m, const char* name) {
         return EagerResult{owned, index, offset, nbytes, Layout(std::move(size), std::move(stride), dtype)};
       }));
   m.def("exchange_state", &exchange_state);
+  pthread_atfork(nullptr, nullptr, [] { ++generation; });
   py::enum_<OutputKind>(m, "OutputKind", py::module_local())
       .value("ARGUMENT", OutputKind::argument)
       .value("VIEW", OutputKind::view)
