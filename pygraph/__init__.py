@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 from pygraph.version import __version__
 
 if TYPE_CHECKING:
-    from pygraph.api import Explanation, counters, explain, reports, reset
+    from pygraph.api import Explanation, counters, explain, region_counters, reports, reset
     from pygraph.passes.base import Pass, PassContext, PassResult
     from pygraph.passes.pipeline import register
+    from pygraph.runtime.events import Event, on_event
+    from pygraph.runtime.live import release, retry
     from pygraph.training.step import train_step
     from pygraph.training.whole_step import capture
 
 __all__ = [
+    "Event",
     "Explanation",
     "Pass",
     "PassContext",
@@ -27,16 +30,22 @@ __all__ = [
     "capture",
     "counters",
     "explain",
+    "on_event",
+    "region_counters",
     "register",
+    "release",
     "reports",
     "reset",
+    "retry",
     "train_step",
 ]
 
 _HOMES = {
-    **dict.fromkeys(("Explanation", "counters", "explain", "reports", "reset"), "pygraph.api"),
+    **dict.fromkeys(("Explanation", "counters", "explain", "region_counters", "reports", "reset"), "pygraph.api"),
     **dict.fromkeys(("Pass", "PassContext", "PassResult"), "pygraph.passes.base"),
     "register": "pygraph.passes.pipeline",
+    **dict.fromkeys(("Event", "on_event"), "pygraph.runtime.events"),
+    **dict.fromkeys(("release", "retry"), "pygraph.runtime.live"),
     "capture": "pygraph.training.whole_step",
     "train_step": "pygraph.training.step",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,7 +16,7 @@ from pygraph.report.facts import plural, summarize, to_json
 from pygraph.report.html import render_html
 from pygraph.report.model import GraphReport
 from pygraph.report.text import render_text, summary_lines
-from pygraph.runtime.region import counts
+from pygraph.runtime import events, live
 from pygraph.settings import Settings
 
 
@@ -67,16 +68,26 @@ def explain(
 
 
 def reports() -> list[GraphReport]:
-    """The reports of every graph compiled in this process, oldest first."""
+    """The reports of the last 256 graphs, and of all whose programs are alive, oldest first."""
     return kept.reports()
 
 
 def counters() -> dict[str, int]:
-    """What the runtime did so far in this process: captures, replays, uncaptured calls, refusals by reason."""
-    return dict(sorted(dict(counts).items()))  # a copy first: other threads may count meanwhile
+    """What the runtime did so far in this process: captures, replays, uncaptured calls, and each other kind of event
+    (see ``Event``), in all and by reason."""
+    return dict(sorted(dict(events.counts).items()))  # a copy first: other threads may count meanwhile
+
+
+def region_counters() -> dict[str, dict[str, int]]:
+    """The same for each region that is alive, by its name: since it was made, whatever ``reset`` has forgotten."""
+    found: dict[str, Counter[str]] = {}
+    for region in live.regions():
+        name, counted = region.counters
+        found.setdefault(name, Counter()).update(counted)
+    return {name: dict(sorted(counted.items())) for name, counted in found.items()}
 
 
 def reset() -> None:
     """Forget reports and counts. Compiled programs go on; ``torch._dynamo.reset()`` frees those."""
     kept.clear()
-    counts.clear()
+    events.forget()

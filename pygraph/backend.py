@@ -136,7 +136,7 @@ class _Compiler:
                 raise
             report.give_up(error)
             _restore_graphs(gm, original)
-            run = _boxed(compat.compile_fx_inner(gm, example_inputs, **kwargs))
+            run = _boxed(compat.compile_fx_inner(gm, example_inputs, **kwargs), report)
         dump_program(self.settings.dump_dir, report)
         return run
 
@@ -220,7 +220,7 @@ class _Compiler:
             if self.settings.strict:
                 raise
             report.give_up(error)
-            return _boxed(program)
+            return _boxed(program, report)
         trace_report(report)
         return run
 
@@ -359,7 +359,7 @@ def attach(
     the only region, where the program does nothing else."""
     driver = _driver(facts, report, settings)
     if driver is None:
-        return _boxed(program)
+        return _boxed(program, report)
     folder = graph_dir(settings.dump_dir, report)
     made: list[tuple[Region, Boxed]] = []
 
@@ -397,13 +397,13 @@ def attach(
     program.recursively_apply_fns([functools.partial(wrap, known) for known in facts.regions])
     entry = entry_text(program.source_code) if len(made) == len(facts.regions) == 1 else None
     if entry is None:
-        return _boxed(program)
+        return _boxed(program, report)
     region, function = made[0]
-    return _boxed(bind(entry, getattr(function, "__globals__", {}), region, program), fresh=True)
+    return _boxed(bind(entry, getattr(function, "__globals__", {}), region, program), report, fresh=True)
 
 
-def _boxed(program: Boxed, *, fresh: bool = False) -> Boxed:
-    """A plain function around ``program``, unless it is one of our own (``fresh``).
+def _boxed(program: Boxed, report: GraphReport, *, fresh: bool = False) -> Boxed:
+    """A plain function around ``program``, unless it is one of our own (``fresh``). It keeps ``report`` alive.
 
     Inductor's own object carries cache keys that would poison later plain compilations: it is not handed out.
     """
@@ -412,7 +412,7 @@ def _boxed(program: Boxed, *, fresh: bool = False) -> Boxed:
         return program(args)
 
     chosen = program if fresh else run
-    chosen._boxed_call = True  # type: ignore[attr-defined]
+    chosen._boxed_call, chosen._report = True, report  # type: ignore[attr-defined]
     return chosen
 
 

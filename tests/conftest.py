@@ -59,6 +59,14 @@ def _compiled_anew() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _uncaptured_before() -> None:
+    """Captures that one test has left make no room in another, where memory is said to be short."""
+    live = sys.modules.get("pygraph.runtime.live")
+    if live is not None:
+        live.release()
+
+
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Compile from scratch: Dynamo, reports and counters are empty before and after."""

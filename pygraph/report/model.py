@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from pygraph.errors import first_line
 from pygraph.frontend.location import UNKNOWN, GraphOrigin, note_breaks
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pygraph")
 
-_reports: deque[GraphReport] = deque(maxlen=256)  # the oldest goes first: recompiling for ever does not grow them
+_latest: deque[GraphReport] = deque(maxlen=256)
+"""Reports that are kept whatever became of their programs."""
+_live: WeakValueDictionary[int, GraphReport] = WeakValueDictionary()
+"""All reports, by index: a program that is alive holds its own. Recompiling for ever does not grow them."""
 _numbers = itertools.count()
 
 STEP = "step"
@@ -78,7 +82,7 @@ class RegionReport:
         return (self.record.reason if self.record is not None else None) or self.reason
 
 
-@dataclass(slots=True, repr=False)
+@dataclass(repr=False)
 class GraphReport:
     """One compiled graph; or, of the kind ``step``, a step under ``pygraph.capture``, which has regions alone.
 
@@ -178,16 +182,19 @@ def open_report(kind: str, origin: GraphOrigin = UNKNOWN) -> GraphReport:
     if kind == "backward":
         origin = GraphOrigin(origin.function, origin.start)
     report = GraphReport(index=next(_numbers), kind=kind, device="", origin=origin)
-    _reports.append(report)
+    _latest.append(report)
+    _live[report.index] = report
     return report
 
 
 def reports() -> list[GraphReport]:
-    """All reports that are kept, oldest first."""
+    """The reports of the last 256 graphs, and of all programs that are alive, oldest first."""
     note_breaks()
-    return [report.complete() for report in sorted(_reports.copy(), key=lambda report: report.index)]
+    known = [report for report in (each() for each in _live.valuerefs()) if report is not None]
+    return [report.complete() for report in sorted(known, key=lambda report: report.index)]
 
 
 def clear() -> None:
     """Forget every report."""
-    _reports.clear()
+    _live.clear()
+    _latest.clear()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,13 +21,10 @@ from weakref import WeakKeyDictionary, WeakSet
 from pygraph.compat import before_shutdown, resolve_process_group
 from pygraph.runtime.answers import in_flight
 from pygraph.runtime.contract import Program
+from pygraph.runtime.events import counts
 from pygraph.runtime.recording import is_functional_collective
 
-__all__ = ["VOTES", "Ballot", "Outcome", "collectives_of", "counts", "only_collectives", "open_ballot"]
-
-counts: defaultdict[str, int] = defaultdict(int)
-"""What happened so far in this process: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled`` decisions,
-``refused``, and ``refused.CODE``. Threads add to it without a lock: CPython does not interrupt such an addition."""
+__all__ = ["VOTES", "Ballot", "Outcome", "collectives_of", "only_collectives", "open_ballot"]
 
 VOTES = (4, 8, 16, 32, 64)
 """Calls of a region at which its ranks vote. A program that communicates is called by all of them in step."""

@@ -5,6 +5,7 @@ Everything above a driver (slots, layout, comparison, life of a region) is writt
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -46,8 +47,10 @@ __all__ = [
     "describe_outputs",
     "make_driver",
     "returned_by_calls",
+    "share_uses",
     "start_build",
     "used_by_calls",
+    "uses",
 ]
 
 ScratchPool = Callable[[], AbstractContextManager[object]]
@@ -216,6 +219,15 @@ class Program:
         return frozenset(slot.index for slot in inputs if launches[slot.launch].may_write(slot.word, slot.key))
 
 
+uses = ctypes.c_uint64()
+"""Replays that this process has begun. Native regions count them: it takes no Python code on the way."""
+
+
+def share_uses(native: Any) -> None:
+    """Have the regions of the module ``native`` count in ``uses``."""
+    native.share_uses(uses)
+
+
 Answer = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 """Stands for the eager calls of one replay, in order. It is given an operator's tensors, each named once, and returns
 what is taken for its results."""
@@ -243,6 +255,12 @@ class Executable:
         self._region = region
         self._kept = tuple(kept)
         self.replay = region.replay
+
+    @property
+    def used(self) -> int:
+        """The number in ``uses`` of the last replay."""
+        number: int = self._region.used
+        return number
 
     def close(self) -> None:
         """Give everything back, at the end of a replay that is under way; replaying afterwards returns None."""

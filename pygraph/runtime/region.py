@@ -5,7 +5,7 @@ replayed if it fits. All others are told apart in ``_choose``, by the State of t
 
     TIMED, REPLAY   it fits: replayed; or uncaptured, where a timed block says so
     SKIPPED         uncaptured: it was measured to be faster
-    UNCAPTURED      uncaptured: a capture failed
+    UNCAPTURED      uncaptured: a capture failed, for good
     COLD, WARM      uncaptured, and counted; the n-th call captures, and compares with a run that answers it
 
 One thread captures at a time, and nobody waits for it: the others run uncaptured meanwhile.
@@ -22,14 +22,18 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from pygraph.compat import dispatch_mode_depth, functorch_level
 from pygraph.errors import ReplayError, first_line
-from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, counts, only_collectives, open_ballot
+from pygraph.runtime import live
+from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, only_collectives, open_ballot
 from pygraph.runtime.compare import ODD_REPLAY, Verdict, compare, verify
-from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program
+from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program, uses
 from pygraph.runtime.critical import capturing, capturing_turn, interruptible
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
+from pygraph.runtime.events import Journal, Sizes, counts
 from pygraph.runtime.measure import (
     CONCURRENT,
     PATIENCE,
@@ -44,16 +48,17 @@ from pygraph.runtime.measure import (
     several_ranks,
 )
 from pygraph.runtime.provenance import Refusal, is_out_of_memory, tracing
+from pygraph.runtime.reasons import CLOSED, MEMORY, Lasting, reason_of
 from pygraph.runtime.recording import Origin
 from pygraph.runtime.slots import SlotTable
 from pygraph.runtime.steps import ORDER_MEMORY, longest_path, timeline
 from pygraph.runtime.tensors import fingerprint
-from pygraph.runtime.variants import ScalarKey, State, Variant, VariantTable, signature
+from pygraph.runtime.variants import LONGEST_WAIT, ScalarKey, State, Variant, VariantTable, signature, sizes_in
 
-__all__ = ["EagerCalls", "Region", "RegionOptions", "RegionRecord", "counts"]
+__all__ = ["EagerCalls", "Region", "RegionOptions", "RegionRecord"]
 
 _MAX_REFUSALS = 2
-"""Captures that fail before a region without any executable is left off (one, where no scalar tells calls apart)."""
+"""Captures that fail before a region that was never captured is left off (one, where no scalar tells calls apart)."""
 
 _CONTESTS = 3
 """Variants of a region that are timed in two orders at once; and, if so many kept that of the program, the last."""
@@ -66,22 +71,6 @@ _AGREED = "collectives are captured, as all ranks agreed"
 
 _TOLERATED = "non-deterministic: compared within a tolerance"
 """The same, where results vary by themselves."""
-
-_ONE_CALLS_FAULT = (
-    "argument-misaligned",
-    "capture-busy",
-    "comparison-budget",
-    "generator-busy",
-    "no-address-space",
-    ODD_REPLAY,
-    "out-of-memory",
-    "random-state",
-    "replay-declined",
-)
-"""Refusals that say nothing about calls with other arguments."""
-
-_REGIONS_FAULT = ("comparison-failed", "stateful-operator", "unstable-number")
-"""Refusals that say something about every capture of the region: none is used any more."""
 
 _NO_OPERATORS_FAULT = ("comparison-failed", "dynamic-output", "host-read", "metadata-mutation", "only-eager")
 """Refusals that name an operator, and would name it as well if each replay called it."""
@@ -128,7 +117,7 @@ class RegionRecord:
     ``decisions`` one for each measured variant; where all are left uncaptured, the state is ``uncaptured`` without a
     ``reason``. ``orders`` are the decisions on the order of launches; ``contests`` variants still wait for one.
     ``longest_path``: of launches of the last capture that depend on each other (0: nobody asked); ``timeline``: of the
-    last one that ran side by side."""
+    last one that ran side by side. ``events``: how often something else happened, by kind, and by kind and reason."""
 
     name: str
     state: State = State.COLD
@@ -150,6 +139,7 @@ class RegionRecord:
     contests: int = 0
     longest_path: int = 0
     timeline: tuple[tuple[str, int, int], ...] = ()
+    events: Counter[str] = field(default_factory=Counter)
 
     def __repr__(self) -> str:
         counts = f"captures: {self.captures}, replays: {self.replays}, uncaptured calls: {self.uncaptured}"
@@ -210,16 +200,25 @@ class Region:
         self._timed: Variant | None = None
         """What was used last instead, if it is being measured."""
         self._key: ScalarKey | None = None
+        self._device = torch.device("cpu")
+        """Where it is captured, once it was called."""
+        self._parameters: frozenset[int] = frozenset()
+        """Positions of parameters, whose sizes tell no calls apart."""
         self._slots: SlotTable | None = None
         self._sensitive: frozenset[int] = frozenset()
         self._ballot: Ballot | None = None
         """How ranks decide on captured collectives, until they do no longer."""
-        self._closed = False
+        self._left: Refusal | None = None
+        """Why nothing is captured any more, if so."""
         self._failures = 0
         self._odd: tuple[Variant, bytes] | None = None
         """The variant of which the last replay that could be judged was the odd one, and what the call was given."""
         self._queued = 0
         """Calls, since the last turn of a contest, of variants that wait for one to end."""
+        self._journal = Journal(name, self.record.events, clock)
+        self._began: float | None = None
+        """When the call began that captures, if one does now."""
+        live.enter(self)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         outputs = self.try_replay(args)
@@ -250,7 +249,62 @@ class Region:
 
     def close(self) -> None:
         """Free everything that was captured; later calls run uncaptured."""
-        self._retire(Refusal("closed"))
+        self._retire(Refusal(CLOSED))
+
+    @property
+    def counters(self) -> tuple[str, dict[str, int]]:
+        """Its name, and what happened to it so far."""
+        record = self.record
+        calls = {"captures": record.captures, "replays": record.replays, "uncaptured": record.uncaptured}
+        return record.name, {**calls, **dict(record.events)}
+
+    def retry(self, *, every: bool) -> bool:
+        """Make calls eligible for captures again that were refused for what may pass; with ``every``, for whatever
+        reason. Whether there were any."""
+        left = self._left
+        if left is not None and (left.reason == CLOSED or not (every or reason_of(left.reason).may_pass)):
+            return False
+        refusal = self._variants.retry(every=every) or left
+        if refusal is None:
+            return False
+        self._left, self._failures = None, 0
+        if not self._variants.captured:
+            self.record.state, self.record.reason = State.WARM, None
+        self._journal.retried(refusal.reason)
+        return True
+
+    def release(self) -> int:
+        """Free all captures; later calls are captured again. Returns how many there were."""
+        freed = sum(self._free(variant) for variant in self._variants.captured)
+        if freed:
+            self._journal.released()
+        return freed
+
+    def captures(self) -> list[live.Capture]:
+        """The captures, but for those that ranks have agreed on."""
+        known = [(variant, variant.executable) for variant in self._variants.captured if not variant.joined]
+        return [
+            live.Capture(self._device, executable.used, partial(self._evict, variant))
+            for variant, executable in known
+            if executable is not None
+        ]
+
+    def _evict(self, variant: Variant) -> None:
+        """Free a capture because memory is short."""
+        if self._free(variant):
+            variant.wait(self._clock())
+            self._journal.evicted("out-of-memory", self._sizes(variant))
+
+    def _free(self, variant: Variant) -> bool:
+        """Free a capture, to be made anew once its calls ran often enough; whether this thread did."""
+        freed = self._variants.free(variant)
+        if freed:
+            variant.ran = 0
+            self._replay_last = self._timed = None
+            self.record.contests = self._variants.contests
+            if not self._variants.captured:
+                self.record.state = State.WARM
+        return freed
 
     def _choose(self, args: list[Any]) -> Sequence[Any]:
         """A call that was not replayed at once: by the state of its variant."""
@@ -262,10 +316,13 @@ class Region:
             outputs = self._vote(self._ballot, args)
             if outputs is not None:
                 return outputs
-        if self._closed:
+        if self._left is not None:
             return self._uncaptured(args)
         if self._key is None:
             self._key = ScalarKey(args)
+            devices = (arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.device.type != "cpu")
+            self._device = next(devices, self._device)
+            self._parameters = frozenset(i for i, arg in enumerate(args) if isinstance(arg, torch.nn.Parameter))
         key = self._key.of(args)
         watched = dispatch_mode_depth() > 0  # a mode has to see each operator, as AOTAutograd's does in the first call
         if not watched:
@@ -283,16 +340,18 @@ class Region:
         if isinstance(facts, Refusal):
             if facts.reason not in self.record.refusals:
                 self._note(facts)
+                self._journal.left(facts)
             if not self._variants.captured:
                 self.record.reason = str(facts)
             return self._uncaptured(args)
         variant = self._variants.find(key, facts)
-        if variant.due and not watched:
+        if variant.due(self._clock) and not watched:
             with capturing_turn() as mine:
-                if mine and variant.due:
+                if mine and variant.due(self._clock):
                     return self._due(variant, args)
         outputs = self._uncaptured(args)
         variant.ran += 1
+        variant.seen = uses.value
         return outputs
 
     def _use(self, variant: Variant, args: list[Any], *, alone: bool = True) -> Sequence[Any] | None:
@@ -360,7 +419,7 @@ class Region:
         self._variants.used(variant)
         if variant is not self._timed:
             self._invalidate()
-        executable = None if self._closed else variant.executable
+        executable = None if self._left is not None else variant.executable
         measured = variant.measurement is not None
         plain = self._key is not None and self._key.plain and not self._options.verify_always
         self._timed = variant if executable is not None and measured else None
@@ -401,6 +460,7 @@ class Region:
 
     def _due(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
+        self._began = self._clock()
         try:
             alone = not several_ranks()  # uncaptured or not, each would decide by itself
             measures = self._options.measure and not self._options.verify_always and alone and not variant.decided
@@ -413,6 +473,7 @@ class Region:
                     return self._answer(args)
             return self._capture(variant, args, measures and decision is None, path)
         finally:
+            self._began = None
             invalidate_all()
             self.record.contests = self._variants.contests
 
@@ -429,7 +490,7 @@ class Region:
         return self._run(args)
 
     def _run(self, args: list[Any]) -> Sequence[Any]:
-        outputs = self._run_fn(args)
+        outputs = self._run_user(args)
         self.record.count_uncaptured()
         if self.record.state is State.COLD:
             self.record.state = State.WARM
@@ -439,10 +500,18 @@ class Region:
         """Run uncaptured a call that was to capture."""
         return interruptible(self._run, args)
 
+    def _run_user(self, args: list[Any]) -> Sequence[Any]:
+        """The user's own run. If it has too little memory, captures make room for what comes then."""
+        try:
+            return self._run_fn(args)
+        except torch.OutOfMemoryError:
+            live.shed(self._device)
+            raise
+
     def _capture(self, variant: Variant, args: list[Any], measures: bool, path: Path | None) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
         if self._like_the_odd_one(variant, args):
-            variant.postpone()  # a wrong replay may be right where it reads what was there the last time
+            variant.wait(self._clock())  # a wrong replay may be right where it reads what was there the last time
             return self._answer(args)
         made = self._try_capture(args, self._order(variant))
         if isinstance(made, Refusal):
@@ -486,7 +555,7 @@ class Region:
     ) -> Verdict:
         """Compare what was captured, which is closed if that raises, with what answers the call: ``answer``, which
         counts it, or an uncaptured run."""
-        run = partial(interruptible, answer or self._run_fn)
+        run = partial(interruptible, answer or self._run_user)
         facts = self._fn, self._driver, made.executable, args, made.program, run
         try:
             verdict = compare(*facts, odd=self._odd is not None, together=together)
@@ -581,7 +650,7 @@ class Region:
         verdict = self._compare(variant, made, args)
         if verdict.refusal is None:
             variant.rival = made.executable
-        refusal = verdict.refusal or (Refusal("closed") if self._closed or variant.executable is None else None)
+        refusal = verdict.refusal or (Refusal(CLOSED) if self._left or variant.executable is None else None)
         if refusal is not None:
             variant.rival = None
             made.executable.close()
@@ -661,7 +730,7 @@ class Region:
             called = variant.executable if variant.joined and asked != [Outcome.YES] else None
             outputs: Sequence[Any] | None = None if called is None else called.replay(args)
             if outputs is None:
-                outputs = self._run_fn(args)
+                outputs = self._run_user(args)
                 self.record.count_uncaptured()
             else:
                 self.record.count_replay()
@@ -670,7 +739,7 @@ class Region:
         right = kept = False
         try:
             verdict = self._compare(variant, made, args, together, answer)
-            right = verdict.refusal is None and not self._closed and variant.executable is not None
+            right = verdict.refusal is None and not self._left and variant.executable is not None
         finally:
             outcome = asked[0] if asked else ballot.decide("replay", None)
             if outcome is Outcome.YES:
@@ -698,13 +767,13 @@ class Region:
             variant.executable = made.executable
             if called is not None:
                 called.close()
-        if called is None or self._closed:  # another thread has closed the region, or is about to
+        if called is None or self._left:  # another thread has closed the region, or is about to
             variant.release()
         elif contest is not None:
             self.record.timeline = timeline(made.program)
         else:
             variant.joined = True
-            self._tell(made.program)
+            self._tell(variant, made.program)
             self._add_notes(_AGREED)
 
     def _said(self, outcome: Outcome) -> None:
@@ -741,7 +810,7 @@ class Region:
     def _make_eager(self, refusal: Refusal) -> bool:
         """Have replays call the operators that ``refusal`` names; whether that is new. A capture that fails has run
         nothing."""
-        if refusal.reason in _NO_OPERATORS_FAULT + _ONE_CALLS_FAULT:
+        if refusal.reason in _NO_OPERATORS_FAULT or reason_of(refusal.reason).lasting is Lasting.PASSES:
             return False
         new = [base_of(name) for name in refusal.operators if is_operator(name) and base_of(name) not in self._eager]
         self._eager.update(dict.fromkeys(new))
@@ -752,14 +821,14 @@ class Region:
 
     def _settle(self, variant: Variant, made: Captured, verdict: Verdict, voted_on: tuple[str, str] | None) -> None:
         """Use the executable from now on, or close it."""
-        refusal = verdict.refusal
+        refusal, evicted = verdict.refusal, list[Variant]()
         if refusal is None:
             variant.tolerant = verdict.tolerant
             variant.program = made.program if self._options.verify_always else None
-            self._variants.install(variant, made.executable)
-            if self._closed:  # maybe by another thread, before there was anything to free
+            evicted = self._variants.install(variant, made.executable)
+            if self._left is not None:  # maybe by another thread, before there was anything to free
                 self._variants.clear()
-                refusal = Refusal("closed")
+                refusal = self._left
         if refusal is not None:
             made.executable.close()
             if self._make_eager(refusal):
@@ -776,15 +845,16 @@ class Region:
         record = self.record
         record.state, record.reason = State.REPLAY, None
         self._add_notes(*made.table.notes, *[_TOLERATED] * verdict.tolerant)
-        self._tell(made.program)
+        self._tell(variant, made.program)
+        for each in evicted:
+            self._journal.evicted("max-captures", self._sizes(each))
 
     def _add_notes(self, *notes: str) -> None:
         """Those that the report does not have yet."""
         self.record.notes.extend(note for note in notes if note not in self.record.notes)
 
-    def _tell(self, program: Program) -> None:
+    def _tell(self, variant: Variant, program: Program) -> None:
         """What reports say of the last capture."""
-        counts["captures"] += 1
         record = self.record
         record.captures += 1
         record.slots, record.launches = len(program.slots), len(program.recording.launches)
@@ -796,21 +866,25 @@ class Region:
         record.eager = [EagerCalls(*call, count) for call, count in called.items()]
         if self._on_capture is not None:
             self._on_capture(program)
+        self._journal.captured(self._sizes(variant), self._duration_us, program.layout.nbytes)
 
     def _refuse(self, variant: Variant, refusal: Refusal) -> None:
-        """Leave a variant uncaptured. A replay that was wrong, or failures alone, end the whole region's captures."""
-        self._note(refusal)
-        if refusal.reason in _ONE_CALLS_FAULT:
-            variant.postpone()
-        else:
-            variant.off = State.UNCAPTURED
-            self._failures += 1
-        if refusal.reason in _REGIONS_FAULT:
-            self._retire(refusal)
-        elif not self._variants.captured:
+        """Leave a variant uncaptured, for a while or for good. A replay that was wrong, or failures alone, end the
+        whole region's captures. Where memory is short, captures make room that were not used for longer."""
+        variant.refuse(refusal, self._clock())
+        if refusal.reason in MEMORY and live.shed(self._device, variant.seen):
+            variant.ran = variant.wanted  # once more, at once
+        at_most = variant.off is None and variant.wanted == LONGEST_WAIT[0]
+        self._note(refusal, variant, waits="every {} calls or {:g} s".format(*LONGEST_WAIT) if at_most else "")
+        self._failures += variant.off is not None
+        most = _MAX_REFUSALS if variant.key else 1
+        if not self._variants.captured:
             self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
-            if self._failures >= (_MAX_REFUSALS if variant.key else 1):
-                self._retire(refusal)
+        vain = self.record.captures == 0 and self._failures >= most
+        if vain or reason_of(refusal.reason).lasting is Lasting.REGION:
+            self._retire(refusal)
+        elif variant.off is not None:
+            self._journal.left(refusal, self._sizes(variant), self._duration_us)
 
     def _raised(self, args: list[Any], error: BaseException) -> None:
         """A call raised: ``args`` is emptied as ever, and a replay that broke its contract is the region's last."""
@@ -822,9 +896,11 @@ class Region:
             self._retire(refusal)
 
     def _retire(self, refusal: Refusal) -> None:
-        self._closed = True
+        before, self._left = self._left, refusal
         self._forget()
         self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
+        if before is None and refusal.reason != CLOSED:
+            self._journal.left(refusal, duration_us=self._duration_us)
 
     def _forget(self) -> None:
         """Free everything that was captured; what comes next is captured anew."""
@@ -834,8 +910,17 @@ class Region:
         self._variants.clear()
         self.record.contests = 0
 
-    def _note(self, refusal: Refusal) -> None:
+    def _note(self, refusal: Refusal, variant: Variant | None = None, *, waits: str = "") -> None:
         """Count a refusal; the first of each reason is kept for reports."""
-        counts["refused"] += 1
-        counts[f"refused.{refusal.reason}"] += 1
         self.record.refusals.setdefault(refusal.reason, refusal)
+        sizes = () if variant is None else self._sizes(variant)
+        self._journal.refused(refusal, sizes, self._duration_us, waits=waits)
+
+    def _sizes(self, variant: Variant) -> Sizes:
+        """The sizes that a variant's calls pass, but for those of parameters."""
+        return sizes_in(variant.signature, self._parameters)
+
+    @property
+    def _duration_us(self) -> float:
+        """Of the call that captures, so far."""
+        return 0.0 if self._began is None else (self._clock() - self._began) * 1e6

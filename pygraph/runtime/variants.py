@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -15,14 +15,22 @@ from typing import Any
 import torch
 
 from pygraph.runtime.contract import Executable, Program
+from pygraph.runtime.events import Sizes
 from pygraph.runtime.measure import Contest, Decision, Measurement
 from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.reasons import Lasting, reason_of
 from pygraph.runtime.tensors import bits
 
-__all__ = ["MAX_TRACKED", "ScalarKey", "State", "Variant", "VariantTable", "signature"]
+__all__ = ["LONGEST_WAIT", "MAX_TRACKED", "ScalarKey", "State", "Variant", "VariantTable", "signature", "sizes_in"]
 
 MAX_TRACKED = 256
 """Variants of one region whose occurrences are remembered while they are not captured."""
+
+LONGEST_WAIT = (64, 30.0)
+"""Calls of a variant, and seconds, after which a capture that was refused for what may pass is tried again at most."""
+
+_TRIES = 8
+"""Captures in a row that are refused for what may or may not pass, before a variant is left uncaptured for good."""
 
 _SCALARS = (int, float, bool)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -62,6 +70,12 @@ def signature(args: Sequence[Any], sensitive: Collection[int]) -> Hashable | Ref
     return tuple(facts)
 
 
+def sizes_in(signature: Hashable, left_out: Collection[int] = ()) -> Sizes:
+    """The sizes of the tensors of calls with a signature, but for those at some positions."""
+    facts = enumerate(signature if isinstance(signature, tuple) else ())
+    return tuple(tuple(each[0]) for i, each in facts if isinstance(each[0], torch.Size) and i not in left_out)
+
+
 class State(str, Enum):
     """What becomes of the calls of one variant. A region is in the state of its variants: REPLAY if any is captured.
 
@@ -74,7 +88,7 @@ class State(str, Enum):
     TIMED = "timed"  # captured; some calls are replayed and some run uncaptured, until one of the two has won
     REPLAY = "replay"  # captured
     SKIPPED = "skipped"  # not captured, or no longer: uncaptured was measured to be faster
-    UNCAPTURED = "uncaptured"  # a capture failed
+    UNCAPTURED = "uncaptured"  # a capture failed, for good
 
     __str__ = str.__str__
 
@@ -82,17 +96,23 @@ class State(str, Enum):
 @dataclass(slots=True, eq=False)
 class Variant:
     """One combination of key and signature. ``ran`` counts uncaptured runs, ``wanted`` how many of them make it due to
-    be captured. ``like``: the signature of the calls that its capture is for, with the arguments that are sensitive
-    there. ``program``: what it replays, if each call is compared, ``tolerant`` if within a tolerance. ``decided``: it
-    was measured and will not be again. ``open``: another order of its launches is to be tried. ``contested``: it was
-    so. ``known_order``: what an earlier process decided on that. ``rival``: the replay in that order, while it is
-    measured. ``concurrent``: it has won. ``sends``: what ranks say of the collectives that it calls, if these may be
-    captured. ``joined``: they are. ``off``: SKIPPED or UNCAPTURED, for good."""
+    be captured, and so does the time ``again``, if there is one. ``refusal``: why its last capture failed, one of
+    ``refused`` in a row. ``seen``: how many replays the process had begun when it last ran uncaptured. ``like``: the
+    signature of the calls that its capture is for, with the arguments that are sensitive there. ``program``: what it
+    replays, if each call is compared, ``tolerant`` if within a tolerance. ``decided``: it was measured and will not be
+    again. ``open``: another order of its launches is to be tried. ``contested``: it was so. ``known_order``: what an
+    earlier process decided on that. ``rival``: the replay in that order, while it is measured. ``concurrent``: it has
+    won. ``sends``: what ranks say of the collectives that it calls, if these may be captured. ``joined``: they are.
+    ``off``: SKIPPED or UNCAPTURED, for good."""
 
     key: Hashable
     signature: Hashable
     wanted: int
     ran: int = 0
+    again: float | None = None
+    refusal: Refusal | None = None
+    refused: int = 0
+    seen: int = 0
     executable: Executable | None = None
     measurement: Measurement | Contest | None = None
     like: tuple[frozenset[int], Hashable] = (frozenset(), None)
@@ -115,10 +135,11 @@ class Variant:
             return State.REPLAY if self.measurement is None else State.TIMED
         return self.off or (State.WARM if self.ran else State.COLD)
 
-    @property
-    def due(self) -> bool:
+    def due(self, clock: Callable[[], float]) -> bool:
         """Whether it should be captured now."""
-        return self.ran >= self.wanted and self.state is State.WARM
+        if self.executable is not None or self.off is not None:
+            return False
+        return self.ran >= self.wanted or (self.again is not None and clock() >= self.again)
 
     def fits(self, args: Sequence[Any]) -> bool:
         """Whether a call is one that it was captured for."""
@@ -126,9 +147,32 @@ class Variant:
         return signature(args, sensitive) == captured
 
     def postpone(self) -> None:
-        """Start anew, and run twice as often until the next capture: one failed for a reason that another call may not
-        have, or was evicted, as all are where more variants come in turn than there is room for."""
-        self.ran, self.wanted = 0, self.wanted * 2
+        """Start anew, and run twice as often until the next capture: it was evicted, as all are where more variants
+        come in turn than there is room for."""
+        self.ran, self.wanted, self.again = 0, self.wanted * 2, None
+
+    def wait(self, now: float) -> None:
+        """Start anew, and run twice as often until the next capture, if not longer than LONGEST_WAIT."""
+        calls, seconds = LONGEST_WAIT
+        self.ran, self.wanted, self.again = 0, min(self.wanted * 2, calls), now + seconds
+
+    def refuse(self, refusal: Refusal, now: float) -> None:
+        """A capture failed: it is tried again after a wait, or never."""
+        self.refusal, self.refused = refusal, self.refused + 1
+        lasting = reason_of(refusal.reason).lasting
+        if lasting is Lasting.PASSES or (lasting is Lasting.DOUBTFUL and self.refused < _TRIES):
+            self.wait(now)
+        else:
+            self.off = State.UNCAPTURED
+
+    def retry(self, *, every: bool) -> Refusal | None:
+        """Make it due, if its last capture was refused for what may pass, or with ``every`` for whatever reason;
+        returns the refusal."""
+        refusal = None if self.executable is not None else self.refusal
+        if refusal is None or not (every or reason_of(refusal.reason).may_pass):
+            return None
+        self.ran, self.refused, self.off = self.wanted, 0, None
+        return refusal
 
     @property
     def contesting(self) -> bool:
@@ -179,23 +223,23 @@ class VariantTable:
         return len(self._captured) + len(self._tracked)
 
     @property
-    def captured(self) -> bool:
-        """Whether any variant has an executable."""
-        return bool(self._captured)
+    def captured(self) -> list[Variant]:
+        """The variants with an executable, as they were used last."""
+        return list(self._captured)
 
     @property
     def contests(self) -> int:
         """How many variants are being tried in another order of their launches, or will be."""
-        return sum(variant.contesting for variant in list(self._captured))
+        return sum(variant.contesting for variant in self.captured)
 
     @property
     def contested_now(self) -> int:
         """How many are being timed in two orders."""
-        return sum(isinstance(variant.measurement, Contest) for variant in list(self._captured))
+        return sum(isinstance(variant.measurement, Contest) for variant in self.captured)
 
     def end_joint_contests(self) -> None:
         """Ranks vote no longer: those whose collectives are captured are tried in no other order."""
-        for variant in list(self._captured):
+        for variant in self.captured:
             variant.open = variant.open and not variant.joined
 
     def under(self, key: Hashable) -> tuple[Variant, ...]:
@@ -214,24 +258,39 @@ class VariantTable:
                 self._tracked.move_to_end(variant)
         return variant
 
-    def install(self, variant: Variant, executable: Executable) -> None:
-        """Give ``variant`` its executable."""
-        variant.executable = executable
+    def install(self, variant: Variant, executable: Executable) -> list[Variant]:
+        """Give ``variant`` its executable. Returns those that had to go for it."""
+        variant.executable, variant.again, variant.refusal, variant.refused = executable, None, None, 0
         self._by_key.setdefault(variant.key, {})[variant.signature] = variant
         self._captured[variant] = None
         self._tracked.pop(variant, None)
-        for oldest in _beyond(self._captured, self._max_captures):
+        evicted = list(_beyond(self._captured, self._max_captures))
+        for oldest in evicted:
             oldest.release()
             oldest.postpone()
             self._track(oldest)
+        return evicted
+
+    def free(self, variant: Variant) -> bool:
+        """Free what was captured for ``variant``, which is remembered; whether this thread did."""
+        try:
+            del self._captured[variant]
+        except KeyError:  # another one was first
+            return False
+        variant.release()
+        self._track(variant)
+        return True
+
+    def retry(self, *, every: bool) -> Refusal | None:
+        """Make those due again that were refused; the refusal of one of them."""
+        refusals = [variant.retry(every=every) for variant in list(self._tracked)]
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
     def skip(self, variant: Variant) -> None:
         """Leave ``variant`` uncaptured for good."""
         variant.off = State.SKIPPED
-        if variant in self._captured:
-            self._captured.pop(variant, None)
-            self._track(variant)
-        variant.release()
+        if not self.free(variant):
+            variant.release()
 
     def used(self, variant: Variant) -> None:
         """``variant`` was replayed: it goes last."""
@@ -240,7 +299,7 @@ class VariantTable:
 
     def clear(self) -> None:
         """Forget everything."""
-        captured = list(self._captured)
+        captured = self.captured
         for table in (self._by_key, self._captured, self._tracked):
             table.clear()
         for variant in captured:

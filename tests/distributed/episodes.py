@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import distributed
 
+from pygraph.runtime.events import counts
 from pygraph.runtime.host import HostDriver
-from pygraph.runtime.region import Region, RegionOptions, counts
+from pygraph.runtime.region import Region, RegionOptions
 from tests.distributed.processes import Rank
 
 WIDTH = 4

@@ -1,7 +1,8 @@
 """The pages keep what they promise: Python blocks run and print what is shown below them, IR text verifies, links lead
 somewhere.
 
-Blocks of one page run in order, in one module. A block after ``<!-- gpu -->`` runs on a GPU only.
+Blocks of one page run in order, in one module, with a stand-in for ``prometheus_client``. Those after ``<!-- gpu -->``
+run on a GPU only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -74,10 +76,15 @@ def test_every_block_prints_what_is_shown(page: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(default_registry, "_classes", dict(default_registry._classes))
     monkeypatch.setattr(default_registry, "_paths", dict(default_registry._paths))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "prometheus_client", client := MagicMock())
     monkeypatch.chdir(tmp_path)
     run(page, gpu=False)
     for block in blocks(page, "pgir"):
         verify(parse(block.text))
+    if page.stem == "operation":  # metrics are fed
+        kinds = [each.args[0] for each in client.Counter.return_value.labels.call_args_list]
+        assert kinds == ["released", "captured"]
+        assert client.Histogram.return_value.labels.return_value.observe.call_count == 1
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Executable, Program, ScratchPool
+from pygraph.runtime.contract import Executable, Program, ScratchPool, uses
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.provenance import ran
 from pygraph.runtime.recording import Origin, PythonCall, Recording, Use
@@ -34,7 +34,7 @@ class FakeExecutable:
         self.driver = driver
         self.fn = fn
         self.expected = expected
-        self.replays = 0
+        self.replays = self.used = 0
         self.closed = False
         self._busy = Lock()
 
@@ -46,6 +46,8 @@ class FakeExecutable:
             if self.driver.declines(args):
                 return None
             self.replays += 1
+            uses.value += 1
+            self.used = uses.value
             outputs = list((self.driver.kernel or self.fn)(list(args)))
             args.clear()
             return outputs

@@ -28,9 +28,10 @@ from pygraph.runtime import region as region_module
 from pygraph.runtime.agreement import VOTES, Ballot, Outcome
 from pygraph.runtime.contract import Executable, Program, Timer
 from pygraph.runtime.discover import capture
+from pygraph.runtime.events import counts
 from pygraph.runtime.measure import _PLAN, Contest, Decision
 from pygraph.runtime.recording import Recording
-from pygraph.runtime.region import Region, RegionOptions, counts
+from pygraph.runtime.region import Region, RegionOptions
 from pygraph.runtime.variants import Variant
 from tests.runtime.captures import writes
 from tests.runtime.fake import FakeDriver

@@ -19,10 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.logging_tensor import capture_logs_with_logging_tensor_mode
 
 from pygraph.errors import CaptureError, ReplayError
+from pygraph.runtime.events import counts
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.provenance import blame
 from pygraph.runtime.recording import Origin, Use
-from pygraph.runtime.region import Region, counts
+from pygraph.runtime.region import Region
 from pygraph.runtime.variants import MAX_TRACKED
 from tests.runtime.captures import Capture
 from tests.runtime.fake import FakeDriver, accumulate, double, make
@@ -232,16 +233,20 @@ def test_what_may_pass_postpones_a_capture_and_nothing_else(where: str, error: E
     driver.edits = [fail] if where == "capture" else []
     driver.refuses = error if where == "instantiation" else None
     driver.kernel = fail if where == "replay" else None
-    for _ in range(2):
-        call(8)
+    call(8)
+    driver.kernel = None
+    call(4)  # since size 8 was called last: it makes no room for that
+    driver.kernel = fail if where == "replay" else None
+    call(8)
+    assert not driver.executables[0].closed
     assert list(region.record.refusals) == ["capture-busy" if error is BUSY else "out-of-memory"]
     assert region.record.eager_since == {}
     driver.refuses = driver.kernel = None
     call(4)
-    assert (region.record.state, region.record.replays) == ("replay", 2)
+    assert (region.record.state, region.record.replays) == ("replay", 3)
     for _ in range(4):
         call(8)
-    assert (region.record.captures, region.record.replays) == (2, 3)
+    assert (region.record.captures, region.record.replays) == (2, 4)
 
 
 def test_a_comparison_that_raises_leaves_other_captures_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from pygraph.compat import clear_cublas_workspaces
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Executable, Program, ScratchPool, Timer
+from pygraph.runtime.contract import Executable, Program, ScratchPool, Timer, share_uses
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.capture import DeviceCapture, check_arguments, payload_of
 from pygraph.runtime.cuda.executable import make_executable
@@ -35,6 +35,7 @@ class CudaDriver:
             raise CaptureError("no-device", "torch sees no CUDA device")
         self._driver: ModuleType = bindings.load()
         self._native: ModuleType = build.load()
+        share_uses(self._native)
         self._devices: dict[int, DeviceCapture] = {}
 
     def capture(

@@ -78,6 +78,7 @@ class CudaRegion final : public Region<DispatchKey::CUDA, Patch> {
     Call call;
     call.answer = answer;
     if (!arguments_.match(args.ptr(), call)) return py::none();
+    note_use();
     Range range(*this);
     bool launched = false;
     {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.contract import Executable, Program, ScratchPool, Step, add_steps
+from pygraph.runtime.contract import Executable, Program, ScratchPool, Step, add_steps, share_uses
 from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
@@ -72,6 +72,7 @@ class HostDriver:
 
     def __init__(self) -> None:
         self._native: ModuleType = build.load()
+        share_uses(self._native)
 
     def capture(
         self,

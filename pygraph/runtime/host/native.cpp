@@ -50,6 +50,7 @@ class HostGraph final : public Region<DispatchKey::CPU, Patch> {
     Call call;
     call.answer = answer;
     if (!arguments_.match(args.ptr(), call) || !separate(call)) return py::none();
+    note_use();
     Range range(*this);
     {
       WithoutGil released;

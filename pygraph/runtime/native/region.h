@@ -56,6 +56,10 @@ struct Source {
   }
 };
 
+// How many replays this process has begun. Python owns the number, which the regions of all drivers share.
+static uint64_t unshared_uses = 0;
+static uint64_t* uses = &unshared_uses;
+
 // Another one in a process that was forked: replays of its parent's threads never end there.
 static unsigned generation = 1;
 
@@ -199,6 +203,9 @@ class Region {
     if (!busy()) release();
   }
 
+  // When the last replay began, by the count of all.
+  uint64_t used() const { return used_; }
+
  protected:
   explicit Region(c10::DeviceIndex device) : arguments_(device) {}
 
@@ -224,6 +231,9 @@ class Region {
   };
 
   bool busy() const { return busy_ == generation; }
+
+  // A replay begins, since its arguments fit. Called under the GIL.
+  void note_use() { used_ = ++*uses; }
 
   bool may_replay(PyObject* args) const { return !closed_ && !busy() && !modes_active() && PyList_CheckExact(args); }
 
@@ -295,6 +305,7 @@ class Region {
   std::vector<Step<backend>> steps_;
   std::string name_;
   unsigned busy_ = 0; // the generation of the process that replays it
+  uint64_t used_ = 0;
   std::atomic<bool> closed_{false}; // also set while a replay runs without the GIL
 
  private:
@@ -435,6 +446,10 @@ py::class_<T> bind_region(py::module_& m, const char* name) {
         return EagerResult{owned, index, offset, nbytes, Layout(std::move(size), std::move(stride), dtype)};
       }));
   m.def("exchange_state", &exchange_state);
+  m.def("share_uses", [](const py::buffer& number) {
+    uses = static_cast<uint64_t*>(number.request().ptr);
+    number.inc_ref(); // for ever
+  });
   pthread_atfork(nullptr, nullptr, [] { ++generation; });
   py::enum_<OutputKind>(m, "OutputKind", py::module_local())
       .value("ARGUMENT", OutputKind::argument)
@@ -444,6 +459,7 @@ py::class_<T> bind_region(py::module_& m, const char* name) {
       .value("SAME", OutputKind::same);
   py::class_<T> type(m, name);
   type.def_property_readonly("replay", &replay_of<T>)
+      .def_property_readonly("used", &T::used)
       .def("set_name", &T::set_name)
       .def("add_tensor_argument", &T::add_tensor_argument)
       .def("add_value_argument", &T::add_value_argument)

@@ -1,0 +1,187 @@
+"""What happens to regions besides replays: counted for each region and the process, logged, and given to callbacks.
+
+    captured         INFO      a capture was compared, and is replayed from now on
+    refused          DEBUG     a capture, its comparison or a replay failed; WARNING once waits are as long as they get
+    left-uncaptured  WARNING   no more captures are made: of the region, or of calls of some sizes
+    evicted          INFO      a capture was freed: the region has too many, or memory is short
+    retried          INFO      ``pygraph.retry()`` made the region eligible for captures again
+    released         INFO      ``pygraph.release()`` freed the captures of the region
+
+A region warns once of itself and once of sizes, until it is retried, and all regions together ten times a minute: what
+is more is logged at INFO. Nothing here runs on the path of a replay.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.reasons import reason_of
+
+__all__ = ["Event", "Journal", "Kind", "Sizes", "counts", "forget", "on_event"]
+
+_log = logging.getLogger("pygraph.runtime")
+
+Kind = Literal["captured", "refused", "left-uncaptured", "evicted", "retried", "released"]
+
+Sizes = tuple[tuple[int, ...], ...]
+
+counts: defaultdict[str, int] = defaultdict(int)
+"""What happened so far in this process: ``captures``, ``replays``, ``uncaptured`` calls, ``recalled`` decisions, and
+each other kind of event, such as ``refused``, in all and by its reason, such as ``refused.host-read``. Threads add to
+it without a lock: CPython does not interrupt such an addition."""
+
+_WARNINGS, _SECONDS = 10, 60.0
+"""Warnings in a time, of all regions."""
+
+_SHOWN = 4
+"""Sizes in a line of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a region, besides a replay.
+
+    kind         ``captured``, ``refused``, ``left-uncaptured``, ``evicted``, ``retried`` or ``released``
+    region       the region's name in reports, such as ``graph0_inference.region0``
+    reason       reason code; empty for ``captured`` and ``released``
+    detail       the reason in words, with the operator and the line of the user's where they are known
+    sizes        sizes of the tensors that calls of the capture pass, without parameters; empty for the whole region
+    duration_us  µs that the call took so far which captured, its own run included; 0 where none did
+    nbytes       bytes of intermediates that each replay takes, for ``captured``; else 0
+    """
+
+    kind: Kind
+    region: str
+    reason: str = ""
+    detail: str = ""
+    sizes: Sizes = ()
+    duration_us: float = 0.0
+    nbytes: int = 0
+
+
+# -- callbacks ---------------------------------------------------------------------------------------------------------
+
+_callbacks: dict[int, Callable[[Event], object]] = {}
+_numbers = itertools.count()
+
+
+def on_event(callback: Callable[[Event], object]) -> Callable[[], None]:
+    """Call ``callback`` with each event from now on, on the thread that it happens on. Returns what ends that.
+
+    Replays are no events: ``pygraph.region_counters()`` has their numbers. What the callback raises is logged, the
+    first time, and no call ever sees it.
+    """
+    number = next(_numbers)
+    _callbacks[number] = callback
+
+    def end() -> None:
+        _callbacks.pop(number, None)
+        _failed.discard(number)
+
+    return end
+
+
+_failed: set[int] = set()
+
+
+def _tell(event: Event) -> None:
+    for number, callback in list(_callbacks.items()):
+        try:
+            callback(event)
+        except Exception:  # noqa: BLE001 - the user's code raises anything, and a call must be answered
+            if number not in _failed:
+                _failed.add(number)
+                _log.exception("a callback of pygraph.on_event raised; it is called again, and no more is logged of it")
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+_warned: deque[float] = deque(maxlen=_WARNINGS)
+
+
+def _may_warn(now: float) -> bool:
+    """Whether a warning is within the limit of all regions; it counts, if so."""
+    if len(_warned) == _WARNINGS and now - _warned[0] < _SECONDS:
+        return False
+    _warned.append(now)
+    return True
+
+
+def forget() -> None:
+    """Forget all counts and warnings."""
+    counts.clear()
+    _warned.clear()
+
+
+class Journal:
+    """Takes down the events of the region ``name``: in ``counter``, which is its own, and for the process. ``clock``
+    has seconds."""
+
+    def __init__(self, name: str, counter: Counter[str], clock: Callable[[], float]) -> None:
+        self._name, self._counter, self._clock = name, counter, clock
+        self._warned: set[str] = set()
+
+    def captured(self, sizes: Sizes, duration_us: float, nbytes: int) -> None:
+        """A capture is replayed from now on."""
+        _log.info("%s: captured%s in %.1f ms", self._name, _for(sizes), duration_us / 1e3)
+        counts["captures"] += 1
+        _tell(Event("captured", self._name, "", "", sizes, duration_us, nbytes))
+
+    def refused(self, refusal: Refusal, sizes: Sizes, duration_us: float = 0.0, *, waits: str = "") -> None:
+        """A capture, a comparison or a replay failed. ``waits``: it is tried again so rarely, and not more rarely."""
+        level = self._level("waits") if waits else logging.DEBUG
+        again = f". It is tried again {waits}. {_advice(refusal)}" if waits else ""
+        _log.log(level, "%s: not captured%s: %s%s", self._name, _for(sizes), refusal, again)
+        self._count(Event("refused", self._name, refusal.reason, str(refusal), sizes, duration_us))
+
+    def left(self, refusal: Refusal, sizes: Sizes = (), duration_us: float = 0.0) -> None:
+        """Nothing of the region is captured any more, or nothing of calls of ``sizes``."""
+        level = self._level("sizes" if sizes else "region")
+        text = "%s is left uncaptured%s: %s. %s"
+        _log.log(level, text, self._name, _for(sizes) or " for good", refusal, _advice(refusal))
+        self._count(Event("left-uncaptured", self._name, refusal.reason, str(refusal), sizes, duration_us))
+
+    def evicted(self, reason: str, sizes: Sizes) -> None:
+        """A capture was freed, to make room for others."""
+        _log.info("%s: evicted%s: %s", self._name, _for(sizes), reason)
+        self._count(Event("evicted", self._name, reason, "", sizes))
+
+    def retried(self, reason: str) -> None:
+        """What was refused for a reason is eligible again, at once."""
+        self._warned.clear()
+        _log.info("%s: eligible for captures again, after %s", self._name, reason)
+        self._count(Event("retried", self._name, reason))
+
+    def released(self) -> None:
+        """All captures of the region were freed."""
+        _log.info("%s: released", self._name)
+        self._count(Event("released", self._name))
+
+    def _level(self, subject: str) -> int:
+        if subject in self._warned or not _may_warn(self._clock()):
+            return logging.INFO
+        self._warned.add(subject)
+        return logging.WARNING
+
+    def _count(self, event: Event) -> None:
+        for key in (event.kind, f"{event.kind}.{event.reason}") if event.reason else (event.kind,):
+            counts[key] += 1
+            self._counter[key] += 1
+        _tell(event)
+
+
+def _for(sizes: Sizes) -> str:
+    """`` for (8, 16), (16,)`` in a line of the log."""
+    shown = ", ".join(map(str, sizes[:_SHOWN])) + (", …" if len(sizes) > _SHOWN else "")
+    return f" for {shown}" if sizes else ""
+
+
+def _advice(refusal: Refusal) -> str:
+    known = reason_of(refusal.reason)
+    return f"{known.explanation[0].upper()}{known.explanation[1:]}: {known.advice}."

@@ -1,0 +1,145 @@
+"""Reason codes of refusals: whether what they name may pass, what they mean, and what a user can do.
+
+A capture that is refused for what may pass is tried again after a while. Any other leaves calls of the same sizes, or
+the whole region, uncaptured for good. A code that is not listed counts as the mistake in PyGraph that it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["CLOSED", "MEMORY", "REASONS", "Lasting", "Reason", "reason_of"]
+
+
+class Lasting(Enum):
+    """How long the reason of a refusal lasts."""
+
+    PASSES = "it passes: tried again, however often"
+    DOUBTFUL = "it may pass: tried again, so many times in a row"
+    SIZES = "for good, for calls of the same sizes and scalars"
+    REGION = "for good, for the whole region"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """What is known of a reason code.
+
+    lasting      how long it lasts
+    explanation  what was met
+    advice       what a user can do
+    """
+
+    lasting: Lasting
+    explanation: str
+    advice: str
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether a capture may succeed later."""
+        return self.lasting in (Lasting.PASSES, Lasting.DOUBTFUL)
+
+
+CLOSED = "closed"
+"""The refusal of a region that is not to be captured any more: its process group is shut down, or its owner is done."""
+
+MEMORY = ("no-address-space", "out-of-memory")
+"""Refusals for want of memory that captures hold."""
+
+_MISTAKE = Reason(Lasting.SIZES, "a mistake in PyGraph", "report it, with the dumps")
+
+_GROUPS = {
+    "capture-busy generator-busy": Reason(
+        Lasting.PASSES, "another thread captured, or a replay that draws was under way", "nothing is needed"
+    ),
+    "out-of-memory no-address-space comparison-budget": Reason(
+        Lasting.PASSES,
+        "memory was short, for the capture or for the copies that it is compared on",
+        "leave more of the device free, or lower max_captures",
+    ),
+    "dispatch-mode outer-capture": Reason(
+        Lasting.PASSES,
+        "a mode that watches operators, or a capture of the caller's own, was active",
+        "call the function outside of it",
+    ),
+    "odd-replay": Reason(
+        Lasting.PASSES,
+        "of runs that vary, the replay was the odd one, by no more than rounding",
+        "nothing is needed: the second in a row counts as comparison-failed",
+    ),
+    "capture-failed capture-raised driver-error comparison-raised": Reason(
+        Lasting.DOUBTFUL,
+        "something raised while the region was captured or compared",
+        "see the error; if it has passed, call pygraph.retry()",
+    ),
+    "argument-misaligned replay-declined random-state": Reason(
+        Lasting.DOUBTFUL,
+        "arguments overlapped or were misaligned, or another thread replayed the region or drew numbers meanwhile",
+        "give each argument memory of its own; if it has passed, call pygraph.retry()",
+    ),
+    "uncaptured-work host-read host-memcpy host-memory host-random dynamic-output metadata-mutation pinned-memory"
+    " collective only-eager aliasing-operator generator-argument eager-calls": Reason(
+        Lasting.SIZES,
+        "an operator does what a graph, or this driver, cannot hold",
+        "move the operator out of the compiled function, or use one that stays on the device",
+    ),
+    "survivor": Reason(
+        Lasting.SIZES,
+        "a custom operator keeps memory that it allocated during the capture",
+        "have the operator allocate what it keeps before its first call",
+    ),
+    "foreign-address half-address unpaired-address ambiguous-address stray-address unmoved-address outside-allocation"
+    " captures-overlap": Reason(
+        Lasting.SIZES,
+        "a parameter may be an address, and not of the region's memory",
+        "pass all memory that an operator uses as tensors",
+    ),
+    "unstable-launches unstable-allocations unstable-order unstable-outputs": Reason(
+        Lasting.SIZES,
+        "captures of one call did not do the same",
+        "move what differs from call to call out of the compiled function",
+    ),
+    "unstable-number stateful-operator": Reason(
+        Lasting.REGION,
+        "an operator has a state of its own, which a replay would repeat",
+        "keep the state in a tensor that the operator is given",
+    ),
+    "comparison-failed": Reason(
+        Lasting.REGION,
+        "a replay was not what the uncaptured run was",
+        "find the operator with verify='always', and keep it out with legality{forbid=[…]}",
+    ),
+    "replay-failed": Reason(
+        Lasting.REGION, "a replay broke its contract", "find the launch with verify='always', and report it"
+    ),
+    "replay-raised": Reason(
+        Lasting.SIZES, "a replay raised while it was compared", "see the error: a kernel may need what no replay has"
+    ),
+    "argument-type unsupported-argument unsupported-copy unsupported-fill unsupported-node unsupported-operator"
+    " unsupported-output unsupported-region unsupported-tensor unknown-kernel unknown-memory unknown-parameters"
+    " too-many-parameters unordered-nodes": Reason(
+        Lasting.SIZES,
+        "arguments, kernels or nodes are of a kind that the driver does not know",
+        "pass plain strided tensors and Python numbers, and keep other operators out of the compiled function",
+    ),
+    "several-devices foreign-device": Reason(
+        Lasting.SIZES, "arguments or results are on another device", "compile the work of each device separately"
+    ),
+    "native-unavailable bindings-unavailable no-device": Reason(
+        Lasting.SIZES, "the machine lacks a compiler, headers, cuda.bindings or a device", "see the message"
+    ),
+    "ranks-differ": Reason(
+        Lasting.SIZES, "another rank did not replay the call", "see how ranks differ with pygraph explain"
+    ),
+    "unverified": Reason(Lasting.SIZES, "a replay could not be compared in this call", "nothing is needed"),
+    CLOSED: Reason(Lasting.REGION, "the region is closed", "nothing is needed"),
+    "invalid-program unordered-launches foreign-recording already-instantiated": _MISTAKE,
+}
+
+REASONS = {code: reason for codes, reason in _GROUPS.items() for code in codes.split()}
+"""Every code that the runtime gives."""
+
+
+def reason_of(code: str) -> Reason:
+    """What is known of a code."""
+    return REASONS.get(code, _MISTAKE)
