@@ -135,14 +135,14 @@ class Journal:
 
     def refused(self, refusal: Refusal, sizes: Sizes, duration_us: float = 0.0, *, waits: str = "") -> None:
         """A capture, a comparison or a replay failed. ``waits``: it is tried again so rarely, and not more rarely."""
-        level = self._level("waits") if waits else logging.DEBUG
+        level = self._level("waits", logging.DEBUG) if waits else logging.DEBUG
         again = f". It is tried again {waits}. {_advice(refusal)}" if waits else ""
         _log.log(level, "%s: not captured%s: %s%s", self._name, _for(sizes), refusal, again)
         self._count(Event("refused", self._name, refusal.reason, str(refusal), sizes, duration_us))
 
     def left(self, refusal: Refusal, sizes: Sizes = (), duration_us: float = 0.0) -> None:
         """Nothing of the region is captured any more, or nothing of calls of ``sizes``."""
-        level = self._level("sizes" if sizes else "region")
+        level = self._level("sizes" if sizes else "region", logging.INFO)
         text = "%s is left uncaptured%s: %s. %s"
         _log.log(level, text, self._name, _for(sizes) or " for good", refusal, _advice(refusal))
         self._count(Event("left-uncaptured", self._name, refusal.reason, str(refusal), sizes, duration_us))
@@ -163,9 +163,9 @@ class Journal:
         _log.info("%s: released", self._name)
         self._count(Event("released", self._name))
 
-    def _level(self, subject: str) -> int:
+    def _level(self, subject: str, otherwise: int) -> int:
         if subject in self._warned or not _may_warn(self._clock()):
-            return logging.INFO
+            return otherwise
         self._warned.add(subject)
         return logging.WARNING
 

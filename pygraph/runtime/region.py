@@ -487,10 +487,14 @@ class Region:
     def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
         """Run uncaptured a call that measured selection has not asked for."""
         self._invalidate()
-        return self._run(args)
+        try:
+            return self._run(args)
+        except torch.OutOfMemoryError:
+            live.shed(self._device)
+            raise
 
     def _run(self, args: list[Any]) -> Sequence[Any]:
-        outputs = self._run_user(args)
+        outputs = self._run_fn(args)
         self.record.count_uncaptured()
         if self.record.state is State.COLD:
             self.record.state = State.WARM
@@ -498,15 +502,7 @@ class Region:
 
     def _answer(self, args: list[Any]) -> Sequence[Any]:
         """Run uncaptured a call that was to capture."""
-        return interruptible(self._run, args)
-
-    def _run_user(self, args: list[Any]) -> Sequence[Any]:
-        """The user's own run. If it has too little memory, captures make room for what comes then."""
-        try:
-            return self._run_fn(args)
-        except torch.OutOfMemoryError:
-            live.shed(self._device)
-            raise
+        return interruptible(self._uncaptured, args)
 
     def _capture(self, variant: Variant, args: list[Any], measures: bool, path: Path | None) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
@@ -555,7 +551,7 @@ class Region:
     ) -> Verdict:
         """Compare what was captured, which is closed if that raises, with what answers the call: ``answer``, which
         counts it, or an uncaptured run."""
-        run = partial(interruptible, answer or self._run_user)
+        run = partial(interruptible, answer or self._run_fn)
         facts = self._fn, self._driver, made.executable, args, made.program, run
         try:
             verdict = compare(*facts, odd=self._odd is not None, together=together)
@@ -730,7 +726,7 @@ class Region:
             called = variant.executable if variant.joined and asked != [Outcome.YES] else None
             outputs: Sequence[Any] | None = None if called is None else called.replay(args)
             if outputs is None:
-                outputs = self._run_user(args)
+                outputs = self._run_fn(args)
                 self.record.count_uncaptured()
             else:
                 self.record.count_replay()
@@ -887,9 +883,12 @@ class Region:
             self._journal.left(refusal, self._sizes(variant), self._duration_us)
 
     def _raised(self, args: list[Any], error: BaseException) -> None:
-        """A call raised: ``args`` is emptied as ever, and a replay that broke its contract is the region's last."""
+        """A call raised: ``args`` is emptied as ever, captures make room if memory is short, and a replay that broke
+        its contract is the region's last."""
         args.clear()
         self._invalidate()
+        if isinstance(error, torch.OutOfMemoryError):
+            live.shed(self._device)
         if isinstance(error, ReplayError):
             refusal = Refusal("replay-failed", str(error))
             self._note(refusal)

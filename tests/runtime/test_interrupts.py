@@ -467,6 +467,31 @@ def in_a_child(work: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_in_a_process_that_another_thread_forks_no_signal_waits(call: RegionCall, handled: list[int]) -> None:
+    """The capture that has signals wait never ends there."""
+    found: list[bool] = []
+
+    def handles() -> bool:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGUSR1)
+        return handled == [signal.SIGUSR1] * 2
+
+    class Driver(HostDriver):
+        def capture(self, *args: Any, **options: Any) -> Any:
+            thread = threading.Thread(target=lambda: found.append(in_a_child(handles)))
+            thread.start()
+            thread.join()
+            return super().capture(*args, **options)
+
+    region = region_of(call.fn, Driver())
+    with torch.no_grad():
+        for seed in range(3):
+            region(call.fresh(seed))
+    assert found == [True, True]
+    assert region.record.replays == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize("when", ["captured", "replayed"])
 def test_a_process_forked_while_another_thread_is_in_a_region_captures_and_replays(when: str) -> None:
     """The thread is not part of the new process, and what it was about never ends there."""

@@ -257,18 +257,29 @@ def test_captures_in_use_make_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not late.record.captures
 
 
-def test_a_run_that_is_short_of_memory_has_captures_make_room_and_raises() -> None:
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_call_that_is_short_of_memory_has_captures_make_room_and_raises(calls: int) -> None:
+    """A run, one that was to be compared with a replay, and a replay."""
     world = World()
-    regions = captured(world, "abcd")
-    call(regions["a"][0])
+    short = [False]
 
     def large(args: list[Any]) -> Sequence[Any]:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        if short[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return double(args)
+
+    def kernel(args: list[Any]) -> Sequence[Any]:
+        return large(args) if calls == 2 else double(args)
 
     region = world.region(large)
+    for _ in range(calls):
+        call(region)
+    regions = captured(world, "abcd")
+    call(regions["a"][0])
+    short[0], world.driver.kernel = True, kernel
     with pytest.raises(torch.OutOfMemoryError):
         region([torch.ones(3)])
-    assert held(regions) == "ad"
+    assert held(regions) == ("a" if calls == 2 else "ad")  # of four captures, or five: it is in use itself
 
 
 def test_captures_on_another_device_make_no_room() -> None:
