@@ -22,7 +22,11 @@ from pygraph.settings import Settings
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The reports of one explained model. Prints as text; notebooks show the page."""
+    """The reports of one explained model. Prints as text; notebooks show the page.
+
+    Args:
+        reports: those of its graphs, oldest first
+    """
 
     reports: Sequence[GraphReport]
 
@@ -54,8 +58,13 @@ def explain(
 
     The model is called ``capture_after + 1`` times with the same arguments: what it mutates is mutated as often. The
     state of the random generators is put back. Only graphs that are compiled meanwhile are explained: none of a model
-    that runs compiled already (``reports`` has those). ``options`` are those of the backend. Raises what the model
-    raises.
+    that runs compiled already (``reports`` has those). Raises what the model raises.
+
+    Args:
+        model: a module or a function
+        *args: its arguments
+        options: those of the backend
+        **kwargs: its arguments by keyword
     """
     settings = Settings.make(options)
     known = {id(report) for report in kept.reports()}

@@ -29,9 +29,12 @@ class Span:
 class Location:
     """The user's source line that a node came from.
 
-    function  the function that the line is in
-    code      the line's text
-    frames    the calls that led there, outermost first, each ``file:line function``; empty unless asked for
+    Args:
+        file: its path
+        line: its number, from 1
+        function: the function that the line is in
+        code: the line's text
+        frames: the calls that led there, outermost first, each ``file:line function``; empty unless asked for
     """
 
     file: str
@@ -79,12 +82,13 @@ class VerifyError(PygraphError):
 class PassError(PygraphError):
     """A pass that raised or broke its contract.
 
-    pass_name    the pass, or the passes, by name
-    stage        the stage of the graph
-    node         the node at fault, if known
-    passes_run   those that ran before
-    reproducer   the path of a file that runs the pass again, if one was written
-    built_in     the pass is PyGraph's own
+    Attributes:
+        pass_name: the pass, or the passes, by name
+        stage: the stage of the graph
+        node: the node at fault, if known
+        passes_run: those that ran before
+        reproducer: the path of a file that runs the pass again, if one was written
+        built_in: the pass is PyGraph's own
     """
 
     def __init__(

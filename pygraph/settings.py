@@ -26,23 +26,24 @@ _log = logging.getLogger("pygraph")
 class Settings:
     """Options of the backend.
 
-    passes         pipeline text, or a sequence of passes and pipeline texts; None is the default pipeline
-    dump_dir       where IR, programs and reports are written; nothing is written when None
-    frames         whether each operator in the IR, dumped or reported, has the user's calls that led to it
-    strict         raise when an operator or a region cannot be captured, or PyGraph failed
-    disable        compile with plain Inductor
-    verify         ``first``: a replay is compared once before it counts; ``always``: at every call
-    capture_after  the occurrence of a set of sizes at which it is captured (2 or more)
-    max_captures   captures that one region keeps
-    measure        whether real calls try if a replay pays, and what does not is left uncaptured
-    order          what launches of a replay wait for: ``program``, all before them, as captured; ``dependences``, those
-                   that they depend on; ``measured``, the one of both that real calls find faster, with ``measure``
-    order_memory   the part of its peak of memory that a replay by dependences may take on top, besides 32 MiB
-    collectives    ``eager``: each replay calls them; ``captured``: they are captured with what is around them, once all
-                   ranks agree and have compared such a replay
-    cache_dir      where native libraries and decisions of measured selection are kept for later processes; with
-                   None, no decision is kept, and libraries are where they are by default
-    inductor       patches to Inductor's configuration for this compilation
+    Args:
+        passes: pipeline text, or a sequence of passes and pipeline texts; None is the default pipeline
+        dump_dir: folder for IR, programs and reports; None writes nothing
+        frames: give each operator in the IR, dumped or reported, the user's calls that led to it
+        strict: raise when an operator or a region cannot be captured, or PyGraph failed
+        disable: compile with plain Inductor
+        verify: ``first``: a replay is compared once before it counts; ``always``: at every call
+        capture_after: the occurrence of a set of sizes at which it is captured (2 or more)
+        max_captures: captures that one region keeps
+        measure: real calls try if a replay pays, and what does not is left uncaptured
+        order: what launches of a replay wait for: ``program``, all before them, as captured; ``dependences``, those
+            that they depend on; ``measured``, the one of both that real calls find faster, with ``measure``
+        order_memory: the part of its peak of memory that a replay by dependences may take on top, besides 32 MiB
+        collectives: ``eager``: each replay calls them; ``captured``: they are captured with what is around them, once
+            all ranks agree and have compared such a replay
+        cache_dir: folder of native libraries and decisions of measured selection, for later processes; with None, no
+            decision is kept, and libraries are where they are by default
+        inductor: patches to Inductor's configuration for this compilation
     """
 
     passes: Any = None

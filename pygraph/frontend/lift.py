@@ -53,13 +53,15 @@ def lift(
 ) -> Graph:
     """The IR of ``gm``, the module that AOTAutograd hands to ``inner_compile``.
 
-    kind           inference, forward or backward
-    static_inputs  positions of inputs whose address stays; the list that Inductor gets for a backward graph names every
-                   saved tensor, whose address does not: see ``backward_static_inputs``
-    origin         what is known of Dynamo's graph: names of inputs and modules
-    frames         whether source lines have the calls that led to them
-
     Raises FrontendError for a graph that is not in that form.
+
+    Args:
+        gm: the FX graph
+        kind: inference, forward or backward
+        static_inputs: positions of inputs whose address stays; the list that Inductor gets for a backward graph names
+            every saved tensor, whose address does not: see ``backward_static_inputs``
+        origin: Dynamo's graph: names of inputs and modules
+        frames: give source lines the calls that led to them
     """
     types = TypeReader()
     graph = Graph("main", kind, Stage.LIFTED)

@@ -57,13 +57,14 @@ def location_of_code(code: CodeType) -> Location:
 class GraphOrigin:
     """Where a graph of Dynamo's begins, why it ends, and what the user calls what it takes.
 
-    function  what was compiled; a module's class where its code is torch's own
-    start     the first line of it that the graph holds; None where there is none of the user's
-    breaks    the lines at which Dynamo had to stop, with the reason: that which ended the graph, and those around it
-              that have no graph between
-    inputs    the user's names of inputs, by position; of parameters that the graph's module has itself, by their name
-              there
-    several   whether several variables hold modules: paths of modules begin with the variable then
+    Args:
+        function: what was compiled; a module's class where its code is torch's own
+        start: the first line of it that the graph holds; None where there is none of the user's
+        breaks: the lines at which Dynamo had to stop, with the reason: that which ended the graph, and those around it
+            that have no graph between
+        inputs: the user's names of inputs, by position; of parameters that the graph's module has itself, by their
+            name there
+        several: several variables hold modules: paths of modules begin with the variable then
     """
 
     function: str = ""

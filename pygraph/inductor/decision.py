@@ -48,10 +48,13 @@ class Placed:
 class Decision:
     """The decision on a whole graph.
 
-    nodes      where each goes, by FX name
-    selected   the regions that are worth a graph
-    exact      a pass of the user's drew the regions: each becomes one partition of the program, and nothing is fused
-               across its bounds. Otherwise Inductor may move what lies at them, and join two regions
+    Args:
+        device: the kind of device whose work is captured
+        nodes: the place of each, by FX name
+        selected: the regions that are worth a graph
+        pipeline: the text of the passes
+        exact: a pass of the user's drew the regions: each becomes one partition of the program, and nothing is fused
+            across its bounds. Otherwise Inductor may move what lies at them, and join two regions
     """
 
     device: str

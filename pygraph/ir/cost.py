@@ -16,13 +16,14 @@ __all__ = ["FREE", "H200", "HOST", "MODELS", "UNKNOWN", "Cost", "DeviceModel", "
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What running a node takes. Each field is a dimension, or None where nobody knows.
+    """The cost of running a node. Each field is a dimension, or None where nobody knows.
 
-    flops     floating-point operations (a multiply-add counts two, as torch.utils.flop_counter does)
-    read      bytes read from memory
-    written   bytes written to memory
-    launches  kernels launched, before any fusion
-    host_us   host time beyond the launches, µs
+    Args:
+        flops: floating-point operations (a multiply-add counts two, as torch.utils.flop_counter does)
+        read: bytes read from memory
+        written: bytes written to memory
+        launches: kernels launched, before any fusion
+        host_us: host time beyond the launches, µs
     """
 
     flops: Dim | None = None
@@ -56,15 +57,17 @@ def total(costs: Iterable[Cost]) -> Cost:
 class DeviceModel:
     """Rates and overheads of one device, to turn a cost into µs.
 
-    bandwidth_gbs   memory traffic, GB/s
-    peak_gflops     arithmetic, GFLOP/s (dense, the common training type), where ``peaks`` says nothing of a type
-    launch_us       host time to launch one kernel without a graph
-    replay_us       host time to launch a captured region
-    node_us         further host time per captured launch
-    patch_us        host time to patch one launch's addresses
-    kernel_us       device time that a kernel takes however small
-    peaks           rate of matrix products by element type (its name in ``.pgir`` text), GFLOP/s
-    source          where the figures come from
+    Args:
+        name: the device, in words
+        bandwidth_gbs: memory traffic, GB/s
+        peak_gflops: arithmetic, GFLOP/s (dense, the common training type), where ``peaks`` says nothing of a type
+        launch_us: host time to launch one kernel without a graph, µs
+        replay_us: host time to launch a captured region, µs
+        node_us: further host time per captured launch, µs
+        patch_us: host time to patch one launch's addresses, µs
+        kernel_us: device time that a kernel takes however small, µs
+        peaks: rate of matrix products by element type (its name in ``.pgir`` text), GFLOP/s
+        source: origin of the figures
     """
 
     name: str

@@ -16,14 +16,15 @@ NAMED = ("rng", "collective")
 class Effects:
     """Effects of one node.
 
-    writes      operands whose memory the node mutates
-    aliases     (output, operand) pairs that share memory: views, and in-place results
-    reads       operands whose memory the node reads; None means all of them
-    rng         the generator it draws from, or may ("cpu", "cuda:0"): such nodes keep their order
-    sync        the host waits for the device, or reads a device value
-    dynamic     shapes of the outputs depend on data
-    collective  process group whose calls keep their order
-    barrier     nothing may move across the node, in either direction
+    Args:
+        writes: operands whose memory the node mutates
+        aliases: (output, operand) pairs that share memory: views, and in-place results
+        reads: operands whose memory the node reads; None means all of them
+        rng: the generator it draws from, or may ("cpu", "cuda:0"): such nodes keep their order
+        sync: the host waits for the device, or reads a device value
+        dynamic: shapes of the outputs depend on data
+        collective: process group whose calls keep their order
+        barrier: nothing may move across the node, in either direction
     """
 
     writes: tuple[int, ...] = ()

@@ -46,8 +46,15 @@ class GraphError(PygraphError):
 class Graph:
     """Inputs, nodes in program order, outputs; subgraphs of higher-order operators; regions once partitioned.
 
-    ``kind`` says what the graph computes: inference, forward, backward or subgraph. ``hints`` gives
-    example values of symbols.
+    Args:
+        name: the name in ``.pgir`` text
+        kind: inference, forward, backward or subgraph
+        stage: how far the passes have come
+
+    Attributes:
+        hints (dict[str, int]): example values of symbols
+        subgraphs (dict[str, Graph]): bodies of higher-order operators, by name
+        regions (dict[int, Region]): regions by index, once partitioned
     """
 
     def __init__(self, name: str = "main", kind: str = "inference", stage: Stage = Stage.LIFTED) -> None:
@@ -153,7 +160,20 @@ class Graph:
         module: str = "",
         before: KernelNode | None = None,
     ) -> KernelNode:
-        """Add a node at the end, or just before another. Raises GraphError for a taken name or foreign operands."""
+        """Add a node at the end, or just before another. Raises GraphError for a taken name or foreign operands.
+
+        Args:
+            op: the operator with its overload
+            args: positional operands
+            types: the type of each result
+            attrs: operands by keyword
+            name: of the node, and of a single result; None makes one up
+            effects: its effects besides computing results
+            cost: the cost of one run
+            loc: the user's line
+            module: the path of the module that it was written in
+            before: the node before which it is put; None is the end
+        """
         node = KernelNode(self._claim(name, "n"), op, tuple(args), dict(attrs or {}), effects, cost, loc, module)
         self._check_operands(node.inputs)
         outputs = tuple(types)

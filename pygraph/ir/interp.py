@@ -67,9 +67,10 @@ class Returned:
 class Outcome:
     """All that can be observed of running a graph.
 
-    outputs  the returned values, literals and tuples of them
-    written  final contents of the inputs that were written, by name
-    effects  what happened in order: per generator, per process group, and at barriers (with what ran between them)
+    Args:
+        outputs: the returned values, literals and tuples of them
+        written: final contents of the inputs that were written, by name
+        effects: events in order: per generator, per process group, and at barriers (with what ran between them)
     """
 
     outputs: tuple[object, ...]

@@ -130,14 +130,17 @@ def _check_printable(name: str, value: object) -> None:
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """One result of a node, or one input of the graph (``producer`` is None). Users are ordered by first use.
+    """One result of a node, or one input of the graph.
 
-    Of an input:
-
-    name         the user's name of it (``layers.0.weight``), where that is known
-    role         input, parameter, buffer, saved, tangent, scalar or constant
-    static       a promise that its address does not change from call to call
-    placeholder  its name in the FX graph and in Inductor's program (``primals_3``)
+    Args:
+        name: unique in the graph; of an input the user's, where that is known (``layers.0.weight``)
+        type: a tensor, a number of the host, or an opaque object
+        producer: the node whose result it is; None for an input
+        index: its position among the results of ``producer``
+        role: of an input: input, parameter, buffer, saved, tangent, scalar or constant
+        static: the address of an input does not change from call to call
+        placeholder: of an input: its name in the FX graph and in Inductor's program (``primals_3``)
+        users: nodes that read it, by first use, and how often each does
     """
 
     name: str
@@ -194,11 +197,24 @@ def base_name(op: str) -> str:
 
 @dataclass(slots=True, eq=False, repr=False)
 class KernelNode:
-    """One operator: ``outputs = op(*args, **attrs)``, with its effects, cost and source line.
+    """One operator: ``outputs = op(*args, **attrs)``.
 
-    ``inputs`` are the values in ``args`` and then ``attrs``, flattened; effects count positions in it. ``after``
-    names nodes that must run before this one although no data says so. ``module`` is the path of the module that it was
-    written in, or whose gradient it computes (``layers.3.attn``); empty where none is known, or it is the whole model.
+    Args:
+        name: unique in the graph
+        op: the operator with its overload, such as ``aten.mm.default``
+        args: positional operands
+        attrs: operands by keyword
+        effects: its effects besides computing outputs from inputs
+        cost: the cost of one run
+        loc: the user's line
+        module: the path of the module that it was written in, or whose gradient it computes (``layers.3.attn``); empty
+            where none is known, or it is the whole model
+        outputs: its results
+        after: nodes that must run before this one although no data says so, in order
+        meta: annotations that passes computed
+
+    Attributes:
+        inputs: the values in ``args`` and then ``attrs``, flattened; effects count positions in it
     """
 
     name: str

@@ -29,13 +29,14 @@ def dependence_lists(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
 class RegionView:
     """One region, and who uses which memory in it. Memory goes by the value that brings it in or makes it there.
 
-    nodes      in program order
-    reads      values from outside, in order of first use
-    results    values that are used outside, or returned, in order of definition
-    launches   how many there are, besides those of nodes that the region calls; None when unknown
-    segments   runs of launches without such calls between them
-    owners     for each value in sight, the values whose memory it may lie in (several, where an alias is ambiguous)
-    uses       launches that are given an address in that memory; None when unknown
+    Args:
+        nodes: in program order
+        reads: values from outside, in order of first use
+        results: values that are used outside, or returned, in order of definition
+        launches: their number, besides those of nodes that the region calls; None when unknown
+        segments: runs of launches without such calls between them
+        owners: for each value in sight, the values whose memory it may lie in (several, where an alias is ambiguous)
+        uses: launches that are given an address in that memory; None when unknown
     """
 
     nodes: Sequence[KernelNode]

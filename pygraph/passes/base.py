@@ -19,10 +19,11 @@ __all__ = ["Pass", "PassContext", "PassFunction", "PassResult", "as_pass"]
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What passes may know beside the graph.
+    """Facts that passes may use beside the graph.
 
-    device   the kind of device whose work is captured: ``cuda``, or ``cpu`` for the host driver
-    model    rates and overheads of that device
+    Args:
+        device: the kind of device whose work is captured: ``cuda``, or ``cpu`` for the host driver
+        model: rates and overheads of that device
     """
 
     device: str = "cpu"
@@ -31,7 +32,12 @@ class PassContext:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a pass did: whether the printed graph differs, and notes for the report (one sentence each)."""
+    """The result of a pass.
+
+    Args:
+        modified: the printed graph differs from that before
+        notes: sentences for the report
+    """
 
     modified: bool
     notes: tuple[str, ...] = ()
@@ -41,8 +47,10 @@ class PassResult:
 class Pass(ABC):
     """Base of all passes. Subclasses are frozen dataclasses whose fields are their options.
 
-    ``requires`` is the stage that a graph must have reached, checked on the input; ``ensures`` the stage that the
-    result is verified at, or None when the stage stays what it was.
+    Attributes:
+        name: the name in pipeline text, kebab-case
+        requires: the stage that a graph must have reached, checked on the input
+        ensures: the stage that the result is verified at; None when the stage stays what it was
     """
 
     name: ClassVar[str]

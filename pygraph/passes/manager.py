@@ -61,7 +61,16 @@ _log = logging.getLogger("pygraph")
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """One pass that ran: its canonical text, the stage it left, wall time in ms, and what it said of itself."""
+    """One pass that ran.
+
+    Args:
+        name: the name in pipeline text
+        text: the name with all options that are not at their default
+        stage: the stage of the graph afterwards
+        time_ms: wall time, ms, checks not counted
+        modified: the printed graph differs from that before
+        notes: sentences for the report
+    """
 
     name: str
     text: str
@@ -73,12 +82,13 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """What a run did.
+    """The result of a run.
 
-    passes        those that ran, in order
-    skipped       the text of those that a bisect limit kept from running
-    user_changes  the names of passes that are not PyGraph's own and changed the graph
-    user_regions  such a pass drew the regions, or selected among them
+    Args:
+        passes: those that ran, in order
+        skipped: the text of those that a bisect limit kept from running
+        user_changes: the names of passes that are not PyGraph's own and changed the graph
+        user_regions: such a pass drew the regions, or selected among them
     """
 
     passes: tuple[PassRecord, ...]
@@ -95,13 +105,15 @@ class PipelineResult:
 class PassManager:
     """Runs ``pipeline`` over graphs, one ``run`` independent of the other.
 
-    check          see ``Check``
-    dump_dir       folder for ``00-<stage>.pgir``, ``01-<pass>.pgir``, … and for reproducers
-    print_before   names of passes (or ``all``) before which the graph is printed to stderr
-    print_after    the same, after them
-    bisect_limit   how many passes of a run may run: the pipeline stops after that many
-
     Raises ParseError or OptionError for a pipeline that cannot be read or printed.
+
+    Args:
+        pipeline: text, or passes, functions and texts in a sequence
+        check: ``off``; ``result``, the verifier on each result; or ``full``, ``modified`` against the printed graph too
+        dump_dir: folder for ``00-<stage>.pgir``, ``01-<pass>.pgir``, … and for reproducers
+        print_before: names of passes (or ``all``) before which the graph is printed to stderr
+        print_after: names of passes (or ``all``) after which it is
+        bisect_limit: passes of a run that may run: the pipeline stops after that many; None is no limit
     """
 
     def __init__(

@@ -34,9 +34,10 @@ class Partitioning(Pass):
     and behind the last one, they are outside. Regions are numbered in program order, which is changed as little as
     adjacency asks.
 
-    max_regions   keep only so many regions: those with the most modelled device time (unknown time counts its
-                  launches, unknown launches count one each). Nodes of the others join a kept region where their
-                  dependences allow, else they stay outside with reason ``max-regions``.
+    Args:
+        max_regions: keep only so many regions: those with the most modelled device time (unknown time counts its
+            launches, unknown launches count one each). Nodes of the others join a kept region where their dependences
+            allow, else they stay outside with reason ``max-regions``. None keeps all
     """
 
     name: ClassVar[str] = "partitioning"

@@ -22,11 +22,12 @@ Time: TypeAlias = "tuple[int, int, int | None]"
 class Kind(Enum):
     """Where a step has to run.
 
-    LAUNCHES  in a region: it is capturable, and launches kernels
-    FREE      anywhere: it launches nothing (a view, a size), so it may be in a region, but is not worth one
-    OUTSIDE   outside of every region: it is not capturable
-    EAGER     anywhere: a region may call it between two segments, but is not worth one, and does not begin or end so
-    UPLOAD    in a region, of which it is the beginning: the host makes what it copies
+    Attributes:
+        LAUNCHES: in a region: it is capturable, and launches kernels
+        FREE: anywhere: it launches nothing (a view, a size), so it may be in a region, but is not worth one
+        OUTSIDE: outside of every region: it is not capturable
+        EAGER: anywhere: a region may call it between two segments, but is not worth one, and does not begin or end so
+        UPLOAD: in a region, of which it is the beginning: the host makes what it copies
     """
 
     LAUNCHES = "launches"

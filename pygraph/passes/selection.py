@@ -27,7 +27,8 @@ class Selection(Pass):
     call. A region with less than ``min_gain_us`` is ``too-small``. One of ``unknown-cost`` is selected: only measuring,
     where it is on, could decide.
 
-    min_gain_us   select only what saves more than this, µs per call
+    Args:
+        min_gain_us: select only what saves more than this, µs per call
     """
 
     name: ClassVar[str] = "selection"

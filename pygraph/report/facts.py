@@ -4,29 +4,24 @@ The JSON document is ``{schema, pygraph, summary, graphs, ranks}``. ``pygraph`` 
 ``summary`` a ``Summary``. Every key is always there, null where unknown; units are in the names; shares are 0 to 1. A
 graph has:
 
-``index``, ``name``, ``kind``, ``device``
-    ``kind`` is forward, backward or inference; or step, of ``pygraph.capture``, which has no graph.
-``function``, ``loc``, ``graph_breaks``
-    The function of the user's and the line at which the graph begins. ``graph_breaks`` are ``{loc, code, reason}`` of
-    the lines at which Dynamo had to stop: that which ended the graph, and those around it without a graph between.
-``error``, ``notes``
-    Why plain Inductor runs the graph instead, or a step runs as it is, and where the program differs from what was
-    decided.
-``coverage``
-    ``{launches, selected_launches, replayed_launches, outside, share}`` of the emitted program, null without one.
-    ``outside`` names the launches outside of regions; ``share`` is that of selected launches.
-``operators``, ``pgir``
-    The number of operators, and the graph after the passes as IR text; null when the graph was not lifted.
-``pipeline``, ``passes``, ``times_ms``
-    The passes as ``PassRecord`` each, and the time of each phase of the compilation.
-``regions``
-    ``{index, state, selected, why, module, planned, nodes, kernels, record}`` each; ``why`` explains the state, and
-    ``record`` is the runtime's ``RegionRecord``, null for a region that is not wrapped.
-``uncaptured``
-    The operators outside of all regions, as ``Uncaptured`` each.
-``cost_model``, ``cost``
-    A ``CostRow`` for each region, and one whose ``region`` is null for what is outside. Each sum is ``{known,
-    unknown}``: what is known of it, and how many summands are not.
+- ``index``, ``name``, ``kind``, ``device``: ``kind`` is forward, backward or inference; or step, of
+  ``pygraph.capture``, which has no graph.
+- ``function``, ``loc``, ``graph_breaks``: the function of the user's and the line at which the graph begins.
+  ``graph_breaks`` are ``{loc, code, reason}`` of the lines at which Dynamo had to stop: that which ended the graph, and
+  those around it without a graph between.
+- ``error``, ``notes``: why plain Inductor runs the graph instead, or a step runs as it is, and where the program
+  differs from what was decided.
+- ``coverage``: ``{launches, selected_launches, replayed_launches, outside, share}`` of the emitted program, null
+  without one. ``outside`` names the launches outside of regions; ``share`` is that of selected launches.
+- ``operators``, ``pgir``: the number of operators, and the graph after the passes as IR text; null when the graph was
+  not lifted.
+- ``pipeline``, ``passes``, ``times_ms``: the passes as ``PassRecord`` each, and the time of each phase of the
+  compilation.
+- ``regions``: ``{index, state, selected, why, module, planned, nodes, kernels, record}`` each; ``why`` explains the
+  state, and ``record`` is the runtime's ``RegionRecord``, null for a region that is not wrapped.
+- ``uncaptured``: the operators outside of all regions, as ``Uncaptured`` each.
+- ``cost_model``, ``cost``: a ``CostRow`` for each region, and one whose ``region`` is null for what is outside. Each
+  sum is ``{known, unknown}``: what is known of it, and how many summands are not.
 
 ``ranks`` is null but for ``pygraph explain`` under torchrun, where the rest is of rank 0. It has ``{rank, error,
 incomplete, differences, summary, graphs}`` of each rank: why its report is not whole, whether ``--strict`` fails on it,
@@ -145,7 +140,12 @@ def measured_text(decisions: Sequence[Decision]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A sum: what is known of it, and the number of summands that nobody knows."""
+    """A sum of which some summands may be unknown.
+
+    Args:
+        known: the sum of those that are known
+        unknown: the number of those that are not
+    """
 
     known: float = 0.0
     unknown: int = 0
@@ -187,9 +187,15 @@ _UNITS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """Cost of one region, or of what is outside (``region`` is None): operations, bytes moved, modelled µs.
+    """Cost of one region, or of all that is outside. It is that of the operators before fusion, so bytes and time are
+    upper bounds of what runs.
 
-    The costs are those of the operators before fusion, so bytes and time are upper bounds of what runs.
+    Args:
+        region: the index of the region; None for what is outside
+        operators: operators that launch
+        flops: floating-point operations
+        bytes: bytes read and written
+        time_us: modelled device time, µs
     """
 
     region: int | None
@@ -233,9 +239,20 @@ def _moved(node: KernelNode, hints: dict[str, int]) -> float | None:
 class Summary:
     """Counts over several graphs.
 
-    ``programs`` were emitted, with ``launches``; ``errors`` counts graphs that were given up to plain Inductor,
-    ``breaks`` those that Dynamo had to end. ``coverage`` is the share of launches in selected regions, 1.0 when nothing
-    is launched; None without a program, and where plain Inductor runs a graph, whose launches nobody counts.
+    Args:
+        graphs: graphs
+        programs: those whose program was emitted
+        launches: kernels and operators that these programs launch
+        selected_launches: launches in selected regions
+        replayed_launches: launches in regions that are replayed
+        regions: regions
+        replays: calls that a replay answered
+        captures: captures
+        uncaptured: operators outside of all regions
+        breaks: lines at which Dynamo had to stop
+        errors: graphs that were given up to plain Inductor
+        coverage: share of launches in selected regions, 0 to 1, and 1.0 when nothing is launched; None without a
+            program, and where plain Inductor runs a graph, whose launches nobody counts
     """
 
     graphs: int

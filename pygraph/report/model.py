@@ -37,7 +37,17 @@ STEP = "step"
 
 @dataclass(frozen=True, slots=True)
 class Uncaptured:
-    """An operator that stays outside of every captured region: reason code, words, the user's line and module."""
+    """An operator that stays outside of every captured region.
+
+    Args:
+        node: its name in the IR
+        op: the operator
+        reason: the code of the reason
+        detail: the reason in words
+        loc: file and line of the user's; None where unknown
+        code: the text of that line
+        module: the path of the module that it was written in
+    """
 
     node: str
     op: str
@@ -52,9 +62,15 @@ class Uncaptured:
 class RegionReport:
     """One region of the emitted program.
 
-    ``planned`` are the IR regions whose operators it holds, ``nodes`` those operators, ``kernels`` what it launches.
-    ``wrapped`` says whether it is selected; if not, ``reason`` says why. ``record`` is the live account,
-    ``module`` the innermost module of the user's that holds all of it, nothing where that is the whole model.
+    Args:
+        index: its place among the regions of the program
+        planned: the IR regions whose operators it holds
+        nodes: names of these operators
+        kernels: kernels and operators that it launches
+        wrapped: it is selected
+        reason: why it is not selected; empty if it is
+        record: the live account of its captures and replays; None for a region that is not wrapped
+        module: the innermost module of the user's that holds all of it, empty where that is the whole model
     """
 
     index: int
@@ -86,11 +102,23 @@ class RegionReport:
 class GraphReport:
     """One compiled graph; or, of the kind ``step``, a step under ``pygraph.capture``, which has regions alone.
 
-    ``origin`` is the function that Dynamo took it from, with the graph break behind it, for the forward graph alone.
-    ``graph`` is the IR after the passes, ``model`` what they costed it with. ``times_ms`` has lift, passes,
-    write-back and inductor; of a program that AOTAutograd's cache restored, restore. ``notes`` says where the program
-    differs from the decision; ``error`` why PyGraph gave it up, if it did, to plain Inductor or to run as it is.
-    ``unread`` fills in the rest for a restored program when the report is read.
+    Args:
+        index: number of the graph in this process
+        kind: forward, backward, inference or step
+        device: the kind of device whose work is captured
+        graph: the IR after the passes; None where it was not lifted
+        model: the device model that the passes costed it with
+        pipeline: the text of the passes
+        passes: those that ran, in order
+        record: kernels of the program, and where each is launched, as Inductor's scheduler emitted them
+        emitted: the emitted program, compared with the decision
+        source: Inductor's program
+        regions: its regions, in program order
+        times_ms: ms of lift, passes, write-back and inductor; of a program that AOTAutograd's cache restored, restore
+        notes: where the program differs from the decision, in sentences
+        error: why PyGraph gave it up to plain Inductor, or to run as it is; None if it did not
+        origin: the function that Dynamo took it from, with the graph break behind it, for the forward graph alone
+        unread: reads the rest of a restored program; None once that is done
     """
 
     index: int

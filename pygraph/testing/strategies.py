@@ -1,7 +1,9 @@
 """Hypothesis strategies for graphs that keep the verifier's rules and whose effects matter.
 
-@given(operator_graphs(kinds=(*KINDS, Kind("mylib.scale.default", operands=2))))
-def test_my_pass(graph): ...
+For a pass and an operator of your own:
+
+    @given(operator_graphs(kinds=(*KINDS, Kind("mylib.scale.default", operands=2))))
+    def test_my_pass(graph): ...
 """
 
 from __future__ import annotations
@@ -34,9 +36,15 @@ __all__ = ["KINDS", "Kind", "operator_graphs"]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of operator: its name, the number of its tensor operands and results, and its effects.
+    """A kind of operator.
 
-    An operator that syncs returns a float instead of a tensor; one that reads nothing (a view) is free of cost.
+    One that syncs returns a float instead of a tensor; one that reads nothing (a view) is free of cost.
+
+    Args:
+        op: the operator with its overload
+        operands: tensors that it takes
+        results: tensors that it returns
+        effects: its effects besides computing results
     """
 
     op: str
@@ -66,10 +74,14 @@ KINDS = (
 
 @st.composite
 def operator_graphs(draw: st.DrawFn, max_nodes: int = 10, judged: bool = False, kinds: Sequence[Kind] = KINDS) -> Graph:
-    """Graphs of up to ``max_nodes`` operators of ``kinds`` on tensors of one type and device.
+    """Graphs of random operators on tensors of one type and device.
 
-    With ``judged`` the graph is at the stage ``judged``: each node is marked capturable or not (with a reason), and
-    then perhaps as one that a region may call, at random. Otherwise it is at the stage ``lifted``."""
+    Args:
+        max_nodes: operators of a graph, at most
+        judged: the graph is at the stage ``judged``, each node marked at random as capturable or not (with a reason),
+            and then perhaps as one that a region may call. Otherwise it is at the stage ``lifted``
+        kinds: operators to draw from
+    """
     graph = Graph(stage=Stage.JUDGED if judged else Stage.LIFTED)
     device = draw(st.sampled_from([Device("cpu"), Device("cuda", 0)]))
     tensor = TensorType(DType.F32, (symbol("s0"), 4), device)

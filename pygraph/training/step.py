@@ -53,10 +53,13 @@ def train_step(
     of ``step`` is done when ``step`` is over. With ``fullgraph``, gradients of DistributedDataParallel are averaged in
     the graph. What Dynamo cannot trace ends the graph there and runs as it is, as under
     ``torch.compile``; with ``fullgraph`` that raises instead. So do other optimizers, and any with step hooks. A call
-    under ``saved_tensors_hooks`` runs as it is.
+    under ``saved_tensors_hooks`` runs as it is. Counters of Adam (``state["step"]``) lie on the device of their
+    parameters from then on.
 
-    ``step`` is a function or a method. ``options`` are those of the backend. Counters of Adam (``state["step"]``) lie
-    on the device of their parameters from then on.
+    Args:
+        step: a function or a method; None makes a decorator of the other arguments
+        options: those of the backend
+        fullgraph: raise where Dynamo cannot trace the whole step
     """
     if step is None:
         return functools.partial(TrainStep, options=options, fullgraph=fullgraph)

@@ -30,7 +30,10 @@ class Legality(Pass):
     after:   mm✓ ─ item✗ host-read ─ mul✓ ─ mm✓
 
     A node that computes with a number read from data is capturable: its region is keyed by the number, so it replays
-    while the number repeats. ``forbid`` names further operators that stay out: ``aten.mm``, ``mylib.op.default``.
+    while the number repeats.
+
+    Args:
+        forbid: further operators that stay out: ``aten.mm``, ``mylib.op.default``
     """
 
     name: ClassVar[str] = "legality"

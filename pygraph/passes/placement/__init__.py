@@ -35,8 +35,10 @@ class Placement(Pass):
 
     Factories and exact operators on them are made on the device; scalars, parameters and inputs are uploaded for each
     call in one batch; what is computed on the CPU several times is computed, and uploaded, once; copies to the host
-    that are only returned come last. Random factories never move. ``floating`` also moves arithmetic on floats, whose
-    last bit may then differ. When the CPU is captured, there is nothing to do.
+    that are only returned come last. Random factories never move. When the CPU is captured, there is nothing to do.
+
+    Args:
+        floating: also move arithmetic on floats, whose last bit may then differ
     """
 
     name: ClassVar[str] = "placement"
