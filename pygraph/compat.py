@@ -221,10 +221,14 @@ _LazyVariableTracker = _find("torch._dynamo.variables.lazy.LazyVariableTracker",
 _OutputGraph = _find("torch._dynamo.output_graph.OutputGraph", cost=_STEPS)
 _Unsupported = _find("torch._dynamo.exc.Unsupported", cost=_STEPS)
 _VariableTracker = _find("torch._dynamo.variables.base.VariableTracker", cost=_STEPS)
+_UserObject = _find("torch._dynamo.variables.UserDefinedObjectVariable", cost=_STEPS)
+_Builtin = _find("torch._dynamo.variables.BuiltinVariable", cost=_STEPS)
 _READ_ATTRIBUTE = "tp_getattro_impl" if "tp_getattro_impl" in vars(_TensorVariable) else "var_getattr"
 for _name in (
     "config.trace_autograd_ops",
     *(f"variables.TensorVariable.{n}" for n in ("method_backward", "method_register_hook", _READ_ATTRIBUTE)),
+    "variables.UserDefinedObjectVariable.python_type",
+    "variables.BuiltinVariable.call_isinstance",
     "output_graph.OutputGraph.compile_subgraph",
 ):
     _find(f"torch._dynamo.{_name}", cost=_STEPS)
@@ -377,8 +381,9 @@ def compilations() -> list[Any]:
 def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) -> None:
     """Ask ``substitute`` about each object that Dynamo is about to trace with. It guards on the object's identity.
 
-    The first argument is another object in each trace."""
-    build = _VariableBuilder.__call__
+    The first argument is another object in each trace. ``type`` and ``isinstance`` take an object whose class has a
+    ``_pygraph_class`` for one of that class."""
+    build, kind_of, is_of = _VariableBuilder.__call__, _UserObject.python_type, _Builtin.call_isinstance
 
     def call(self: Any, value: Any) -> Any:
         if value is untouched:
@@ -398,7 +403,17 @@ def substitute_variables(substitute: Callable[[Any, Any], Substitution | None]) 
             source, value = _AttrSource(source, name), getattr(value, name)
         return build(_VariableBuilder(self.tx, source), value)
 
-    _VariableBuilder.__call__ = call
+    def python_type(self: Any) -> Any:
+        kind = kind_of(self)
+        return vars(kind).get("_pygraph_class", kind)
+
+    def call_isinstance(self: Any, tx: Any, arg: Any, kinds: Any) -> Any:
+        if isinstance(arg, _UserObject) and "_pygraph_class" in vars(kind_of(arg)):
+            return _ConstantVariable.create(issubclass(arg.python_type(), kinds.as_python_constant()))
+        return is_of(self, tx, arg, kinds)
+
+    _VariableBuilder.__call__, _UserObject.python_type = call, python_type
+    _Builtin.call_isinstance = call_isinstance
 
 
 @functools.cache

@@ -204,6 +204,7 @@ def _stand_in(value: Any, **own: Any) -> Any:
         names.pop(name, None)
     names["__reduce__"] = lambda _self: (type(None), ())  # nothing of it is in a copy of the object
     names["_pygraph_real"] = staticmethod(weakref.ref(value))
+    names["_pygraph_class"] = type(value)
     made: Any = object.__new__(type(f"Traced{type(value).__name__}", (), {**names, **own}))
     made.__dict__ = vars(value)
     made._pygraph = made
@@ -814,7 +815,8 @@ class _UsedScheduler(Used):
         name = f"_pygraph_scheduler_{id(scheduler)}"  # of the optimizer: a scheduler's attributes are its state_dict
         super().__init__(scheduler, ("optimizer", name))
         known = getattr(scheduler.optimizer, name, None)  # another step's
-        self._stand_in = known if known is not None and known.stands_for(scheduler) else _Scheduler(scheduler)
+        kind = type("TracedScheduler", (_Scheduler,), {"_pygraph_class": type(scheduler)})
+        self._stand_in = known if known is not None and known.stands_for(scheduler) else kind(scheduler)
         setattr(scheduler.optimizer, name, self._stand_in)
 
     def after(self) -> None:

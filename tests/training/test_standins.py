@@ -481,3 +481,18 @@ def test_a_class_of_scalers_of_the_users_own_is_called() -> None:
 
     check(lambda of: scaled(of, Scaler(DEVICE, init_scale=2.0)))
     assert called == ["step"] * 8
+
+
+def test_what_is_traced_is_of_its_own_class() -> None:
+    of = sgd()
+    scaler, scheduler = torch.amp.GradScaler(DEVICE), torch.optim.lr_scheduler.StepLR(of.optimizer, 10)
+    kinds = (torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
+
+    @pygraph.train_step(fullgraph=True)
+    def step() -> tuple[list[bool], list[bool]]:
+        objects = (of.optimizer, scaler, scheduler)
+        exact = [type(each) is torch.optim.SGD for each in objects]
+        return [isinstance(each, kind) for each in objects for kind in (*kinds, (*kinds, int))], exact
+
+    each = [[True, False, False, True], [False, True, False, True], [False, False, True, True]]
+    assert step() == (list(itertools.chain(*each)), [True, False, False])
