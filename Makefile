@@ -12,7 +12,7 @@ CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py te
 	tests/runtime/test_region.py tests/runtime/cuda/test_build.py tests/training/test_step.py tests/training/test_standins.py \
 	tests/property/test_placed_programs.py tests/property/test_region_replays.py
 
-.PHONY: docs demo test pytest test-fast test-all test-versions $(TORCH) test-gpu test-multi-gpu bench bench-gpu lint types imports check clean
+.PHONY: docs demo test pytest test-fast test-all test-versions $(TORCH) test-clients test-gpu test-multi-gpu bench bench-gpu lint types imports check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,10 +31,10 @@ test: $(READY)  ## everything that CI runs
 	$(MAKE) --jobs 2 check pytest
 
 pytest: $(READY)  ## the tests alone
-	$(BIN)/python -m pytest -m 'not gpu and not sweep' -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'not gpu and not sweep and not clients' -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)  ## the tests without real models
-	$(BIN)/python -m pytest -m 'not gpu and not models and not sweep' -q
+	$(BIN)/python -m pytest -m 'not gpu and not models and not sweep and not clients' -q
 
 test-all: test  ## and what takes long: every workload of the suite, more real models, errors at every line of a capture
 	$(BIN)/python -m pytest -m 'sweep and not gpu' -n 2 --dist loadfile
@@ -49,6 +49,10 @@ $(VERSIONS)/%/.ready: pyproject.toml constraints.txt
 	sed -E '/^(torch|nvidia-|cuda-)/d' constraints.txt > $(@D)/constraints.txt  # each release has CUDA libraries of its own
 	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt torch==$* --editable '.[dev]'
 	touch $@
+
+test-clients: $(READY)  ## programs of transformers, diffusers, Lightning, accelerate, peft and torchao, on the CPU
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[clients]'
+	$(BIN)/python -m pytest -m clients
 
 test-gpu: $(READY)  ## the driver contract, programs and a wide sweep of models, on a CUDA device
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt timm torchvision

@@ -1,8 +1,8 @@
 """The pages keep what they promise: Python blocks run and print what is shown below them, IR text verifies, links lead
 somewhere.
 
-Blocks of one page run in order, in one module, with a stand-in for ``prometheus_client``. Those after ``<!-- gpu -->``
-run on a GPU only.
+Blocks of one page run in order, in one module, with a stand-in for ``prometheus_client``. A block after ``<!-- gpu -->``
+runs on a GPU only, one after ``<!-- needs peft -->`` with the others that need this package.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from pygraph.passes import default_registry
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CLIENTS = ROOT / "docs" / "clients.md"
 
 _BLOCK = re.compile(
-    r"^(?P<gpu><!-- gpu -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$\n?(?:^```text\n(?P<shown>.*?)^```$)?",
+    r"^(?:<!-- (?:needs )?(?P<needs>\w+) -->\n)?"
+    r"```(?P<language>\w*)\n(?P<text>.*?)^```$\n?(?:^```text\n(?P<shown>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
@@ -35,37 +37,40 @@ _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, text and line, the output shown below it, and whether it needs a GPU."""
+    """A fenced block: its language, text and line, the output shown below it, and what it needs: a package, ``gpu``."""
 
     language: str
     text: str
     line: int
     shown: str
-    gpu: bool
+    needs: str
 
 
 def blocks(page: Path, language: str) -> list[Block]:
     """The blocks of ``page`` in that language, in order."""
     text = page.read_text(encoding="utf-8")
     found = (
-        Block(m["language"], m["text"], text.count("\n", 0, m.start("text")), m["shown"] or "", bool(m["gpu"]))
+        Block(m["language"], m["text"], text.count("\n", 0, m.start("text")), m["shown"] or "", m["needs"] or "")
         for m in _BLOCK.finditer(text)
     )
     return [block for block in found if block.language == language]
 
 
-def run(page: Path, *, gpu: bool) -> None:
-    """Run the blocks of ``page``, those for a GPU too with ``gpu``; tracebacks show the page's lines."""
+def run(page: Path, *needs: str) -> None:
+    """Run the blocks of ``page`` that need one of ``needs``; tracebacks show the page's lines."""
     module = ModuleType(f"page_{page.stem}")
     sys.modules[module.__name__] = module
     try:
         for block in blocks(page, "python"):
-            if block.gpu and not gpu:
+            if block.needs not in needs:
                 continue
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(compile("\n" * block.line + block.text, str(page), "exec"), module.__dict__)
-            assert printed.getvalue() == block.shown, f"{page}:{block.line}"
+            text = printed.getvalue()
+            if block.needs not in ("", "gpu"):  # a package may print lines of its own before
+                text = text[-len(block.shown) :]
+            assert text == block.shown, f"{page}:{block.line}"
     finally:
         del sys.modules[module.__name__]
 
@@ -78,7 +83,7 @@ def test_every_block_prints_what_is_shown(page: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setitem(sys.modules, "prometheus_client", client := MagicMock())
     monkeypatch.chdir(tmp_path)
-    run(page, gpu=False)
+    run(page, "")
     for block in blocks(page, "pgir"):
         verify(parse(block.text))
     if page.stem == "operation":  # metrics are fed
@@ -91,7 +96,18 @@ def test_every_block_prints_what_is_shown(page: Path, monkeypatch: pytest.Monkey
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.usefixtures("fresh")
 def test_the_programs_of_the_readme_are_right_on_a_gpu() -> None:
-    run(ROOT / "README.md", gpu=True)
+    run(ROOT / "README.md", "", "gpu")
+
+
+@pytest.mark.clients
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("package", sorted({block.needs for block in blocks(CLIENTS, "python")} - {""}))
+def test_blocks_with_a_package_print_what_is_shown(
+    package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    run(CLIENTS, package)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
