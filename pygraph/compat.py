@@ -368,7 +368,7 @@ def _unread(item: Any, holder: Any) -> bool:
         return False
     known = item.realize() if item.is_realized() else None
     source = item.original_source() if known is None else known.source
-    parts = [] if known is None else getattr(known, "items", None)
+    parts = [] if known is None else vars(known).get("items")
     own = source is not None and getattr(source, "base", None) == holder
     return own and isinstance(parts, list) and all(_unread(part, source) for part in parts)
 

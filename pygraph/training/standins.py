@@ -437,7 +437,9 @@ def _traced_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         self._pygraph_prepare([[p.grad is not None for p in group["params"]] for group in self.param_groups])
         groups = []
         for group, rates in zip(self.param_groups, self._pygraph_rates):  # noqa: B905 - Dynamo has no strict
-            new = {name: group[name] for name in self._pygraph_names}
+            new = {}
+            for name in self._pygraph_names:  # a comprehension would hold the group, and Dynamo read all numbers in it
+                new[name] = group[name]
             for name in _FORMS:
                 if name in new:
                     new[name] = _FORMS[name]

@@ -174,6 +174,24 @@ def test_ways_to_compile_under_accelerate(way: Any, later: bool, tmp_path: Path)
         torch.save(model, io.BytesIO())
 
 
+def test_a_whole_step_under_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = Model()
+    model, optimizer = accelerate.Accelerator(cpu=True).prepare(model, torch.optim.AdamW(model.parameters()))
+
+    @pygraph.train_step(fullgraph=True)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.optimizer.step()
+        optimizer.optimizer.zero_grad()
+        return loss.detach()
+
+    for _ in range(4):
+        step(torch.randn(4, 16))
+    assert pygraph.counters() == {"captures": 1, "replays": 2, "uncaptured": 2}
+
+
 def test_repeated_blocks_under_accelerate() -> None:
     utils = pytest.importorskip("accelerate.utils")
 

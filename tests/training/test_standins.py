@@ -367,6 +367,34 @@ def test_a_learning_rate_that_the_step_sets_or_reads_is_that_of_the_moment() -> 
     )
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_an_optimizer_whose_state_was_loaded_is_traced(read: bool) -> None:
+    """Its groups begin with their numbers, and not with their parameters."""
+
+    def adam() -> Setup:
+        of = setup()
+        of.optimizer.load_state_dict(of.optimizer.state_dict())
+        return of
+
+    def make(of: Setup) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            rate = min(of.optimizer.param_groups[0]["lr"], 0.5) if read else 0.5
+            return basic(of)(x, y) * rate
+
+        def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            of.optimizer.param_groups[0]["lr"] = next(rates)
+            return wrapped(x, y)
+
+        wrapped = pygraph.train_step(step, fullgraph=True) if of is ours else step
+        return call
+
+    ours, theirs = adam(), adam()
+    rates = iter([1, 1, 0.02, 0.02, 0.3, 0.3])  # for each call of both
+    torch._dynamo.utils.counters.clear()
+    assert_equal_training(make(ours), make(theirs), ours, theirs, steps=3)
+    assert read or torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 # -- optimizers that several steps use, and overflows ------------------------------------------------------------------
 
 
