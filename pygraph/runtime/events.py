@@ -47,13 +47,14 @@ _SHOWN = 4
 class Event:
     """Something that happened to a region, besides a replay.
 
-    kind         ``captured``, ``refused``, ``left-uncaptured``, ``evicted``, ``retried`` or ``released``
-    region       the region's name in reports, such as ``graph0_inference.region0``
-    reason       reason code; empty for ``captured`` and ``released``
-    detail       the reason in words, with the operator and the line of the user's where they are known
-    sizes        sizes of the tensors that calls of the capture pass, without parameters; empty for the whole region
-    duration_us  µs that the call took so far which captured, its own run included; 0 where none did
-    nbytes       bytes of intermediates that each replay takes, for ``captured``; else 0
+    Args:
+        kind: ``captured``, ``refused``, ``left-uncaptured``, ``evicted``, ``retried`` or ``released``.
+        region: The region's name in reports, such as ``graph0_inference.region0``.
+        reason: The reason code; empty for ``captured`` and ``released``.
+        detail: The reason in words, with the operator and the line of the user's where they are known.
+        sizes: Sizes of the tensors that calls of the capture pass, without parameters; empty for the whole region.
+        duration_us: µs that the call took so far which captured, its own run included; 0 where none did.
+        nbytes: Bytes of intermediates that each replay takes, for ``captured``; else 0.
     """
 
     kind: Kind

@@ -17,9 +17,10 @@ __all__ = ["Capture", "LiveRegion", "enter", "regions", "release", "retry", "she
 class Capture:
     """A capture that may be freed.
 
-    device  where it is replayed
-    used    the number of its last replay, in the order of all replays
-    evict   frees it, until its calls are captured again
+    Args:
+        device: Where it is replayed.
+        used: The number of its last replay, in the order of all replays.
+        evict: Frees it, until its calls are captured again.
     """
 
     device: torch.device

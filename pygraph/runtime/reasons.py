@@ -25,9 +25,10 @@ class Lasting(Enum):
 class Reason:
     """What is known of a reason code.
 
-    lasting      how long it lasts
-    explanation  what was met
-    advice       what a user can do
+    Args:
+        lasting: How long it lasts.
+        explanation: What was met.
+        advice: What a user can do.
     """
 
     lasting: Lasting
