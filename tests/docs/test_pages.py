@@ -1,8 +1,8 @@
 """The pages keep what they promise: Python blocks run and print what is shown below them, IR text verifies, links lead
 somewhere.
 
-Blocks of one page run in order, in one module, with a stand-in for ``prometheus_client``. A block after ``<!-- gpu -->``
-runs on a GPU only, one after ``<!-- needs peft -->`` with the others that need this package.
+Blocks of one page run in order, in one module, with a stand-in for ``prometheus_client``. A block after
+``<!-- gpu -->`` runs on a GPU only, one after ``<!-- needs peft -->`` with the others that need this package.
 """
 
 from __future__ import annotations
