@@ -61,15 +61,3 @@ def assert_replays(driver: Driver, fn: Function, args: Sequence[Any], *, keep_va
         held.append(torch.full((shift,), 0xFF, dtype=torch.uint8, device="cuda"))
     made.executable.close()
     return made
-
-
-def microseconds(function: Callable[[], Any], calls: int) -> float:
-    """GPU time of one call, on average of a block of ``calls``."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    function()
-    start.record()
-    for _ in range(calls):
-        function()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / calls * 1e3

@@ -1,15 +1,12 @@
-"""The device model of this GPU: measured in seconds, and possible on any data-centre GPU."""
+"""The device model of this GPU is possible on any data-centre GPU."""
 
 from __future__ import annotations
-
-import time
 
 import torch
 
 from pygraph.calibration.calibrate import calibrate
 from pygraph.runtime.cuda import CudaDriver
 
-MOST_SECONDS = 30.0
 BOUNDS = {
     "launch_us": (0.5, 20.0),
     "replay_us": (0.2, 50.0),
@@ -21,13 +18,10 @@ BOUNDS = {
 }
 
 
-def test_figures_are_possible_and_soon_measured() -> None:
-    CudaDriver()  # the native half is built before, since that may take a minute
+def test_figures_are_possible() -> None:
+    CudaDriver()
     torch.cuda.init()
-    start = time.perf_counter()
     measured = calibrate("cuda")
-    took = time.perf_counter() - start
-    assert took < MOST_SECONDS, f"a calibration took {took:.1f} s"
     values = {field: getattr(measured, field) for field in BOUNDS}
     assert not [field for field, (low, high) in BOUNDS.items() if not low <= values[field] <= high], values
     assert measured.peaks["f16"] >= measured.peaks["f32"], measured.peaks

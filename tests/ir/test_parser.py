@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from pygraph.errors import ParseError
 from pygraph.ir import Location, ScalarType, Stage, parse, symbol
+from tests.work import work
 
 S0 = symbol("s0")
 
@@ -162,10 +161,12 @@ CHOICES = [f"s{i}" for i in range(300)]
     ],
     ids=lambda size: size[:24],
 )
-def test_an_expression_that_would_take_sympy_long_is_refused_at_once(size: str) -> None:
+def test_an_expression_that_would_take_sympy_long_is_refused_with_little_work(size: str) -> None:
     text = f"graph @main (\n  %x : f32[{size}]@cpu) {{\n  return (%x)\n}}\n"
-    start = time.process_time()
-    with pytest.raises(ParseError) as caught:
-        parse(text)
-    assert caught.value.span.line == 2, "points at the place"
-    assert time.process_time() - start < 2, "seconds; a busy machine has half of them to spare"
+
+    def refused() -> None:
+        with pytest.raises(ParseError) as caught:
+            parse(text)
+        assert caught.value.span.line == 2, "points at the place"
+
+    work(refused, most=4_000_000)

@@ -263,13 +263,11 @@ def test_a_compiler_that_takes_too_long_is_stopped(
 ) -> None:
     """With what it started."""
     worker = tmp_path / "worker"
-    compiler(f"sleep 60 & echo $! > {worker}; wait")
+    compiler(f"sleep 3600 & echo $! > {worker}; wait")
     monkeypatch.setattr(native_build, "_LIMIT", 1.0)
-    start = time.monotonic()
     with pytest.raises(CaptureError, match=r"stopped after 1 s") as caught:
         library.build(folder)
     assert caught.value.reason == "native-unavailable"
-    assert time.monotonic() - start < 30
     state = Path(f"/proc/{worker.read_text().strip()}/stat")
     assert not state.exists() or state.read_text().split()[2] in "ZX"
 

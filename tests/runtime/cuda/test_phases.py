@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.phases import phases, phases_of
 from tests.runtime.branches import Branched, branched, closure
+from tests.work import work
 
 PROGRAMMATIC = bytes((1, 0, 1))
 LAUNCH_ORDER = bytes((2, 0, 0))
@@ -68,19 +68,24 @@ def test_a_kernel_that_starts_early_is_not_relied_on(data: st.DataObject) -> Non
         assert found == by_definition(graph.count, before)
 
 
-def test_large_graphs_take_no_time_to_speak_of() -> None:
-    """16 branches of three, 1,000 times over, and 2,000 launches in one chain: 50,000 launches."""
-    edges = {(i, i + 1) for i in range(1999)}
-    for start in range(1999, 49_999, 48):
+def forked(forks: int) -> tuple[int, set[tuple[int, int]]]:
+    """2,000 launches in one chain, then 16 branches of three launches each, again and again: launches and edges."""
+    count, edges = 2_000 + 48 * forks, {(i, i + 1) for i in range(1999)}
+    for start in range(1999, count - 1, 48):
         roots = [start] if start == 1999 else range(start - 15, start + 1)
         for branch in range(1, 17):
             edges |= {(root, start + branch) for root in roots}
             edges |= {(start + branch, start + branch + 16), (start + branch + 16, start + branch + 32)}
-    begin = time.process_time()
-    found = phases(50_000, edges)
-    assert time.process_time() - begin < 5
-    assert max(found) == 1999 + 1000
+    return count, edges
+
+
+def test_the_work_of_phases_is_linear_in_the_edges() -> None:
+    small, large = forked(50), forked(200)
+    found = phases(*large)
+    assert max(found) == 1999 + 200
     assert found[2000:2049] == (2000,) * 48 + (2001,)
+    growth = len(large[1]) / len(small[1])
+    assert work(lambda: phases(*large)) < 1.1 * growth * work(lambda: phases(*small))
 
 
 # -- what is done with a graph ------------------------------------------------------------------------------------

@@ -1,0 +1,63 @@
+"""Rules of the repository that no other tool checks."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+CLOCKS = {"perf_counter", "monotonic", "process_time", "thread_time", "time", "elapsed_time", "timeit", "do_bench"}
+
+
+def asserted_clocks(source: str) -> list[int]:
+    """Lines of the assertions whose value comes from a clock: by a call, or by names that were given one's value."""
+    tree = ast.parse(source)
+    timed: set[str] = set()
+
+    def reads_a_clock(node: ast.AST | None) -> bool:
+        for each in ast.walk(node) if node is not None else ():
+            if isinstance(each, ast.Call):
+                name = getattr(each.func, "attr", None) or getattr(each.func, "id", "")
+                if name.removesuffix("_ns") in CLOCKS:
+                    return True
+            if isinstance(each, ast.Name) and each.id in timed:
+                return True
+        return False
+
+    known = -1
+    while known < len(timed):
+        known = len(timed)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and reads_a_clock(node.value):
+                names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+                timed |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+            if isinstance(node, ast.FunctionDef):
+                returned = [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
+                timed |= {node.name} if any(map(reads_a_clock, returned)) else set()
+    return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert) and reads_a_clock(node.test)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "assert time.monotonic() < 2",
+        "start = perf_counter()\nrun()\nassert perf_counter() - start < 2",
+        "def took():\n  start = time.time_ns()\n  run()\n  return time.time_ns() - start\nassert took() < 2",
+        "for _ in range(3):\n  times += [start.elapsed_time(end)]\nbest = min(times)\nassert best < 2",
+    ],
+)
+def test_assertions_on_clocks_are_found(source: str) -> None:
+    assert asserted_clocks(source) == [source.count("\n") + 1]
+
+
+def test_a_deadline_is_no_assertion_on_a_clock() -> None:
+    waits = "end = time.monotonic() + 60\nwhile not found and time.monotonic() < end: look()\nassert found"
+    assert asserted_clocks(waits) == []
+
+
+def test_no_test_asserts_on_a_clock() -> None:
+    """A machine at work fails such a test. Tests count work (``tests/work.py``); benchmarks read clocks."""
+    found = {path: asserted_clocks(path.read_text(encoding="utf-8")) for path in sorted(TESTS.rglob("*.py"))}
+    assert not [f"{path}:{line}" for path, lines in found.items() for line in lines]
