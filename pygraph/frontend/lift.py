@@ -86,7 +86,7 @@ def made_from(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
 
 def result_paths(node: fx.Node) -> list[Path]:
     """Where each output of the IR node of ``node`` sits in what the FX node returns (``()``: it is what it returns)."""
-    return [path for path, _ in _leaves(_value_of(node))]
+    return [path for path, _ in leaves_of(_value_of(node))]
 
 
 class _Lifter:
@@ -173,7 +173,7 @@ class _Lifter:
             if isinstance(self.env[source], (tuple, dict)):  # else what it indexes is one opaque value
                 return self.env[source][index]
         value = _value_of(node)
-        leaves = list(_leaves(value))
+        leaves = list(leaves_of(value))
         call = Call(
             op=op_name(overload_of(node.target)),
             target=overload_of(node.target),
@@ -227,20 +227,20 @@ def _value_of(node: fx.Node) -> Any:
     return node.meta.get("val", unknown() if node.users else None)
 
 
-def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def leaves_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The results inside what an operator returned, None left out, with where they sit."""
     if isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
-            yield from _leaves(item, (*path, index))
+            yield from leaves_of(item, (*path, index))
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _leaves(item, (*path, str(key)))
+            yield from leaves_of(item, (*path, str(key)))
     elif value is not None:
         yield path, value
 
 
 def _rebuild(value: Any, outputs: Iterator[Value]) -> Any:
-    """``value`` with its leaves replaced by ``outputs``, in the order of ``_leaves``."""
+    """``value`` with its leaves replaced by ``outputs``, in the order of ``leaves_of``."""
     if isinstance(value, (tuple, list)):
         return tuple([_rebuild(item, outputs) for item in value])
     if isinstance(value, dict):

@@ -140,19 +140,34 @@ def literal(arg: Any, types: TypeReader, env: Mapping[fx.Node, Any]) -> Arg:
     return Token(_OPAQUE + type(arg).__name__)
 
 
-def to_fx_arg(arg: Arg, of_value: Callable[[Value], Any]) -> Any:
-    """An IR operand as FX takes it; ``of_value`` gives the FX node of a value. Tuples come back as lists.
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """Torch's own ``dtype``."""
+    return _TORCH_DTYPES[dtype]
 
-    Raises FrontendError for what only the original FX node can hold: symbolic expressions, subgraphs, opaque objects.
+
+def _without_literal(arg: sympy.Expr | GraphRef) -> Any:
+    raise FrontendError(f"'{arg}' has no literal form in FX")
+
+
+def to_fx_arg(arg: Arg, of_value: Callable[[Value], Any], of_other: Callable[[Any], Any] = _without_literal) -> Any:
+    """An IR operand as torch takes it. Tuples come back as lists.
+
+    Raises FrontendError for what only the original FX node can hold: opaque objects, and, by default, symbolic
+    expressions and subgraphs.
+
+    Args:
+        arg: the operand
+        of_value: the FX node, or the tensor, of a value
+        of_other: the number of a symbolic expression, or what runs a subgraph
     """
     if isinstance(arg, Value):
         return of_value(arg)
     if isinstance(arg, tuple):
         if arg[:1] == (_DICT,):
-            return {key: to_fx_arg(item, of_value) for key, item in cast("Any", arg[1:])}
+            return {key: to_fx_arg(item, of_value, of_other) for key, item in cast("Any", arg[1:])}
         if arg[:1] == (_SLICE,):
-            return slice(*(to_fx_arg(item, of_value) for item in arg[1:]))
-        return [to_fx_arg(item, of_value) for item in arg]
+            return slice(*(to_fx_arg(item, of_value, of_other) for item in arg[1:]))
+        return [to_fx_arg(item, of_value, of_other) for item in arg]
     if isinstance(arg, DType):
         return _TORCH_DTYPES[arg]
     if isinstance(arg, Device):
@@ -162,6 +177,4 @@ def to_fx_arg(arg: Arg, of_value: Callable[[Value], Any]) -> Any:
             raise FrontendError(f"an object of type {arg.name.removeprefix(_OPAQUE)} has no literal form in FX")
         found = getattr(torch, arg.name, None)
         return found if isinstance(found, (*_ENUMERATED, torch.dtype)) else resolve_op(arg.name)
-    if isinstance(arg, (sympy.Expr, GraphRef)):
-        raise FrontendError(f"'{arg}' has no literal form in FX")
-    return arg
+    return of_other(arg) if isinstance(arg, (sympy.Expr, GraphRef)) else arg
