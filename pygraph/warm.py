@@ -89,7 +89,7 @@ def _rest_of(report: GraphReport) -> str:
 
 def _complete(rest: str, report: GraphReport) -> None:
     from pygraph.inductor.emitted import read_program  # nobody may ever read the report
-    from pygraph.ir import DeviceModel, Stage, parse
+    from pygraph.ir import DeviceModel, Stage, parse_graph
     from pygraph.passes.manager import PassRecord
 
     kept = json.loads(rest)
@@ -97,7 +97,7 @@ def _complete(rest: str, report: GraphReport) -> None:
     report.passes = tuple(PassRecord(**{**_with_tuples(one), "stage": Stage(one["stage"])}) for one in kept["passes"])
     report.emitted = None if report.record is None else read_program(report.source)
     report.notes = kept["notes"] + report.notes
-    report.graph = parse(kept["graph"])
+    report.graph = parse_graph(kept["graph"])
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ def test_a_failure_in_the_backward_falls_back_too(monkeypatch: pytest.MonkeyPatc
 
 
 def test_dumps_hold_each_pass_the_program_and_the_report(tmp_path: Path) -> None:
-    from pygraph.ir import parse
+    from pygraph.ir import parse_graph
 
     ours = compiled(Mlp().eval(), dump_dir=str(tmp_path))
     with torch.no_grad():
@@ -261,7 +261,7 @@ def test_dumps_hold_each_pass_the_program_and_the_report(tmp_path: Path) -> None
     assert {"program.py", "report.txt", "report.json"} <= set(names)
     for path in folder.glob("*.pgir"):
         text = path.read_text()
-        assert str(parse(text)) == text
+        assert str(parse_graph(text)) == text
     launches = (folder / "region0.launches.txt").read_text().splitlines()
     assert [line.split()[1] for line in launches] == ["operator", "kernel", "operator"]
     assert "# region 0: may be captured" in (folder / "program.py").read_text()

@@ -23,7 +23,7 @@ import pytest
 from pygraph import cache, warm
 from pygraph.calibration import store as calibrations
 from pygraph.inductor import products
-from pygraph.ir import HOST, Graph, parse
+from pygraph.ir import HOST, Graph, parse_graph
 from pygraph.report.model import GraphReport, RegionReport
 from pygraph.runtime import measure
 from pygraph.runtime.recording import Origin
@@ -50,7 +50,7 @@ def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def graph() -> Graph:
     text = "%0 = aten.sum.default(%x) : f32[]@cpu {launches = 1} return (%0)"
-    return parse(f"graph @main (%x : f32[8, 8]@cpu) {{ {text} }}")
+    return parse_graph(f"graph @main (%x : f32[8, 8]@cpu) {{ {text} }}")
 
 
 def files(folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from pygraph import __version__
 from pygraph.cli import main
-from pygraph.ir import Stage, parse
+from pygraph.ir import Stage, parse_graph
 from pygraph.passes import default_registry
 from tests.commands import run
 
@@ -55,11 +55,19 @@ def test_version_and_help() -> None:
     assert "Exit status:\n    0  done" in run("--help").output
 
 
+def test_an_unknown_command_names_the_nearest_one() -> None:
+    close, other = run("explian", "script.py"), run("xyz")
+    assert (close.exit_code, other.exit_code) == (2, 2)
+    assert "no command is called 'explian'; did you mean 'explain'?" in close.stderr
+    assert "no command is called 'xyz'; known: bench, calibrate, explain, opt" in other.stderr
+    assert "No such option" in run("--verbos").stderr
+
+
 def test_opt_reads_stdin_and_writes_to_a_file(tmp_path: Path) -> None:
     """Without a pipeline it prints the graph."""
     target = tmp_path / "out.pgir"
     assert run("opt", "-", "-o", str(target), stdin=GRAPH).output == ""
-    assert parse(target.read_text(encoding="utf-8")) == parse(GRAPH)
+    assert parse_graph(target.read_text(encoding="utf-8")) == parse_graph(GRAPH)
     failed = run("opt", "-", "-o", str(tmp_path / "no" / "out.pgir"), stdin=GRAPH)
     assert failed.exit_code == 1
     assert "out.pgir': No such file or directory" in failed.stderr
@@ -74,7 +82,7 @@ def test_opt_prints_times_bisects_and_dumps(file: Write, tmp_path: Path) -> None
     assert marks == ["// after 1: legality", "// before 2: placement", "// after 2: placement"]
     rows = re.findall(r"^ *\d+\.\d{3} ms  (\w+)", result.stderr, re.MULTILINE)
     assert rows == ["legality", "placement", "all"]
-    assert (result.exit_code, parse(result.stdout).stage) == (0, Stage.PLACED)
+    assert (result.exit_code, parse_graph(result.stdout).stage) == (0, Stage.PLACED)
     names = sorted(path.name for path in (tmp_path / "d").iterdir())
     assert names == ["00-lifted.pgir", "01-legality.pgir", "02-placement.pgir"]
 
@@ -93,16 +101,18 @@ def test_opt_loads_a_module_with_passes(file: Write, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "passes_of_mine.py").write_text(MODULE, encoding="utf-8")
-    assert "no pass is called 'mark-first'" in run("opt", file(GRAPH), "-p", "mark-first").stderr
+    unknown = run("opt", file(GRAPH), "-p", "mark-first").stderr
+    assert "no pass is called 'mark-first'" in unknown
+    assert "opt --load MODULE" in unknown
     shown = run("opt", file(GRAPH), "--load", "passes_of_mine", "-p", "mark-first,legality").stdout
-    assert parse(shown).stage is Stage.JUDGED
+    assert parse_graph(shown).stage is Stage.JUDGED
     failed = run("opt", file(GRAPH), "--load", "no_such_module")
     assert (failed.exit_code, "--load no_such_module: ModuleNotFoundError" in failed.stderr) == (1, True)
 
 
 def test_opt_takes_the_device_from_the_graph_the_header_or_the_option(file: Write) -> None:
     def reason_of_the_product(*args: str, text: str = GRAPH) -> object:
-        graph = parse(run("opt", file(text), "-p", "legality", *args).stdout)
+        graph = parse_graph(run("opt", file(text), "-p", "legality", *args).stdout)
         return dict(graph.node("a").meta.items()).get("reason")
 
     on_cuda = "// device: cuda\n" + GRAPH
@@ -114,9 +124,9 @@ def test_opt_takes_the_device_from_the_graph_the_header_or_the_option(file: Writ
 
 def test_opt_runs_a_reproducer_as_it_stands(file: Write) -> None:
     result = run("opt", file(f"// pipeline: legality,placement\n// error: something\n{GRAPH}"))
-    assert parse(result.stdout).stage.value == "placed"
+    assert parse_graph(result.stdout).stage.value == "placed"
     result = run("opt", file(f"// pipeline: legality,placement\n{GRAPH}"), "-p", "legality")
-    assert parse(result.stdout).stage.value == "judged", "-p wins"
+    assert parse_graph(result.stdout).stage.value == "judged", "-p wins"
 
 
 JUDGED = GRAPH.replace("(%x :", "{stage = judged} (%x :")
@@ -126,7 +136,7 @@ JUDGED = GRAPH.replace("(%x :", "{stage = judged} (%x :")
     ("text", "pipeline", "told"),
     [
         (GRAPH, ["-p", "partitioning"], r"graph\.pgir: pass 'partitioning' failed \(stage lifted, .*: none\): "),
-        (GRAPH, ["-p", "legalty"], r"<pipeline>:1:1: .*'legalty'; did you mean 'legality'\?\nlegalty\n\^"),
+        (GRAPH, ["-p", "legalty"], r"<pipeline>:1:1: .*'legalty'; did you mean 'legality'\? .*--load.*\nlegalty\n\^"),
         (f"// pipeline: legalty\n{GRAPH}", [], r"graph\.pgir.*:1:1: no pass is called 'legalty'.*\n.*\n\^+\n"),
         (f"// device: cpu\n// model: h200\n{GRAPH}", [], r"graph\.pgir: malformed value in the leading comments: "),
         ("", [], r"graph\.pgir:1:1: .+\n\n?\^?\n?"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.ir import parse
+from pygraph.ir import parse_graph
 from tests import failing
 from tests.failing import (
     CALLS,
@@ -203,7 +203,7 @@ def test_dumps_show_what_is_called(tmp_path: Path) -> None:
     run(one, options={"dump_dir": str(tmp_path)})
     folder = tmp_path / only().name
     text = (folder / "01-legality.pgir").read_text()
-    assert str(parse(text)) == text
+    assert str(parse_graph(text)) == text
     launches = (folder / "region0.launches.txt").read_text()
     assert "eager     quantized.pygraphfails_double.default" in launches
     assert Path(failing.__file__).name in launches, "a launch names the user's line"

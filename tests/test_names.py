@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.ir import REGION, Graph, Region, Stage, parse
+from pygraph.ir import REGION, Graph, Region, Stage, parse_graph
 from pygraph.passes import Pass, PassContext, PassResult
 from pygraph.report.facts import to_json
 from tests.test_caches import keeping, restored  # noqa: F401 - a fixture
@@ -94,8 +94,8 @@ def graphs(function: Callable[..., Any], x: torch.Tensor, **options: Any) -> lis
             found.append((result.detach(), *gradients))
         torch.testing.assert_close(*found)
     texts = [graph["pgir"] for graph in to_json(pygraph.reports())["graphs"]]
-    assert [str(parse(text)) for text in texts] == texts
-    return [parse(text) for text in texts]
+    assert [str(parse_graph(text)) for text in texts] == texts
+    return [parse_graph(text) for text in texts]
 
 
 def layers_of_regions(graph: Graph) -> list[list[str]]:

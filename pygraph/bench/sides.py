@@ -49,11 +49,11 @@ def _ours_with(**options: Any) -> Mapping[str, Any]:
 def _uncaptured() -> Mapping[str, Any]:
     """As ours, and no region is planned."""
     from pygraph.passes.partitioning import Partitioning
-    from pygraph.passes.pipeline import parse
+    from pygraph.passes.pipeline import parse_pipeline
     from pygraph.settings import Settings
 
     ours = _ours()
-    passes = parse(Settings.make({}).pipeline)
+    passes = parse_pipeline(Settings.make({}).pipeline)
     none = [replace(each, max_regions=0) if isinstance(each, Partitioning) else each for each in passes]
     return {**ours, "options": {**ours["options"], "passes": none}}
 

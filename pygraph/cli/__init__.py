@@ -97,6 +97,16 @@ class _Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(f"pygraph.cli.{name}"), name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does. Raises UsageError that names the nearest command for one that does not exist."""
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            from pygraph.passes.pipeline import nearest  # takes a while
+
+            ctx.fail(f"no command is called '{args[0]}'{nearest(args[0], _COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
 
 @click.group(cls=_Commands, epilog=_CODES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="pygraph", message="%(prog)s %(version)s")

@@ -11,11 +11,9 @@ import click
 
 from pygraph.cli import Failure, failing
 from pygraph.errors import OptionError
-from pygraph.ir import MODELS
-from pygraph.ir import parse as parse_graph
+from pygraph.ir import MODELS, parse_graph
 from pygraph.ir.verify import verify as verify_graph
-from pygraph.passes import PassContext, PassManager
-from pygraph.passes import parse as parse_pipeline
+from pygraph.passes import PassContext, PassManager, parse_pipeline
 from pygraph.passes.legality.rules import captured_device
 from pygraph.passes.manager import Check, read_header
 

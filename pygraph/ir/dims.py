@@ -17,7 +17,7 @@ from sympy.printing.str import StrPrinter
 from pygraph.ir.text.words import quote, word_text
 from pygraph.ir.types import Dim, as_dim, symbol
 
-CONSTANTS: dict[str, sympy.Expr] = {"oo": sympy.oo, "zoo": sympy.zoo, "nan": sympy.nan, "I": sympy.I}
+CONSTANTS: dict[str, sympy.Expr] = {"oo": sympy.oo, "I": sympy.I}
 
 FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
     "Abs": sympy.Abs,
@@ -44,15 +44,24 @@ FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
 
 
 def call(name: str, operands: Sequence[sympy.Expr], *, opaque: bool = False) -> sympy.Expr:
-    """The function ``name`` of ``operands``: a known one, else an opaque one. Raises TypeError for their number."""
-    function = sympy.Function(name) if opaque or name not in FUNCTIONS else FUNCTIONS[name]
-    return function(*operands)
+    """The function ``name`` of ``operands``: one of FUNCTIONS, or an opaque one.
+
+    Raises TypeError for a wrong number of operands, ArithmeticError for a division by zero.
+    """
+    return _defined(sympy.Function(name)(*operands) if opaque else FUNCTIONS[name](*operands))
+
+
+def _defined(value: sympy.Basic) -> sympy.Basic:
+    """``value``. Raises ZeroDivisionError where sympy has divided by zero."""
+    if value.has(sympy.zoo, sympy.nan):
+        raise ZeroDivisionError("division by zero")
+    return value
 
 
 def canonical(value: object) -> Dim:
     """``value`` in the IR's own terms: its symbols, doubles, its functions; any other function becomes an opaque one.
 
-    Raises TypeError for what is no number and no sympy expression.
+    Raises TypeError for what is no number and no sympy expression, ZeroDivisionError for what has no value.
     """
     if isinstance(value, float):
         return as_dim(sympy.Float(value))
@@ -62,7 +71,7 @@ def canonical(value: object) -> Dim:
 @lru_cache(maxsize=16384)
 def _canonical(value: sympy.Basic) -> sympy.Basic:
     for _ in range(8):  # sympy simplifies what it simplified before: two rounds are the rule
-        again = _rebuilt(value)
+        again = _rebuilt(_defined(value))
         if again == value:
             break
         value = again
@@ -79,7 +88,8 @@ def _rebuilt(value: sympy.Basic) -> sympy.Basic:
     operands = [_rebuilt(arg) for arg in value.args]
     if isinstance(value, (sympy.Add, sympy.Mul, sympy.Pow)):
         return value.func(*operands)
-    return call(type(value).__name__, operands, opaque=isinstance(value, AppliedUndef))
+    name = type(value).__name__
+    return call(name, operands, opaque=isinstance(value, AppliedUndef) or name not in FUNCTIONS)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -126,8 +136,7 @@ class _Writer(StrPrinter):  # type: ignore[misc]  # sympy has no types
 
     def _print_Function(self, value: sympy.Expr) -> str:
         name = type(value).__name__
-        hidden = isinstance(value, AppliedUndef) and name in FUNCTIONS
-        return f"{quote(name) if hidden else word_text(name)}({self.stringify(value.args, ', ')})"
+        return f"{quote(name) if isinstance(value, AppliedUndef) else name}({self.stringify(value.args, ', ')})"
 
 
 # -- what a text may ask for ------------------------------------------------------------------------------------------

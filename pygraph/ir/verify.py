@@ -127,7 +127,10 @@ def _dims_of(type: Type) -> tuple[Dim, ...]:
 
 
 def _is_canonical(value: Dim) -> bool:
-    return isinstance(value, (int, float)) or (isinstance(value, sympy.Expr) and canonical(value) == value)
+    try:
+        return isinstance(value, int) or (isinstance(value, (float, sympy.Expr)) and canonical(value) == value)
+    except ZeroDivisionError:
+        return False
 
 
 def subgraphs(graph: Graph) -> Iterator[Violation]:

@@ -35,7 +35,7 @@ from pygraph.ir import (
     verify,
 )
 from pygraph.passes.base import Pass, PassContext, PassFunction, PassResult, as_pass
-from pygraph.passes.pipeline import is_built_in, nearest, parse, print_pass, print_pipeline
+from pygraph.passes.pipeline import is_built_in, nearest, parse_pipeline, print_pass, print_pipeline
 
 __all__ = [
     "DEFAULT_PIPELINE",
@@ -234,7 +234,7 @@ def _unreached(item: Pass, stage: Stage) -> str:
     """Why a pass does not run on a graph at ``stage``; empty if it does."""
     if stage.reached(item.requires):
         return ""
-    leading = [one.name for one in parse(DEFAULT_PIPELINE) if one.ensures is item.requires]
+    leading = [one.name for one in parse_pipeline(DEFAULT_PIPELINE) if one.ensures is item.requires]
     needed = f"it requires a graph at stage {item.requires.value}, and this one is at {stage.value}"
     return needed + (f"; {leading[0]} gets it there" if leading else "")
 
@@ -242,11 +242,11 @@ def _unreached(item: Pass, stage: Stage) -> str:
 def _resolve(pipeline: Pipeline) -> tuple[Pass, ...]:
     """The passes of a pipeline in any of its forms. Raises ParseError or OptionError."""
     if isinstance(pipeline, str):
-        return parse(pipeline)
+        return parse_pipeline(pipeline)
     passes: list[Pass] = []
     for item in pipeline:
         if isinstance(item, str):
-            passes += parse(item)
+            passes += parse_pipeline(item)
         elif isinstance(item, Pass):
             passes.append(item)
         elif callable(item) and not isinstance(item, type):

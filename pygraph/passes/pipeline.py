@@ -35,7 +35,7 @@ __all__ = [
     "default_registry",
     "nearest",
     "option_texts",
-    "parse",
+    "parse_pipeline",
     "path_of",
     "print_pass",
     "print_pipeline",
@@ -241,6 +241,9 @@ BUILT_IN = {
 """The passes of PyGraph itself."""
 
 
+_OWN = "(a pass of yours is known once its module is imported: pygraph opt --load MODULE)"
+
+
 class Registry:
     """Finds the class of a pass by its name. ``points`` replaces the installed entry points."""
 
@@ -286,7 +289,7 @@ class Registry:
         if name not in self._classes:
             paths = self._paths.get(name)
             if not paths:
-                raise OptionError(f"no pass is called '{name}'{nearest(name, self.names())}")
+                raise OptionError(f"no pass is called '{name}'{nearest(name, self.names())} {_OWN}")
             if len(paths) > 1:
                 raise OptionError(f"several passes are called '{name}': {', '.join(paths)}")
             self._classes[name] = _load(name, paths[0])
@@ -342,7 +345,7 @@ register = default_registry.register
 """Make a pass, or a function of a graph and a context, known to every pipeline of this process; also a decorator."""
 
 
-def parse(text: str, source: str = "<pipeline>", registry: Registry = default_registry) -> tuple[Pass, ...]:
+def parse_pipeline(text: str, source: str = "<pipeline>", registry: Registry = default_registry) -> tuple[Pass, ...]:
     """The passes that ``text`` names, with their options.
 
     Raises ParseError for malformed text, OptionError for a name that does not exist or a value of the wrong type;

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pygraph.errors import PygraphError
-from pygraph.ir import MODELS, parse
+from pygraph.ir import MODELS, parse_graph
 from pygraph.passes import PassContext, PassManager
 
 __all__ = ["CheckFailure", "check_file", "check_text"]
@@ -91,7 +91,7 @@ def _run_case(text: str, first: int, settings: dict[str, str]) -> None:
         raise CheckFailure(f"line {first}: a case needs '// RUN:' and something to check")
     expected = [check for check in checks if check.kind == "CHECK-ERROR"]
     try:
-        graph, device = parse(text, f"line {first}"), settings.get("DEVICE", "cpu")
+        graph, device = parse_graph(text, f"line {first}"), settings.get("DEVICE", "cpu")
         PassManager(settings["RUN"], check="full").run(graph, PassContext(device, MODELS[device]))
         output = str(graph)
     except PygraphError as error:

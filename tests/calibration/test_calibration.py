@@ -18,7 +18,7 @@ from pygraph.calibration import calibrate as measure
 from pygraph.calibration.store import Identity, identity_of, load, save, stored_model
 from pygraph.errors import PassError
 from pygraph.inductor.compile import model_for
-from pygraph.ir import H200, HOST, UNKNOWN, Cost, DeviceModel, Graph, parse
+from pygraph.ir import H200, HOST, UNKNOWN, Cost, DeviceModel, Graph, parse_graph
 from pygraph.passes import PassContext, PassManager, read_header
 from pygraph.passes.analysis import node_time_us
 from tests.commands import run
@@ -71,7 +71,7 @@ def test_a_kernel_takes_its_floor_and_the_longer_of_arithmetic_and_traffic() -> 
 
 
 def test_arithmetic_goes_at_the_rate_of_what_a_node_computes() -> None:
-    graph = parse(GRAPH)
+    graph = parse_graph(GRAPH)
     times = [node_time_us(graph.node(name), MODEL, {}) for name in "abc"]
     assert times == [pytest.approx(1.5 + 4e6 / gflops) for gflops in (20_000.0, 300_000.0, 300_000.0)]
     tf32 = dataclasses.replace(MODEL, peaks={**MODEL.peaks, "tf32": 100_000.0}).with_tf32()
@@ -233,7 +233,7 @@ def failing(graph: Graph, ctx: PassContext) -> bool:
 
 def test_a_reproducer_carries_a_calibrated_model(tmp_path: Path) -> None:
     with pytest.raises(PassError) as caught:
-        PassManager([failing], dump_dir=tmp_path).run(parse(GRAPH), PassContext("cpu", MODEL))
+        PassManager([failing], dump_dir=tmp_path).run(parse_graph(GRAPH), PassContext("cpu", MODEL))
     _, ctx = read_header(Path(caught.value.reproducer or "").read_text())
     assert ctx is not None
     assert ctx.model == MODEL

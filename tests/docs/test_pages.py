@@ -20,7 +20,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from pygraph.ir import parse, verify
+from pygraph.ir import parse_graph, verify
 from pygraph.passes import default_registry
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def test_every_block_prints_what_is_shown(page: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     run(page, "")
     for block in blocks(page, "pgir"):
-        verify(parse(block.text))
+        verify(parse_graph(block.text))
     if page.stem == "operation":  # metrics are fed
         kinds = [each.args[0] for each in client.Counter.return_value.labels.call_args_list]
         assert kinds == ["released", "captured"]

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.frontend.lift import lift
 from pygraph.frontend.location import UNKNOWN, GraphOrigin, origin_of
-from pygraph.ir import Graph, KernelNode, parse
+from pygraph.ir import Graph, KernelNode, parse_graph
 from pygraph.ir.verify import verify
 from tests.strategies import structure
 
@@ -44,7 +44,7 @@ class Captured:
 def checked(graph: Graph) -> Graph:
     """``graph``, once it verifies and its text parses back to an equal one."""
     verify(graph)
-    assert structure(parse(str(graph))) == structure(graph)
+    assert structure(parse_graph(str(graph))) == structure(graph)
     return graph
 
 

@@ -12,7 +12,7 @@ import torch
 
 from pygraph.frontend.interpret import Evaluation, draw_inputs, evaluate, returned
 from pygraph.frontend.names import FrontendError
-from pygraph.ir import Graph, parse
+from pygraph.ir import Graph, parse_graph
 from tests.frontend.capture import Captured, capture
 
 
@@ -62,7 +62,7 @@ def test_operators_one_by_one_give_what_the_fx_graph_gives(fn: Callable[..., Any
 
 
 def test_draws_of_one_seed_are_equal_and_torchs_own_are_left_alone() -> None:
-    graph = parse("""
+    graph = parse_graph("""
     graph @main {hints = {s0 = 5}} (%x : f16[s0, 3]{1, s0}@cuda:0, %i : i64[s0]@cuda:0, %n : int(s0)) {
       %r = aten.rand_like.default(%x) : f16[s0, 3]{1, s0}@cuda:0 !reads[] !rng("cuda:0")
       %s = aten.rand.default([$(s0 + 1)], device = @cuda:0) : f32[s0 + 1]@cuda:0 !rng("cuda:0")
@@ -92,6 +92,6 @@ def test_draws_of_one_seed_are_equal_and_torchs_own_are_left_alone() -> None:
     ],
 )
 def test_inputs_of_other_types_are_refused(given: list[Any], reason: str) -> None:
-    graph = parse("graph @main (%x : f32[s0, s0]@cpu, %n : int(s0)) { return (%x, %n) }")
+    graph = parse_graph("graph @main (%x : f32[s0, s0]@cpu, %n : int(s0)) { return (%x, %n) }")
     with pytest.raises(FrontendError, match=re.escape(reason)):
         evaluate(graph, given)

@@ -213,7 +213,7 @@ def test_the_report_says_that_a_program_on_several_streams_is_not_cut(monkeypatc
 
 
 def test_regions_that_no_pass_of_the_users_draws_may_be_joined() -> None:
-    graph = pygraph.ir.parse(
+    graph = pygraph.ir.parse_graph(
         "graph @g (%x : f32[4]@cpu) {\n  %a = aten.sin.default(%x) : f32[4]@cpu {launches = 1}\n  return (%a)\n}\n"
     )
     drawing = PassManager([LEGAL, Draw("0")])

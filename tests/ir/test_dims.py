@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from pygraph.ir import parse
+from pygraph.ir import parse_graph
 from pygraph.ir.dims import canonical, dim_text
 from pygraph.ir.types import symbol
 
@@ -69,4 +69,4 @@ def test_canonical_expressions_are_simplified_once_and_for_all(value: sympy.Expr
     found = canonical(value)
     assert found == canonical(value.doit())
     assert canonical(found) == found
-    assert parse(f"graph @g () {{ ^a = f($({dim_text(found)})) return () }}").nodes[0].args == (found,)
+    assert parse_graph(f"graph @g () {{ ^a = f($({dim_text(found)})) return () }}").nodes[0].args == (found,)

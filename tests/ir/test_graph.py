@@ -20,7 +20,7 @@ from pygraph.ir import (
     Parameter,
     Region,
     TensorType,
-    parse,
+    parse_graph,
     verify,
 )
 from pygraph.ir.node import RESERVED
@@ -108,7 +108,7 @@ def test_clones_are_independent_even_while_operands_come_later() -> None:
     assert copy == graph
     copy.node("n0").meta.set(REGION, 1)
     assert copy != graph
-    assert parse(str(graph)) == graph
+    assert parse_graph(str(graph)) == graph
 
 
 def test_equality_tells_literals_apart() -> None:
@@ -163,7 +163,7 @@ SHOWN = """graph @main (%x : f32[4]@cpu, %y : f32[4]@cpu) {
 
 
 def test_a_graph_becomes_a_networkx_graph_of_its_data() -> None:
-    flow = parse(SHOWN).to_networkx()
+    flow = parse_graph(SHOWN).to_networkx()
     assert list(flow.edges(data="values")) == [
         ("x", "a", ("x",)),
         ("x", "b", ("x",)),
@@ -176,8 +176,8 @@ def test_a_graph_becomes_a_networkx_graph_of_its_data() -> None:
 
 
 def test_a_graph_shows_itself_in_notebooks() -> None:
-    shown = parse(SHOWN)._repr_html_()
+    shown = parse_graph(SHOWN)._repr_html_()
     assert "a&lt;b" in shown
     assert shown.count("background: #") == 1
     assert "<style" not in shown, "the notebook's own stays"
-    assert html.unescape(re.sub("<[^>]*>", "", shown)) == str(parse(SHOWN))
+    assert html.unescape(re.sub("<[^>]*>", "", shown)) == str(parse_graph(SHOWN))

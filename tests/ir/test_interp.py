@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pygraph.ir import Graph, parse
+from pygraph.ir import Graph, parse_graph
 from pygraph.ir.interp import Outcome, Returned, interpret
 
 V = "f32[2]@cpu"
 
 
 def graph_of(lines: str, outputs: str = "", inputs: str = f"%x : {V}, %y : {V}") -> Graph:
-    return parse(f"graph @g ({inputs}) {{\n{lines}\nreturn ({outputs}) }}")
+    return parse_graph(f"graph @g ({inputs}) {{\n{lines}\nreturn ({outputs}) }}")
 
 
 def contents(outcome: Outcome) -> list[object]:
@@ -95,8 +95,8 @@ def test_subgraphs_matter() -> None:
       %z = cond(%x, graph @s) : f32[2]@cpu
       return (%z)
     }} subgraphs {{ graph @s () {{ return ({}) }} }}"""
-    assert interpret(parse(text.format("1"))) == interpret(parse(text.format("1")))
-    assert interpret(parse(text.format("1"))) != interpret(parse(text.format("2")))
+    assert interpret(parse_graph(text.format("1"))) == interpret(parse_graph(text.format("1")))
+    assert interpret(parse_graph(text.format("1"))) != interpret(parse_graph(text.format("2")))
 
 
 def test_deep_graphs_are_no_problem() -> None:

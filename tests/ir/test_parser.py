@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pygraph.errors import ParseError
-from pygraph.ir import Location, ScalarType, Stage, parse, symbol
+from pygraph.ir import Location, ScalarType, Stage, parse_graph, symbol
 from tests.work import work
 
 S0 = symbol("s0")
@@ -17,19 +17,19 @@ def body(line: str, inputs: str = "%x : f32[4]@cpu") -> str:
 
 def error_of(text: str) -> ParseError:
     with pytest.raises(ParseError) as caught:
-        parse(text, "file.pgir")
+        parse_graph(text, "file.pgir")
     return caught.value
 
 
 def test_everything_optional_may_be_left_out() -> None:
-    graph = parse("graph @g () { return () }")
+    graph = parse_graph("graph @g () { return () }")
     assert (graph.name, graph.kind, graph.stage, graph.outputs) == ("g", "inference", Stage.LIFTED, ())
-    value = parse("graph @g (%x : int) { return (%x) }").inputs[0]
+    value = parse_graph("graph @g (%x : int) { return (%x) }").inputs[0]
     assert (value.role, value.static, value.type) == ("input", False, ScalarType("int"))
 
 
 def test_names_may_have_points_and_a_number_behind_the_last_is_an_index() -> None:
-    graph = parse(
+    graph = parse_graph(
         'graph @g (%layers.0.weight : int, %"args.0" : int {placeholder = arg1_1}, %x.1b : int) {'
         ' %args:2 = f(%layers.0.weight, %"args.0", %x.1b) : (int, int)'
         ' ^last.one = g(%args.0, %args.1) after(^args) {in = "layers.0", loc = "a.py:3", frames = ["a.py:9 f"]}'
@@ -41,7 +41,7 @@ def test_names_may_have_points_and_a_number_behind_the_last_is_an_index() -> Non
     assert (first.inputs, last.inputs) == (graph.inputs, first.outputs)
     assert (last.name, last.module, last.loc) == ("last.one", "layers.0", Location("a.py", 3, frames=("a.py:9 f",)))
     assert 'f(%layers.0.weight, %"args.0", %x.1b)' in str(graph)
-    assert parse(str(graph)) == graph
+    assert parse_graph(str(graph)) == graph
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_names_may_have_points_and_a_number_behind_the_last_is_an_index() -> Non
         ("-s0**2", -(S0**2)),
         ("2**3**2", 512),
         ("7 % 4", 3),
-        ("s0 % 4 * 2", parse(body("^a = f($(2*Mod(s0, 4)))")).nodes[0].args[0]),
+        ("s0 % 4 * 2", parse_graph(body("^a = f($(2*Mod(s0, 4)))")).nodes[0].args[0]),
         ("FloorDiv(8, 3)", 2),
         ("CeilDiv(s0, 1)", S0),
         ("Max(1, 2, 3)", 3),
     ],
 )
 def test_expressions(text: str, value: object) -> None:
-    assert parse(body(f"^a = f($({text}))")).nodes[0].args == (value,)
+    assert parse_graph(body(f"^a = f($({text}))")).nodes[0].args == (value,)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,17 @@ def test_expressions(text: str, value: object) -> None:
         ("^a = f() {loc = 3}", 19, "unexpected '3': expected a string"),
         ('^a = f("\\q")', 10, "this string has an unknown escape, or no end"),
         ('^a = f("\\UFFFFFFFF")', 10, "this string has an unknown escape, or no end"),
-        ("^a = f($(Mod(1, 0)))", 12, "not an expression:"),
+        ("^a = f($(1/0))", 14, "not an expression: division by zero"),
+        ("^a = f($(2*(1/(s0 - s0) + 1)))", 17, "not an expression: division by zero"),
+        ("^a = f($(s0 % (1 - 1)))", 17, "not an expression: division by zero"),
+        ("^a = f($(s0 + Mod(s0, 0)))", 17, "not an expression: "),
+        ("^a = f($(s0 + FloorDiv(s0, 0)))", 17, "not an expression: division by zero"),
+        ("^a = f($(Max(0, ModularIndexing(s0, 0, 2))))", 19, "not an expression: division by zero"),
+        ("^a = f($(0**-1))", 12, "not an expression: division by zero"),
+        ("^a = f($(oo - oo))", 12, "not an expression: division by zero"),
+        ("^a = f($(1 + Maxx(1, s0)))", 16, "unknown function 'Maxx': use one of Abs, Max, Min, Mod, "),
+        ("^a = f() {launches = foo.bar(2)}", 24, "unknown function 'foo.bar': use one of "),
+        ("%a = f() : f32[sqrt(s0)]@cpu", 18, "unknown function 'sqrt': use one of "),
         ("^a = f($(floor()))", 12, "not an expression: floor takes exactly 1 argument (0 given)"),
         ("^a = f($(9**9**9))", 12, "not an expression: this power takes too many digits"),
         ("^a = f($(" + "9" * 4000 + "*" + "9" * 4000 + "))", 12, "not an expression: a number takes too many digits"),
@@ -166,7 +176,7 @@ def test_an_expression_that_would_take_sympy_long_is_refused_with_little_work(si
 
     def refused() -> None:
         with pytest.raises(ParseError) as caught:
-            parse(text)
+            parse_graph(text)
         assert caught.value.span.line == 2, "points at the place"
 
     work(refused, most=4_000_000)

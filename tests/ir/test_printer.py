@@ -20,7 +20,7 @@ from pygraph.ir import (
     ScalarType,
     TensorType,
     Token,
-    parse,
+    parse_graph,
     symbol,
 )
 
@@ -30,7 +30,7 @@ TEXT = Path(__file__).with_name("sample.pgir").read_text(encoding="utf-8")
 
 
 def test_a_text_says_what_the_graph_holds() -> None:
-    graph = parse(TEXT)
+    graph = parse_graph(TEXT)
     assert str(graph) == TEXT
     x, w = graph.inputs
     assert (x.type, x.role, x.static) == (TensorType(DType.F32, (S0, 16), CPU), "input", False)

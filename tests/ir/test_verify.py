@@ -6,7 +6,7 @@ import pytest
 import sympy
 
 from pygraph.errors import VerifyError
-from pygraph.ir import Cost, Device, DType, Graph, ScalarType, Stage, TensorType, parse, verify
+from pygraph.ir import Cost, Device, DType, Graph, ScalarType, Stage, TensorType, parse_graph, symbol, verify
 
 CPU = Device("cpu")
 T = TensorType(DType.F32, (4,), CPU)
@@ -19,11 +19,11 @@ def violation(graph: Graph, stage: Stage | None = None) -> VerifyError:
 
 
 def broken(text: str) -> VerifyError:
-    return violation(parse(text))
+    return violation(parse_graph(text))
 
 
 def simple() -> Graph:
-    return parse("graph @g (%x : f32[4]@cpu) { %a = f(%x) : f32[4]@cpu  %b = f(%a) : f32[4]@cpu  return (%b) }")
+    return parse_graph("graph @g (%x : f32[4]@cpu) { %a = f(%x) : f32[4]@cpu  %b = f(%a) : f32[4]@cpu  return (%b) }")
 
 
 def test_errors_name_rule_node_and_stage() -> None:
@@ -83,7 +83,14 @@ def test_structure(inputs: str, nodes: str, rule: str) -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    [sympy.Symbol("s0", positive=True), sympy.pi, sympy.Float(1, 30), sympy.Piecewise((1, sympy.Symbol("s") > 1))],
+    [
+        sympy.Symbol("s0", positive=True),
+        sympy.pi,
+        sympy.Float(1, 30),
+        sympy.Piecewise((1, sympy.Symbol("s") > 1)),
+        sympy.zoo,
+        sympy.nan + symbol("s0"),
+    ],
 )
 def test_expressions(expression: sympy.Expr) -> None:
     for type in (TensorType(DType.F32, (expression,), CPU), ScalarType("int", expression)):
@@ -102,8 +109,8 @@ def test_subgraphs_are_verified_too() -> None:
 
 def test_judged() -> None:
     head = "graph @g {stage = judged} () { ^a = f() {capturable = "
-    verify(parse(head + "true} return () }"))
-    verify(parse(head + 'false, reason = "sync"} return () }'))
+    verify(parse_graph(head + "true} return () }"))
+    verify(parse_graph(head + 'false, reason = "sync"} return () }'))
     assert broken(head + "false} return () }").rule == "judged"
 
 
@@ -131,7 +138,7 @@ IN0, IN1, OUT = "capturable = true, region = 0", "capturable = true, region = 1"
     ],
 )
 def test_partitioned(a: str, b: str, c: str, table: str, rule: str | None, node: str | None) -> None:
-    graph = parse(CHAIN.format(a=a, b=b, c=c, table=table))
+    graph = parse_graph(CHAIN.format(a=a, b=b, c=c, table=table))
     if rule is None:
         verify(graph)
         return
@@ -147,14 +154,14 @@ def test_the_quotient_is_acyclic_through_effects_too() -> None:
       ^d = f(%y) {{{d}}}
       return ()
     }} regions {{ 0 () 1 () }}"""
-    verify(parse(text.format(a=IN0, b=IN1, c=IN0, d=IN1)))
+    verify(parse_graph(text.format(a=IN0, b=IN1, c=IN0, d=IN1)))
     error = broken(text.format(a=IN0, b=IN1, c=IN1, d=IN0))
     assert error.rule == "quotient"
     assert error.reason == "regions and nodes need each other: region 0 → region 1 → region 0"
 
 
 def test_a_cycle_is_named_apart_from_what_follows_it() -> None:
-    graph = parse(CHAIN.format(a=IN0, b=OUT, c=IN0, table="0 ()"))
+    graph = parse_graph(CHAIN.format(a=IN0, b=OUT, c=IN0, table="0 ()"))
     late = graph.add("g", [graph.nodes[2].output])
     late.meta = graph.nodes[1].meta.copy()
     assert violation(graph).reason.endswith("region 0 → b → region 0")
@@ -176,7 +183,7 @@ PARAMETERS = """graph @g {{stage = {stage}}} (%x : f32[4]@cpu, %n : int) {{
     ],
 )
 def test_parameters(table: str, reason: str | None) -> None:
-    graph = parse(PARAMETERS.format(stage="indirected", table=table, meta="k = 1"))
+    graph = parse_graph(PARAMETERS.format(stage="indirected", table=table, meta="k = 1"))
     if reason is None:
         verify(graph)
         return
@@ -187,6 +194,6 @@ def test_parameters(table: str, reason: str | None) -> None:
 
 def test_selected() -> None:
     table = '%x: patched "", %n: static ""'
-    verify(parse(PARAMETERS.format(stage="selected", table=table, meta='selected = false, reason = "small"')))
+    verify(parse_graph(PARAMETERS.format(stage="selected", table=table, meta='selected = false, reason = "small"')))
     for meta in ("selected = true", 'reason = "small"'):
         assert broken(PARAMETERS.format(stage="selected", table=table, meta=meta)).rule == "selected"

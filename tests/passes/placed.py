@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pygraph.ir import CAPTURABLE, Graph, TensorType, parse
+from pygraph.ir import CAPTURABLE, Graph, TensorType, parse_graph
 from pygraph.ir.interp import interpret
 from pygraph.passes import PassContext, PassManager
 from pygraph.passes.legality import Legality
@@ -21,7 +21,7 @@ COPY = "prims.device_put.default"
 
 def place(*lines: str, returns: str, pipeline: Placement | None = None, forbid: str = "") -> tuple[Graph, PassRecord]:
     """The placed graph of ``lines`` over INPUTS; its meaning and the types that it returns are checked."""
-    graph = parse(f"graph @main ({INPUTS}) {{\n" + "\n".join(lines) + f"\nreturn ({returns})\n}}")
+    graph = parse_graph(f"graph @main ({INPUTS}) {{\n" + "\n".join(lines) + f"\nreturn ({returns})\n}}")
     before = graph.clone()
     passes = [Legality((forbid,) if forbid else ()), pipeline or Placement()]
     _, result = PassManager(passes, check="full").run(graph, PassContext("cuda")).passes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.ir import CAPTURABLE, DETAIL, EAGER, REASON, Device, Graph, parse
+from pygraph.ir import CAPTURABLE, DETAIL, EAGER, REASON, Device, Graph, parse_graph
 from pygraph.passes import PassContext
 from pygraph.passes.legality import Legality
 from pygraph.passes.legality.reasons import REASONS
@@ -24,7 +24,7 @@ CUDA, CPU = Target(Device("cuda", 0)), Target(Device("cpu"))
 def graph_of(*lines: str, subgraphs: str = "", returns: str = "") -> Graph:
     """A graph of ``lines`` over INPUTS."""
     body = "\n".join(lines)
-    return parse(f"graph @main ({INPUTS}) {{\n{body}\nreturn ({returns})\n}}\n{subgraphs}")
+    return parse_graph(f"graph @main ({INPUTS}) {{\n{body}\nreturn ({returns})\n}}\n{subgraphs}")
 
 
 def legal(graph: Graph, *forbid: str) -> list[str | None]:

@@ -10,9 +10,18 @@ from typing import ClassVar
 import pytest
 
 from pygraph.errors import OptionError, ParseError, PassError, VerifyError
-from pygraph.ir import CAPTURABLE, H200, REASON, REGION, Graph, Stage
-from pygraph.ir import parse as parse_graph
-from pygraph.passes import Pass, PassContext, PassManager, PassResult, Registry, as_pass, bisect, parse, read_header
+from pygraph.ir import CAPTURABLE, H200, REASON, REGION, Graph, Stage, parse_graph
+from pygraph.passes import (
+    Pass,
+    PassContext,
+    PassManager,
+    PassResult,
+    Registry,
+    as_pass,
+    bisect,
+    parse_pipeline,
+    read_header,
+)
 from tests.passes.build import TENSOR, build
 
 PIPELINE = "partitioning,indirection,selection"
@@ -131,7 +140,7 @@ def test_a_function_is_a_pass() -> None:
     assert graph.nodes[0].meta.get(REASON) == "cpu"
     registry = Registry(points=())
     assert registry.register(keep_out) is keep_out
-    assert parse("keep-out", registry=registry) == (as_pass(keep_out)(),)
+    assert parse_pipeline("keep-out", registry=registry) == (as_pass(keep_out)(),)
 
 
 # -- contracts ---------------------------------------------------------------------------------------------------------

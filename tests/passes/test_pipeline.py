@@ -58,8 +58,8 @@ for _cls in (Plain, Rich, Demanding):
     REGISTRY.register(_cls)
 
 
-def parse(text: str) -> tuple[Pass, ...]:
-    return pipeline.parse(text, registry=REGISTRY)
+def parse_pipeline(text: str) -> tuple[Pass, ...]:
+    return pipeline.parse_pipeline(text, registry=REGISTRY)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def parse(text: str) -> tuple[Pass, ...]:
     ],
 )
 def test_canonical_text_parses_and_prints_back(text: str, passes: tuple[Pass, ...]) -> None:
-    assert parse(text) == passes
+    assert parse_pipeline(text) == passes
     assert print_pipeline(passes) == text
 
 
@@ -99,7 +99,7 @@ def test_canonical_text_parses_and_prints_back(text: str, passes: tuple[Pass, ..
     ],
 )
 def test_other_spellings_become_canonical(text: str, canonical: str) -> None:
-    assert print_pipeline(parse(text)) == canonical
+    assert print_pipeline(parse_pipeline(text)) == canonical
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_other_spellings_become_canonical(text: str, canonical: str) -> None:
 )
 def test_what_cannot_be_read_is_placed_and_underlined(text: str, place: str, reason: str) -> None:
     with pytest.raises((ParseError, OptionError)) as caught:
-        parse(text)
+        parse_pipeline(text)
     assert str(caught.value).startswith(f"<pipeline>:{place}: ")
     assert reason in str(caught.value)
     assert str(caught.value).endswith("^")
@@ -158,8 +158,8 @@ RICH = st.builds(
 @given(st.lists(RICH | st.just(Plain()) | st.builds(Demanding, st.integers(min_value=0)), max_size=4).map(tuple))
 def test_parse_undoes_print(passes: tuple[Pass, ...]) -> None:
     text = print_pipeline(passes)
-    assert parse(text) == passes
-    assert print_pipeline(parse(text)) == text
+    assert parse_pipeline(text) == passes
+    assert print_pipeline(parse_pipeline(text)) == text
 
 
 @given(st.text(alphabet='rich{}[]=,"\\ \n4.-_:on', max_size=30) | st.text(max_size=30))
@@ -168,14 +168,14 @@ def test_parse_undoes_print(passes: tuple[Pass, ...]) -> None:
 @example("rich{scale=" + "9" * 400 + "}")
 def test_any_text_parses_or_is_refused_with_a_place(text: str) -> None:
     try:
-        canonical = print_pipeline(parse(text))
+        canonical = print_pipeline(parse_pipeline(text))
     except (ParseError, OptionError) as error:
         place = re.match(r"<pipeline>:(\d+):(\d+): ", str(error))
         found = (int(place[1]), int(place[2])) if place else (0, 0)
         assert 1 <= found[0] <= text.count("\n") + 1
         assert 1 <= found[1] <= len(text) + 1
     else:
-        assert print_pipeline(parse(canonical)) == canonical
+        assert print_pipeline(parse_pipeline(canonical)) == canonical
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

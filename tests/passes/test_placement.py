@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, parse
+from pygraph.ir import CAPTURABLE, PLACEMENT, REASON, parse_graph
 from pygraph.passes.placement import Placement
 from pygraph.passes.placement.moves import is_exact
 from tests.passes.placed import COPY, CPU, GPU, INPUTS, place, shown
@@ -228,5 +228,5 @@ def test_a_copy_that_something_waits_for_stays(last: str) -> None:
     ],
 )
 def test_which_operators_are_exact(line: str, exact: bool) -> None:
-    node = parse(f"graph @main ({INPUTS}) {{ {line} return (%r) }}").node("r")
+    node = parse_graph(f"graph @main ({INPUTS}) {{ {line} return (%r) }}").node("r")
     assert is_exact(node) == exact

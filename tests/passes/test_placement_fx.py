@@ -11,7 +11,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraph.frontend.lift import lift
-from pygraph.ir import CAPTURABLE, REASON, Graph, parse
+from pygraph.ir import CAPTURABLE, REASON, Graph, parse_graph
 from pygraph.ir.interp import interpret
 from pygraph.passes import PassContext, PassManager
 
@@ -21,7 +21,7 @@ GPU = "meta"
 def placed(fn: Callable[..., Any], *args: torch.Tensor) -> Graph:
     """The placed graph of ``fn``, traced with Inductor's decompositions."""
     module = make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(*args)
-    graph = parse(str(lift(module, kind="inference")).replace(f"@{GPU}", "@cuda:0"))
+    graph = parse_graph(str(lift(module, kind="inference")).replace(f"@{GPU}", "@cuda:0"))
     before = graph.clone()
     PassManager("legality,placement", check="full").run(graph, PassContext("cuda"))
     assert interpret(graph) == interpret(before)

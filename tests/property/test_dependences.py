@@ -11,7 +11,7 @@ import networkx as nx
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
-from pygraph.ir import Effects, Graph, KernelNode, Value, dependences, parse, verify
+from pygraph.ir import Effects, Graph, KernelNode, Value, dependences, parse_graph, verify
 from pygraph.ir.interp import interpret
 from pygraph.ir.order import memory_roots
 from pygraph.testing.strategies import operator_graphs
@@ -103,7 +103,7 @@ def test_swapping_conflicting_neighbours_is_seen(graph: Graph, data: st.DataObje
 
 
 def test_values_that_share_memory_have_one_root() -> None:
-    graph = parse("""graph @g (%x : f32[4]@cpu, %y : f32[4]@cpu) {
+    graph = parse_graph("""graph @g (%x : f32[4]@cpu, %y : f32[4]@cpu) {
       %a:2 = f(%x) : (f32[4]@cpu, f32[4]@cpu) !aliases[0:0]
       %b = f(%y, %a.0) : f32[4]@cpu !aliases[0:0, 0:1]
       return ()

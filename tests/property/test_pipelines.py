@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from pygraph.ir import H200, HOST, Effects, Graph, Stage, parse
+from pygraph.ir import H200, HOST, Effects, Graph, Stage, parse_graph
 from pygraph.ir.interp import interpret
 from pygraph.passes import DEFAULT_PIPELINE, Pass, PassContext, PassManager
 from pygraph.passes.legality import Legality
@@ -47,7 +47,7 @@ def test_the_meaning_is_unchanged_and_the_result_has_text(
 ) -> None:
     done = run(graph, pipeline, ctx)
     assert interpret(done) == interpret(graph)
-    assert parse(str(done)) == done
+    assert parse_graph(str(done)) == done
 
 
 @settings(deadline=None, max_examples=40)

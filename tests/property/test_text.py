@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pygraph.errors import ParseError
-from pygraph.ir import Graph, canonical, parse
+from pygraph.ir import Graph, canonical, parse_graph
 from pygraph.ir.dims import dim_text
 from pygraph.ir.types import Dim
 from tests.strategies import dims, structure, text_graphs
@@ -23,7 +23,7 @@ PIECES += ["$(", "f32[", "after(", "None", "floor("]
 @given(text_graphs())
 def test_print_parse_round_trip(graph: Graph) -> None:
     text = str(graph)
-    for again in (parse(text), graph.clone()):
+    for again in (parse_graph(text), graph.clone()):
         assert structure(again) == structure(graph)
         assert str(again) == text
 
@@ -32,17 +32,17 @@ def test_print_parse_round_trip(graph: Graph) -> None:
 @given(dims)
 def test_expressions_round_trip(value: Dim) -> None:
     text = f"graph @g () {{ %x = f() : int({dim_text(value)}) return () }}"
-    assert parse(text).nodes[0].output.type.expr == value
+    assert parse_graph(text).nodes[0].output.type.expr == value
     assert canonical(value) == value
 
 
 def parses_or_says_why(text: str) -> None:
     try:
-        graph = parse(text)
+        graph = parse_graph(text)
     except ParseError as error:
         problem = error
     else:
-        assert parse(str(graph)) == graph
+        assert parse_graph(str(graph)) == graph
         return
     lines = text.split("\n")
     assert problem.reason
@@ -70,7 +70,7 @@ def test_mutated_text_is_a_graph_or_a_parse_error(data: st.DataObject) -> None:
 )
 def test_truncated_and_random_text_is_a_parse_error(text: str) -> None:
     with pytest.raises(ParseError):
-        parse(text)
+        parse_graph(text)
 
 
 @settings(max_examples=120, deadline=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pygraph.frontend.location import GraphOrigin
 from pygraph.inductor.emitted import EmittedProgram
-from pygraph.ir import HOST, Graph, Location, Stage, parse
+from pygraph.ir import HOST, Graph, Location, Stage, parse_graph
 from pygraph.passes.manager import PassRecord
 from pygraph.report.model import GraphReport, RegionReport
 from pygraph.runtime.measure import Decision
@@ -35,7 +35,7 @@ graph @sample {kind = inference, stage = partitioned} (
 def cut_graph(known: bool = True) -> Graph:
     """``mm`` and ``relu`` (of ``known`` cost) in region 0, an ``item`` and its scalar outside, ``add`` in region 1."""
     cost = "flops = 64, read = 256, written = 256, launches = 1, host_us = 0, "
-    return parse(TEXT if known else TEXT.replace(cost, "", 1))
+    return parse_graph(TEXT if known else TEXT.replace(cost, "", 1))
 
 
 DECISION = Decision("uncaptured", 1200.0, 1000.0, 90)

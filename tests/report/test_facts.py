@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from pygraph.ir import DETAIL, SELECTED, parse
+from pygraph.ir import DETAIL, SELECTED, parse_graph
 from pygraph.report import facts
 from pygraph.report.facts import (
     SCHEMA_VERSION,
@@ -139,7 +139,7 @@ def test_the_document_says_what_the_report_says() -> None:
     assert (left["node"], left["reason"], left["loc"]) == ("item", "host-read", "model.py:12")
     assert graph["cost"][0]["flops"] == {"known": 1088.0, "unknown": 0}
     assert graph["graph_breaks"][0]["reason"] == "Unsupported Tensor.item() call"
-    assert parse(graph["pgir"]) == cut_graph()
+    assert parse_graph(graph["pgir"]) == cut_graph()
     assert failed["error"] == "LiftError: <unknown> operand & more"
     assert (failed["coverage"], failed["pgir"]) == (None, None)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from rich.color import ColorSystem
 from rich.style import Style
 
-from pygraph.ir import DETAIL, Graph, parse
+from pygraph.ir import DETAIL, Graph, parse_graph
 from pygraph.ir.colours import colour, hue
 from pygraph.passes import PassManager
 from pygraph.report.html import render_html, render_svg
@@ -191,7 +191,7 @@ def covers(box: Box, x: float, y: float) -> bool:
 
 
 def test_a_residual_edge_is_drawn_beside_what_it_passes() -> None:
-    graph = parse(
+    graph = parse_graph(
         """graph @main (%x : f32[4]@cpu) {
   %a = aten.a_rather_long_name(%x) : f32[4]@cpu
   %b = aten.a_rather_long_name(%a) : f32[4]@cpu

@@ -65,7 +65,7 @@ _WORDS: dict[str, object] = {"None": None, "true": True, "false": False, **_DTYP
 _STANDARD = {key.name: key for key in (CAPTURABLE, EAGER, REASON, DETAIL, MADE_FROM, PLACEMENT, REGION, SELECTED, TAGS)}
 
 
-def parse(text: str, source: str = "<text>") -> Graph:
+def parse_graph(text: str, source: str = "<text>") -> Graph:
     """The graph written in ``text``. ``source`` names it in errors. Raises ParseError."""
     parser = _Parser(text, source)
     graph = parser.graph()[1]
@@ -428,12 +428,19 @@ class _Parser(Reader):
             if self.accept("*"):
                 factors.append(self._factor())
             elif self.accept("/"):
-                factors.append(sympy.Pow(self._factor(), -1))
+                factors.append(sympy.Pow(self._divisor(), -1))
             elif self.next.text.startswith("%"):
                 self.next = self.scan(self.next.start + 1)  # what follows may have been taken for a %value
-                factors = [self._call("Mod", [sympy.Mul(*factors), self._factor()])]
+                at = self.next
+                factors = [self._call(at, "Mod", [sympy.Mul(*factors), self._divisor()])]
             else:
                 return sympy.Mul(*factors)
+
+    def _divisor(self) -> sympy.Expr:
+        start, value = self.next, self._factor()
+        if value == 0:
+            raise self.error("not an expression: division by zero", start)
+        return value
 
     def _factor(self) -> sympy.Expr:
         self.nest(1)
@@ -457,11 +464,17 @@ class _Parser(Reader):
         word = self.kind("word", "string")
         name = self._name(word)
         if self.next.text == "(":
-            return self._call(name, self.items(self._sum, "()"), opaque=word.kind == "string")
+            if word.kind == "word" and name not in dims.FUNCTIONS:
+                known = f"use one of {', '.join(dims.FUNCTIONS)}; other functions are in quotes, and stay as they are"
+                raise self.error(f"unknown function '{name}': {known}", word)
+            return self._call(word, name, self.items(self._sum, "()"))
         return dims.CONSTANTS[name] if word.kind == "word" and name in dims.CONSTANTS else symbol(name)
 
-    def _call(self, name: str, operands: Sequence[sympy.Expr], *, opaque: bool = False) -> sympy.Expr:
+    def _call(self, at: Lexeme, name: str, operands: Sequence[sympy.Expr]) -> sympy.Expr:
         self.functions += 1
         if self.functions > MAX_FUNCTIONS:
             raise ValueError(f"there are more than {MAX_FUNCTIONS} functions within one expression")
-        return dims.call(name, dims.within_limits(name, operands), opaque=opaque)
+        try:
+            return dims.call(name, dims.within_limits(name, operands), opaque=at.kind == "string")
+        except (ArithmeticError, TypeError) as error:
+            raise self.error(f"not an expression: {error}", at) from None
