@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pygraph.frontend.location import noting_all_breaks
 from pygraph.logs import working
 from pygraph.report import model as kept
 from pygraph.report.facts import plural, summarize, to_json
@@ -69,7 +70,7 @@ def explain(
     settings = Settings.make(options)
     known = {id(report) for report in kept.reports()}
     compiled = torch.compile(model, backend="pygraph", options=dict(options or {}))
-    with torch.random.fork_rng(), working("explaining") as progress:
+    with torch.random.fork_rng(), noting_all_breaks(), working("explaining") as progress:
         for call in range(settings.capture_after + 1):
             progress(f"call {call + 1} of {settings.capture_after + 1}")
             compiled(*args, **kwargs)

@@ -692,6 +692,9 @@ trace_structured = _find("torch._logging.trace_structured", cost="TORCH_TRACE sh
 graph_break_reasons = _find(
     "torch._dynamo.utils.graph_break_reasons", cost="reports list no graph break that ends no graph of its own"
 )
+compilation_metrics = _find(
+    "torch._dynamo.utils.get_compilation_metrics", cost="reports list no function that Dynamo skipped at a graph break"
+)
 
 
 def compile_reason(gm: torch.fx.GraphModule) -> Any:

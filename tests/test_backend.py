@@ -146,6 +146,21 @@ def test_every_graph_break_is_reported_once_also_without_a_graph_between() -> No
     assert second.origin.start.line == first.origin.start.line + 3, "the rest behind the breaks"
 
 
+def test_a_graph_break_is_reported_where_another_function_was_compiled_meanwhile() -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        print("inner")
+        return x * 2
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        print("outer")
+        return inner(x) + 1
+
+    compiled(outer)(torch.randn(8, 8))
+    codes = {report.origin.function: [line.code for line in report.origin.breaks] for report in pygraph.reports()}
+    assert codes["inner"] == ['print("inner")']
+    assert codes["outer"] == ['print("outer")', 'print("inner")'], "Dynamo tries to inline it first"
+
+
 def test_threads_share_a_compiled_model() -> None:
     model = Mlp().eval()
     ours = compiled(model)

@@ -250,6 +250,61 @@ def test_explain_reports_what_the_script_compiles_itself(script: Write) -> None:
     assert "4 of 4 launches selected, 4 replayed" in " ".join(result.stdout.split())
 
 
+BROKEN = """\
+import torch
+
+def half(x):
+    return (x @ x).relu() @ x
+
+def whole(x):
+    y = half(x)
+    print("between")
+    return half(y)
+
+def skipped(x):
+    for _ in range(2):
+        x = half(x)
+        print("in a loop")
+    return x.sin()
+
+def nothing(x):
+    print("no operator here")
+    return 3
+
+whole, skipped, nothing = (torch.compile(f, backend="pygraph") for f in (whole, skipped, nothing))
+for _ in range(3):
+    whole(torch.ones(4, 4)), skipped(torch.ones(4, 4)), nothing(torch.ones(4, 4))
+"""
+
+
+@pytest.mark.usefixtures("fresh")
+def test_graph_breaks_are_no_coverage(script: Write) -> None:
+    """Also in functions of which nothing is compiled: all breaks are listed, with line and reason."""
+    result = run("explain", script(BROKEN), "--strict", "--min-coverage", "80", "--json", "-")
+    assert result.exit_code == 3
+    told = [line for line in result.stderr.splitlines() if line.startswith("--")]
+    lines = [re.fullmatch(r"--strict: graph break at .*net\.py:(\d+): [^:]+: (.*)", line) for line in told[:-1]]
+    found = {int(line[1]): line[2] for line in lines if line}
+    assert found == {8: 'print("between")', 14: 'print("in a loop")', 18: 'print("no operator here")'}
+    assert "skipped runs uncompiled" in next(line for line in told if ":14:" in line)
+    summary = json.loads(result.stdout)["summary"]
+    assert summary["selected_launches"] == summary["launches"] > 0, "of the graphs, nothing is outside"
+    share = summary["launches"] / (summary["launches"] + 3)
+    assert summary["coverage"] == share
+    assert told[-1] == f"--min-coverage 80: coverage is {share:.1%}".replace("%", " %")
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_least_coverage_is_that_of_launches(script: Write) -> None:
+    path = script(SMALL + 'f = torch.compile(model, backend="pygraph")\nfor _ in range(3): f(torch.ones(2, 4))\n')
+    assert run("explain", path, "--min-coverage", "100").exit_code == 0
+    example = str(ROOT / "examples" / "mlp_item.py")
+    assert run("explain", example, "--min-coverage", "83").exit_code == 0, "five of six"
+    result = run("explain", example, "--min-coverage", "84")
+    assert (result.exit_code, result.stderr) == (3, "--min-coverage 84: coverage is 83.3 %\n")
+    assert run("explain", example, "--min-coverage", "101").exit_code == 2
+
+
 @pytest.mark.usefixtures("fresh")
 def test_explain_keeps_stdout_for_the_document(script: Write) -> None:
     result = run("explain", script(SMALL + "inputs = {'input': torch.ones(2, 4)}\n"), "--json", "-", "--", "--lr", "3")

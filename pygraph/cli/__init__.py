@@ -28,7 +28,7 @@ Exit status:
   0  done
   1  a file, a graph, a pipeline or the script is at fault; stderr says where
   2  the command line is wrong
-  3  'explain --strict': something could not be captured
+  3  'explain --strict' or '--min-coverage': less was captured than was asked for
 """
 
 

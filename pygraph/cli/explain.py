@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import runpy
 import shutil
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from pygraph.report.model import GraphReport
     from pygraph.report.ranks import Ranks
 
-STRICT_STATUS = 3
-"""Exit status of ``--strict`` when something could not be captured."""
+SHORT_STATUS = 3
+"""Exit status when less was captured than ``--strict`` or ``--min-coverage`` asks for."""
 
 _FRAMES = (__file__, "<frozen runpy>", runpy.__file__)
 
@@ -69,7 +70,13 @@ class _Sigterm:
 @click.option("--json", metavar="FILE", help="Write the report as JSON.")
 @click.option("--svg", metavar="FILE", help="Write the pictures of all graphs as SVG.")
 @click.option("--dot", metavar="FILE", help="Write the pictures of all graphs as DOT, for Graphviz.")
-@click.option("--strict", is_flag=True, help="Exit with status 3 when anything could not be captured.")
+@click.option("--strict", is_flag=True, help="Exit with status 3 at a graph break, or when anything is not captured.")
+@click.option(
+    "--min-coverage",
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="Exit with status 3 when less of the launches is selected. Each graph break counts as one that is not.",
+)
 def explain(
     script: str,
     args: tuple[str, ...],
@@ -78,6 +85,7 @@ def explain(
     svg: str | None,
     dot: str | None,
     strict: bool,
+    min_coverage: float | None,
 ) -> None:
     """Run SCRIPT with ARGS and report what was captured, what was not, and why.
 
@@ -137,13 +145,35 @@ def explain(
         click.echo(render_text(reports, width, color, told), nl=False)
     if failure is not None:
         raise failure
-    if strict and (any(map(_incomplete, reports)) or any(rank["incomplete"] for rank in told or ())):
-        raise click.exceptions.Exit(STRICT_STATUS)
+    short = list(_short(reports, told, strict, min_coverage))
+    for line in short:
+        click.echo(line, err=True)
+    if short:
+        raise click.exceptions.Exit(SHORT_STATUS)
+
+
+def _short(
+    reports: Sequence[GraphReport], ranks: Sequence[Any] | None, strict: bool, min_coverage: float | None
+) -> Iterator[str]:
+    """What ``strict`` and ``min_coverage`` do not allow, in lines for stderr. Of other ``ranks``, that they fail."""
+    from pygraph.report.facts import percent, summarize
+
+    if strict:
+        yield from dict.fromkeys(f"--strict: {line}" for report in reports for line in _incomplete(report))
+        yield from (f"--strict: rank {rank['rank']}, too" for rank in (ranks or ())[1:] if rank["incomplete"])
+    if min_coverage is None:
+        return
+    summaries = [(rank["summary"], f" on rank {rank['rank']}") for rank in ranks or () if rank["summary"]]
+    for summary, where in summaries or [(dataclasses.asdict(summarize(reports)), "")]:
+        share = summary["coverage"]
+        if share is None or share * 100 < min_coverage:
+            yield f"--min-coverage {min_coverage:g}: coverage is {percent(share)}{where}"
 
 
 def _run(script: str, args: Sequence[str], sigterm: _Sigterm) -> tuple[list[GraphReport], Failure | None]:
     """The reports of the graphs that the script compiled, or that its model was compiled to, and what ended it."""
     import pygraph
+    from pygraph.frontend.location import noting_all_breaks
 
     before = {report.index for report in pygraph.reports()}
 
@@ -155,7 +185,7 @@ def _run(script: str, args: Sequence[str], sigterm: _Sigterm) -> tuple[list[Grap
     failure = None
     with mock.patch.object(sys, "argv", [script, *args]), mock.patch.object(sys, "path", path):
         try:
-            with _shown_as_python_would(script), sigterm:
+            with _shown_as_python_would(script), sigterm, noting_all_breaks():
                 found = runpy.run_path(script, run_name="__main__")
             if not fresh():
                 _call_model(script, found, sigterm)
@@ -192,7 +222,8 @@ def _document(reports: Sequence[GraphReport], failure: Failure | None) -> dict[s
 
     error = None if failure is None or isinstance(failure, _Nothing) else failure.message
     told = to_json(reports)
-    return {"error": error, "incomplete": any(map(_incomplete, reports)), **{k: told[k] for k in ("summary", "graphs")}}
+    incomplete = any(line for report in reports for line in _incomplete(report))
+    return {"error": error, "incomplete": incomplete, **{k: told[k] for k in ("summary", "graphs")}}
 
 
 def _send(ranks: Ranks, reports: Sequence[GraphReport], failure: Failure | None) -> None:
@@ -241,11 +272,20 @@ def _shown_as_python_would(path: str) -> Iterator[None]:
         raise Failure("".join(traceback.format_exception(type(error), error, frames)).rstrip()) from error
 
 
-def _incomplete(report: GraphReport) -> bool:
-    """Whether something could not be captured; what was left off because it does not pay, or on demand, could be."""
-    from pygraph.report.facts import unselected
+def _incomplete(report: GraphReport) -> Iterator[str]:
+    """What could not be captured, in a line each, and the graph breaks; what was left off because it does not pay, or
+    on demand, could be."""
+    from pygraph.report.facts import clean, unselected
 
-    if report.error is not None or any(row.reason != "max-regions" for row in report.uncaptured()):
-        return True
-    regions = [region for region in report.regions if region.kernels and not unselected(report, region)]
-    return any(region.state == "uncaptured" for region in regions)
+    for line, reason in report.origin.breaks.items():
+        yield clean(f"graph break at {line}: {reason}" + (f": {line.code}" if line.code else ""))
+    if report.error is not None:
+        yield clean(f"{report.name} is left to plain Inductor: {report.error}")
+    for row in report.uncaptured():
+        if row.reason != "max-regions":
+            yield clean(
+                f"{row.op} at {row.loc or 'unknown line'}: {row.reason}" + (f": {row.code}" if row.code else "")
+            )
+    for region in report.regions:
+        if region.kernels and not unselected(report, region) and region.state == "uncaptured":
+            yield clean(f"{report.name}, region {region.index}: {region.why}")

@@ -14,7 +14,9 @@ import itertools
 import linecache
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import CodeType
@@ -61,7 +63,7 @@ class GraphOrigin:
         function: what was compiled; a module's class where its code is torch's own
         start: the first line of it that the graph holds; None where there is none of the user's
         breaks: the lines at which Dynamo had to stop, with the reason: that which ended the graph, and those around it
-            that have no graph between
+            that have no graph between; at the last graph of an explanation, also those of functions without a graph
         inputs: the user's names of inputs, by position; of parameters that the graph's module has itself, by their
             name there
         several: several variables hold modules: paths of modules begin with the variable then
@@ -82,8 +84,12 @@ UNKNOWN = GraphOrigin()
 """The origin of a graph that nobody knows it of."""
 
 
-_latest: list[Any] = [UNKNOWN, None, None]
-"""Of the graph that Dynamo handed over last: its origin, why it ends, and the last break that was noted."""
+_latest: list[Any] = [UNKNOWN, None]
+"""Of the graph that Dynamo handed over last: its origin, and why it ends."""
+_noted: list[Any] = [None, None]
+"""The last entries of Dynamo's lists that were noted: of its breaks, and of its compilations."""
+_unplaced: deque[tuple[tuple[str, str], Location, str]] = deque(maxlen=1024)
+"""Breaks that belong to no graph yet: function, line, reason. (Dynamo's lists have those of all backends.)"""
 
 
 def origin_of(gm: torch.fx.GraphModule) -> GraphOrigin:
@@ -95,29 +101,84 @@ def origin_of(gm: torch.fx.GraphModule) -> GraphOrigin:
     origin = GraphOrigin(
         start.function if start is not None else _outer_module(gm), start, inputs=inputs, several=several
     )
-    _latest[:2] = origin, compat.compile_reason(gm)
+    _latest[:] = origin, compat.compile_reason(gm)
     note_breaks()
     return origin
 
 
 def note_breaks() -> None:
-    """Note, at the graph that Dynamo handed over last, the breaks of its function that it has met since the one before
-    it. (Dynamo's list has those of all functions, also of other backends.)"""
-    origin, ended, noted = _latest
-    met = [] if compat.absent(compat.graph_break_reasons) else list(compat.graph_break_reasons)
-    new = met[next((i + 1 for i, reason in enumerate(met) if reason is noted), 0) :]
-    for reason in [*new, ended] if ended is not None else ():
-        if reason.graph_break and reason.user_stack and _function(reason) == _function(ended):
-            frames = [frame for frame in reason.user_stack if _is_user_file(frame.filename)] or reason.user_stack
-            last = frames[-1]
+    """Note the breaks that Dynamo has met since it was last asked: those of the function of the graph that it handed
+    over last at that graph, others until a graph of their function comes."""
+    _unplaced.extend(_new_breaks())
+    origin, ended = _latest
+    if ended is None or not ended.user_stack:
+        return
+    function = _function(ended.user_stack[0].filename, ended.user_stack[0].name)
+    for each in [each for each in _unplaced if each[0] == function]:
+        _unplaced.remove(each)
+        origin.breaks[each[1]] = each[2]
+
+
+@contextmanager
+def noting_all_breaks() -> Iterator[None]:
+    """Note all breaks met meanwhile, if a graph was handed over meanwhile: those of functions without a graph, which
+    run as they are, at the last one."""
+    note_breaks()
+    known, (before, _) = list(_unplaced), _latest
+    try:
+        yield
+    finally:
+        note_breaks()
+        origin, _ = _latest
+        for each in [each for each in _unplaced if origin is not before and each not in known]:
+            _unplaced.remove(each)
+            origin.breaks[each[1]] = each[2]
+
+
+def _new_breaks() -> Iterator[tuple[tuple[str, str], Location, str]]:
+    """What Dynamo has added to its lists: lines at which it cut a function in two, and functions that it skipped."""
+    for reason in _added(0, compat.graph_break_reasons):
+        if reason.graph_break and reason.user_stack:
+            first = reason.user_stack[0]
+            last = next((f for f in reversed(reason.user_stack) if _is_user_file(f.filename)), reason.user_stack[-1])
             line = _location(last.filename, last.lineno or 0, last.name, last.line or "", os.getcwd())
-            origin.breaks[line] = reason.reason.strip().partition("\n")[0]
-    _latest[2] = met[-1] if met else None
+            yield _function(first.filename, first.name), line, _first_line(reason.reason)
+    for tried in _added(1, compat.compilation_metrics):
+        if tried.fail_type is not None:
+            yield _skipped(tried)
 
 
-def _function(reason: Any) -> list[tuple[str, str]]:
-    """The function that Dynamo was compiling when it stopped: file and name."""
-    return [(frame.filename, _location("", 0, frame.name, "", "").function) for frame in reason.user_stack[:1]]
+def _skipped(tried: Any) -> tuple[tuple[str, str], Location, str]:
+    """A function, or the rest of one behind a graph break, that Dynamo gave up. ``tried`` is its account of that."""
+    whole = tried
+    if tried.co_filename is None:  # too many recompilations: an earlier one has the function
+        frame = str(tried.compile_id).partition("/")[0]
+        same = (each for each in compat.compilation_metrics() if str(each.compile_id).partition("/")[0] == frame)
+        whole = next((each for each in same if each.co_filename is not None), tried)
+    name = whole.co_name or "a function"
+    file = tried.fail_user_frame_filename or whole.co_filename or "unknown file"
+    number = tried.fail_user_frame_lineno or whole.co_firstlineno or 0
+    line = _location(file, number, name, linecache.getline(file, number), os.getcwd())
+    part = f"the rest of {line.function}" if _RESUMED.fullmatch(name) else line.function
+    why = f"{_first_line(tried.fail_reason or tried.fail_type)}; {part} runs uncompiled"
+    return _function(whole.co_filename or file, name), line, why
+
+
+def _added(which: int, entries: Any) -> list[Any]:
+    """The entries of one of Dynamo's lists that were not noted; the list may have been cleared meanwhile."""
+    met = [] if compat.absent(entries) else list(entries() if callable(entries) else entries)
+    new = met[next((i + 1 for i, entry in enumerate(met) if entry is _noted[which]), 0) :]
+    _noted[which] = met[-1] if met else None
+    return new
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _function(file: str, name: str) -> tuple[str, str]:
+    """A function that Dynamo compiles: file and name."""
+    return file, _location("", 0, name, "", "").function
 
 
 def _outer_module(gm: torch.fx.GraphModule) -> str:

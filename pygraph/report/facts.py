@@ -1,14 +1,14 @@
 """What is computed from reports: regions of nodes, cost by region, sums over graphs, words for numbers, and JSON.
 
 The JSON document is ``{schema, pygraph, summary, graphs, ranks}``. ``pygraph`` is the version that wrote it,
-``summary`` a ``Summary``. Every key is always there, null where unknown; units are in the names; shares are 0 to 1. A
-graph has:
+``summary`` a ``Summary``; in its ``coverage``, a graph break is a launch outside. Every key is always there, null where
+unknown; units are in the names; shares are 0 to 1. A graph has:
 
 - ``index``, ``name``, ``kind``, ``device``: ``kind`` is forward, backward or inference; or step, of
   ``pygraph.capture``, which has no graph.
 - ``function``, ``loc``, ``graph_breaks``: the function of the user's and the line at which the graph begins.
   ``graph_breaks`` are ``{loc, code, reason}`` of the lines at which Dynamo had to stop: that which ended the graph, and
-  those around it without a graph between.
+  those around it without a graph between; at the last graph also those of functions without a graph.
 - ``error``, ``notes``: why plain Inductor runs the graph instead, or a step runs as it is, and where the program
   differs from what was decided.
 - ``coverage``: ``{launches, selected_launches, replayed_launches, outside, share}`` of the emitted program, null
@@ -48,7 +48,7 @@ from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
 from pygraph.runtime.measure import REPLAY, Decision
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Raised when a key of the JSON is renamed or removed, or its meaning changes."""
 
 _VALUE = re.compile(r'%("(?:[^"\\]|\\.)*"|[\w.]*\w)')
@@ -251,8 +251,9 @@ class Summary:
         uncaptured: operators outside of all regions
         breaks: lines at which Dynamo had to stop
         errors: graphs that were given up to plain Inductor
-        coverage: share of launches in selected regions, 0 to 1, and 1.0 when nothing is launched; None without a
-            program, and where plain Inductor runs a graph, whose launches nobody counts
+        coverage: share of launches in selected regions, 0 to 1, and 1.0 when nothing is launched. A graph break is a
+            launch outside: nobody counts what runs between graphs. None without a program, and where plain Inductor
+            runs a graph, whose launches nobody counts either
     """
 
     graphs: int
@@ -276,6 +277,7 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
     programs = sum(report.emitted is not None for report in chosen)
     errors = sum(report.error is not None for report in chosen)
     launches, selected = sum(r.launches for r in chosen), sum(r.selected_launches for r in chosen)
+    breaks = sum(len(report.origin.breaks) for report in chosen)
     return Summary(
         graphs=len(chosen),
         programs=programs,
@@ -286,9 +288,9 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
         replays=sum(record.replays for record in records),
         captures=sum(record.captures for record in records),
         uncaptured=sum(1 for report in chosen for _ in report.uncaptured()),
-        breaks=sum(len(report.origin.breaks) for report in chosen),
+        breaks=breaks,
         errors=errors,
-        coverage=None if errors or not programs else selected / launches if launches else 1.0,
+        coverage=None if errors or not programs else selected / (launches + breaks) if launches + breaks else 1.0,
     )
 
 

@@ -188,7 +188,10 @@ def summary_lines(summary: Summary) -> Iterator[str]:
     if summary.programs:
         share = percent(summary.coverage) if summary.coverage is not None else str(summary.selected_launches)
         regions = f"in {plural(summary.regions, 'region')}; {summary.replayed_launches} replayed"
-        yield f"{share} of {plural(summary.launches, 'launch', 'launches')} selected, {regions}"
+        counted = plural(summary.launches, "launch", "launches")
+        if summary.breaks and summary.coverage is not None:
+            counted += f" and {plural(summary.breaks, 'graph break')}"
+        yield f"{share} of {counted} selected, {regions}"
     else:
         yield "coverage unknown: no program was emitted"
     yield (
@@ -250,7 +253,7 @@ def _document(reports: Sequence[GraphReport], ranks: Sequence[Any] | None) -> It
             yield ""
             yield _indented(Group(Text(section.title, style="bold"), *_section(section)))
         yield ""
-    if len(reports) > 1:
+    if len(reports) > 1 or any(report.origin.breaks for report in reports):
         yield Text(plural(len(reports), "graph"), style="bold")
         yield _indented(Text("\n".join(summary_lines(summarize(reports)))))
         yield ""
