@@ -198,6 +198,9 @@ def test_a_copy_that_something_waits_for_stays(last: str) -> None:
     assert [node.name for node in graph.nodes] == ["a", "h", "b"]
 
 
+DOUBLE = "%d = aten.full.default([4], 0.1, device = @cpu) : f64[4]@cpu"
+
+
 @pytest.mark.parametrize(
     ("line", "exact"),
     [
@@ -219,6 +222,9 @@ def test_a_copy_that_something_waits_for_stays(last: str) -> None:
         ("%r = prims.convert_element_type.default(%i, f16) : f16[4]@cpu", False),
         ("%r = prims.convert_element_type.default(%w, bf16) : bf16[4]@cpu", True),
         ("%r = prims.convert_element_type.default(%w, i64) : i64[4]@cpu", False),
+        (f"{DOUBLE} %r = prims.convert_element_type.default(%d, f32) : f32[4]@cpu", True),
+        (f"{DOUBLE} %r = prims.convert_element_type.default(%d, f16) : f16[4]@cpu", False),
+        (f"{DOUBLE} %r = prims.convert_element_type.default(%d, bf16) : bf16[4]@cpu", False),
         ("%r = prims.convert_element_type.default(%w, f8e5m2) : f8e5m2[4]@cpu", False),
         ("%r = aten.cat.default([%w, %w]) : f32[8]@cpu", True),
         ("%r = aten.cat.default([%w, %i]) : f32[8]@cpu", False),

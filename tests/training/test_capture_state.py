@@ -497,6 +497,23 @@ def test_numbers_from_elsewhere_are_not_captured(source: str) -> None:
     assert check(make, replays=0).replays == 0
 
 
+@pytest.mark.parametrize("draw", [random.random, lambda: np.random.rand()], ids=["python", "numpy"])
+def test_numbers_drawn_on_the_host_are_drawn_in_every_call(draw: Callable[[], float]) -> None:
+    """Although no operator takes them: what the host draws after the step shows it."""
+
+    def make() -> Program:
+        np.random.seed(3)
+        model, optimizer = net()
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            draw()
+            return train(model, optimizer, x, y)
+
+        return Program(model, step, call=lambda number, step, g: [step(*batch(g)), torch.tensor(draw())])
+
+    assert "host-random" in check(make, replays=0).refusals
+
+
 # -- torch's own state -------------------------------------------------------------------------------------------------
 
 
@@ -615,6 +632,27 @@ def test_memory_that_comes_to_be_shared_between_sizes() -> None:
     check(make, replays=5)
 
 
+def test_how_far_apart_tensors_begin_in_one_memory_is_part_of_the_state() -> None:
+    """Two tensors share two elements at first, which no replay allows, and later none."""
+
+    def make() -> Program:
+        model = nn.Module()
+        model.register_buffer("memory", torch.zeros(8, device=DEVICE))
+        one, other = model.memory[:4], model.memory[2:6]
+
+        def before(call: int) -> None:
+            other.data = model.memory[2 if call < 8 else 4 :][:4]
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            before_ = other.clone()
+            one.add_(x.sum())
+            return (other - before_) * y.sum(), other.mul_(0.5).clone()
+
+        return Program(model, step, before)
+
+    check(make, replays=7)
+
+
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
@@ -704,6 +742,40 @@ def test_state_in_memory_of_an_array_that_the_step_writes_is_refused() -> None:
         return Program(model, step, call=call)
 
     assert "python-state" in check(make, replays=0).refusals
+
+
+def test_a_number_that_the_step_replaces_by_one_that_equals_it_is_replaced() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        held = Plain()
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            held.scale = -0.0
+            return train(model, optimizer, x, y)
+
+        def call(number: int, step: Callable[..., Any], generator: torch.Generator) -> Any:
+            held.scale = 0.0
+            return [step(*batch(generator)), torch.tensor(held.scale)]
+
+        return Program(model, step, call=call)
+
+    check(make, replays=9)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the host writes the memory of a CPU's tensor")
+def test_a_tensor_that_is_written_by_no_operator_is_refused() -> None:
+    def make() -> Program:
+        model, optimizer = net()
+        fill = functools.partial(ctypes.memset, model.bias.data_ptr(), 0, model.bias.nbytes)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            fill()
+            torch.autograd.graph.increment_version([model.bias])
+            return model(x).detach()
+
+        return Program(model, step, before=lambda call: model.bias.detach().fill_(call))
+
+    assert "unseen-write" in check(make, replays=0).refusals
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -182,6 +182,21 @@ def test_absolute_offsets_make_an_argument_sensitive(driver: HostDriver) -> None
     assert executable.replay([argument(3)]) is None
 
 
+def test_a_returned_view_of_another_item_size_makes_its_argument_sensitive(driver: HostDriver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        (x,) = args
+        return (torch.ops.aten.view.dtype(x, torch.int16), x * 2)
+
+    def argument(offset: int) -> torch.Tensor:
+        return torch.arange(20.0)[offset : offset + 8]
+
+    assert driver.capture(region, [argument(4)]).offset_sensitive == {0}
+    executable, _ = make_executable(driver, RegionCall(region, [argument(4)]))
+    outputs = executable.replay([argument(4)])
+    assert same_bits(list(outputs), list(region([argument(4)])))
+    assert executable.replay([argument(3)]) is None
+
+
 def test_helpers_of_the_module_are_recorded_too(driver: HostDriver) -> None:
     scope: dict[str, Any] = {"torch": torch}
     source = "def helper(x):\n    return torch.relu(x)\ndef region(args):\n    return (helper(args[0]) + 1,)\n"
