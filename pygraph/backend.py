@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import functools
 import logging
 import time
@@ -61,21 +62,20 @@ def pygraph(
     """Compile ``gm`` as Inductor does, with its launches captured in regions. For ``torch.compile(backend="pygraph")``.
 
     ``mode`` takes Inductor's modes; their CUDA graphs are replaced by PyGraph's. ``options`` are those of
-    ``pygraph.settings.Settings``. Raises OptionError or ParseError for an unknown mode, option or pass.
+    ``pygraph.settings.Settings``. Raises OptionError or ParseError for an unknown mode, option or pass;
+    ``torch.compile`` has done so already.
     """
     configure()
     compat.announce()
     compat.mend_late_reads()
-    settings = Settings.make(options)
     devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
-    patches = _inductor_patches(mode, settings, devices)
+    settings, patches = _settings(mode, options, devices)
     if settings.disable:
         return cast("Callable[..., Any]", compat.compile_fx(gm, example_inputs, config_patches=patches))
     unusable = compat.missing_text(compat.UNUSABLE)
     if unusable and settings.strict:
         raise CaptureError("strict", unusable)
     start_build(devices, settings.cache_dir)  # in the background
-    settings.check_passes()  # a pipeline that does not parse is the caller's mistake, not a failure in here
     origin = origin_of(gm)
     tag = None if unusable else entry_tag(program_rows(gm, origin), settings)
     keeper = None if tag is None else Keeper(tag)
@@ -85,6 +85,18 @@ def pygraph(
             "Callable[..., Any]",
             compat.compile_fx(gm, example_inputs, inner_compile=cast("Any", compiler), config_patches=patches),
         )
+
+
+def _settings(
+    mode: str | None = None, options: Mapping[str, Any] | None = None, devices: Collection[str] = ()
+) -> tuple[Settings, dict[str, Any]]:
+    """What the user has set, for PyGraph and for Inductor, all of it checked."""
+    settings = Settings.make(options)
+    settings.check_passes()
+    return settings, _inductor_patches(mode, settings, devices)
+
+
+compat.check_options(pygraph, _settings)
 
 
 def _inductor_patches(mode: str | None, settings: Settings, devices: Collection[str]) -> dict[str, Any]:
@@ -102,7 +114,8 @@ def _inductor_patches(mode: str | None, settings: Settings, devices: Collection[
     known = compat.inductor_config.get_config_copy()
     unknown = [name for name in chosen if name not in known]
     if unknown:
-        raise OptionError(f"Inductor has no option '{unknown[0]}'")
+        close = difflib.get_close_matches(unknown[0], known, n=1)
+        raise OptionError(f"Inductor has no option '{unknown[0]}'" + (f"; did you mean '{close[0]}'?" if close else ""))
     return {**chosen, "triton.cudagraphs": False}
 
 

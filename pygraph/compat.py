@@ -26,6 +26,7 @@ __all__ = [
     "absent",
     "announce",
     "before_shutdown",
+    "check_options",
     "compilations",
     "compile_reason",
     "described_input",
@@ -687,6 +688,25 @@ def inductor_timing() -> SimpleNamespace:
 
 # -- traces: structured artifacts for tlparse ----------------------------------------------------------------------
 trace_structured = _find("torch._logging.trace_structured", cost="TORCH_TRACE shows nothing of PyGraph")
+
+# -- torch.compile: options of a backend, which it looks up by name and then wraps with its options ------------------
+_wrap_backend = _find(
+    "torch._dynamo.repro.after_dynamo.wrap_backend_debug", cost="options are checked at the first call of a program"
+)
+
+
+def check_options(backend: Callable[..., Any], check: Callable[..., Any]) -> None:
+    """Have ``torch.compile`` call ``check`` with the mode and options of ``backend``, those that are set."""
+    if absent(_wrap_backend):
+        return
+
+    def wrap(given: Any, *args: Any) -> Any:
+        if getattr(given, "compiler_fn", None) is backend:
+            check(**given.kwargs)
+        return _wrap_backend(given, *args)
+
+    importlib.import_module(_wrap_backend.__module__).wrap_backend_debug = wrap  # type: ignore[attr-defined]
+
 
 # -- graphs of Dynamo: why each of them ends -----------------------------------------------------------------------
 graph_break_reasons = _find(

@@ -93,9 +93,12 @@ class Settings:
         for name, value in (options or {}).items():
             key = name.replace("-", "_")
             if key not in _KINDS:
+                from pygraph import compat
                 from pygraph.passes.pipeline import nearest
 
-                raise OptionError(f"unknown option '{name}'{nearest(key, _KINDS)}")
+                known = compat.inductor_config.get_config_copy()
+                hint = f"; it is Inductor's: {{'inductor': {{'{name}': …}}}}" if name in known else nearest(key, _KINDS)
+                raise OptionError(f"unknown option '{name}'{hint}")
             chosen[key] = _checked(key, name, value)
         return Settings(**chosen)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import traceback
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 import pygraph
+from pygraph import backend
 from pygraph.errors import PygraphError
 from pygraph.ir import Graph
 from pygraph.passes.base import Pass, PassContext, PassResult
@@ -51,20 +53,49 @@ def test_memory_for_an_order_is_what_captures_may_take(monkeypatch: pytest.Monke
     assert asked == [0.5, 0.25]
 
 
-@pytest.mark.parametrize(("name", "hint"), [("dumpdir", "did you mean 'dump_dir'"), ("zzz", "known: passes, dump_dir")])
-def test_an_unknown_option_is_rejected_with_the_nearest(name: str, hint: str) -> None:
-    with pytest.raises(Exception, match=f"unknown option '{name}'; {hint}"):
-        compiled(Mlp(), **{name: "x"})(torch.randn(8, 16))
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"dumpdir": "x"}, "unknown option 'dumpdir'; did you mean 'dump_dir'"),
+        ({"zzz": "x"}, "unknown option 'zzz'; known: passes, dump_dir"),
+        ({"max_autotune": True}, "unknown option 'max_autotune'; it is Inductor's: {'inductor': {'max_autotune': …}}"),
+        ({"order": "fast"}, "order must be 'measured', 'program' or 'dependences', not 'fast'"),
+        ({"inductor": {"max_autotun": True}}, "Inductor has no option 'max_autotun'; did you mean 'max_autotune'?"),
+        ({"inductor": {"triton.cudagraphs": True}}, "'triton.cudagraphs' cannot be combined with PyGraph"),
+        ({"passes": "legalty"}, "no pass is called 'legalty'; did you mean 'legality'?"),
+        ({"passes": "partitioning,legality"}, "partitioning"),
+    ],
+)
+def test_torch_compile_checks_options(options: dict[str, Any], told: str) -> None:
+    """Before anything is called: by name, by the backend itself, and for a module that compiles itself."""
+    with pytest.raises(PygraphError, match=re.escape(told)):
+        torch.compile(Mlp(), backend="pygraph", options=options)
+    with pytest.raises(PygraphError, match=re.escape(told)):
+        torch.compile(backend=backend.pygraph, options=options)(lambda x: x)
+    with pytest.raises(PygraphError, match=re.escape(told)):
+        Mlp().compile(backend="pygraph", options=options)
+    assert torch.compile(Mlp(), backend=lambda gm, inputs, options: gm, options=options) is not None, "not ours"
 
 
-def test_an_unknown_inductor_option_is_rejected() -> None:
-    with pytest.raises(Exception, match="Inductor has no option 'max_autotun'"):
-        compiled(Mlp(), inductor={"max_autotun": True})(torch.randn(8, 16))
+def test_torch_compile_checks_modes() -> None:
+    with pytest.raises(PygraphError, match="reduce-overheads"):
+        torch.compile(Mlp(), backend="pygraph", mode="reduce-overheads")
 
 
-def test_bad_pipeline_text_is_the_callers_mistake() -> None:
-    with pytest.raises(Exception, match="legalty"):
-        compiled(Mlp(), passes="legalty")(torch.randn(8, 16))
+FIRST = """
+import torch
+from pygraph.errors import OptionError
+try:
+    torch.compile(torch.nn.Linear(2, 2), backend="pygraph", options={"stricct": True})
+except OptionError as error:
+    print(error)
+"""
+
+
+def test_the_first_torch_compile_of_a_process_checks_its_options() -> None:
+    """It is what imports the backend."""
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True)
+    assert done.stdout == "unknown option 'stricct'; did you mean 'strict'?\n"
 
 
 def test_inductor_options_reach_inductor() -> None:
