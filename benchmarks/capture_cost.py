@@ -26,6 +26,7 @@ import pygraph
 from pygraph.backend import driver_for
 from pygraph.backend import pygraph as backend
 from pygraph.runtime import region as region_module
+from pygraph.runtime.native_build import waiting_for_builds
 
 __all__ = ["PROGRAMS", "SIZES", "Meter", "cost_of"]
 
@@ -209,4 +210,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with waiting_for_builds():
+        main()

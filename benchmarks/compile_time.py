@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 import pygraph
+from pygraph.runtime.native_build import waiting_for_builds
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE, STEP = "default", "step"
@@ -114,4 +115,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with waiting_for_builds():
+        main()

@@ -24,6 +24,7 @@ from pygraph.runtime import region
 from pygraph.runtime.contract import Order, Program
 from pygraph.runtime.dependences import order_of
 from pygraph.runtime.discover import Captured
+from pygraph.runtime.native_build import waiting_for_builds
 from pygraph.runtime.steps import concurrently
 
 WARM, PROFILED = 150, 10
@@ -109,4 +110,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with waiting_for_builds():
+        main()

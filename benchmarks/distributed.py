@@ -454,6 +454,8 @@ def measure(place: Place, workload: str, side: str, expected: list[torch.Tensor]
 
 def child(rank: int, size: int, store: str, workload: str, sides: list[str], tiny: bool) -> None:
     """Measure ``sides`` in turn, and print a line when one begins and when it ends."""
+    from pygraph.runtime.native_build import waiting_for_builds
+
     cuda = torch.cuda.is_available() and torch.cuda.device_count() >= size
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
@@ -467,7 +469,8 @@ def child(rank: int, size: int, store: str, workload: str, sides: list[str], tin
     for side in sides:
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         print(json.dumps({"begins": side}), flush=True)
-        row = measure(place, workload, side, expected)
+        with waiting_for_builds():
+            row = measure(place, workload, side, expected)
         print(json.dumps(row), flush=True)
     faulthandler.cancel_dump_traceback_later()
     import pygraph

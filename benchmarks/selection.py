@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pygraph.backend import driver_for
 from pygraph.runtime.measure import CALLS, MARGIN, ROUNDS, UNCAPTURED
+from pygraph.runtime.native_build import waiting_for_builds
 from pygraph.runtime.region import Region, RegionOptions
 
 __all__ = ["CALLERS", "PROGRAMS", "Program", "decide"]
@@ -193,4 +194,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with waiting_for_builds():
+        main()

@@ -53,6 +53,8 @@ class Worker:
         self._workload = WORKLOADS[name]
         for module in self._workload.imports:
             importlib.import_module(module)
+        package = importlib.import_module(f"pygraph.runtime.{'cuda' if device == 'cuda' else 'host'}")
+        package.build.load()  # of either version: until it is built, nothing is captured
         torch._inductor.config.fx_graph_cache = False
         torch._functorch.config.enable_autograd_cache = False
 

@@ -11,6 +11,7 @@ Prints a table of medians and the geometric means of the ratios.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -230,6 +231,8 @@ def main() -> None:
     if chosen.one:
         print(json.dumps(one(*chosen.one, chosen.device)))
         return
+    # what is measured is no build, and its processes would end before one does
+    importlib.import_module(f"pygraph.runtime.{'cuda' if chosen.device == 'cuda' else 'host'}").build.load()
     print(f"{'program':14} {'inductor':>16} {'pygraph':>16} {'replay':>8} {'ratio':>6} {'cpu':>6}   (s, cold → warm)")
     rows = []
     for name in chosen.programs.split(","):

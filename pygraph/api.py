@@ -18,6 +18,7 @@ from pygraph.report.html import render_html
 from pygraph.report.model import GraphReport
 from pygraph.report.text import render_text, summary_lines
 from pygraph.runtime import events, live
+from pygraph.runtime.native_build import waiting_for_builds
 from pygraph.settings import Settings
 
 
@@ -58,8 +59,9 @@ def explain(
     """Compile ``model``, call it until its regions are replayed, and say what was captured and what was not, and why.
 
     The model is called ``capture_after + 1`` times with the same arguments: what it mutates is mutated as often. The
-    state of the random generators is put back. Only graphs that are compiled meanwhile are explained: none of a model
-    that runs compiled already (``reports`` has those). Raises what the model raises.
+    state of the random generators is put back. Calls wait for a native library that is being built. Only graphs that
+    are compiled meanwhile are explained: none of a model that runs compiled already (``reports`` has those). Raises
+    what the model raises.
 
     Args:
         model: a module or a function
@@ -70,7 +72,7 @@ def explain(
     settings = Settings.make(options)
     known = {id(report) for report in kept.reports()}
     compiled = torch.compile(model, backend="pygraph", options=dict(options or {}))
-    with torch.random.fork_rng(), noting_all_breaks(), working("explaining") as progress:
+    with torch.random.fork_rng(), noting_all_breaks(), waiting_for_builds(), working("explaining") as progress:
         for call in range(settings.capture_after + 1):
             progress(f"call {call + 1} of {settings.capture_after + 1}")
             compiled(*args, **kwargs)

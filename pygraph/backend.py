@@ -31,6 +31,7 @@ from pygraph.inductor.lineage import following
 from pygraph.logs import configure
 from pygraph.report.model import GraphReport, RegionReport, open_report
 from pygraph.runtime.contract import Driver, make_driver, start_build
+from pygraph.runtime.native_build import waiting_for_builds
 from pygraph.runtime.region import Region, RegionOptions
 from pygraph.settings import Settings
 from pygraph.warm import Facts, Keeper, RegionFacts, cached_under, entry_tag, mark_cached, program_rows, restoring
@@ -458,6 +459,11 @@ def _driver(facts: Facts, report: GraphReport, settings: Settings) -> Driver | N
             raise
         _warn_once(f"nothing is captured on {report.device}: {error}")
         driver, why = None, str(error)
+    if driver is not None and settings.strict:
+        with waiting_for_builds():
+            refusal = driver.unready()
+        if refusal is not None:
+            raise CaptureError(refusal.reason, refusal.detail)
     if driver is None:
         for region in wanted:
             region.wrapped, region.reason = False, why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
@@ -28,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def _caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _LIBRARIES.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (
+        "torch" in sys.modules
+    ):  # until it is built, which the processes that tests start do not wait for, all is uncaptured
+        from pygraph.errors import CaptureError
+        from pygraph.runtime.host import build
+
+        with contextlib.suppress(CaptureError):  # each test says so
+            build.load()
     return tmp_path_factory.mktemp("caches")
 
 

@@ -28,6 +28,7 @@ import pygraph.backend  # on every side alike
 from pygraph.bench.compare import save, tensors_of
 from pygraph.bench.process import CALL, Spec
 from pygraph.report.facts import summarize
+from pygraph.runtime.native_build import waiting_for_builds
 from pygraph.settings import Settings
 
 _PARENT_SECONDS = 0.5
@@ -228,7 +229,8 @@ def serve(spec: Spec, commands: IO[str], answers: IO[str]) -> int:
             return 0
         random.seed(0)
         torch.manual_seed(0)
-        run()
+        with waiting_for_builds():
+            run()
     except Exception as error:  # noqa: BLE001 - a side runs anybody's program: whatever it raises is the answer
         traceback.print_exc()
         told = "".join(traceback.format_exception_only(error)).strip()

@@ -24,6 +24,7 @@ from pygraph.calibration.store import identity_of
 from pygraph.errors import CaptureError
 from pygraph.ir import DeviceModel
 from pygraph.runtime.contract import Driver, make_driver
+from pygraph.runtime.native_build import waiting_for_builds
 from pygraph.runtime.region import Region
 
 Sampler = Callable[[], float]
@@ -124,8 +125,9 @@ def _captured(fn: Function, args: Sequence[Any], driver: Driver, stack: ExitStac
     """A region that replays ``fn``. Raises CaptureError with the reason where it does not."""
     region = Region(fn, driver, name="calibration")
     stack.callback(region.close)
-    for _ in range(3):
-        region(list(args))
+    with waiting_for_builds():
+        for _ in range(3):
+            region(list(args))
     if region.record.state != "replay":
         raise CaptureError(region.record.reason or "calibration", "the small programs cannot be captured")
     return region

@@ -174,6 +174,7 @@ def _run(script: str, args: Sequence[str], sigterm: _Sigterm) -> tuple[list[Grap
     """The reports of the graphs that the script compiled, or that its model was compiled to, and what ended it."""
     import pygraph
     from pygraph.frontend.location import noting_all_breaks
+    from pygraph.runtime.native_build import waiting_for_builds
 
     before = {report.index for report in pygraph.reports()}
 
@@ -185,7 +186,7 @@ def _run(script: str, args: Sequence[str], sigterm: _Sigterm) -> tuple[list[Grap
     failure = None
     with mock.patch.object(sys, "argv", [script, *args]), mock.patch.object(sys, "path", path):
         try:
-            with _shown_as_python_would(script), sigterm, noting_all_breaks():
+            with _shown_as_python_would(script), sigterm, noting_all_breaks(), waiting_for_builds():
                 found = runpy.run_path(script, run_name="__main__")
             if not fresh():
                 _call_model(script, found, sigterm)

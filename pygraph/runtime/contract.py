@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import (
     WAIT,
     AllocationKind,
@@ -283,6 +284,10 @@ class Driver(Protocol):
 
     @property
     def parallel(self) -> bool: ...
+
+    def unready(self) -> Refusal | None:
+        """Why nothing can be captured yet, such as a native library that is being built; None once everything is there.
+        Waits for what is being built only within ``waiting_for_builds``. Everything else below waits for it."""
 
     def capture(
         self,

@@ -10,6 +10,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from pygraph.runtime.native_build import retry_failed
+
 __all__ = ["Capture", "LiveRegion", "enter", "regions", "release", "retry", "shed"]
 
 
@@ -65,8 +67,10 @@ def retry(*, every: bool = False) -> int:
     call. Returns how many there were.
 
     Regions do that by themselves, after 64 calls or 30 seconds at most, unless they were left uncaptured for good.
-    ``every``: those too that were refused for a reason that lasts, such as a comparison that failed.
+    A native library that could not be built is built again. ``every``: those too that were refused for a reason that
+    lasts, such as a comparison that failed.
     """
+    retry_failed()
     return sum(region.retry(every=every) for region in regions())
 
 

@@ -1,4 +1,8 @@
-"""Compiles a native half of the runtime once per machine, and loads it.
+"""Compiles a native half of the runtime once per machine, in the background, and loads it.
+
+    looked for ─┬─ there ──────────────────► loaded, by the next call that captures
+                └─ built meanwhile ─┬─ there ──┘
+                                    └─ failed ─► looked for again after a while, or by ``pygraph.retry()``
 
 The library lies in the cache folder, under a hash of all that it depends on: only what this user or root wrote, whole,
 is loaded, and anything else is built again. Processes that arrive together wait for one another; what a process that
@@ -7,13 +11,13 @@ died while building left behind is removed by the next that builds.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import hashlib
 import importlib.machinery
 import importlib.util
 import logging
+import math
 import os
 import platform
 import shlex
@@ -24,20 +28,23 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from weakref import WeakSet
 
 import torch
 
 from pygraph import cache
 from pygraph.errors import CaptureError
+from pygraph.runtime.provenance import Refusal
+from pygraph.runtime.reasons import BUILDING
 
-__all__ = ["Loader", "NativeLibrary"]
+__all__ = ["Loader", "NativeLibrary", "retry_failed", "waiting_for_builds"]
 
-_log = logging.getLogger("pygraph.native")
+_log = logging.getLogger("pygraph.runtime")
 
 SHARED = Path(__file__).resolve().parent / "native"
 """Headers that every library may include: each of them is part of what a library depends on."""
@@ -46,46 +53,156 @@ _CXX_RUNTIME = "-l:libstdc++.so.6"
 """The C++ runtime that torch uses, by its file. Where only the static one is installed for linking, an extension would
 carry a second runtime, and die where the two meet: as soon as it raises."""
 
-_LIMIT = 300.0
-"""Seconds that the compiler may take. It took 130 s on two cores that eight processes shared."""
+_CPU_SECONDS = 300
+"""CPU time that each process of the compiler may take: it takes about 20 s. A busy machine makes a build no worse."""
+
+_VERSION_SECONDS = 10.0
+"""Time that ``c++ --version`` may take. The first call that could capture waits for it."""
+
+_LINE_SECONDS = 10.0
+"""Between two lines of the log while a library is being built."""
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
+"""Seconds after which a build that failed is tried again: each pause is twice the one before."""
 
 _SCRATCH = f"{cache.TEMPORARY}build-"
 
 
-class Loader:
-    """A library that is built and loaded once per process. A failure is final: nothing is tried a second time."""
+# -- one library of a process ------------------------------------------------------------------------------------------
 
-    def __init__(self, describe: Callable[[], NativeLibrary]) -> None:
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """An attempt to get at a library. ``looked``: it is known whether one is kept already. ``over``: there is an
+    ``outcome``, which is the library and its file, or why there is none. ``again``: when another one may follow."""
+
+    looked: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+    outcome: tuple[NativeLibrary, Path] | Refusal | None = None
+    again: float = math.inf
+
+
+class Loader:
+    """A library that is built in the background, and loaded once per process by a call of the loader. ``clock`` has
+    seconds."""
+
+    def __init__(self, describe: Callable[[], NativeLibrary], clock: Callable[[], float] = time.monotonic) -> None:
         self._describe = describe
-        self._lock = threading.Lock()
-        self._process = 0
-        self._built: Future[tuple[NativeLibrary, Path]]
+        self._clock = clock
+        self._folder: str | None = None
+        self._pause = _SHORTEST_PAUSE
         self._module: ModuleType | None = None
+        self.after_fork()
+        _loaders.add(self)
+
+    def after_fork(self) -> None:
+        """A forked process has no thread that builds."""
+        self._lock = threading.Lock()
+        self._attempt: _Attempt | None = None
 
     def start(self, folder: str | None = None) -> None:
-        """Begin to build in the background, unless that began already. ``folder``: the cache folder to build in."""
-        with self._lock:
-            if self._process == os.getpid() or self._module is not None:
-                return
-            # The thread of a process that was forked meanwhile is not in this one.
-            self._process, self._built = os.getpid(), Future()
-        threading.Thread(target=self._build, args=(self._built, folder), name="pygraph-build", daemon=True).start()
+        """Begin in the background, unless that began already, or failed a while ago. ``folder``: the cache folder to
+        build in."""
+        if self._module is None:
+            self._begun(folder)
+
+    def unready(self) -> Refusal | None:
+        """Why there is no module yet; None once it is loaded. Waits for a look into the cache folder, and for what is
+        being built only within ``waiting_for_builds``."""
+        if self._module is not None:
+            return None
+        attempt = self._begun()
+        attempt.looked.wait()
+        if not _waiting and not attempt.over.is_set():
+            return Refusal(BUILDING, "the native library is being built, and calls run uncaptured until it is there")
+        made = self._loaded(attempt)
+        return made if isinstance(made, Refusal) else None
 
     def __call__(self) -> ModuleType:
-        """The module. Raises CaptureError (``native-unavailable``) when there is none, each time the same."""
-        self.start()
-        library, path = self._built.result()
-        with self._lock:
-            if self._module is None:
-                self._module = library.load(path)
-            return self._module
+        """The module, once it is built. Raises CaptureError (``native-unavailable``) when there is none."""
+        made = self._module or self._loaded(self._begun())
+        if isinstance(made, Refusal):
+            raise CaptureError(made.reason, made.detail)
+        return made
 
-    def _build(self, built: Future[tuple[NativeLibrary, Path]], folder: str | None) -> None:
+    def retry(self) -> None:
+        """Begin again at once, if the last attempt failed."""
+        attempt = self._attempt
+        if attempt is not None and isinstance(attempt.outcome, Refusal):
+            attempt.again, self._pause = -math.inf, _SHORTEST_PAUSE
+            self._begun()
+
+    def _begun(self, folder: str | None = None) -> _Attempt:
+        with self._lock:
+            self._folder = folder or self._folder
+            attempt = self._attempt
+            if attempt is not None and self._clock() < attempt.again:
+                return attempt
+            self._attempt = attempt = _Attempt()
+        threading.Thread(target=self._build, args=(attempt,), name="pygraph-build", daemon=True).start()
+        return attempt
+
+    def _build(self, attempt: _Attempt) -> None:
         try:
             library = self._describe()
-            built.set_result((library, library.build(folder)))
-        except BaseException as error:  # noqa: BLE001  it is raised where the module is wanted
-            built.set_exception(error)
+            path = library.find(self._folder)
+            if path is None:
+                attempt.looked.set()
+                path = library.build(self._folder)
+            attempt.outcome = library, path
+        except BaseException as error:  # noqa: BLE001 - nobody may wait for ever
+            self._fail(attempt, error)
+        finally:
+            attempt.looked.set()
+            attempt.over.set()
+
+    def _loaded(self, attempt: _Attempt) -> ModuleType | Refusal:
+        """What came of an attempt, once it is over: not loaded on its own thread, which may end amid native code."""
+        attempt.over.wait()
+        with self._lock:
+            if self._module is None and isinstance(attempt.outcome, tuple):
+                library, path = attempt.outcome
+                try:
+                    self._module = library.load(path)
+                except CaptureError as error:
+                    self._fail(attempt, error)
+            if self._module is not None:
+                return self._module
+            assert isinstance(attempt.outcome, Refusal)
+            return attempt.outcome
+
+    def _fail(self, attempt: _Attempt, error: BaseException) -> None:
+        detail = error.detail if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"
+        attempt.outcome, attempt.again = Refusal("native-unavailable", detail), self._clock() + self._pause
+        _log.warning(
+            "nothing is captured without a native library: %s\nIt is built again in %d s, or by pygraph.retry()",
+            *(detail, self._pause),
+        )
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+
+_loaders: WeakSet[Loader] = WeakSet()
+_waiting: list[None] = []
+"""An element for each ``waiting_for_builds`` that is open."""
+
+
+def retry_failed() -> None:
+    """Begin anew with each library that could not be built."""
+    for loader in list(_loaders):
+        loader.retry()
+
+
+@contextlib.contextmanager
+def waiting_for_builds() -> Iterator[None]:
+    """While open, calls that could capture wait for a native library that is being built, on whatever thread."""
+    _waiting.append(None)
+    try:
+        yield
+    finally:
+        _waiting.pop()
+
+
+# -- a library on disk -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -123,17 +240,23 @@ class NativeLibrary:
         module.__file__ = str(path)
         return module
 
+    def find(self, folder: str | None = None) -> Path | None:
+        """The library, if ``folder`` has it already (as for ``build``). Raises CaptureError (``native-unavailable``)
+        when it is not known which one that is: where the compiler does not answer."""
+        path = self.path(_root(folder))
+        return None if cache.load(path) is None else path
+
     def build(self, folder: str | None = None) -> Path:
         """The library, compiled unless it is in ``folder`` already: where ``cache.VARIABLE`` says by default, or in the
         user's cache. Raises CaptureError (``native-unavailable``)."""
-        chosen = folder or os.environ.get(cache.VARIABLE) or cache.user_dir()
         try:
-            root = Path(os.path.expanduser(chosen))
-            path = self.path(root)
-            if cache.load(path) is not None:
-                return path
-            path = cache.usable(chosen, path.parent.relative_to(root)) / path.name
-            with cache.locked(path.parent / f"{cache.TEMPORARY}{self.name}.lock"):
+            found = self.find(folder)
+            if found is not None:
+                return found
+            root = _root(folder)
+            inner = self.path(root).relative_to(root)
+            path = cache.usable(str(root), inner.parent) / inner.name
+            with _telling(self.name), cache.locked(path.parent / f"{cache.TEMPORARY}{self.name}.lock"):
                 if cache.load(path) is None:
                     self._compile(path)
         except OSError as error:
@@ -141,9 +264,11 @@ class NativeLibrary:
         return path
 
     def path(self, root: Path) -> Path:
-        """Where in ``root`` the library for this interpreter, this torch, this compiler and these sources lies."""
-        version = _compiler_version(*_compiler())
-        parts = [torch.__version__, sys.version, platform.machine(), version, *self.command(Path("out"))]
+        """Where in ``root`` the library for this interpreter, this torch, this compiler and these sources lies,
+        wherever the sources lie."""
+        compiler = _compiler()
+        parts = [torch.__version__, sys.version, platform.machine(), _compiler_version(*compiler)]
+        parts += [*compiler, *self._flags(), *self._links()]
         for file in (self.source, *sorted(self.source.parent.glob("*.h")), *sorted(SHARED.glob("*.h"))):
             parts += [file.name, file.read_text(encoding="utf-8")]
         fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
@@ -152,6 +277,9 @@ class NativeLibrary:
 
     def command(self, output: Path) -> list[str]:
         """The compiler's command line for ``output``."""
+        return [*_compiler(), *self._flags(), str(self.source), "-o", str(output), *self._links()]
+
+    def _flags(self) -> list[str]:
         release = tuple(int(part) for part in torch.__version__.split(".")[:2])
         standard = "-std=c++20" if release >= (2, 12) else "-std=c++17"
         # As torch itself is built. Without NDEBUG, pybind11 asks who holds the GIL at each reference counted.
@@ -161,9 +289,11 @@ class NativeLibrary:
             flags.append("-DPYGRAPH_DISTRIBUTED")
         root = Path(torch.__file__).resolve().parent
         headers = (root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
-        includes = [f"-isystem{path}" for path in (*headers, *self.includes)]
-        linked = [_CXX_RUNTIME, f"-L{root / 'lib'}", *(f"-l{name}" for name in self.libraries)]
-        return [*_compiler(), *flags, *includes, str(self.source), "-o", str(output), *linked]
+        return [*flags, *(f"-isystem{path}" for path in (*headers, *self.includes))]
+
+    def _links(self) -> list[str]:
+        root = Path(torch.__file__).resolve().parent
+        return [_CXX_RUNTIME, f"-L{root / 'lib'}", *(f"-l{name}" for name in self.libraries)]
 
     def _compile(self, path: Path) -> None:
         """Compile beside ``path``, then store it whole. Called under the lock."""
@@ -171,40 +301,103 @@ class NativeLibrary:
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path.parent, ignore_cleanup_errors=True) as scratch:
             output = Path(scratch) / path.name
-            _log.warning(
-                "pygraph: building the %s driver, once for this machine (some ten to twenty seconds)", self.name
-            )
+            _log.warning("building the native library of the %s driver, once for this machine", self.name)
             _run(self.command(output))
             cache.store(path, output.read_bytes(), within=path.parent.parent)
 
 
-def _run(command: list[str]) -> None:
-    """Run the compiler, for ``_LIMIT`` seconds at most. Raises CaptureError, also for a compiler that was killed."""
-    # In a session of its own, so that what the compiler starts ends with it.
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
+def _root(folder: str | None) -> Path:
+    """The cache folder."""
+    return Path(os.path.expanduser(folder or os.environ.get(cache.VARIABLE) or cache.user_dir()))
 
-    def kill() -> None:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
 
-    atexit.register(kill)
+@contextlib.contextmanager
+def _telling(name: str) -> Iterator[None]:
+    """Log a line every so often that a library is being built, by this process or by another one."""
+    over, start = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not over.wait(_LINE_SECONDS):
+            seconds = time.monotonic() - start
+            _log.warning("the native library of the %s driver is being built, for %d s so far", name, seconds)
+
+    threading.Thread(target=tell, name="pygraph-build-log", daemon=True).start()
     try:
-        _, errors = process.communicate(timeout=_LIMIT)
-    except subprocess.TimeoutExpired:
-        raise CaptureError("native-unavailable", f"the compiler was stopped after {_LIMIT:.0f} s") from None
+        yield
     finally:
-        kill()
-        process.communicate()
-        atexit.unregister(kill)
-    if process.returncode:
-        text = errors.decode(errors="replace")[-4000:]
-        raise CaptureError("native-unavailable", f"the compiler failed (exit status {process.returncode}):\n{text}")
+        over.set()
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------
+
+
+_GUARD = """
+ulimit -c 0
+ulimit -S -t "$1" 2>/dev/null
+shift
+exec 3<&0 </dev/null
+{ read -r _ <&3; kill -9 0; } >/dev/null 2>&1 &
+exec 3<&-
+"$@"
+status=$?
+exec 2>/dev/null
+kill -9 $!
+wait
+exit $status
+"""
+"""Runs a command with a limit on CPU time, in a process group that ends when the other end of its stdin is closed, as
+it is by the system when the process that holds it dies, in whatever way."""
+
+_guards: set[int] = set()
+"""The ends of pipes that compilers live by."""
+
+
+@contextlib.contextmanager
+def _guard() -> Iterator[int]:
+    """Yields a stdin that is open for as long as the block lasts, and this process does."""
+    read, write = os.pipe()
+    _guards.add(write)
+    try:
+        yield read
+    finally:
+        _guards.discard(write)
+        os.close(write)
+        os.close(read)
+
+
+def _run(command: list[str], seconds: float | None = None) -> str:
+    """What the compiler prints. Raises CaptureError (``native-unavailable``) when it fails, and after ``seconds``. What
+    it started ends with it, and with this process."""
+    guarded, pipe = ["sh", "-c", _GUARD, "sh", str(_CPU_SECONDS), *command], subprocess.PIPE
+    with (
+        _guard() as stdin,
+        subprocess.Popen(
+            guarded, stdin=stdin, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+        ) as process,
+    ):
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise CaptureError("native-unavailable", f"{shlex.join(command)} took more than {seconds:g} s") from None
+    if process.returncode == 128 + signal.SIGXCPU:
+        raise CaptureError("native-unavailable", f"the compiler took more than {_CPU_SECONDS} s of CPU time")
+    if process.returncode:
+        text = f"the compiler failed (exit status {process.returncode}):\n{errors[-4000:]}"
+        raise CaptureError("native-unavailable", text)
+    return output
+
+
+def _in_child() -> None:
+    """The compilers of a process are not those of its forks."""
+    for write in _guards:
+        os.close(write)
+    _guards.clear()
+    for loader in list(_loaders):
+        loader.after_fork()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _compiler() -> list[str]:
@@ -216,4 +409,4 @@ def _compiler() -> list[str]:
 
 @functools.cache
 def _compiler_version(*compiler: str) -> str:
-    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    return _run([*compiler, "--version"], _VERSION_SECONDS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["CLOSED", "MEMORY", "REASONS", "Lasting", "Reason", "reason_of"]
+__all__ = ["BUILDING", "CLOSED", "MEMORY", "REASONS", "Lasting", "Reason", "reason_of"]
 
 
 class Lasting(Enum):
@@ -41,6 +41,9 @@ class Reason:
         return self.lasting in (Lasting.PASSES, Lasting.DOUBTFUL)
 
 
+BUILDING = "native-building"
+"""The refusal of captures until the driver's native library is there."""
+
 CLOSED = "closed"
 """The refusal of a region that is not to be captured any more: its process group is shut down, or its owner is done."""
 
@@ -62,6 +65,14 @@ _GROUPS = {
         Lasting.PASSES,
         "a mode that watches operators, or a capture of the caller's own, was active",
         "call the function outside of it",
+    ),
+    BUILDING: Reason(
+        Lasting.PASSES, "the native library is being built", "nothing is needed: it is used once it is there"
+    ),
+    "native-unavailable": Reason(
+        Lasting.PASSES,
+        "the native library cannot be built here, or loaded",
+        "see what the compiler says; if that has passed, call pygraph.retry()",
     ),
     "odd-replay": Reason(
         Lasting.PASSES,
@@ -126,8 +137,8 @@ _GROUPS = {
     "several-devices foreign-device": Reason(
         Lasting.SIZES, "arguments or results are on another device", "compile the work of each device separately"
     ),
-    "native-unavailable bindings-unavailable no-device": Reason(
-        Lasting.SIZES, "the machine lacks a compiler, headers, cuda.bindings or a device", "see the message"
+    "bindings-unavailable no-device": Reason(
+        Lasting.SIZES, "the machine lacks cuda.bindings or a device", "see the message"
     ),
     "ranks-differ": Reason(
         Lasting.SIZES, "another rank did not replay the call", "see how ranks differ with pygraph explain"

@@ -48,7 +48,7 @@ from pygraph.runtime.measure import (
     several_ranks,
 )
 from pygraph.runtime.provenance import Refusal, is_out_of_memory, tracing
-from pygraph.runtime.reasons import CLOSED, MEMORY, Lasting, reason_of
+from pygraph.runtime.reasons import BUILDING, CLOSED, MEMORY, Lasting, reason_of
 from pygraph.runtime.recording import Origin
 from pygraph.runtime.slots import SlotTable
 from pygraph.runtime.steps import ORDER_MEMORY, longest_path, timeline
@@ -211,6 +211,8 @@ class Region:
         self._left: Refusal | None = None
         """Why nothing is captured any more, if so."""
         self._failures = 0
+        self._unready: Refusal | None = None
+        """Why the driver could not capture when it was asked last."""
         self._odd: tuple[Variant, bytes] | None = None
         """The variant of which the last replay that could be judged was the odd one, and what the call was given."""
         self._queued = 0
@@ -264,10 +266,10 @@ class Region:
         left = self._left
         if left is not None and (left.reason == CLOSED or not (every or reason_of(left.reason).may_pass)):
             return False
-        refusal = self._variants.retry(every=every) or left
+        refusal = self._variants.retry(every=every) or left or self._unready
         if refusal is None:
             return False
-        self._left, self._failures = None, 0
+        self._left, self._unready, self._failures = None, None, 0
         if not self._variants.captured:
             self.record.state, self.record.reason = State.WARM, None
         self._journal.retried(refusal.reason)
@@ -345,7 +347,7 @@ class Region:
                 self.record.reason = str(facts)
             return self._uncaptured(args)
         variant = self._variants.find(key, facts)
-        if variant.due(self._clock) and not watched:
+        if variant.due(self._clock) and not watched and self._is_ready():
             with capturing_turn() as mine:
                 if mine and variant.due(self._clock):
                     return self._due(variant, args)
@@ -353,6 +355,18 @@ class Region:
         variant.ran += 1
         variant.seen = uses.value
         return outputs
+
+    def _is_ready(self) -> bool:
+        """Whether the driver can capture by now; the report says why it cannot."""
+        refusal, before = self._driver.unready(), self._unready
+        self._unready, record = refusal, self.record
+        if refusal is not None and (before is None or before.reason != refusal.reason):
+            self._journal.refused(refusal, ())
+        if (refusal or before) is not None and not self._variants.captured:
+            passing = refusal is None or refusal.reason == BUILDING
+            record.state = State.WARM if passing else State.UNCAPTURED
+            record.reason = None if refusal is None else str(refusal)
+        return refusal is None
 
     def _use(self, variant: Variant, args: list[Any], *, alone: bool = True) -> Sequence[Any] | None:
         """Replay ``variant``, or run it uncaptured where measured selection says so; None, with nothing done, if it is

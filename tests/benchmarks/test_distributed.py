@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pygraph.runtime.host import HostDriver
 from tests.distributed.processes import ENVIRONMENT
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "distributed.py"
@@ -19,7 +18,6 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "distributed.py"
 @pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_a_workload_of_two_processes() -> None:
-    HostDriver()  # built here, if it has to be: until then nothing is captured
     command = [
         sys.executable,
         str(SCRIPT),

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from pygraph.runtime.host import HostDriver
+from pygraph.runtime.host import build
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYGRAPH_MEASURE": "0", "PYTHONUNBUFFERED": "1"}
 
@@ -35,7 +35,7 @@ def attempt(
 ) -> tuple[list[list[dict[str, Any]]], str]:
     """The same, also where processes fail: what each rank printed before it ended, and what those that failed wrote to
     stderr (empty if none did)."""
-    HostDriver()  # built here, if it has to be: the ranks' time is for what they do
+    build.load()  # built here, if it has to be: the ranks' time is for what they do
     with tempfile.TemporaryDirectory() as folder:
         files = [open(Path(folder, f"{kind}{rank}"), "w+") for rank in range(size) for kind in ("out", "err")]  # noqa: SIM115 - closed below
         ranks = [

@@ -21,6 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _built(_caches: Path) -> None:
+    """Until the native half is there, nothing is captured, and no test is to wait for that."""
+    if torch.cuda.is_available():
+        from pygraph.runtime.cuda import build
+
+        build.load()
+
+
 @pytest.fixture(scope="session")
 def driver() -> object:
     """The CUDA driver."""

@@ -18,7 +18,7 @@ from pygraph.runtime.native_build import Loader, NativeLibrary
 
 __all__ = ["library", "load"]
 
-_log = logging.getLogger("pygraph.native")
+_log = logging.getLogger("pygraph.runtime")
 
 _INTERFACE = {
     "c10/cuda/CUDACachingAllocator.h": "CUDAAllocator",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import ModuleType
@@ -16,6 +17,7 @@ from pygraph.runtime.contract import Executable, Program, ScratchPool, Timer, sh
 from pygraph.runtime.cuda import bindings, build
 from pygraph.runtime.cuda.capture import DeviceCapture, check_arguments, payload_of
 from pygraph.runtime.cuda.executable import make_executable
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import Recording
 
 __all__ = ["CudaDriver"]
@@ -25,8 +27,8 @@ _REGISTER = "NCCL_GRAPH_REGISTER"
 
 
 class CudaDriver:
-    """``Driver`` for regions on CUDA devices. Raises CaptureError (``bindings-unavailable``, ``no-device``,
-    ``native-unavailable``)."""
+    """``Driver`` for regions on CUDA devices. Raises CaptureError (``bindings-unavailable``, ``no-device``). What needs
+    the native half waits for it, and raises CaptureError (``native-unavailable``) where it cannot be built."""
 
     parallel = True
 
@@ -34,9 +36,16 @@ class CudaDriver:
         if not torch.cuda.is_available():
             raise CaptureError("no-device", "torch sees no CUDA device")
         self._driver: ModuleType = bindings.load()
-        self._native: ModuleType = build.load()
-        share_uses(self._native)
         self._devices: dict[int, DeviceCapture] = {}
+
+    @functools.cached_property
+    def _native(self) -> ModuleType:
+        native = build.load()
+        share_uses(native)
+        return native
+
+    def unready(self) -> Refusal | None:
+        return build.load.unready()
 
     def capture(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from pygraph.runtime.host import build
 from pygraph.runtime.host.capture import capture_region
 from pygraph.runtime.host.kernels import Kernel, Parameter
 from pygraph.runtime.host.recorder import Payload, Recorder
+from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.recording import AllocationKind, EagerCall, Launch, Recording
 
 __all__ = ["HostDriver"]
@@ -66,13 +68,19 @@ def _check_slots(program: Program, capture: Recorder) -> None:
 
 
 class HostDriver:
-    """``Driver`` for regions on the CPU. Raises CaptureError (``native-unavailable``) where there is no compiler."""
+    """``Driver`` for regions on the CPU. What needs the native half waits for it, and raises CaptureError
+    (``native-unavailable``) where it cannot be built."""
 
     parallel = False
 
-    def __init__(self) -> None:
-        self._native: ModuleType = build.load()
-        share_uses(self._native)
+    @functools.cached_property
+    def _native(self) -> ModuleType:
+        native = build.load()
+        share_uses(native)
+        return native
+
+    def unready(self) -> Refusal | None:
+        return build.load.unready()
 
     def capture(
         self,
