@@ -20,7 +20,7 @@ class Span:
     def underline(self, text: str) -> str:
         """The line of ``text`` that this span lies on, with carets under it."""
         lines = text.split("\n")
-        row = lines[min(self.line, len(lines)) - 1].rstrip("\r")
+        row = printable(lines[min(self.line, len(lines)) - 1].rstrip("\r"))
         width = max(1, min(self.length, max(1, len(row) - self.column + 1)))
         return f"{row}\n{' ' * (self.column - 1)}{'^' * width}"
 
@@ -53,8 +53,20 @@ def first_line(text: str) -> str:
     return line if len(line) <= 120 else f"{line[:119]}…"
 
 
+def printable(text: str) -> str:
+    """``text`` with a visible character for each one that a terminal would obey, and as long as before."""
+    return "".join(char if char.isprintable() or char == "\n" else _PICTURES.get(char, "\ufffd") for char in text)
+
+
+_PICTURES = {"\t": " ", "\x7f": "\u2421", **{chr(code): chr(0x2400 + code) for code in range(32) if chr(code) != "\t"}}
+"""Unicode's pictures of control characters."""
+
+
 class PygraphError(Exception):
-    """Root of every exception that PyGraph raises on purpose."""
+    """Root of every exception that PyGraph raises on purpose. Its message is safe to print, whatever it quotes."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message))
 
 
 class ParseError(PygraphError):

@@ -378,3 +378,29 @@ def test_the_package_lists_its_public_names_only() -> None:
 
     assert dir(pygraph) == sorted(pygraph.__all__)
     assert all(getattr(pygraph, name) is not None for name in dir(pygraph))
+
+
+# -- terminals ---------------------------------------------------------------------------------------------------------
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J\x7f\x9b31m\u202e"
+AT_FAULT = {
+    "before the place": f'graph @g () {{ ^n = a.b("{ESCAPES}" zz) return () }}',
+    "at the place": f"graph @g () {{ return () }} {ESCAPES}",
+    "a string": f'graph @g () {{ ^n = a.b() "{ESCAPES}" return () }}',
+    "a name": 'graph @g () { ^"\\u001b[2J" = a.b(%"\\u001b[2J") return () }',
+    "a rule": 'graph @g () { %"\\u001b[2J" = aten.relu.default() : f32[] {capturable = 3} return () }',
+    "the pipeline": f"// pipeline: {ESCAPES}bogus\ngraph @g () {{ return () }}",
+}
+
+
+@pytest.mark.parametrize("text", AT_FAULT.values(), ids=AT_FAULT)
+def test_no_file_tells_the_terminal_anything(text: str, file: Write) -> None:
+    """Carets still stand below the place."""
+    shown = run("opt", file(text)).stderr
+    assert shown
+    assert all(char.isprintable() for char in shown.replace("\n", ""))
+
+
+def test_carets_stand_below_the_place_behind_control_characters(file: Write) -> None:
+    *_, row, carets = run("opt", file(AT_FAULT["before the place"])).stderr.splitlines()
+    assert row[carets.index("^") :].startswith("zz")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -113,9 +112,10 @@ class DeviceModel:
             peaks = {str(dtype): float(gflops) for dtype, gflops in given.pop("peaks").items()}
             name, source = str(given.pop("name")), str(given.pop("source"))
             figures: dict[str, Any] = {key: float(value) for key, value in given.items()}
-            rates, costs = (figures["bandwidth_gbs"], figures["peak_gflops"], *peaks.values()), figures.values()
-            if not all(0.0 < rate < math.inf for rate in rates) or not all(0.0 <= cost < math.inf for cost in costs):
-                raise ValueError("a rate is zero, or a figure negative or not finite")
+            rates = figures["bandwidth_gbs"], figures["peak_gflops"], *peaks.values()
+            times = [value for key, value in figures.items() if key.endswith("_us")]
+            if not all(1e-3 <= rate <= 1e9 for rate in rates) or not all(0.0 <= time <= 1e6 for time in times):
+                raise ValueError("a rate is not within 0.001 and 1e9, or a time not within 0 and 1e6 µs")
             return DeviceModel(name, **figures, peaks=peaks, source=source)
         except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise ValueError(f"not a device model: {error}") from error

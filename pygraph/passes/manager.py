@@ -359,6 +359,9 @@ def read_header(text: str) -> tuple[str | None, PassContext | None]:
     ctx = None
     if "device" in found:
         known = MODELS.get(found["device"], HOST)
-        model = DeviceModel.from_json(json.loads(found["model"])) if "model" in found else known
+        try:
+            model = DeviceModel.from_json(json.loads(found["model"])) if "model" in found else known
+        except RecursionError as error:
+            raise ValueError("brackets are nested too deep") from error
         ctx = PassContext(found["device"], model)
     return found.get("pipeline"), ctx

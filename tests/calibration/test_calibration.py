@@ -87,13 +87,18 @@ def test_json_round_trip(model: DeviceModel) -> None:
     "change",
     [
         *({"bandwidth_gbs": 0.0}, {"launch_us": -1.0}, {"replay_us": float("nan")}, {"patch_us": "much"}),
-        *({"more": 1.0}, {"peaks": {"f32": 0.0}}, {"peaks": [["f32"]]}, {"peaks": None}),
+        *({"bandwidth_gbs": 1e12}, {"peak_gflops": 1e-9}, {"kernel_us": 1e9}, {"node_us": float("inf")}),
+        *({"more": 1.0}, {"peaks": {"f32": 0.0}}, {"peaks": [["f32"]]}, {"peaks": None}, {"peaks": {"f32": 1e300}}),
     ],
     ids=str,
 )
 def test_json_that_is_no_model(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="not a device model"):
         DeviceModel.from_json({**dataclasses.asdict(MODEL), **change})
+    path = save(IDENTITY, MODEL)
+    assert path is not None
+    cache.store_json(path, {"identity": IDENTITY._asdict(), "model": {**dataclasses.asdict(MODEL), **change}})
+    assert load(IDENTITY) is None, "although the file is whole"
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

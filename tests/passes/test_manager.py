@@ -255,6 +255,8 @@ def test_a_header_may_be_absent_or_partial() -> None:
     assert read_header("// device: cuda\n") == (None, PassContext("cuda", H200))
     with pytest.raises(ValueError, match="value"):
         read_header("// device: cuda\n// model: h200\n")
+    with pytest.raises(ValueError, match="nested too deep"):
+        read_header(f"// device: cuda\n// model: {'[' * 100_000}\n")
 
 
 # -- bisecting ---------------------------------------------------------------------------------------------------------

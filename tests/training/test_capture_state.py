@@ -765,7 +765,7 @@ def test_a_number_that_the_step_replaces_by_one_that_equals_it_is_replaced() -> 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the host writes the memory of a CPU's tensor")
 def test_a_tensor_that_is_written_by_no_operator_is_refused() -> None:
     def make() -> Program:
-        model, optimizer = net()
+        model, _ = net()
         fill = functools.partial(ctypes.memset, model.bias.data_ptr(), 0, model.bias.nbytes)
 
         def step(x: torch.Tensor, y: torch.Tensor) -> Any:

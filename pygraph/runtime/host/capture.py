@@ -44,7 +44,7 @@ def capture_region(
         raise CaptureError("dispatch-mode", "a mode or transform watches the operators of this thread")
     arena = Arena(native)
     try:
-        with only_capture(), torch.inference_mode(False):
+        with only_capture():
             recorder = Recorder(native, arena, module_constants(fn), eager)
             recorder.arguments = tuple(_argument(recorder, index, value) for index, value in enumerate(args))
             returned = _run(recorder, fn)
