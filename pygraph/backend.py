@@ -28,7 +28,7 @@ from pygraph.frontend.location import GraphOrigin, common_module, origin_of
 from pygraph.inductor.emitted import program_record
 from pygraph.inductor.entry import bind, entry_text
 from pygraph.inductor.lineage import following
-from pygraph.logs import configure
+from pygraph.logs import configure, step
 from pygraph.report.model import GraphReport, RegionReport, open_report
 from pygraph.runtime.contract import Driver, make_driver, start_build
 from pygraph.runtime.native_build import waiting_for_builds
@@ -138,6 +138,7 @@ class _Compiler:
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Boxed:
         report = open_report(_kind(kwargs), self.origin)
+        step(f"compiling {report.name}: {self.origin.function} at {self.origin.start or 'an unknown line'}")
         if self.unusable:
             report.error = self.unusable
             return cast("Boxed", compat.compile_fx_inner(gm, example_inputs, **kwargs))

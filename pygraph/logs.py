@@ -10,11 +10,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from pygraph.errors import OptionError
 
-_log = logging.getLogger("pygraph")
+_steps = logging.getLogger("pygraph.progress")
 
 VARIABLE = "PYGRAPH_LOGS"
 """The environment variable that sets the level."""
@@ -39,11 +39,41 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
         logger.propagate = False
 
 
+class _Lines(logging.Handler):
+    """Prints messages on stderr, as it is at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # nobody reads them
+            print(record.getMessage(), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress_lines() -> Iterator[None]:
+    """For commands: print steps on stderr, a line each, where it is no terminal and no log shows them."""
+    if sys.stderr.isatty() or os.environ.get(VARIABLE):
+        yield
+        return
+    handler, before = _Lines(), (_steps.level, _steps.propagate)
+    _steps.addHandler(handler)
+    _steps.level, _steps.propagate = logging.INFO, False
+    try:
+        yield
+    finally:
+        _steps.removeHandler(handler)
+        _steps.level, _steps.propagate = before
+
+
+def step(text: str) -> None:
+    """Tell that a step of long work begins."""
+    _steps.info("%s", text)
+
+
 @contextmanager
 def working(title: str) -> Iterator[Callable[[str], None]]:
     """Show that ``title`` is under way, for as long as the context lasts. Yields what tells the current step.
 
-    On a terminal a line moves on stderr; elsewhere, and where something else moves there, steps are logged at INFO.
+    On a terminal a line moves on stderr; elsewhere, and where something else moves there, steps are logged at INFO, by
+    ``pygraph.progress``.
     """
     if sys.stderr.isatty():
         from rich.console import Console  # takes a while
@@ -62,5 +92,5 @@ def working(title: str) -> Iterator[Callable[[str], None]]:
             with live:
                 yield lambda text: line.update(text=Text(f"{title}: {text}"))
             return
-    _log.info("%s", title)
-    yield lambda text: _log.info("%s: %s", title, text)
+    step(title)
+    yield lambda text: step(f"{title}: {text}")

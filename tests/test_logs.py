@@ -9,7 +9,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from pygraph.logs import configure, working
+from pygraph.logs import configure, progress_lines, working
 
 
 @pytest.fixture
@@ -61,6 +61,24 @@ def test_elsewhere_progress_is_logged(capsys: pytest.CaptureFixture[str], caplog
         step("one")
     assert caplog.messages == ["outer", "inner", "inner: one"]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("logger")
+def test_a_command_prints_a_line_for_each_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless the log has them, and never on a terminal."""
+    with progress_lines(), working("calibrating") as step:
+        step("round 1 of 2")
+    assert capsys.readouterr() == ("", "calibrating\ncalibrating: round 1 of 2\n")
+    with working("later"):
+        pass
+    with redirect_stderr(Terminal()) as stream, progress_lines():
+        step("round 2 of 2")
+    assert stream.getvalue() == ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYGRAPH_LOGS", "warning")
+        with progress_lines():
+            step("round 2 of 2")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_work_within_work_on_a_terminal_shows_the_outer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import click
 from pygraph import __version__
 from pygraph.errors import PygraphError, Span
 from pygraph.ir.text.words import name_text
-from pygraph.logs import configure
+from pygraph.logs import configure, progress_lines
 
 _COMMANDS = ("bench", "calibrate", "explain", "opt", "passes", "profile")
 _CODES = """
@@ -117,3 +117,4 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # reports have characters that not every terminal has
     with failing():
         configure()
+    click.get_current_context().with_resource(progress_lines())

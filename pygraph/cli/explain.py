@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import runpy
 import shutil
@@ -19,7 +20,7 @@ from unittest import mock
 import click
 
 from pygraph.cli import Failure, ScriptCommand, writing
-from pygraph.logs import working
+from pygraph.logs import step, working
 
 if TYPE_CHECKING:
     from pygraph.report.model import GraphReport
@@ -113,7 +114,8 @@ def explain(
     kept = "-" in paths
     ranks, sigterm = Ranks.of_torchrun(), _Sigterm()
     if ranks is not None and ranks.rank:
-        paths = ()  # rank 0 writes them
+        paths = ()  # rank 0 writes them, and tells the steps
+        logging.getLogger("pygraph.progress").setLevel(logging.WARNING)
     elif ranks is not None:
         sigterm.install()
     with writing(*paths) as files:
@@ -184,6 +186,7 @@ def _run(script: str, args: Sequence[str], sigterm: _Sigterm) -> tuple[list[Grap
     path = [str(Path(script).resolve().parent), *sys.path]
     found: dict[str, Any] = {}
     failure = None
+    step(f"running {script}")
     with mock.patch.object(sys, "argv", [script, *args]), mock.patch.object(sys, "path", path):
         try:
             with _shown_as_python_would(script), sigterm, noting_all_breaks(), waiting_for_builds():
