@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from pygraph.cache import user_dir
+from pygraph.passes import manager
 
+_ROOT = Path(__file__).parents[1]
 _numbers = itertools.count()
 
 _LIBRARIES = Path(os.environ.get("PYGRAPH_CACHE_DIR") or user_dir()).expanduser() / "native"
@@ -48,6 +52,18 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, _caches: Path) -> None:
     folder.mkdir()
     (folder / "native").symlink_to(_LIBRARIES)
     monkeypatch.setenv("PYGRAPH_CACHE_DIR", str(folder))
+
+
+@pytest.fixture(autouse=True)
+def _reproducers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of passes that fail in a test that fails, beside hypothesis's examples; those of other tests go."""
+    name = re.sub(r"\W+", "-", request.node.nodeid)[:120]
+    folder, failed = _ROOT / ".hypothesis" / "reproducers" / name, request.session.testsfailed
+    monkeypatch.setattr(manager, "temporary_folder", lambda process: folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    yield
+    if request.session.testsfailed == failed:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

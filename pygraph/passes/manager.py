@@ -8,8 +8,10 @@ A reproducer is one ``.pgir`` file: the graph before the pass and, in leading co
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import os
 import re
 import sys
 import tempfile
@@ -331,17 +333,24 @@ def _header(pipeline: str, ctx: PassContext, error: str) -> dict[str, str]:
 
 
 def _write(folder: Path | None, name: str, graph: Graph, header: Mapping[str, str] | None = None) -> str | None:
-    """The path of a file with the text of ``graph``, under a new directory without ``folder``; None after a warning."""
+    """The path of a file with the text of ``graph``, in ``folder`` or a temporary one; None after a warning."""
     try:
         comments = "".join(f"// {key}: {value}\n" for key, value in (header or {}).items() if value)
         text = comments + str(graph)
-        path = (folder or Path(tempfile.mkdtemp(prefix="pygraph-"))) / f"{name}.pgir"
+        path = (folder or temporary_folder(os.getpid())) / f"{name}.pgir"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except Exception as problem:  # noqa: BLE001 - the graph may be too broken to print; the failure itself must be told
         _log.warning("cannot write %s: %s", f"{folder}/{name}.pgir" if folder else name, problem)
         return None
     return str(path)
+
+
+@functools.cache
+def temporary_folder(process: int) -> Path:
+    """The folder for reproducers of a process without a dump directory. A failure takes the place of an earlier one of
+    the same pass: once a property test has shrunk its graph, the smallest one is left."""
+    return Path(tempfile.mkdtemp(prefix=f"pygraph-{process}-"))
 
 
 def read_header(text: str) -> tuple[str | None, PassContext | None]:

@@ -237,6 +237,8 @@ class NativeLibrary:
             loader.exec_module(module)
         except ImportError as error:
             raise CaptureError("native-unavailable", str(error)) from error
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():  # a free-threaded Python enables it for the module
+            raise CaptureError("native-unavailable", "the library needs the GIL, which PYTHON_GIL=0 keeps off")
         module.__file__ = str(path)
         return module
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,12 +244,30 @@ def test_a_reproducer_holds_the_graph_before_the_pass_and_how_to_run_it(tmp_path
     assert parse_graph(text) == expected
 
 
-def test_without_a_dump_directory_the_reproducer_is_a_temporary_file() -> None:
-    path = Path(failure([raising], sample()).reproducer or "")
-    assert path.name == "reproducer-01-raising.pgir"
-    assert parse_graph(path.read_text()) == sample()
-    path.unlink()
-    path.parent.rmdir()
+SHRINKING = """
+from pygraph.errors import PassError
+from pygraph.ir import parse_graph
+from pygraph.passes import PassManager
+
+def raising(graph, ctx):
+    raise KeyError
+
+for name in ("larger", "smaller"):
+    try:
+        PassManager([raising]).run(parse_graph(f"graph @{name} () {{ return () }}"))
+    except PassError as error:
+        print(error.reproducer)
+"""
+
+
+def test_without_a_dump_directory_the_last_reproducer_of_a_pass_is_a_temporary_file(tmp_path: Path) -> None:
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    printed = subprocess.run([sys.executable, "-c", SHRINKING], env=environ, check=True, capture_output=True, text=True)
+    one, other = map(Path, printed.stdout.splitlines())
+    assert one == other
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [one]
+    assert one.name == "reproducer-01-raising.pgir"
+    assert parse_graph(one.read_text()).name == "smaller"
 
 
 def test_a_header_may_be_absent_or_partial() -> None:

@@ -153,6 +153,15 @@ def test_what_is_loaded_is_what_was_checked(
         library.load(path)
 
 
+def test_without_the_gil_no_library_is_used(
+    library: NativeLibrary, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = library.build(folder)
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    with pytest.raises(CaptureError, match="needs the GIL"):
+        library.load(path)
+
+
 def test_a_library_is_replaced_as_a_whole(
     library: NativeLibrary, folder: str, tmp_path: Path, compiler: Callable[[str], None]
 ) -> None:
