@@ -12,7 +12,12 @@ CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py te
 	tests/runtime/test_region.py tests/runtime/cuda/test_build.py tests/training/test_step.py tests/training/test_standins.py \
 	tests/property/test_placed_programs.py tests/property/test_region_replays.py
 
-.PHONY: docs demo test pytest test-fast test-all test-versions $(TORCH) test-clients test-gpu test-multi-gpu bench bench-gpu lint types imports check clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test pytest test-fast test-all test-versions $(TORCH) test-clients test-gpu test-multi-gpu bench bench-gpu docs \
+	lint types imports check clean
+
+help:  ## this list
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,10 +29,10 @@ docs: $(READY)  ## the site of docs/, README and the API, in site/; broken links
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
 
-demo: $(READY)  ## explain and run a small BERT through the whole road
+demo: $(READY)  ## explain a small BERT, check it against eager, time it: a minute
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## everything that CI runs
+test: $(READY)  ## what CI runs, lint and types too: six minutes on two idle cores
 	$(MAKE) --jobs 2 check pytest
 
 pytest: $(READY)  ## the tests alone
@@ -36,7 +41,7 @@ pytest: $(READY)  ## the tests alone
 test-fast: $(READY)  ## the tests without real models
 	$(BIN)/python -m pytest -m 'not gpu and not models and not sweep and not clients' -q
 
-test-all: test  ## and what takes long: every workload of the suite, more real models, errors at every line of a capture
+test-all: test  ## the same, and what takes long: every workload of the suite, more real models, errors at every line of a capture
 	$(BIN)/python -m pytest -m 'sweep and not gpu' -n 2 --dist loadfile
 
 test-versions: $(TORCH)  ## the contract tests on each release of torch in TORCH
@@ -74,17 +79,17 @@ bench-gpu: $(READY)  ## the suite, side by side with eager, Inductor's modes and
 	$(BIN)/python benchmarks/warm_start.py --device cuda --out bench-results/warm-start.json
 	$(BIN)/python benchmarks/selection.py --out bench-results/selection.json
 
-lint: $(READY)
+lint: $(READY)  ## style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
 
-imports: $(READY)
+imports: $(READY)  ## the contract of who may import whom
 	$(BIN)/lint-imports
 
-check: lint types imports
+check: lint types imports  ## all three
 
-clean:
+clean:  ## remove environments, builds and caches
 	rm -rf $(VENV) $(VERSIONS) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 CLOCKS = {"perf_counter", "monotonic", "process_time", "thread_time", "time", "elapsed_time", "timeit", "do_bench"}
 
 
@@ -61,3 +64,15 @@ def test_no_test_asserts_on_a_clock() -> None:
     """A machine at work fails such a test. Tests count work (``tests/work.py``); benchmarks read clocks."""
     found = {path: asserted_clocks(path.read_text(encoding="utf-8")) for path in sorted(TESTS.rglob("*.py"))}
     assert not [f"{path}:{line}" for path, lines in found.items() for line in lines]
+
+
+def test_make_lists_every_target() -> None:
+    """Also those that pages name."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    (phony,) = re.findall(r"^\.PHONY: (.*)", makefile, re.MULTILINE)
+    targets = {target for target in phony.split() if not target.startswith("$")}
+    shown = subprocess.run(["make"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert {line.split()[1] for line in shown.splitlines() if len(line.split()) > 2} == targets
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)) <= targets
