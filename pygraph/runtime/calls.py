@@ -94,11 +94,25 @@ _RESIZING = frozenset({"inductor::resize_storage_bytes_", "inductor::accumulate_
 """Operators that change storages behind their schema's back."""
 
 
+_INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
+
+
+def _is_sized_by_data(call: OperatorCall) -> bool:
+    """Whether the contents of arguments decide how much ``call`` returns: of a mask among indices, not of positions."""
+    if torch.Tag.dynamic_output_shape not in call.op.tags:
+        return False
+    given = {argument.name: value for argument, value in call.operands()}
+    if call.name == "aten::repeat_interleave":
+        return given.get("output_size") is None
+    masks = (torch.bool, torch.uint8)
+    return call.name not in _INDEXING or any(index.dtype in masks for index in tensors_in(given["indices"]))
+
+
 def check_call(call: OperatorCall) -> None:
     """Raise CaptureError for an operator of which nobody can say without running it what it returns, and for one that
     changes what its arguments are, or draws from a generator that it is given."""
     tags = call.op.tags
-    if torch.Tag.dynamic_output_shape in tags:
+    if _is_sized_by_data(call):
         raise CaptureError("dynamic-output", call.name)
     returns = [str(each.type) for each in call.op._schema.returns]
     if torch.Tag.data_dependent_output in tags or (returns and not any("Tensor" in each for each in returns)):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
+from pygraph.errors import CaptureError
 from pygraph.runtime.host import HostDriver
 from pygraph.runtime.recording import OutputKind
 from tests.runtime.host.replays import assert_replays, make_executable
@@ -41,6 +43,29 @@ def test_operators_on_lists_of_tensors(driver: HostDriver) -> None:
     call = RegionCall(region, [torch.randn(4, 3) for _ in range(4)])
     recording = assert_replays(driver, call)
     assert len(recording.launches) == 4
+
+
+def test_positions_among_indices_decide_no_size(driver: HostDriver) -> None:
+    def region(args: list[Any]) -> tuple[Any, ...]:
+        x, rows, columns = args
+        lists = torch.ops.aten.repeat_interleave.Tensor(columns, output_size=3)
+        return x[rows], x[:, columns], x[rows, columns] * 2, x[rows[:1]], lists
+
+    def arguments(*rows: int) -> list[Any]:
+        return [torch.randn(4, 3), torch.tensor(rows), torch.tensor([2, 1, 0])]
+
+    executable, _ = make_executable(driver, RegionCall(region, arguments(0, 1, 2)))
+    for rows in ((3, 0, 1), (2, 2, 2), (-1, 1, 0)):
+        args = arguments(*rows)
+        assert all(map(torch.equal, executable.replay(list(args)), region(args)))
+
+
+@pytest.mark.parametrize("mask", [torch.bool, torch.uint8])
+def test_a_mask_among_indices_decides_a_size(driver: HostDriver, mask: torch.dtype) -> None:
+    call = RegionCall(lambda args: (args[0][args[1]],), [torch.randn(4), torch.ones(4, dtype=mask)])
+    with pytest.raises(CaptureError) as raised:
+        make_executable(driver, call)
+    assert raised.value.reason == "dynamic-output"
 
 
 def test_an_operator_that_changes_its_list_is_given_a_new_one_each_time(driver: HostDriver) -> None:
