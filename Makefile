@@ -77,7 +77,7 @@ bench-gpu: $(READY)  ## the suite, side by side with eager, Inductor's modes and
 	$(BIN)/python benchmarks/capture_cost.py --out bench-results/capture-cost.json
 	$(BIN)/python benchmarks/replay_time.py --out bench-results/replay-time.json
 	$(BIN)/python benchmarks/warm_start.py --device cuda --out bench-results/warm-start.json
-	$(BIN)/python benchmarks/selection.py --out bench-results/selection.json
+	$(BIN)/python benchmarks/sizes.py --device cuda --out bench-results/sizes.json
 
 lint: $(READY)  ## style and format
 	$(BIN)/ruff check .

@@ -238,12 +238,12 @@ def whole(rows: Document) -> list[str]:
     return with_head(head, lines)
 
 
-def measured(rows: Document) -> list[str]:
+def orders(rows: Document) -> list[str]:
     lines = []
     for name, row in rows.items():
         regions = row["sides"].get(OURS, {}).get("regions", ())
-        decisions = [each for region in regions for each in region.get("decisions", ())]
-        choices = ", ".join(f"{n} {choice}" for choice, n in Counter(each["choice"] for each in decisions).items())
+        decisions = [each for region in regions for each in region.get("orders", ())]
+        choices = ", ".join(f"{n} {order}" for order, n in Counter(each["order"] for each in decisions).items())
         if decisions:
             lines.append(line(name, choices, str(sum(each["calls"] for each in decisions))))
     return with_head(["workload", "decided", "calls"], lines)
@@ -253,7 +253,7 @@ def sections(found: Document) -> dict[str, Iterable[str]]:
     """Further sections of the page, by title."""
     rows = found["workloads"]
     told = {"Overall": overall(found), "Training steps as a whole": whole(rows), "Losses": losses(rows)}
-    return {**told, "Measured selection": measured(rows)}
+    return {**told, "Orders of launches": orders(rows)}
 
 
 def write_drawn(out: Path, found: Document) -> None:

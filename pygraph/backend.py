@@ -107,7 +107,7 @@ def _inductor_patches(mode: str | None, settings: Settings, devices: Collection[
         chosen = dict(compat.list_mode_options(mode)) if mode else {}
     except RuntimeError as error:
         raise OptionError(str(error)) from error
-    if settings.replay_order != "program" and "cuda" in devices:
+    if settings.order != "program" and "cuda" in devices:
         chosen["allow_buffer_reuse"] = False
     if settings.inductor.get("triton.cudagraphs"):
         raise OptionError("inductor option 'triton.cudagraphs' cannot be combined with PyGraph, which takes its place")
@@ -393,8 +393,8 @@ def attach(
                 capture_after=settings.capture_after,
                 max_captures=settings.max_captures,
                 verify_always=settings.verify == "always",
-                measure=settings.measure,
-                order=settings.replay_order,
+                ledger=settings.ledger,
+                order=settings.order,
                 order_memory=settings.order_memory,
                 collectives=settings.collectives,
                 cache_dir=settings.cache_dir,

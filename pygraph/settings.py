@@ -35,13 +35,14 @@ class Settings:
         verify: ``first``: a replay is compared once before it counts; ``always``: at every call
         capture_after: the occurrence of a set of sizes at which it is captured (2 or more)
         max_captures: captures that one region keeps
-        measure: real calls try if a replay pays, and what does not is left uncaptured
+        ledger: captures of a region must pay: sizes that do not return are not captured; false: each is captured at
+            its ``capture_after``-th occurrence
         order: what launches of a replay wait for: ``program``, all before them, as captured; ``dependences``, those
-            that they depend on; ``measured``, the one of both that real calls find faster, with ``measure``
+            that they depend on; ``measured``, the one of both that real calls find faster
         order_memory: the part of its peak of memory that a replay by dependences may take on top, besides 32 MiB
         collectives: ``eager``: each replay calls them; ``captured``: they are captured with what is around them, once
             all ranks agree and have compared such a replay
-        cache_dir: folder of native libraries and decisions of measured selection, for later processes; with None, no
+        cache_dir: folder of native libraries and of decisions on orders, for later processes; with None, no
             decision is kept, and libraries are where they are by default
         inductor: patches to Inductor's configuration for this compilation
     """
@@ -54,17 +55,12 @@ class Settings:
     verify: str = "first"
     capture_after: int = 2
     max_captures: int = 64
-    measure: bool = True
+    ledger: bool = True
     order: str = "measured"
     order_memory: float = 0.1
     collectives: str = "eager"
     cache_dir: str | None = field(default_factory=user_dir)
     inductor: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def replay_order(self) -> str:
-        """``order``, or ``program`` where that would have to be measured, and nothing is."""
-        return "program" if self.order == "measured" and not self.measure else self.order
 
     @property
     def pipeline(self) -> Any:
@@ -112,7 +108,7 @@ _KINDS = {
     "verify": "'first' or 'always'",
     "capture_after": "a whole number of at least 2",
     "max_captures": "a whole number of at least 1",
-    "measure": "true or false",
+    "ledger": "true or false",
     "order": "'measured', 'program' or 'dependences'",
     "order_memory": "a number of at least 0",
     "collectives": "'eager' or 'captured'",
@@ -149,7 +145,7 @@ def _read(option: str, text: str) -> object:
 def _checked(option: str, name: str, value: Any) -> Any:
     """``value`` as the settings hold it. Raises OptionError, which calls it ``name``, for another kind of value."""
     match option, value:
-        case "frames" | "strict" | "disable" | "measure", bool():
+        case "frames" | "strict" | "disable" | "ledger", bool():
             return value
         case "capture_after", int() if not isinstance(value, bool) and value >= 2:
             return value

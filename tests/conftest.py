@@ -67,9 +67,10 @@ def _reproducers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
-def _unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured selection leaves some calls uncaptured: only tests of it have any."""
-    monkeypatch.setenv("PYGRAPH_MEASURE", "0")
+def _untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is captured, and in which order it is replayed, depends on no clock: only tests of that have one."""
+    monkeypatch.setenv("PYGRAPH_LEDGER", "0")
+    monkeypatch.setenv("PYGRAPH_ORDER", "program")
 
 
 @pytest.fixture(autouse=True)

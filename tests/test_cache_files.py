@@ -25,12 +25,12 @@ from pygraph.calibration import store as calibrations
 from pygraph.inductor import products
 from pygraph.ir import HOST, Graph, parse_graph
 from pygraph.report.model import GraphReport, RegionReport
-from pygraph.runtime import measure
+from pygraph.runtime import contest
 from pygraph.runtime.recording import Origin
 
 IDENTITY = calibrations.Identity("cpu", "some device", "1.2", "2.13.0", "0.1.0")
 MODEL = dataclasses.replace(HOST, name="some device", peaks={"f32": 60.0}, source="calibrated 2026-01-02")
-DECISION = measure.Decision("uncaptured", 2.5, 1.25, 80)
+DECISION = contest.Decision("dependences", 2.5, 1.25, 80)
 TIMES = products.Times(31.0, 2.8, 1.5)
 REGION = RegionReport(0, (0, 1), ("mm", "relu"), ("cpp_fused_0",), True, "", module="layers.0")
 LINES = {3: Origin(("mm",), ("net.py:7",))}
@@ -63,7 +63,7 @@ def facts(path: Path) -> tuple[Callable[[], Any], Callable[[], Any]]:
 
 
 KINDS: dict[str, Callable[[Path], tuple[Callable[[], Any], Callable[[], Any]]]] = {
-    "decision": lambda path: (lambda: measure._write(path, DECISION), lambda: measure.read(path)),
+    "decision": lambda path: (lambda: contest._write(path, DECISION), lambda: contest.read(path)),
     "times": lambda path: (lambda: cache.store_json(path, TIMES._asdict()), lambda: products._read(path)),
     "calibration": lambda path: (lambda: calibrations.save(IDENTITY, MODEL), lambda: calibrations.load(IDENTITY)),
     "facts": facts,
@@ -539,7 +539,7 @@ def age_of_stand_ins(folder: Path) -> tuple[Path, Path]:
 
 
 def test_a_decision_of_one_program_is_json_for_people(tmp_path: Path) -> None:
-    measure._write(tmp_path / "file.json", DECISION)
+    contest._write(tmp_path / "file.json", DECISION)
     first, seal = (tmp_path / "file.json").read_text().rsplit("\n", 2)[:2]
     assert json.loads(first) == dataclasses.asdict(DECISION)
     assert json.loads(seal).startswith("pygraph sha256 ")

@@ -175,7 +175,7 @@ def test_ranks_that_say_the_same_share_a_row_and_devices_have_no_number() -> Non
     for report, device in ((ours, 0), (same, 1)):
         assert report.regions[0].record is not None
         report.regions[0].record.notes.append(f"a copy to cuda:{device}")
-        report.regions[0].record.decisions.clear()
+        report.regions[0].record.orders.clear()
     record = other.regions[0].record
     assert record is not None
     record.state, record.reason = State.UNCAPTURED, "host-read: x.item()"

@@ -11,14 +11,6 @@ from pygraph.errors import OptionError
 from pygraph.settings import Settings
 
 
-@pytest.mark.parametrize(
-    ("order", "measure", "used"),
-    [("measured", True, "measured"), ("measured", False, "program"), ("dependences", False, "dependences")],
-)
-def test_an_order_is_measured_only_where_anything_is(order: str, measure: bool, used: str) -> None:
-    assert Settings.make({"order": order, "measure": measure}, {}).replay_order == used
-
-
 def test_an_option_wins_over_its_variable() -> None:
     environ = {"PYGRAPH_STRICT": "1", "PYGRAPH_CAPTURE_AFTER": "5", "PYGRAPH_DUMP_DIR": "out"}
     environ["PYGRAPH_ORDER_MEMORY"] = "0.25"
@@ -35,12 +27,12 @@ def test_a_false_variable(text: str) -> None:
     assert Settings.make({}, {"PYGRAPH_DISABLE": text}).disable is False
 
 
-def test_measuring_is_on_unless_it_is_turned_off() -> None:
-    assert Settings.make({}, {}).measure is True
-    assert Settings.make({}, {"PYGRAPH_MEASURE": "0"}).measure is False
-    assert Settings.make({"measure": False}, {"PYGRAPH_MEASURE": "1"}).measure is False
-    with pytest.raises(OptionError, match="PYGRAPH_MEASURE"):
-        Settings.make({}, {"PYGRAPH_MEASURE": "often"})
+def test_captures_must_pay_unless_that_is_turned_off() -> None:
+    assert Settings.make({}, {}).ledger is True
+    assert Settings.make({}, {"PYGRAPH_LEDGER": "0"}).ledger is False
+    assert Settings.make({"ledger": False}, {"PYGRAPH_LEDGER": "1"}).ledger is False
+    with pytest.raises(OptionError, match="PYGRAPH_LEDGER"):
+        Settings.make({}, {"PYGRAPH_LEDGER": "often"})
 
 
 def test_decisions_are_kept_in_the_users_cache_unless_said_otherwise(tmp_path: Path) -> None:
@@ -69,8 +61,8 @@ def test_an_empty_cache_directory_keeps_nothing() -> None:
         ("order_memory", float("inf")),
         ("order_memory", float("nan")),
         ("order_memory", 10**400),
-        ("measure", 1),
-        ("measure", "on"),
+        ("ledger", 1),
+        ("ledger", "on"),
         ("cache_dir", 3),
         ("passes", 3),
         ("dump_dir", 4),
@@ -91,7 +83,7 @@ def test_a_malformed_variable_names_itself(name: str, text: str) -> None:
 
 
 def test_a_variable_that_nobody_reads_is_a_warning_with_the_nearest_one(caplog: pytest.LogCaptureFixture) -> None:
-    environ = {"PYGRAPH_STRCT": "1", "PYGRAPH_LOGS": "info", "PYGRAPH_MEASURE": "0", "PATH": "/bin"}
+    environ = {"PYGRAPH_STRCT": "1", "PYGRAPH_LOGS": "info", "PYGRAPH_LEDGER": "0", "PATH": "/bin"}
     environ["PYGRAPH_CACHE_SIZE"] = "64"
     for _ in range(2):
         Settings.make({}, environ)

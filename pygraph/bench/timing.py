@@ -93,7 +93,7 @@ class Group:
             "TORCHINDUCTOR_CACHE_DIR": str(result.parent / "compiled"),
             "TRITON_CACHE_DIR": str(result.parents[1] / "triton"),
             "TORCHINDUCTOR_COMPILE_THREADS": str(max((os.cpu_count() or 1) // len(program.sides), 1)),
-            **({"PYGRAPH_MEASURE": "0"} if self._check else {}),
+            **({"PYGRAPH_LEDGER": "0", "PYGRAPH_ORDER": "program"} if self._check else {}),
         }
         return Process([*bench.command, json.dumps(asdict(spec))], environ, result.with_suffix(".log"))
 

@@ -29,12 +29,11 @@ from pygraph.bench.compare import save, tensors_of
 from pygraph.bench.process import CALL, Spec
 from pygraph.report.facts import summarize
 from pygraph.runtime.native_build import waiting_for_builds
-from pygraph.settings import Settings
 
 _PARENT_SECONDS = 0.5
 """Between two looks whether the coordinator is still there: a thread that sleeps disturbs nothing."""
 _SETTLING_SECONDS, _BETWEEN_LOOKS = 15.0, 10
-"""How long warming up goes on for measured selection that has not decided, and calls between two looks at it."""
+"""How long warming up goes on where orders of launches are not decided, and calls between two looks at that."""
 _ROOM = 64 * 2**20
 """Bytes of results kept beyond those of the first and of the last call."""
 _MEMORY_CALLS = 3
@@ -55,7 +54,7 @@ class Serving:
         self._commands, self._answers, self._result = commands, answers, spec.result
         self._kept: dict[int, list[torch.Tensor]] = {}
         self._gpu = spec.device == "cuda"
-        self._measured = not spec.check and Settings.make({}).measure
+        self._settles = not spec.check
         self.calls: Iterator[bool] = self._serve()
 
     def keep(self, result: Any) -> None:
@@ -95,7 +94,7 @@ class Serving:
         return {}
 
     def _warm(self, calls: int, seconds: float) -> Steps:
-        """``calls`` in all, and more until ``seconds`` have passed and measured selection has ended; then memory."""
+        """``calls`` in all, and more until ``seconds`` have passed and orders are decided; then memory."""
         self._tidy()
         while self.made < calls:
             room = sum(tensor.nbytes for kept in self._kept.values() for tensor in kept) < _ROOM
@@ -103,7 +102,7 @@ class Serving:
         self._drain()
         self.save()
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end + (_SETTLING_SECONDS if self._measured and _settling() else 0.0):
+        while time.perf_counter() < end + (_SETTLING_SECONDS if self._settles and _settling() else 0.0):
             for _ in range(_BETWEEN_LOOKS):  # not drained, since a measurement that is under way would see it
                 yield from self._call()
         capturing_peak = torch.cuda.max_memory_allocated() if self._gpu else 0
@@ -168,9 +167,9 @@ class Serving:
 
 
 def _settling() -> bool:
-    """Whether a captured region has not decided yet what becomes of its captures."""
+    """Whether a captured region has not decided yet on the order of its launches."""
     records = [region.record for report in pygraph.reports() for region in report.regions if region.record is not None]
-    return any(record.captures > len(record.decisions) or record.contests for record in records)
+    return any(record.contests for record in records)
 
 
 def what_was_captured() -> dict[str, Any]:
@@ -183,8 +182,8 @@ def what_was_captured() -> dict[str, Any]:
     regions = []
     for region in (region for report in reports for region in report.regions):
         record = region.record
-        decisions = map(asdict, (*record.decisions, *record.orders) if record is not None else ())
-        regions.append({"state": region.state, "why": region.why, "decisions": list(decisions)})
+        orders = map(asdict, record.orders if record is not None else ())
+        regions.append({"state": region.state, "why": region.why, "orders": list(orders)})
     coverage = {"share": summary.coverage, "captures": summary.captures, "replays": summary.replays}
     return {"coverage": coverage, "regions": regions, "given_up": [r.error for r in reports if r.error is not None]}
 

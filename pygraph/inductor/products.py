@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed
 
 from pygraph import compat
 from pygraph.cache import load_json, store_json, usable
 from pygraph.runtime.identity import machine
-from pygraph.runtime.measure import several_ranks
 
 __all__ = ["Products", "Times"]
 
@@ -111,7 +111,7 @@ class Products:
     def choose(self, gm: torch.fx.GraphModule) -> None:
         """Exchange the products of ``gm`` that are faster in their other form."""
         tuned = compat.inductor_config.max_autotune or compat.inductor_config.max_autotune_gemm
-        if tuned or several_ranks() or compat.absent(compat.cuda_sleep):
+        if tuned or _several_ranks() or compat.absent(compat.cuda_sleep):
             return
         nodes = {node: place for place, node in enumerate(gm.graph.nodes)}
         for node in nodes:
@@ -187,6 +187,12 @@ def _measured(path: Path | None, *operands: torch.Tensor) -> Times | None:
         with contextlib.suppress(OSError):
             store_json(path, times._asdict())
     return times
+
+
+def _several_ranks() -> bool:
+    """Whether this process is one of several, which would not all decide alike."""
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 
 
 def measure(bias: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Times:

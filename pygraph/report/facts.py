@@ -46,9 +46,9 @@ from pygraph.passes.analysis import node_time_us
 from pygraph.passes.legality.reasons import REASONS
 from pygraph.passes.partitioning import NO_LAUNCH
 from pygraph.report.model import GraphReport, RegionReport, Uncaptured
-from pygraph.runtime.measure import REPLAY, Decision
+from pygraph.runtime.contest import DEPENDENCES, PROGRAM, Decision
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Raised when a key of the JSON is renamed or removed, or its meaning changes."""
 
 _VALUE = re.compile(r'%("(?:[^"\\]|\\.)*"|[\w.]*\w)')
@@ -97,9 +97,11 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     record = region.record
     if record is None:
         return
-    for decisions in (record.decisions, record.orders):
-        if decisions:
-            yield measured_text(decisions)
+    if record.ledger is not None and record.ledger.attempts:
+        record.settle()
+        yield f"captures took {duration(record.ledger.spent_us)}, replays saved {duration(record.ledger.saved_us)}"
+    if record.orders:
+        yield order_text(record.orders)
     if record.longest_path:
         launches = plural(record.launches, "launch", "launches")
         yield f"order: the longest path of dependences has {record.longest_path} of {launches}"
@@ -122,17 +124,21 @@ def why(report: GraphReport, region: RegionReport) -> Iterator[str]:
     yield from (str(refusal) for refusal in record.refusals.values() if refusal.reason not in region.why)
 
 
-def measured_text(decisions: Sequence[Decision]) -> str:
-    """What measured selection decided on a region, in one line; of several variants, how many and the latest."""
-    last, counts = decisions[-1], Counter(each.choice for each in decisions)
-    several = ", ".join(f"{counts[choice]} {choice}" for choice in (REPLAY, last.other) if counts[choice])
-    choice = last.choice if len(decisions) == 1 else f"{several}; last {last.choice}"
-    why = ", its calls were never undisturbed for long enough" if last.disturbed else ""
-    times = ((REPLAY, last.replay_us), (last.other, last.other_us))
-    medians = ", ".join(f"{name} {us:.1f}" for name, us in times if us is not None)
-    figures = f"; µs per call of the program: {medians}" if medians else ""
+def duration(us: float) -> str:
+    """A time, such as ``12.3 ms``."""
+    size, unit = next(((size, unit) for size, unit in ((1e6, "s"), (1e3, "ms")) if abs(us) >= size), (1.0, "µs"))
+    return f"{us / size:.{unit != 'µs':d}f} {unit}"
+
+
+def order_text(decisions: Sequence[Decision]) -> str:
+    """The orders of launches that a region's variants are replayed in, in one line; of several, how many and the
+    latest."""
+    last, counts = decisions[-1], Counter(each.order for each in decisions)
+    several = ", ".join(f"{counts[order]} {order}" for order in (PROGRAM, DEPENDENCES) if counts[order])
+    order = last.order if len(decisions) == 1 else f"{several}; last {last.order}"
     source = f"read from {last.path}" if last.path else f"{last.calls} calls"
-    return f"measured: {choice}{why}{figures} ({source})"
+    times = f"{PROGRAM} {last.program_us:.1f}, {DEPENDENCES} {last.dependences_us:.1f}"
+    return f"measured: {order}; µs of the device per call: {times} ({source})"
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------
@@ -248,6 +254,8 @@ class Summary:
         regions: regions
         replays: calls that a replay answered
         captures: captures
+        spent_us: µs of the host that captures took, where they must pay
+        saved_us: µs of the host that replays saved there, against uncaptured calls
         uncaptured: operators outside of all regions
         breaks: lines at which Dynamo had to stop
         errors: graphs that were given up to plain Inductor
@@ -264,6 +272,8 @@ class Summary:
     regions: int
     replays: int
     captures: int
+    spent_us: float
+    saved_us: float
     uncaptured: int
     breaks: int
     errors: int
@@ -274,6 +284,9 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
     """Add up ``reports``."""
     chosen = list(reports)
     records = [region.record for report in chosen for region in report.regions if region.record is not None]
+    for record in records:
+        record.settle()
+    ledgers = [record.ledger for record in records if record.ledger is not None]
     programs = sum(report.emitted is not None for report in chosen)
     errors = sum(report.error is not None for report in chosen)
     launches, selected = sum(r.launches for r in chosen), sum(r.selected_launches for r in chosen)
@@ -287,6 +300,8 @@ def summarize(reports: Iterable[GraphReport]) -> Summary:
         regions=sum(len(report.regions) for report in chosen),
         replays=sum(record.replays for record in records),
         captures=sum(record.captures for record in records),
+        spent_us=sum(ledger.spent_us for ledger in ledgers),
+        saved_us=sum(ledger.saved_us for ledger in ledgers),
         uncaptured=sum(1 for report in chosen for _ in report.uncaptured()),
         breaks=breaks,
         errors=errors,
@@ -383,6 +398,8 @@ def _graph(report: GraphReport) -> dict[str, Any]:
 
 
 def _region(report: GraphReport, region: RegionReport) -> dict[str, Any]:
+    if region.record is not None:
+        region.record.settle()
     plain = _plain(region)
     head = {"index": region.index, "state": region.state, "selected": plain.pop("wrapped")}
     del plain["reason"]
@@ -396,5 +413,5 @@ def _plain(value: Any) -> Any:
 
 def _fields(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.name[0] != "_"}
     return value.value if isinstance(value, Enum) else str(value)

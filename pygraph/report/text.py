@@ -27,6 +27,7 @@ from pygraph.report.facts import (
     clean,
     coloured_as,
     cost_rows,
+    duration,
     folded,
     percent,
     plural,
@@ -198,6 +199,8 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         f"{plural(summary.captures, 'capture')}, {plural(summary.replays, 'replay')}, "
         f"{plural(summary.uncaptured, 'operator')} not captured, {plural(summary.breaks, 'graph break')}"
     )
+    if summary.spent_us:
+        yield f"captures took {duration(summary.spent_us)}, replays saved {duration(summary.saved_us)}"
 
 
 def ranks_section(ranks: Sequence[Any]) -> Section:

@@ -330,10 +330,6 @@ class Driver(Protocol):
         """Memory on the device of ``args`` for what nobody keeps; leaving gives it back to the system, but for what is
         alive even then."""
 
-    def release_cached(self, device: torch.device | None) -> None:
-        """Give back to the system what uncaptured runs on ``device`` (None: the current one) have left for later ones,
-        such as workspaces of libraries and cached memory. What is submitted to the current stream is waited for."""
-
 
 # -- what both drivers do with a program -------------------------------------------------------------------------------
 

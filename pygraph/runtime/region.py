@@ -1,12 +1,12 @@
-"""The life of one region: warm, captured and compared, timed, then replayed, or left uncaptured with a reason.
+"""The life of one region: warm, captured and compared, then replayed, or left uncaptured with a reason.
 
 A Region stands in for a compiled region's function. Most calls end in ``try_replay``: the variant that was used last is
 replayed if it fits. All others are told apart in ``_choose``, by the State of their variant:
 
-    TIMED, REPLAY   it fits: replayed; or uncaptured, where a timed block says so
-    SKIPPED         uncaptured: it was measured to be faster
-    UNCAPTURED      uncaptured: a capture failed, for good
-    COLD, WARM      uncaptured, and counted; the n-th call captures, and compares with a run that answers it
+    REPLAY       it fits: replayed
+    UNCAPTURED   uncaptured: a capture failed, for good
+    COLD, WARM   uncaptured, and counted; the n-th call captures, if the ledger consents, and compares with a run that
+                 answers it
 
 One thread captures at a time, and nobody waits for it: the others run uncaptured meanwhile.
 """
@@ -29,24 +29,13 @@ from pygraph.errors import ReplayError, first_line
 from pygraph.runtime import live
 from pygraph.runtime.agreement import Ballot, Outcome, collectives_of, only_collectives, open_ballot
 from pygraph.runtime.compare import ODD_REPLAY, Verdict, compare, verify
+from pygraph.runtime.contest import DEPENDENCES, PATIENCE, PROGRAM, Contest, Decision, kept_path, read
 from pygraph.runtime.contract import Driver, EagerStep, Executable, GraphSegment, Program, uses
 from pygraph.runtime.critical import capturing, capturing_turn, interruptible
 from pygraph.runtime.discover import Captured, capture
 from pygraph.runtime.eager import base_of, is_operator
 from pygraph.runtime.events import Journal, Sizes, counts
-from pygraph.runtime.measure import (
-    CONCURRENT,
-    PATIENCE,
-    REPLAY,
-    UNCAPTURED,
-    Contest,
-    Decision,
-    Measurement,
-    invalidate_all,
-    kept_path,
-    read,
-    several_ranks,
-)
+from pygraph.runtime.ledger import TIMED, Ledger
 from pygraph.runtime.provenance import Refusal, is_out_of_memory, tracing
 from pygraph.runtime.reasons import BUILDING, CLOSED, MEMORY, Lasting, reason_of
 from pygraph.runtime.recording import Origin
@@ -82,16 +71,16 @@ class RegionOptions:
 
     ``capture_after``: the occurrence of a variant at which it is captured (at least 2). ``max_captures``: executables
     that one region holds; the least recently used goes. ``verify_always``: compare every replay with an uncaptured run,
-    which answers the call. ``measure``: else, let real calls decide whether a replay pays. ``cache_dir``: where
-    decisions are kept, if at all. ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as
-    real calls decide, ``measured``. ``order_memory``: the part of its peak that a replay by dependences may take on
-    top. ``collectives``: replays call them (``eager``), or they are ``captured`` once all ranks agree.
+    which answers the call. ``ledger``: a capture must pay. ``cache_dir``: where decisions are kept, if at all.
+    ``order``: what launches of a replay wait for: ``program``, ``dependences``, or, as real calls decide, ``measured``.
+    ``order_memory``: the part of its peak that a replay by dependences may take on top. ``collectives``: replays call
+    them (``eager``), or they are ``captured`` once all ranks agree.
     """
 
     capture_after: int = 2
     max_captures: int = 64
     verify_always: bool = False
-    measure: bool = False
+    ledger: bool = False
     cache_dir: str | None = None
     order: str = "program"
     order_memory: float = ORDER_MEMORY
@@ -113,9 +102,9 @@ class RegionRecord:
 
     ``slots``, ``launches``, ``workspace_bytes``, ``segments`` and the ``eager`` calls between them are those of the
     last capture. ``eager_since`` says why operators are called that were to be captured. ``python_runs``: how often
-    bodies of operators written in Python ran for captures and comparisons. ``refusals`` holds the first of each reason,
-    ``decisions`` one for each measured variant; where all are left uncaptured, the state is ``uncaptured`` without a
-    ``reason``. ``orders`` are the decisions on the order of launches; ``contests`` variants still wait for one.
+    bodies of operators written in Python ran for captures and comparisons. ``refusals`` holds the first of each reason.
+    ``ledger``: what captures cost and replays saved; None where captures need not pay. ``orders`` are the decisions on
+    the order of launches; ``contests`` variants still wait for one.
     ``longest_path``: of launches of the last capture that depend on each other (0: nobody asked); ``timeline``: of the
     last one that ran side by side. ``events``: how often something else happened, by kind, and by kind and reason."""
 
@@ -134,7 +123,7 @@ class RegionRecord:
     python_runs: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     refusals: dict[str, Refusal] = field(default_factory=dict)
-    decisions: list[Decision] = field(default_factory=list)
+    ledger: Ledger | None = None
     orders: list[Decision] = field(default_factory=list)
     contests: int = 0
     longest_path: int = 0
@@ -145,6 +134,11 @@ class RegionRecord:
         counts = f"captures: {self.captures}, replays: {self.replays}, uncaptured calls: {self.uncaptured}"
         why = f"; {first_line(self.reason)}" if self.reason else ""
         return f"<RegionRecord {self.name}: {self.state.value}; {counts}{why}>"
+
+    def settle(self) -> None:
+        """Have the ledger's sum include all replays."""
+        if self.ledger is not None:
+            self.ledger.settle(self.replays)
 
     def count_replay(self) -> None:
         """Here, and for the process."""
@@ -184,11 +178,12 @@ class Region:
         clock: Callable[[], float] = perf_counter,
         uncaptured: Callable[[list[Any]], Sequence[Any]] | None = None,
     ) -> None:
-        self.record = RegionRecord(name)
+        self._options = options or RegionOptions()
+        self._ledger = Ledger() if self._options.ledger else None
+        self.record = RegionRecord(name, ledger=self._ledger)
         self._fn = fn
         self._run_fn = uncaptured or fn
         self._driver = driver
-        self._options = options or RegionOptions()
         self._facts = {"held": frozenset(held), "lent": frozenset(lent), "name": label or name}
         self._on_capture = on_capture
         self._eager = dict.fromkeys(map(base_of, eager))
@@ -198,7 +193,7 @@ class Region:
         self._replay_last: Callable[[list[Any]], Sequence[Any] | None] | None = None
         """How the capture that was used last is replayed, where no call has to be told from another by hand."""
         self._timed: Variant | None = None
-        """What was used last instead, if it is being measured."""
+        """What was used last instead, if its calls are timed."""
         self._key: ScalarKey | None = None
         self._device = torch.device("cpu")
         """Where it is captured, once it was called."""
@@ -230,7 +225,7 @@ class Region:
         """Whether a call that comes now is replayed, if it fits."""
         if dispatch_mode_depth():
             return False
-        return self._replay_last is not None or self._timed_replay() is not None
+        return self._replay_last is not None or self._timed is not None
 
     def try_replay(self, args: list[Any]) -> Sequence[Any] | None:
         """Replay what was used last; None, with nothing done and ``args`` as it was, if that does not fit."""
@@ -238,8 +233,11 @@ class Region:
         if capturing or dispatch_mode_depth() or functorch_level() is not None:
             return None
         if replay is None:
-            variant = self._timed_replay()
-            return None if variant is None else self._use(variant, args)
+            timed = self._timed
+            outputs = None if timed is None else self._use(timed, args)
+            if outputs is None:
+                self._timed = None
+            return outputs
         try:
             outputs = replay(args)
         except BaseException as error:
@@ -270,6 +268,8 @@ class Region:
         if refusal is None:
             return False
         self._left, self._unready, self._failures = None, None, 0
+        if self._ledger is not None:
+            self._ledger.forgive()
         if not self._variants.captured:
             self.record.state, self.record.reason = State.WARM, None
         self._journal.retried(refusal.reason)
@@ -310,10 +310,9 @@ class Region:
 
     def _choose(self, args: list[Any]) -> Sequence[Any]:
         """A call that was not replayed at once: by the state of its variant."""
-        if capturing:  # somebody's capture takes part of the time
-            self._invalidate()
         if get_ident() in capturing or functorch_level() is not None:
             return self._uncaptured(args)
+        self.record.settle()
         if self._ballot is not None and not dispatch_mode_depth():
             outputs = self._vote(self._ballot, args)
             if outputs is not None:
@@ -330,14 +329,13 @@ class Region:
         if not watched:
             variants = self._variants.under(key)
             for variant in variants:
-                if variant.open and variant.measurement is None and self._ballot is None:
-                    outputs = self._contest(variant, args)
-                else:
-                    outputs = self._use(variant, args, alone=len(variants) == 1)
+                contested = variant.open and variant.contest is None and self._ballot is None
+                outputs = self._contest(variant, args) if contested else self._use(variant, args)
                 if outputs is not None:
                     return outputs
-            if any(variant.state is State.SKIPPED for variant in variants):  # a look at each tensor takes time
-                return self._uncaptured(args)
+            if self._ledger is not None and len(variants) == 1 and self._waits(variants[0]):
+                self._variants.touch(variants[0])
+                return self._count(variants[0], args)  # most likely: a look at each tensor takes time
         facts = signature(args, self._sensitive)
         if isinstance(facts, Refusal):
             if facts.reason not in self.record.refusals:
@@ -347,11 +345,18 @@ class Region:
                 self.record.reason = str(facts)
             return self._uncaptured(args)
         variant = self._variants.find(key, facts)
-        if variant.due(self._clock) and not watched and self._is_ready():
+        if not watched and self._is_due(variant) and self._is_ready():
             with capturing_turn() as mine:
-                if mine and variant.due(self._clock):
+                if mine and self._is_due(variant):
                     return self._due(variant, args)
+        return self._count(variant, args)
+
+    def _count(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
+        """Run a call of ``variant`` uncaptured."""
+        began = self._clock()
         outputs = self._uncaptured(args)
+        if self._ledger is not None:
+            self._ledger.ran(variant.account, self._clock() - began)
         variant.ran += 1
         variant.seen = uses.value
         return outputs
@@ -368,33 +373,35 @@ class Region:
             record.reason = None if refusal is None else str(refusal)
         return refusal is None
 
-    def _use(self, variant: Variant, args: list[Any], *, alone: bool = True) -> Sequence[Any] | None:
-        """Replay ``variant``, or run it uncaptured where measured selection says so; None, with nothing done, if it is
-        not captured or does not fit. To find that out where it runs uncaptured takes time: if it is ``alone``, the only
-        variant of its key, only calls that are not timed are looked at."""
-        executable, measurement = variant.executable, variant.measurement
+    def _waits(self, variant: Variant) -> bool:
+        """Whether a variant is neither captured, nor to be captured now, but maybe later."""
+        return variant.executable is None and not variant.off and not self._is_due(variant)
+
+    def _is_due(self, variant: Variant) -> bool:
+        """Whether a variant is to be captured now: its calls are enough, and the ledger consents."""
+        if not variant.due(self._clock):
+            return False
+        return self._ledger is None or self._ledger.consents(variant.account, variant.ran)
+
+    def _use(self, variant: Variant, args: list[Any]) -> Sequence[Any] | None:
+        """Replay ``variant``; None, with nothing done, if it is not captured or does not fit."""
+        executable, contest = variant.executable, variant.contest
         if executable is None:
             return None
         try:
-            turn: Any = None if measurement is None else measurement.enter()
-            if turn is None or turn.candidate != UNCAPTURED:
-                rivals = turn is not None and turn.candidate == CONCURRENT
-                rival = variant.rival if rivals else None
-                outputs = None if rival is None else self._replay(variant, rival, args)
-                if outputs is None:
-                    turn = None if rivals else turn
-                    outputs = self._replay(variant, executable, args)
-            elif (alone and turn.calls) or variant.fits(args):
-                self._prefer(variant)
-                outputs = self._run(args)
-            else:
-                return None
-            decision = None if measurement is None or outputs is None else measurement.leave(turn)
-            if isinstance(measurement, Contest) and outputs is not None:
+            turn = None if contest is None else contest.enter()
+            rival = variant.rival if turn is not None and turn.order == DEPENDENCES else None
+            outputs = None if rival is None else self._replay(variant, rival, args)
+            if outputs is None:
+                turn = None if turn is not None and turn.order == DEPENDENCES else turn
+                outputs = self._replay(variant, executable, args)
+            if contest is not None and outputs is not None:
                 self._queued = 0
-            if measurement is not None and decision is not None:
-                self._decide(variant, decision)
-                measurement.finish(decision)
+                decision = contest.leave(turn)
+                if decision is not None:
+                    variant.contest = None
+                    self._choose_order(variant, decision)
+                    contest.keep(decision)
             return outputs
         except BaseException as error:
             self._raised(args, error)
@@ -403,7 +410,14 @@ class Region:
     def _replay(self, variant: Variant, executable: Executable, args: list[Any]) -> Sequence[Any] | None:
         if variant.program is not None:
             return self._verify(variant, executable, variant.program, args)
-        outputs = executable.replay(args)
+        ledger, account = self._ledger, variant.account
+        if ledger is None or account.timed >= TIMED:
+            outputs = executable.replay(args)
+        else:
+            began = self._clock()
+            outputs = executable.replay(args)
+            if outputs is not None:
+                ledger.replayed(account, self._clock() - began)
         if outputs is not None:
             self._prefer(variant)
             self.record.count_replay()
@@ -431,94 +445,60 @@ class Region:
     def _prefer(self, variant: Variant) -> None:
         """Try ``variant`` first from now on, unless calls have to be told apart by the bits of a float."""
         self._variants.used(variant)
-        if variant is not self._timed:
-            self._invalidate()
+        if self._ledger is not None:
+            self._ledger.settle(self.record.replays, variant.account)
         executable = None if self._left is not None else variant.executable
-        measured = variant.measurement is not None
+        timed = variant.contest is not None or (self._ledger is not None and variant.account.timed < TIMED)
         plain = self._key is not None and self._key.plain and not self._options.verify_always
-        self._timed = variant if executable is not None and measured else None
-        settled = plain and not measured and not variant.open and self._ballot is None
-        self._replay_last = executable.replay if executable is not None and settled else None
+        usable = executable is not None and plain and self._ballot is None  # with a ballot, each call may be a vote
+        self._timed = variant if usable and timed else None
+        self._replay_last = (
+            executable.replay if executable is not None and usable and not (timed or variant.open) else None
+        )
 
-    def _timed_replay(self) -> Variant | None:
-        """The variant that was used last, if it is being measured and a call that comes now is to be replayed."""
-        variant, key = self._timed, self._key
-        measurement = None if variant is None else variant.measurement
-        if measurement is None or key is None or not key.plain or self._ballot is not None:  # each call may be a vote
-            return None
-        if isinstance(measurement, Contest):  # either order is a replay
-            return variant
-        block = measurement.enter()
-        return variant if block is None or block.candidate != UNCAPTURED else None
-
-    def _decide(self, variant: Variant, decision: Decision) -> None:
-        """Use ``variant`` as was decided from now on."""
-        variant.measurement = None
-        if decision.other == CONCURRENT:
-            self.record.orders.append(decision)
-            variant.choose(rival=decision.choice == CONCURRENT)
-            self.record.contests = self._variants.contests
-            self._prefer(variant)
-            return
-        self.record.decisions.append(decision)
-        variant.decided = True
-        if decision.choice == REPLAY:
-            self._prefer(variant)
-            return
-        variant.open = False
-        self._replay_last = self._timed = None
-        self._variants.skip(variant)
+    def _choose_order(self, variant: Variant, decision: Decision) -> None:
+        """Replay ``variant`` in one of its two orders from now on."""
+        self.record.orders.append(decision)
+        variant.choose(rival=decision.order == DEPENDENCES)
         self.record.contests = self._variants.contests
-        if not self._variants.captured:
-            self.record.state = State.UNCAPTURED
+        self._prefer(variant)
 
     def _due(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
-        """A call whose variant is to be captured, unless an earlier process found that it does not pay."""
+        """A call whose variant is to be captured."""
         self._began = self._clock()
         try:
-            alone = not several_ranks()  # uncaptured or not, each would decide by itself
-            measures = self._options.measure and not self._options.verify_always and alone and not variant.decided
-            path = kept_path(self._fn, args, self._options.cache_dir) if measures else None
-            decision = None if path is None else read(path)
-            if decision is not None:
-                counts["recalled"] += 1
-                self._decide(variant, decision)
-                if variant.off:
-                    return self._answer(args)
-            return self._capture(variant, args, measures and decision is None, path)
+            return self._capture(variant, args)
         finally:
+            if self._ledger is not None:
+                self._ledger.captured(variant.account, self._clock() - self._began)
             self._began = None
-            invalidate_all()
             self.record.contests = self._variants.contests
 
-    def _invalidate(self) -> None:
-        """A call came in between: the block that is being timed of the variant that was used last does not count."""
-        last = self._timed
-        measurement = None if last is None else last.measurement
-        if isinstance(measurement, Measurement):
-            measurement.invalidate()
-
     def _uncaptured(self, args: list[Any]) -> Sequence[Any]:
-        """Run uncaptured a call that measured selection has not asked for."""
-        self._invalidate()
+        """Run a call uncaptured; where memory is short, captures make room."""
         try:
-            return self._run(args)
+            outputs = self._run_fn(args)
         except torch.OutOfMemoryError:
             live.shed(self._device)
             raise
-
-    def _run(self, args: list[Any]) -> Sequence[Any]:
-        outputs = self._run_fn(args)
         self.record.count_uncaptured()
         if self.record.state is State.COLD:
             self.record.state = State.WARM
+        return outputs
+
+    def _run_timed(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
+        """Run the uncaptured function for a call that captures, and tell the ledger how long it took."""
+        began = self._clock()
+        outputs = self._run_fn(args)
+        if self._ledger is not None:
+            self._ledger.ran(variant.account, self._clock() - began)
         return outputs
 
     def _answer(self, args: list[Any]) -> Sequence[Any]:
         """Run uncaptured a call that was to capture."""
         return interruptible(self._uncaptured, args)
 
-    def _capture(self, variant: Variant, args: list[Any], measures: bool, path: Path | None) -> Sequence[Any]:
+    def _capture(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
         """Capture and compare; the call is answered by the uncaptured function whatever comes of it."""
         if self._like_the_odd_one(variant, args):
             variant.wait(self._clock())  # a wrong replay may be right where it reads what was there the last time
@@ -531,15 +511,13 @@ class Region:
         self._sensitive |= sensitive
         variant.like = sensitive, signature(args, sensitive)
         voted_on = self._to_vote_on(made.program)
-        if measures and voted_on is None:
-            variant.measurement = Measurement(self._driver, args, self._clock, path)
         contests = self._contests(variant, made.program)
         kept = self._kept_order(args) if contests and voted_on is None else None
         known = None if kept is None else read(kept)
         verdict = self._compare(variant, made, args)
         if contests and verdict.refusal is None:
             variant.contested, variant.known_order = True, known
-            if known is None or known.choice == CONCURRENT:
+            if known is None or known.order == DEPENDENCES:
                 variant.open = True
             else:
                 counts["recalled"] += 1
@@ -553,7 +531,7 @@ class Region:
 
     def _kept_order(self, args: list[Any]) -> Path | None:
         """The file of what was decided on the order of launches of calls like this."""
-        return kept_path(self._fn, args, self._options.cache_dir, CONCURRENT, self._options.order_memory)
+        return kept_path(self._fn, args, self._options.cache_dir, self._options.order_memory)
 
     def _compare(
         self,
@@ -565,7 +543,7 @@ class Region:
     ) -> Verdict:
         """Compare what was captured, which is closed if that raises, with what answers the call: ``answer``, which
         counts it, or an uncaptured run."""
-        run = partial(interruptible, answer or self._run_fn)
+        run = partial(interruptible, answer or partial(self._run_timed, variant))
         facts = self._fn, self._driver, made.executable, args, made.program, run
         try:
             verdict = compare(*facts, odd=self._odd is not None, together=together)
@@ -622,8 +600,8 @@ class Region:
     def _tries_orders(self, variant: Variant) -> bool:
         """Whether another order may be tried for ``variant`` now. Where the last few sizes kept that of the program,
         it is not tried for any more: each takes a capture. One that is known to be faster is not asked for here."""
-        last = [each.choice for each in self.record.orders][-_CONTESTS:]
-        if last == [REPLAY] * _CONTESTS:
+        last = [each.order for each in self.record.orders][-_CONTESTS:]
+        if last == [PROGRAM] * _CONTESTS:
             variant.open = False
             self.record.contests = self._variants.contests
             return False
@@ -644,7 +622,6 @@ class Region:
             try:
                 return self._capture_rival(variant, args)
             finally:
-                invalidate_all()
                 self.record.contests = self._variants.contests
 
     def _capture_rival(self, variant: Variant, args: list[Any]) -> Sequence[Any]:
@@ -669,11 +646,11 @@ class Region:
             return verdict.outputs
         self.record.timeline = timeline(made.program)
         if variant.known_order is None:
-            variant.measurement = contest
+            variant.contest = contest
             self._prefer(variant)
         else:
             counts["recalled"] += 1
-            self._decide(variant, variant.known_order)
+            self._choose_order(variant, variant.known_order)
         return verdict.outputs
 
     def _vote(self, ballot: Ballot, args: list[Any]) -> Sequence[Any] | None:
@@ -772,7 +749,7 @@ class Region:
         """Replay what was captured, or have a ``contest`` decide on that."""
         called = variant.executable
         if contest is not None:
-            variant.rival, variant.measurement = made.executable, contest
+            variant.rival, variant.contest = made.executable, contest
         else:
             variant.executable = made.executable
             if called is not None:
@@ -884,23 +861,22 @@ class Region:
         variant.refuse(refusal, self._clock())
         if refusal.reason in MEMORY and live.shed(self._device, variant.seen):
             variant.ran = variant.wanted  # once more, at once
-        at_most = variant.off is None and variant.wanted == LONGEST_WAIT[0]
+        at_most = not variant.off and variant.wanted == LONGEST_WAIT[0]
         self._note(refusal, variant, waits="every {} calls or {:g} s".format(*LONGEST_WAIT) if at_most else "")
-        self._failures += variant.off is not None
+        self._failures += variant.off
         most = _MAX_REFUSALS if variant.key else 1
         if not self._variants.captured:
             self.record.state, self.record.reason = State.UNCAPTURED, str(refusal)
         vain = self.record.captures == 0 and self._failures >= most
         if vain or reason_of(refusal.reason).lasting is Lasting.REGION:
             self._retire(refusal)
-        elif variant.off is not None:
+        elif variant.off:
             self._journal.left(refusal, self._sizes(variant), self._duration_us)
 
     def _raised(self, args: list[Any], error: BaseException) -> None:
         """A call raised: ``args`` is emptied as ever, captures make room if memory is short, and a replay that broke
         its contract is the region's last."""
         args.clear()
-        self._invalidate()
         if isinstance(error, torch.OutOfMemoryError):
             live.shed(self._device)
         if isinstance(error, ReplayError):

@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import torch
 
+from pygraph.runtime.contest import Contest, Decision
 from pygraph.runtime.contract import Executable, Program
 from pygraph.runtime.events import Sizes
-from pygraph.runtime.measure import Contest, Decision, Measurement
+from pygraph.runtime.ledger import Account
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.reasons import Lasting, reason_of
 from pygraph.runtime.tensors import bits
@@ -79,15 +80,13 @@ def sizes_in(signature: Hashable, left_out: Collection[int] = ()) -> Sizes:
 class State(str, Enum):
     """What becomes of the calls of one variant. A region is in the state of its variants: REPLAY if any is captured.
 
-    COLD ▸ WARM ▸ TIMED ▸ REPLAY, or SKIPPED, or UNCAPTURED. A capture that was evicted, or that failed for a reason
-    which may pass, goes back to WARM. While a variant is captured and compared it still is WARM: nothing is to undo.
+    COLD ▸ WARM ▸ REPLAY, or UNCAPTURED. A capture that was evicted, or that failed for a reason which may pass, goes
+    back to WARM. While a variant is captured and compared it still is WARM: nothing is to undo.
     """
 
     COLD = "cold"  # never ran
-    WARM = "warm"  # ran uncaptured; it is captured once it ran often enough
-    TIMED = "timed"  # captured; some calls are replayed and some run uncaptured, until one of the two has won
+    WARM = "warm"  # ran uncaptured; it is captured once it ran often enough, and the ledger consents
     REPLAY = "replay"  # captured
-    SKIPPED = "skipped"  # not captured, or no longer: uncaptured was measured to be faster
     UNCAPTURED = "uncaptured"  # a capture failed, for good
 
     __str__ = str.__str__
@@ -99,11 +98,11 @@ class Variant:
     be captured, and so does the time ``again``, if there is one. ``refusal``: why its last capture failed, one of
     ``refused`` in a row. ``seen``: how many replays the process had begun when it last ran uncaptured. ``like``: the
     signature of the calls that its capture is for, with the arguments that are sensitive there. ``program``: what it
-    replays, if each call is compared, ``tolerant`` if within a tolerance. ``decided``: it was measured and will not be
-    again. ``open``: another order of its launches is to be tried. ``contested``: it was so. ``known_order``: what an
-    earlier process decided on that. ``rival``: the replay in that order, while it is measured. ``concurrent``: it has
-    won. ``sends``: what ranks say of the collectives that it calls, if these may be captured. ``joined``: they are.
-    ``off``: SKIPPED or UNCAPTURED, for good."""
+    replays, if each call is compared, ``tolerant`` if within a tolerance. ``open``: another order of its launches is to
+    be tried. ``contest``: it is. ``contested``: it was so. ``known_order``: what an earlier process decided on that.
+    ``rival``: the replay in that order, while it is timed. ``concurrent``: it has won. ``sends``: what ranks say of the
+    collectives that it calls, if these may be captured. ``joined``: they are. ``off``: it is left uncaptured for good.
+    """
 
     key: Hashable
     signature: Hashable
@@ -114,11 +113,10 @@ class Variant:
     refused: int = 0
     seen: int = 0
     executable: Executable | None = None
-    measurement: Measurement | Contest | None = None
+    contest: Contest | None = None
     like: tuple[frozenset[int], Hashable] = (frozenset(), None)
     program: Program | None = None
     tolerant: bool = False
-    decided: bool = False
     open: bool = False
     contested: bool = False
     known_order: Decision | None = None
@@ -126,18 +124,19 @@ class Variant:
     concurrent: bool = False
     sends: str | None = None
     joined: bool = False
-    off: State | None = None
+    off: bool = False
+    account: Account = field(default_factory=Account)
 
     @property
     def state(self) -> State:
         """Its state, by what it has."""
         if self.executable is not None:
-            return State.REPLAY if self.measurement is None else State.TIMED
-        return self.off or (State.WARM if self.ran else State.COLD)
+            return State.REPLAY
+        return State.UNCAPTURED if self.off else State.WARM if self.ran else State.COLD
 
     def due(self, clock: Callable[[], float]) -> bool:
         """Whether it should be captured now."""
-        if self.executable is not None or self.off is not None:
+        if self.executable is not None or self.off:
             return False
         return self.ran >= self.wanted or (self.again is not None and clock() >= self.again)
 
@@ -150,6 +149,7 @@ class Variant:
         """Start anew, and run twice as often until the next capture: it was evicted, as all are where more variants
         come in turn than there is room for."""
         self.ran, self.wanted, self.again = 0, self.wanted * 2, None
+        self.account.patience *= 2
 
     def wait(self, now: float) -> None:
         """Start anew, and run twice as often until the next capture, if not longer than LONGEST_WAIT."""
@@ -163,7 +163,7 @@ class Variant:
         if lasting is Lasting.PASSES or (lasting is Lasting.DOUBTFUL and self.refused < _TRIES):
             self.wait(now)
         else:
-            self.off = State.UNCAPTURED
+            self.off = True
 
     def retry(self, *, every: bool) -> Refusal | None:
         """Make it due, if its last capture was refused for what may pass, or with ``every`` for whatever reason;
@@ -171,7 +171,7 @@ class Variant:
         refusal = None if self.executable is not None else self.refusal
         if refusal is None or not (every or reason_of(refusal.reason).may_pass):
             return None
-        self.ran, self.refused, self.off = self.wanted, 0, None
+        self.ran, self.refused, self.off = self.wanted, 0, False
         return refusal
 
     @property
@@ -186,7 +186,7 @@ class Variant:
         if self.joined:  # what was decided on captured collectives says nothing of eager calls
             self.contested = self.concurrent = False
         self.sends, self.joined = None, False
-        self.rival = self.executable = self.program = self.measurement = None
+        self.rival = self.executable = self.program = self.contest = None
         for executable in held:
             if executable is not None:
                 executable.close()
@@ -235,7 +235,7 @@ class VariantTable:
     @property
     def contested_now(self) -> int:
         """How many are being timed in two orders."""
-        return sum(isinstance(variant.measurement, Contest) for variant in self.captured)
+        return sum(variant.contest is not None for variant in self.captured)
 
     def end_joint_contests(self) -> None:
         """Ranks vote no longer: those whose collectives are captured are tried in no other order."""
@@ -254,9 +254,13 @@ class VariantTable:
             variant = self._by_key.setdefault(key, {}).setdefault(facts, made)  # another thread may have been first
             self._track(variant)
         elif variant.executable is None:
-            with contextlib.suppress(KeyError):  # it may have gone meanwhile
-                self._tracked.move_to_end(variant)
+            self.touch(variant)
         return variant
+
+    def touch(self, variant: Variant) -> None:
+        """``variant`` ran uncaptured: it goes last."""
+        with contextlib.suppress(KeyError):  # it may have gone meanwhile
+            self._tracked.move_to_end(variant)
 
     def install(self, variant: Variant, executable: Executable) -> list[Variant]:
         """Give ``variant`` its executable. Returns those that had to go for it."""
@@ -285,12 +289,6 @@ class VariantTable:
         """Make those due again that were refused; the refusal of one of them."""
         refusals = [variant.retry(every=every) for variant in list(self._tracked)]
         return next((refusal for refusal in refusals if refusal is not None), None)
-
-    def skip(self, variant: Variant) -> None:
-        """Leave ``variant`` uncaptured for good."""
-        variant.off = State.SKIPPED
-        if not self.free(variant):
-            variant.release()
 
     def used(self, variant: Variant) -> None:
         """``variant`` was replayed: it goes last."""

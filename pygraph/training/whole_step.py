@@ -479,7 +479,7 @@ class CapturedStep:
             options=RegionOptions(
                 max_captures=1,
                 verify_always=settings.verify == "always",
-                order=settings.replay_order,
+                order=settings.order,
                 order_memory=settings.order_memory,
             ),
             held=range(len(tensors)),

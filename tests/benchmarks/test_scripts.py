@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pygraph
-from benchmarks import capture_cost, compile_time, gpu_time, versions, warm_start
+from benchmarks import capture_cost, compile_time, gpu_time, sizes, versions, warm_start
 from pygraph.version import PACKAGE
 
 pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("fresh")]
@@ -34,6 +34,12 @@ def test_a_later_process_restores_everything_and_replays() -> None:
     row = warm_start.measure("mlp", "cpu", 1)
     assert row["misses"] == 0
     assert row["replay"] > row["pygraph warm"] > 0
+
+
+def test_a_program_of_one_size_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sizes.PROGRAMS, "few calls", lambda: sizes.sizes(1, 3))
+    row = sizes.row("few calls", "cpu")
+    assert (row["captures"], row["replays"], row["uncaptured"]) == (1, 3 * sizes.LAYERS - 2, 2)
 
 
 def test_how_long_a_whole_step_compiles() -> None:

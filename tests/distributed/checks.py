@@ -84,7 +84,7 @@ def tensor(rank: Rank, call: int, rows: int = 4) -> torch.Tensor:
 
 
 def compiled(fn: Callable[..., Any], dynamic: bool = False, **options: Any) -> Callable[..., Any]:
-    given = {"passes": PASSES, "measure": False, **options}
+    given = {"passes": PASSES, "ledger": False, **options}
     return torch.compile(fn, backend="pygraph", options=given, dynamic=dynamic or None)
 
 

@@ -19,7 +19,13 @@ from typing import Any
 
 from pygraph.runtime.host import build
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYGRAPH_MEASURE": "0", "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "PYGRAPH_LEDGER": "0",
+    "PYGRAPH_ORDER": "program",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 def launch(module: str, size: int, arguments: Sequence[str] = (), *, seconds: float) -> list[list[dict[str, Any]]]:

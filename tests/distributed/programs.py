@@ -122,7 +122,7 @@ def fsdp_per_layer(rank: Rank) -> None:
     def ours() -> tuple[nn.Module, Callable[..., Any]]:
         module = _sharded()
         for block in module:
-            block.compile(backend="pygraph", options={"passes": PASSES, "measure": False})
+            block.compile(backend="pygraph", options={"passes": PASSES, "ledger": False})
         return module, module
 
     trains_alike(rank, _fsdp, ours)

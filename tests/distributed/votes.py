@@ -110,7 +110,7 @@ def each_rank_captures_in_an_order_of_its_own(rank: Rank) -> None:
 @check
 def calls_choose_the_order_of_captured_collectives(rank: Rank) -> None:
     """Between two captures that all ranks have compared. Where nothing is parallel, there is nothing to choose."""
-    ours = compiled(fork, collectives="captured", order="measured", measure=True, cache_dir=None)
+    ours = compiled(fork, collectives="captured", order="measured", ledger=True, cache_dir=None)
     for call in range(CALLS + 40):  # 80 of them in turns
         x = tensor(rank, call)
         assert torch.equal(ours(x), fork(x)), call
@@ -129,7 +129,7 @@ def one_rank_tries_no_other_order(rank: Rank) -> None:
         pygraph.reset()
         torch._dynamo.reset()
         order = "program" if rank.number == number else "measured"
-        ours = compiled(fork, collectives="captured", order=order, measure=True, cache_dir=None)
+        ours = compiled(fork, collectives="captured", order=order, ledger=True, cache_dir=None)
         done = []
         for call in range(20):
             before = record().replays if done else 0

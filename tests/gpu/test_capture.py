@@ -140,13 +140,12 @@ def test_a_capture_inside_a_callers_own_capture_is_refused(driver: Driver) -> No
     assert caught.value.reason == "outer-capture"
 
 
-def test_while_the_caller_captures_nothing_is_waited_for_or_given_back(driver: Driver) -> None:
+def test_while_the_caller_captures_nothing_is_waited_for(driver: Driver) -> None:
     x, graph = cuda(4), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         assert not driver.synchronise(None)
         with driver.scratch_pool([x]) as transient, transient():
             y = x + 1
-        driver.release_cached(None)
     graph.replay()
     assert torch.equal(y, x + 1)
 

@@ -31,7 +31,7 @@ def arguments(seed: int) -> list[torch.Tensor]:
 
 
 def due_region(driver: Driver) -> Region:
-    region = Region(program, driver, name="interrupted", options=RegionOptions(measure=False))
+    region = Region(program, driver, name="interrupted", options=RegionOptions())
     region(arguments(0))
     return region
 

@@ -93,7 +93,6 @@ def towers(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("sizes", [[64], [64, 48]], ids=["one-size", "sizes-in-turn"])
 def test_real_calls_choose_the_faster_order(fresh: None, monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
-    monkeypatch.setenv("PYGRAPH_MEASURE", "1")
     xs = [torch.randn(size, 64, device="cuda") for size in sizes]
     if len(sizes) > 1:
         for x in xs:
@@ -107,6 +106,5 @@ def test_real_calls_choose_the_faster_order(fresh: None, monkeypatch: pytest.Mon
     (report,) = pygraph.reports()
     (region,) = report.regions
     assert region.record is not None
-    assert [decision.choice for decision in region.record.decisions] == ["replay"] * len(sizes)
-    assert [decision.choice for decision in region.record.orders] == ["concurrent"] * len(sizes)
+    assert [decision.order for decision in region.record.orders] == ["dependences"] * len(sizes)
     assert same_bits(found, [ours(x) for x in xs])

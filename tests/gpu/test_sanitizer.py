@@ -67,7 +67,7 @@ class Attention(nn.Module):
 
 torch.manual_seed(0)
 torch.backends.cudnn.allow_tf32 = False
-options = {"order": "dependences", "measure": False, "cache_dir": None,
+options = {"order": "dependences", "ledger": False, "cache_dir": None,
            "passes": "legality,placement,partitioning,indirection"}
 with torch.device("cuda"):
     models = [Branches(), Attention()]

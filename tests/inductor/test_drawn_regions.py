@@ -55,7 +55,7 @@ class Draw(Pass):
 
 def compiled(function: Callable[..., Any], *inputs: torch.Tensor, passes: Sequence[Any], **options: Any) -> GraphReport:
     """The report of ``function`` compiled under ``passes``, once its results have been held against eager."""
-    ours = torch.compile(function, backend="pygraph", options={"passes": passes, "measure": False, **options})
+    ours = torch.compile(function, backend="pygraph", options={"passes": passes, "ledger": False, **options})
     with torch.no_grad():
         for _ in range(4):
             fresh = [torch.randn_like(x) for x in inputs]

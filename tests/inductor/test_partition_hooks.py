@@ -158,7 +158,7 @@ def sorted_between(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def test_operands_keep_what_was_written_before_the_cut(function: Callable[..., Any], dynamic: bool) -> None:
     """They lie in the result, which is allocated once."""
     passes = forbidding("aten.sort.default")
-    ours = torch.compile(function, backend="pygraph", options={"passes": passes, "measure": False}, dynamic=dynamic)
+    ours = torch.compile(function, backend="pygraph", options={"passes": passes, "ledger": False}, dynamic=dynamic)
     with config.patch(force_disable_caches=True), torch.no_grad():
         for size in (8, 8, 8, 8, 12, 12, 12) if dynamic else (8,) * 5:
             x = torch.randn(size, size)
@@ -183,7 +183,7 @@ def test_inductors_plan_of_memory_gives_away_nothing_that_a_partition_returns(fr
 
     passes = "legality{forbid=[aten.sort.default]},placement,partitioning,indirection"
     with config.patch(memory_planning=True):
-        compiled = torch.compile(f, backend="pygraph", options={"passes": passes, "measure": False})
+        compiled = torch.compile(f, backend="pygraph", options={"passes": passes, "ledger": False})
         for _ in range(4):
             x = torch.randn(8, 8)
             torch.testing.assert_close(compiled(x), f(x))
@@ -220,7 +220,7 @@ def test_a_write_is_seen_by_other_views_that_operators_return(
     """With Inductor's fallbacks, views are results of operators, which it may bring into another order."""
     options = {
         "passes": "legality{forbid=[aten.copy_]},placement,partitioning,indirection",
-        "measure": False,
+        "ledger": False,
         "inductor": {"fallback_by_default": True},
     }
     with config.patch(force_disable_caches=True):

@@ -144,7 +144,7 @@ def test_where_inductor_tunes_or_ranks_take_part_or_torch_lacks_the_means_nothin
     with compat.inductor_config.patch(max_autotune_gemm=True):
         Products(None).choose(module_of(split))
     with monkeypatch.context() as patch:
-        patch.setattr(products, "several_ranks", lambda: True)
+        patch.setattr(products, "_several_ranks", lambda: True)
         Products(None).choose(module_of(split))
     monkeypatch.setattr(compat, "absent", lambda symbol: symbol is compat.cuda_sleep)
     Products(None).choose(module_of(split))

@@ -154,7 +154,7 @@ def same_as_eager(text: str, fallbacks: bool, aliased: bool, passes: Sequence[An
     function, patches = names["f"], {"fallback_by_default": fallbacks}
     torch._dynamo.reset()
     pygraph.reset()
-    options = {"passes": passes, "measure": False, "inductor": patches}
+    options = {"passes": passes, "ledger": False, "inductor": patches}
     expected, found = (
         results(function, aliased),
         results(torch.compile(function, backend="pygraph", options=options), aliased),

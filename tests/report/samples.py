@@ -7,7 +7,7 @@ from pygraph.inductor.emitted import EmittedProgram
 from pygraph.ir import HOST, Graph, Location, Stage, parse_graph
 from pygraph.passes.manager import PassRecord
 from pygraph.report.model import GraphReport, RegionReport
-from pygraph.runtime.measure import Decision
+from pygraph.runtime.contest import Decision
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import RegionRecord
 from pygraph.runtime.variants import State
@@ -38,8 +38,8 @@ def cut_graph(known: bool = True) -> Graph:
     return parse_graph(TEXT if known else TEXT.replace(cost, "", 1))
 
 
-DECISION = Decision("uncaptured", 1200.0, 1000.0, 90)
-"""What measured selection decided on a variant."""
+DECISION = Decision("dependences", 30.0, 20.0, 90)
+"""Of the order of a variant's launches."""
 
 
 def full_report(index: int = 0, known: bool = True) -> GraphReport:

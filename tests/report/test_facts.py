@@ -17,14 +17,13 @@ from pygraph.report.facts import (
     cost_rows,
     folded,
     json_text,
-    measured_text,
     membership,
     percent,
     unselected,
     why,
 )
 from pygraph.report.model import RegionReport, Uncaptured
-from pygraph.runtime.measure import Decision
+from pygraph.runtime.ledger import Ledger
 from pygraph.runtime.provenance import Refusal
 from pygraph.runtime.region import RegionRecord
 from pygraph.runtime.variants import State
@@ -85,22 +84,21 @@ def test_equal_rows_are_folded_in_order_of_first_occurrence() -> None:
 
 
 def test_a_region_says_why_once() -> None:
-    record = RegionRecord("r", State.UNCAPTURED, "host-read: x.item()", decisions=[DECISION])
+    record = RegionRecord("r", State.UNCAPTURED, "host-read: x.item()", ledger=Ledger(2, 1234.0, -56.0))
     record.python_runs = Counter({"lib.b.default": 1})
     record.refusals = {"host-read": Refusal("host-read", "x.item()"), "opaque": Refusal("opaque", "y")}
     assert list(why(full_report(), RegionReport(0, (0,), (), (), True, "", record))) == [
         "host-read: x.item()",
-        measured_text([DECISION]),
+        "captures took 1.2 ms, replays saved -56 µs",
         "lib.b.default is written in Python: its body ran 1 time to be captured and compared",
         "opaque: y",
     ]
 
 
 def test_a_region_says_what_order_it_is_replayed_in() -> None:
-    order = Decision("concurrent", 30.0, 20.0, 90, other="concurrent")
-    record = RegionRecord("r", State.REPLAY, launches=122, longest_path=48, orders=[order])
+    record = RegionRecord("r", State.REPLAY, launches=122, longest_path=48, orders=[DECISION])
     assert list(why(full_report(), RegionReport(0, (0,), (), (), True, "", record))) == [
-        "measured: concurrent; µs per call of the program: replay 30.0, concurrent 20.0 (90 calls)",
+        "measured: dependences; µs of the device per call: program 30.0, dependences 20.0 (90 calls)",
         "order: the longest path of dependences has 48 of 122 launches",
     ]
     record.timeline = (("mm", 0, 0), ("relu", 0, 1), ("mm", 1, 0), ("add", 0, 2), ("sin", 1, 1))
@@ -122,7 +120,8 @@ def test_a_region_that_selection_left_off_says_what_selection_said() -> None:
 def test_the_document_says_what_the_report_says() -> None:
     report = full_report()
     assert report.regions[0].record is not None
-    report.regions[0].record.decisions = [DECISION]
+    report.regions[0].record.orders = [DECISION]
+    report.regions[0].record.ledger = Ledger(2, 1234.0, 56.0)
     text = json_text([report, failed_report()])
     assert not re.search(r"0x[0-9a-f]{6,}", text)
     document = json.loads(text)
@@ -132,7 +131,10 @@ def test_the_document_says_what_the_report_says() -> None:
     replayed, refused = graph["regions"]
     assert (replayed["state"], refused["state"], refused["selected"]) == ("replay", "uncaptured", True)
     assert (replayed["record"]["workspace_bytes"], replayed["record"]["replays"]) == (4096, 1234)
-    assert replayed["record"]["decisions"][0]["other_us"] == DECISION.other_us
+    assert replayed["record"]["orders"][0]["dependences_us"] == DECISION.dependences_us
+    ledger = {"attempts": 2, "spent_us": 1234.0, "saved_us": 56.0, "replays": 0}
+    assert replayed["record"]["ledger"] == ledger
+    assert (document["summary"]["spent_us"], document["summary"]["saved_us"]) == (1234.0, 56.0)
     assert refused["record"]["refusals"]["host-read"]["loc"] == "model.py:14"
     assert refused["why"][0] == "address-escapes: a word is nobody's"
     (left,) = graph["uncaptured"]

@@ -64,8 +64,7 @@ class FakeDriver(HostDriver):
     ``drains`` waits for the device, and says whether it could. ``nondeterministic``: of how many outputs the launch is
     known to come out otherwise each time; None: it is not, and nobody knows the outputs. ``random``: whether it draws.
     ``python``: operators written in Python that a capture calls. ``within``: whether transient memory is in use now;
-    ``eager``: what each capture was told that replays call. ``given_back``: how often it was given back, ``trimmed``:
-    what uncaptured runs had left."""
+    ``eager``: what each capture was told that replays call. ``given_back``: how often it was given back."""
 
     def __init__(self, kernel: Function | None = None, written: Sequence[int] | None = ()) -> None:
         super().__init__()
@@ -79,7 +78,7 @@ class FakeDriver(HostDriver):
         self.captures = 0
         self.executables: list[FakeExecutable] = []
         self.within = False
-        self.given_back = self.trimmed = 0
+        self.given_back = 0
         self.nondeterministic: int | None = None
         self.random = True
         self.spare = 1 << 30
@@ -128,9 +127,6 @@ class FakeDriver(HostDriver):
 
     def synchronise(self, device: torch.device | None) -> bool:
         return self.drains()
-
-    def release_cached(self, device: torch.device | None) -> None:
-        self.trimmed += 1
 
     @contextlib.contextmanager
     def scratch_pool(self, args: Sequence[Any]) -> Iterator[ScratchPool]:

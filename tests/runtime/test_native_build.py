@@ -540,7 +540,7 @@ from pygraph.runtime import native_build
 go, fake = Path(sys.argv[1]), sys.argv[2]
 native_build._compiler = lambda: [fake]  # not Inductor's
 
-@torch.compile(backend="pygraph", options={"measure": False})
+@torch.compile(backend="pygraph", options={"ledger": False})
 def model(x):
     return torch.relu(x @ x) + 1
 

@@ -114,13 +114,6 @@ class CudaDriver:
         finally:
             _give_back(pool, device)
 
-    def release_cached(self, device: torch.device | None) -> None:
-        """Library workspaces, and the segments of torch's cache that no tensor lies in; nothing while the current
-        stream is being captured."""
-        index = torch.cuda.current_device() if device is None or device.index is None else device.index
-        if not torch.cuda.is_current_stream_capturing():
-            _give_back(self._pool_on(index), index)
-
     def _pool_on(self, device: int) -> Any:
         try:
             return self._native.ScratchPool(device)

@@ -126,6 +126,3 @@ class HostDriver:
     def scratch_pool(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[ScratchPool]:  # noqa: ARG002
         """Ordinary memory: the system gets back what is freed on the CPU."""
         return contextlib.nullcontext(contextlib.nullcontext)
-
-    def release_cached(self, device: torch.device | None) -> None:
-        """Nothing is kept on the CPU."""

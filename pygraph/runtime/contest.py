@@ -1,0 +1,285 @@
+"""Which order of its launches a captured variant is faster in. Its own calls tell, once each.
+
+The order of launches is a matter of the device. Single calls take turns, and events around each tell how long it
+took: nothing waits, and calls of other regions, or other sizes, may come in between. Turns are shuffled: a call that
+finds the device idle takes longer, and callers who wait do so every so many calls.
+
+Of ROUNDS rounds, the other order has to win all but one by its margin; anything less is a tie, and replays as before.
+What is certain before the last round ends it. The decision is kept on disk for later processes. Nothing here makes a
+call, and no call runs twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import logging
+import math
+import platform
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from threading import Lock
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from pygraph.cache import load_json, store_json, usable, warn_once
+from pygraph.runtime.contract import Driver, Timer
+from pygraph.runtime.identity import machine
+from pygraph.runtime.tensors import bits
+from pygraph.version import __version__
+
+__all__ = ["DEPENDENCES", "PATIENCE", "PROGRAM", "Contest", "Decision", "kept_path", "read"]
+
+_log = logging.getLogger("pygraph.runtime")
+
+Function = Callable[[list[Any]], Sequence[Any]]
+
+PROGRAM, DEPENDENCES = "program", "dependences"
+"""Orders: as captured, or each launch waits for those alone that it depends on."""
+
+ROUNDS = 5
+_LOSSES = 1
+"""Rounds that the other order may lose and still be chosen."""
+TURNS = 8
+"""Calls of each order in a round, of which the median counts."""
+MARGIN = 0.02
+"""DEPENDENCES wins a round if its time is below the other's by more than this fraction."""
+PATIENCE = 200
+"""Calls that a contest begins to time in a row though they are another variant's; and that a variant waits for others'
+contests to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The order that one variant is replayed in.
+
+    Args:
+        order: ``program`` or ``dependences``
+        program_us: median of the rounds, µs of the device per call; 0 where none was timed
+        dependences_us: the same for the other order
+        calls: calls that were timed
+        path: the file that an earlier process's decision was read from
+    """
+
+    order: str
+    program_us: float
+    dependences_us: float
+    calls: int
+    path: str | None = None
+
+
+class _Rounds:
+    """Medians of rounds, and what they say. ``path`` is the file that the decision goes to, if it is kept."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.times: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
+        self._once = Lock()
+
+    @property
+    def whole(self) -> int:
+        """Rounds that both orders are through with."""
+        return min(len(times) for times in self.times.values())
+
+    def judge(self, calls: int) -> Decision | None:
+        """A decision once they say something; ``calls`` were timed."""
+        won = [other < (1 - MARGIN) * program for program, other in zip(*self.times.values(), strict=False)]
+        if won.count(False) > _LOSSES:
+            return self.decide(PROGRAM, calls)
+        return self.decide(DEPENDENCES, calls) if won.count(True) == ROUNDS - _LOSSES else None
+
+    def decide(self, order: str, calls: int) -> Decision | None:
+        """The decision, for whoever comes first."""
+        if not self._once.acquire(blocking=False):
+            return None
+        program_us, dependences_us = (median(times) * 1e6 if times else 0.0 for times in self.times.values())
+        return Decision(order, program_us, dependences_us, calls)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A call in one order, and what times it."""
+
+    order: str
+    timer: Timer
+
+
+def _plan() -> Iterator[str]:
+    """Whose turn it is, round by round."""
+    drawn = random.Random(0)
+    for _ in range(ROUNDS):
+        turns = [PROGRAM, DEPENDENCES] * TURNS
+        drawn.shuffle(turns)
+        yield from turns
+
+
+_PLAN = tuple(_plan())
+
+
+class Contest:
+    """Times one variant in two orders of its launches, as its calls come in: from several threads at once, of which one
+    at a time is timed. ``args`` is the call that was captured. Ranks that have to replay in one order ``agree``: each
+    call is the same order's turn on all of them, and behind the last turn each says whether it has found the other
+    order faster, and is told whether all have."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        args: Sequence[Any],
+        path: Path | None,
+        agree: Callable[[bool], bool] | None = None,
+    ) -> None:
+        self._driver, self._device, self._agree = driver, _device(args), agree
+        self._rounds = _Rounds(path)
+        self._under_way: deque[_Turn] = deque()
+        self._calls: dict[str, list[float]] = {PROGRAM: [], DEPENDENCES: []}
+        self._vain = 0
+        self._leaving = Lock()
+
+    def enter(self) -> _Turn | None:
+        """Begin to time the call that comes now, in the order whose turn it is; None: it is to be replayed as before,
+        and is not timed. Only ``leave`` counts a call, which may turn out to be another variant's."""
+        order = None if self._vain >= PATIENCE else self._next()
+        timer = None if order is None else self._driver.timer(self._device)
+        if order is None or timer is None:
+            return None
+        self._vain += 1
+        return _Turn(order, timer)
+
+    def leave(self, turn: _Turn | None) -> Decision | None:
+        """A call of ``turn`` was submitted. Returns the decision, at the end of the call that finds it."""
+        self._vain = 0
+        if turn is not None:
+            turn.timer.stop()
+        if self._agree is not None:
+            return None if turn is None else self._leave_in_step(turn, self._agree)
+        if not self._leaving.acquire(blocking=False):
+            return None
+        try:
+            if turn is not None:
+                self._under_way.append(turn)
+            while self._under_way:
+                seconds = self._under_way[0].timer.seconds()
+                if seconds is None:
+                    return None
+                decision = self._took(self._under_way.popleft().order, seconds)
+                if decision is not None:
+                    return decision
+            return None
+        finally:
+            self._leaving.release()
+
+    def _leave_in_step(self, turn: _Turn, agree: Callable[[bool], bool]) -> Decision | None:
+        self._under_way.append(turn)
+        if len(self._under_way) < len(_PLAN):
+            return None
+        self._driver.synchronise(self._device)
+        found: Decision | None = None
+        while self._under_way and (seconds := self._under_way[0].timer.seconds()) is not None:
+            found = self._took(self._under_way.popleft().order, seconds) or found
+        faster = found is not None and found.order == DEPENDENCES
+        decision = found or self._rounds.decide(PROGRAM, self._timed)
+        return decision and dataclasses.replace(decision, order=DEPENDENCES if agree(faster) else PROGRAM)
+
+    def keep(self, decision: Decision) -> None:
+        """Keep ``decision`` for other processes."""
+        if self._rounds.path is not None:
+            _write(self._rounds.path, decision)
+
+    @property
+    def _timed(self) -> int:
+        return sum(map(len, self._calls.values()))
+
+    def _next(self) -> str | None:
+        """Whose turn it is; None while what is under way may decide. Threads may have taken one turn together."""
+        place = self._timed + len(self._under_way)
+        if place < len(_PLAN):
+            return _PLAN[place]
+        short = [order for order, calls in self._calls.items() if len(calls) < ROUNDS * TURNS]
+        return None if self._under_way or not short else short[0]
+
+    def _took(self, order: str, seconds: float) -> Decision | None:
+        """A call of ``order`` took so long. Returns the decision, if it ends a round that says something."""
+        calls, times = self._calls[order], self._rounds.times[order]
+        calls.append(seconds)
+        if len(calls) % TURNS:
+            return None
+        times.append(median(calls[-TURNS:]))
+        return self._rounds.judge(self._timed) if len(times) == self._rounds.whole else None
+
+
+def _device(args: Sequence[Any]) -> torch.device | None:
+    devices = (arg.device for arg in args if isinstance(arg, torch.Tensor))
+    return next((device for device in devices if device.type != "cpu"), None)
+
+
+# -- decisions on disk -------------------------------------------------------------------------------------------------
+
+_SCHEMA = 9
+"""Part of the key. Raised when a field or the procedure changes."""
+
+
+def kept_path(fn: Function, args: Sequence[Any], cache_dir: str | None, memory: float) -> Path | None:
+    """The file in ``cache_dir`` for decisions, where the other order may take more ``memory`` by that part, on calls of
+    ``fn`` like this; None if nothing is kept, or if ``fn`` is in no file, or depends on a closure.
+
+    The key has the text of ``fn``'s module, with the source of every kernel. The insides of custom operators are not
+    covered: a decision that is wrong for that reason costs time and makes no result wrong.
+    """
+    if cache_dir is None or not isinstance(fn, FunctionType) or fn.__closure__:
+        return None
+    source = _source_digest(fn.__code__.co_filename)
+    if source is None:
+        return None
+    call = [
+        (*arg.size(), arg.stride(), arg.dtype, arg.device.type) if isinstance(arg, torch.Tensor) else bits(arg)
+        for arg in args
+    ]
+    versions = __version__, torch.__version__, platform.python_version()
+    key = _SCHEMA, *versions, machine(_device(args)), source, fn.__qualname__, call, memory
+    try:
+        folder = usable(cache_dir, "decisions")
+    except OSError:  # there is no temporary folder either
+        return None
+    return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.json"
+
+
+@functools.lru_cache(maxsize=256)
+def _source_digest(path: str) -> str | None:
+    """Of a Python file without comment lines, which hold paths and numbers that count what was compiled before."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    code = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    return hashlib.sha256(code.encode()).hexdigest()
+
+
+def read(path: Path) -> Decision | None:
+    """What an earlier process decided; None if nothing was, or, with a warning, if that cannot be read."""
+    found = load_json(path)
+    if found is None:
+        return None
+    try:
+        times = float(found["program_us"]), float(found["dependences_us"])
+        if found["order"] not in (PROGRAM, DEPENDENCES) or not all(0 <= time < math.inf for time in times):
+            raise ValueError("it is no decision")
+        return Decision(found["order"], *times, int(found["calls"]), path=str(path))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        warn_once(path, f"{type(error).__name__}: {error}")
+        return None
+
+
+def _write(path: Path, decision: Decision) -> None:
+    """Keep ``decision``, whole: of several processes the last one wins. A warning where it cannot be written."""
+    try:
+        store_json(path, dataclasses.asdict(decision))
+    except (OSError, ValueError) as error:  # a ValueError where the path can be no file's
+        _log.warning("a decision is not kept across processes: %s", error)

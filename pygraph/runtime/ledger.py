@@ -1,0 +1,119 @@
+"""Does another capture pay? A region's ledger has what captures cost, and what replays saved.
+
+    spent = Σ over captures of (the call that captured - an uncaptured call)
+    saved = Σ over replays of (an uncaptured call of its variant - a replay)
+
+All of it is time of the host in ordinary calls: nothing waits, nothing is run for it. With the average cost of a
+capture, and what a variant missed, that is, what its uncaptured calls would have saved as replays, it is captured where
+
+    spent + cost ≤ saved + 3 × cost     captures have paid, or are the first three
+    or missed ≥ cost                    its own calls would have paid for it
+    or it came back 128 times           and replays are known to save
+
+So sizes that never return cost three captures, however many there are. A size that does return is captured after the
+calls that lose as much as its capture costs: whatever comes later, that is at most twice the least possible (ski
+rental). One that was evicted needs twice as many each time. Where replays save nothing, three captures are all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+__all__ = ["TIMED", "Account", "Ledger"]
+
+CREDIT = 3
+"""Captures of a region that need not have paid."""
+
+RETURNS = 128
+"""Calls of one variant after which it is captured, where replays are known to save."""
+
+TIMED = 8
+"""Replays of a variant that are timed; all later ones are counted."""
+
+_HOPED, _LEAST = 0.5, 0.02
+"""Parts of an uncaptured call: that a replay is taken to save until one was timed, and at which saving begins."""
+
+
+@dataclass(slots=True)
+class Account:
+    """Times of one variant.
+
+    Args:
+        uncaptured: µs, of its fastest uncaptured call, which loads no kernel and waits for no queue
+        replayed: µs, of its fastest replay
+        timed: replays that were timed
+        patience: how much longer than others it waits: it was evicted
+    """
+
+    uncaptured: float = inf
+    replayed: float = inf
+    timed: int = 0
+    patience: int = 1
+
+    @property
+    def saving(self) -> float:
+        """µs that a replay saves, as far as both are known."""
+        return self.uncaptured - self.replayed if max(self.uncaptured, self.replayed) < inf else 0.0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The sum of a region.
+
+    Args:
+        attempts: captures that were tried
+        spent_us: µs that they took on top of the calls that they were in
+        saved_us: µs that replays saved; below 0, what they lost
+        replays: how many are in the sum
+    """
+
+    attempts: int = 0
+    spent_us: float = 0.0
+    saved_us: float = 0.0
+    replays: int = 0
+    _replaying: Account = field(default_factory=Account)
+    _seen: int = 0
+
+    def ran(self, account: Account, seconds: float) -> None:
+        """An uncaptured call took so long."""
+        account.uncaptured = min(account.uncaptured, 1e6 * seconds)
+
+    def replayed(self, account: Account, seconds: float) -> None:
+        """A replay took so long. ``settle`` counts it."""
+        account.replayed = min(account.replayed, 1e6 * seconds)
+        account.timed += 1
+
+    def captured(self, account: Account, seconds: float) -> None:
+        """A call that captured, or tried to, took so long."""
+        self.attempts += 1
+        self.spent_us += 1e6 * seconds - min(account.uncaptured, 1e6 * seconds)
+
+    def settle(self, replays: int, account: Account | None = None) -> None:
+        """Count those of so many ``replays`` of the region that are not counted yet, and take further ones for those of
+        ``account``, if it is given."""
+        new, self._seen = replays - self._seen, replays
+        current = self._replaying
+        if new > 0 and current.replayed < inf:
+            self.saved_us += new * current.saving
+            self.replays += new
+        if account is not None:
+            self._replaying = account
+
+    def forgive(self) -> None:
+        """Begin anew: the user wants captures to be tried."""
+        self.attempts, self.spent_us = 0, 0.0
+
+    def consents(self, account: Account, calls: int) -> bool:
+        """Whether a variant may be captured that ran ``calls`` times uncaptured."""
+        if not self.attempts:
+            return True
+        cost = self.spent_us / self.attempts
+        if self.spent_us + cost <= self.saved_us + CREDIT * cost:
+            return True
+        saving = self.saved_us / self.replays if self.replays else _HOPED * account.uncaptured
+        if calls < 2 or saving < _LEAST * account.uncaptured:  # the only one may have loaded kernels
+            return False
+        missed = calls * min(saving, account.uncaptured)
+        returned = calls >= account.patience * RETURNS and self.replays > 0
+        return returned or missed >= account.patience * cost

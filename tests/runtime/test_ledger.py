@@ -1,0 +1,236 @@
+"""Captures that must pay, through Region, in virtual time: which sizes are captured, and what that costs in all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.runtime.contract import Executable, Program
+from pygraph.runtime.recording import Recording
+from pygraph.runtime.region import Region, RegionOptions
+from tests.runtime.fake import FakeDriver
+
+
+class World(FakeDriver):
+    """``uncaptured`` and ``replay``: what a call of each kind takes, in µs; ``capture``, what a capture takes besides
+    the uncaptured run that answers its call. ``first``: what the first call of a size takes on top."""
+
+    def __init__(self, uncaptured: float = 100.0, replay: float = 40.0, capture: float = 1400.0) -> None:
+        super().__init__(self._replayed)
+        self.now = self.first = 0.0
+        self.uncaptured, self.replay, self.cost = uncaptured, replay, capture
+        self._capturing = False
+        self._seen: set[int] = set()
+
+    def run(self, args: list[Any]) -> Sequence[Any]:
+        """The region's function."""
+        (x, *_) = args
+        args.clear()
+        self.now += self.uncaptured + self.first * (len(x) not in self._seen)
+        self._seen.add(len(x))
+        return [x * 2]
+
+    def _replayed(self, args: list[Any]) -> Sequence[Any]:
+        (x, *_) = args
+        args.clear()
+        if not self._capturing:
+            self.now += self.replay
+        return [x * 2]
+
+    def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = (), **options: Any) -> Recording:
+        self._capturing = True
+        return super().capture(fn, args, eager, **options)
+
+    def instantiate(self, program: Program) -> Executable:
+        self.now += self.cost
+        return super().instantiate(program)
+
+
+def region_of(world: World, **options: Any) -> Region:
+    made = RegionOptions(**{"ledger": True, **options})
+    return Region(world.run, world, name="toy", options=made, clock=lambda: world.now * 1e-6)
+
+
+def call(region: Region, world: World, sizes: Iterable[int], *rest: Any) -> list[str]:
+    """What answered a call of each size: ``replay``, ``uncaptured``, or an uncaptured run beside a ``capture``."""
+    done = []
+    for size in sizes:
+        before, made = region.record.replays, region.record.captures
+        (result,) = region([torch.ones(size), *rest])
+        world._capturing = False
+        assert result.tolist() == [2.0] * size
+        done.append(
+            "replay" if region.record.replays > before else "capture" if region.record.captures > made else "uncaptured"
+        )
+    return done
+
+
+def test_one_size_is_captured_at_its_second_call() -> None:
+    world = World()
+    region = region_of(world)
+    assert call(region, world, [3] * 6) == ["uncaptured", "capture", *["replay"] * 4]
+
+
+def test_sizes_that_never_return_cost_three_captures() -> None:
+    """Though each comes four times in a row, as in a block that four layers share."""
+    world = World()
+    region = region_of(world)
+    call(region, world, [size for size in range(2, 202) for _ in range(4)])
+    assert region.record.captures == 3
+    assert world.now <= 1.1 * 800 * world.uncaptured
+
+
+def test_sizes_that_cycle_beyond_the_room_cost_a_twentieth_at_most() -> None:
+    world = World()
+    region = region_of(world)
+    done = call(region, world, islice(cycle(range(2, 202)), 2000))
+    assert done.count("capture") == 4, "the last one is paid for by replays of the others"
+    assert world.now <= 1.05 * 2000 * world.uncaptured
+
+
+def test_numbers_that_count_up_cost_a_twentieth_at_most() -> None:
+    """Each comes as often as there are layers."""
+    world = World()
+    region = region_of(world)
+    for number in range(500):
+        call(region, world, [3] * 4, number)
+    assert region.record.captures == 3
+    assert world.now <= 1.05 * 2000 * world.uncaptured
+
+
+@pytest.mark.parametrize("capture", [1400.0, 20_000.0])
+def test_sizes_that_return_are_all_replayed(capture: float) -> None:
+    """By the time each of 30 has come 40 times to four layers, however dear a capture is."""
+    world = World(capture=capture)
+    region = region_of(world)
+    forwards = [size for size in range(2, 32) for _ in range(4)]
+    call(region, world, forwards * 39)
+    assert call(region, world, forwards) == ["replay"] * 120
+
+
+def test_a_few_sizes_take_at_most_twice_the_least_possible() -> None:
+    """And three captures. The least: each of 8 captured at once, or never."""
+    for rounds in (2, 5, 10, 20, 40, 80, 400):
+        world = World()
+        region = region_of(world)
+        call(region, world, list(range(2, 10)) * rounds)
+        never = 8 * rounds * world.uncaptured
+        at_once = 8 * (2 * world.uncaptured + world.cost + (rounds - 2) * world.replay)
+        assert world.now <= 2 * min(never, at_once) + 3 * world.cost, rounds
+    assert call(region, world, range(2, 10)) == ["replay"] * 8
+    assert world.now <= 1.05 * at_once
+
+
+def test_a_size_that_returns_after_others_never_did_is_captured() -> None:
+    """Nobody knows what replays save yet."""
+    world = World()
+    region = region_of(world)
+    call(region, world, [size for size in range(2, 50) for _ in range(2)])
+    assert (region.record.captures, region.record.replays) == (3, 0)
+    assert call(region, world, [77] * 40)[-1] == "replay"
+
+
+@pytest.mark.parametrize("replay", [100.0, 130.0])
+def test_where_replays_save_nothing_no_more_is_captured(replay: float) -> None:
+    world = World(replay=replay)
+    region = region_of(world)
+    call(region, world, list(range(2, 12)) * 400)
+    assert region.record.captures == 3
+    assert region.record.ledger is not None
+    assert region.record.ledger.saved_us < 1e-6
+
+
+def test_first_calls_of_sizes_are_no_savings() -> None:
+    """They load kernels."""
+    world = World(replay=100.0)
+    world.first = 10_000.0
+    region = region_of(world)
+    call(region, world, list(range(2, 12)) * 100)
+    assert region.record.captures == 3
+
+
+def test_evicted_captures_wait_longer_each_time() -> None:
+    """Where more sizes cycle than there is room for, captures become rarer and rarer."""
+    world = World()
+    region = region_of(world, max_captures=4)
+    captures = []
+    for _ in range(4):
+        call(region, world, list(range(2, 10)) * 200)
+        captures.append(region.record.captures - sum(captures))
+    assert captures[0] > captures[-1]
+    assert world.now <= 1.25 * 4 * 1600 * world.uncaptured
+
+
+def test_what_fails_is_paid_for_too() -> None:
+    """A capture that is refused for what may pass is tried again after calls that would have paid for it."""
+
+    class Failing(World):
+        def capture(self, fn: Any, args: Sequence[Any], eager: Collection[str] = (), **options: Any) -> Recording:
+            self.now += 5000.0
+            tried.append(self.now)
+            raise torch.OutOfMemoryError("no room")
+
+    tried: list[float] = []
+    world = Failing()
+    region = region_of(world)
+    call(region, world, [3] * 3000)
+    assert len(tried) > 3
+    assert 5000.0 * len(tried) <= 0.5 * 3000 * world.uncaptured + 3 * 5000.0
+    before = len(tried)
+    region.retry(every=False)
+    call(region, world, [3])
+    assert len(tried) == before + 1, "the user wants it tried"
+
+
+def test_the_report_has_what_was_spent_and_saved() -> None:
+    world = World()
+    region = region_of(world)
+    call(region, world, [3] * 102)
+    region.record.settle()
+    ledger = region.record.ledger
+    assert ledger is not None
+    assert (ledger.attempts, ledger.replays) == (1, 100)
+    assert ledger.spent_us == pytest.approx(world.cost)
+    assert ledger.saved_us == pytest.approx(100 * (world.uncaptured - world.replay))
+
+
+def test_replays_of_each_size_save_what_that_size_saves() -> None:
+    """Sizes that take long and never return say nothing of a short one that does."""
+    world = World(uncaptured=50.0, replay=40.0)
+    region = region_of(world)
+    call(region, world, [3] * 12)
+    world.uncaptured = 5000.0
+    for size in range(10, 210):
+        call(region, world, [size, size])
+        world.uncaptured = 50.0
+        call(region, world, [3] * 10)
+        world.uncaptured = 5000.0
+    region.record.settle()
+    assert region.record.ledger is not None
+    assert region.record.ledger.saved_us == pytest.approx(region.record.replays * 10.0, rel=0.01)
+
+
+def test_without_a_ledger_each_size_is_captured_when_it_comes_again() -> None:
+    world = World()
+    region = region_of(world, ledger=False)
+    assert call(region, world, [size for size in range(2, 12) for _ in range(3)]) == [
+        *["uncaptured", "capture", "replay"] * 10
+    ]
+    assert region.record.ledger is None
+
+
+@pytest.mark.parametrize("scalar", [2, 2.5], ids=["ints", "floats"])
+def test_few_replays_are_timed(scalar: float) -> None:
+    """Then they take no look at a clock, but for sizes in turn."""
+    world, looks = World(), []
+    made = RegionOptions(ledger=True)
+    region = Region(world.run, world, name="toy", options=made, clock=lambda: looks.append(1) or world.now * 1e-6)
+    call(region, world, [3] * 12, scalar)
+    before = len(looks)
+    call(region, world, [3] * 100, scalar)
+    assert len(looks) == before
+    assert region.record.replays == 110
