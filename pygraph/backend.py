@@ -120,6 +120,10 @@ def _inductor_patches(mode: str | None, settings: Settings, devices: Collection[
     return {**chosen, "triton.cudagraphs": False}
 
 
+_OTHERS = ["the wrapper that is set for Inductor's partitions is not called for this graph's, which PyGraph replays"]
+"""The note on what another library has set with ``set_customized_partition_wrappers``."""
+
+
 @dataclass
 class _Compiler:
     """Inductor's ``inner_compile`` for one Dynamo graph, and what restores a program of it that AOTAutograd kept.
@@ -209,6 +213,7 @@ class _Compiler:
             report.notes += products.notes
         facts = _facts(program, graph, decision, report, tag, self.settings.strict)
         kept = self.keeper is not None and self.keeper.keep(program, facts, report)
+        report.notes += _OTHERS if compat.others_partitions() else []
         run = attach(program, facts, report, self.settings)
         if kept:
             mark_cached(run, program)
@@ -230,6 +235,7 @@ class _Compiler:
             with _timed(report, "restore"):
                 facts.fill(report, rest)
                 report.record, report.source = program_record(program), program.source_code
+                report.notes += _OTHERS if compat.others_partitions() else []
                 run = attach(program, facts, report, self.settings)
         except Exception as error:  # the program itself is Inductor's, and whole
             if self.settings.strict:

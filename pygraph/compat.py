@@ -38,8 +38,12 @@ __all__ = [
     "mend_gradients",
     "mend_late_reads",
     "mend_loop_order",
+    "mend_number_writes",
+    "mend_patterns",
     "missing_text",
+    "others_partitions",
     "owe",
+    "own_partitions",
     "set_dispatch_mode_flags",
     "substitute_variables",
     "untouched",
@@ -192,6 +196,30 @@ for _name in (
     "should_partition",
 ):
     _find(f"torch._inductor.scheduler.Scheduler.{_name}")
+
+_partition_wrapper = _find(
+    "torch._inductor.utils._unstable_customized_partition_wrapper",
+    cost="a wrapper that another library has set for partitions takes the place of PyGraph's",
+)
+
+
+def others_partitions() -> bool:
+    """Whether another library has set what is to be called in place of each partition of Inductor's programs."""
+    return not absent(_partition_wrapper) and _partition_wrapper.wrapper is not None
+
+
+@contextlib.contextmanager
+def own_partitions() -> Iterator[None]:
+    """Inductor wraps no partition as another library has set it meanwhile."""
+    if not others_partitions():
+        yield
+        return
+    wrapper, _partition_wrapper.wrapper = _partition_wrapper.wrapper, None
+    try:
+        yield
+    finally:
+        _partition_wrapper.wrapper = wrapper
+
 
 # -- AOTAutograd and Dynamo ----------------------------------------------------------------------------------------
 TracingContext = _find("torch._guards.TracingContext")

@@ -270,9 +270,12 @@ def _install() -> None:
         return loaded
 
     def post_compile(self: Any, result: Any, fx_config: Any) -> Any:
-        made = plain_finish(self, result, fx_config)
         listener = getattr(_active, "listener", None)
         found = self.__dict__.pop("_pygraph_found", None)
-        return made if listener is None or found is None else listener[1](made, *found)
+        if listener is None or found is None:
+            return plain_finish(self, result, fx_config)
+        with compat.own_partitions():
+            made = plain_finish(self, result, fx_config)
+        return listener[1](made, *found)
 
     entry.load, entry.post_compile = load, post_compile

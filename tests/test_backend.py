@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +33,34 @@ def test_inference_equals_inductor_bit_for_bit_and_replays() -> None:
     assert report.kind == "inference"
     assert report.coverage == 1.0
     assert [region.state for region in report.regions] == ["replay"]
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["cold", "restored"])
+def test_a_wrapper_that_another_library_sets_for_partitions_is_not_called_and_stays_set(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = torch._inductor.utils._unstable_customized_partition_wrapper
+    monkeypatch.setattr(holder, "wrapper", None)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def foreign(function: Any, _metadata: Any) -> Any:
+        raise AssertionError("the partition is PyGraph's")
+
+    model, x = Mlp().eval(), torch.randn(8, 16)
+    with torch.no_grad(), torch._functorch.config.patch(enable_autograd_cache=True):
+        if kept:
+            compiled(model)(x)
+            torch._dynamo.reset()
+            pygraph.reset()
+        torch._inductor.utils.set_customized_partition_wrappers(foreign)
+        ours = compiled(model)
+        for _ in range(CALLS):
+            torch.testing.assert_close(ours(x), model(x))
+    assert holder.wrapper is foreign
+    assert replays() >= CALLS - 2
+    (report,) = pygraph.reports()
+    assert ("restore" in report.times_ms) == kept
+    assert [note for note in report.notes if "the wrapper that is set for Inductor's partitions" in note]
 
 
 def test_training_equals_inductor_bit_for_bit() -> None:

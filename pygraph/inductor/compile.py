@@ -59,6 +59,7 @@ def compile_under(
     legality = next((item for item in passes if isinstance(item, Legality)), Legality())
     with (
         PartitionHooks(decision, legality).active(rewrite),
+        compat.own_partitions(),
         compat.compiler_config.patch(cache_key_tag=tag),
         compat.inductor_config.patch(graph_partition=True, memory_planning=False, **_exactly(decision)),
     ):
