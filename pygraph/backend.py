@@ -69,6 +69,8 @@ def pygraph(
     configure()
     compat.announce()
     compat.mend_late_reads()
+    compat.mend_number_writes()
+    compat.mend_patterns()
     devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
     settings, patches = _settings(mode, options, devices)
     if settings.disable:

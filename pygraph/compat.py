@@ -140,6 +140,10 @@ pattern_entries = tuple(
     for _name in ("GraphPatternEntry", "LoweringPatternEntry", "ReplacementPatternEntry")
 )
 PatternEntry = _find("torch._inductor.pattern_matcher.PatternEntry")
+_TargetPattern = _find(
+    "torch._inductor.pattern_matcher._TargetArgsExpr", cost="a product that is added times a factor may lose the factor"
+)
+_FailedMatch = _find("torch._inductor.pattern_matcher.FailedMatch")
 for _name in ("create_node", "replace_node", "erase_node"):
     _find(f"torch.fx.GraphModule._register_{_name}_hook")
     _find(f"torch.fx.GraphModule._unregister_{_name}_hook")
@@ -259,6 +263,7 @@ for _name in (
     "variables.UserDefinedObjectVariable.python_type",
     "variables.BuiltinVariable.call_isinstance",
     "output_graph.OutputGraph.compile_subgraph",
+    "output_graph.OutputGraph.remove_tensorify_specialized_graphargs",
 ):
     _find(f"torch._dynamo.{_name}", cost=_STEPS)
 
@@ -477,6 +482,31 @@ def mend_late_reads() -> None:
     _MutationOutput.__init__ = read_before
 
 
+@functools.cache
+def mend_patterns() -> None:
+    """Have no pattern of Inductor's take an operator for what it is without one of its numbers. Patterns overlook
+    keywords that they do not name: ``torch.add(x, a @ b, alpha=2)`` becomes ``addmm(x, a, b)`` (2.11 to 2.13). Has an
+    effect once."""
+    if absent(_TargetPattern):
+        return
+    match = _TargetPattern._match
+
+    def match_all(self: Any, node: Any, context: Any) -> Any:
+        found = match(self, node, context)
+        overlooked = [name for name in node.kwargs if name not in self.kwargs and _counts(node, name)] if found else []
+        return _FailedMatch("overlooks {}", overlooked) if overlooked else found
+
+    _TargetPattern._match = match_all
+
+
+def _counts(node: torch.fx.Node, name: str) -> bool:
+    """Whether a keyword of an operator is a number other than its default."""
+    value, schema = node.kwargs[name], getattr(node.target, "_schema", None)
+    if schema is None or isinstance(value, bool) or not isinstance(value, (int, float, complex, torch.fx.Node)):
+        return False
+    return any(each.name == name and each.default_value != value for each in schema.arguments)
+
+
 def _views(graph: Any, name: str) -> list[str]:
     """The buffers of a graph of Inductor's that an operator has made as views of another one, or of these."""
     found = [name]
@@ -485,6 +515,25 @@ def _views(graph: Any, name: str) -> list[str]:
             if not frozenset(output.get_inputs_that_alias_output()).isdisjoint(found):
                 found.append(output.get_name())
     return found[1:]
+
+
+@functools.cache
+def mend_number_writes() -> None:
+    """Have Dynamo keep the last write into a float64 tensor of no dimensions on the CPU. It takes such an input for a
+    number that is unused, and removes what has the same fake tensor and no user, writes in place too (2.11 to 2.13).
+    Has an effect once."""
+    if absent(_OutputGraph):
+        return
+    remove = _OutputGraph.remove_tensorify_specialized_graphargs
+
+    def remove_inputs(self: Any) -> None:
+        others = [node for node in self.graph.nodes if node.op != "placeholder" and "example_value" in node.meta]
+        kept = [node.meta.pop("example_value") for node in others]
+        remove(self)
+        for node, value in zip(others, kept, strict=True):
+            node.meta["example_value"] = value
+
+    _OutputGraph.remove_tensorify_specialized_graphargs = remove_inputs
 
 
 def mend_loop_order() -> None:

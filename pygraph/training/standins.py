@@ -571,8 +571,7 @@ def _traced_scaler_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) ->
         return _hand_over(self, "step", optimizer, *args, **kwargs)
     if not self._enabled:
         return optimizer.step(*args, **kwargs)
-    lost = torch.get_default_dtype() == torch.float64  # AOTAutograd loses writes to step counters of float64
-    if lost or _first_momentum(optimizer):
+    if _first_momentum(optimizer):
         return _hand_over(self, "step", optimizer, *args, **kwargs)
     state = _state_of(self, optimizer)
     if state["stage"] is OptState.STEPPED:

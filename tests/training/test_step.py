@@ -51,6 +51,23 @@ def test_a_stock_optimizer_is_part_of_the_graph(name: str) -> None:
     assert ours.replays >= 15
 
 
+@pytest.mark.parametrize("name", ["dampening", pytest.param("amsgrad", marks=pytest.mark.sweep)])
+def test_some_parameters_have_a_state_before_others(name: str) -> None:
+    def change(of: Setup, index: int) -> None:
+        first: Any = of.model[0]  # type: ignore[index]
+        if index == 1:
+            first.requires_grad_(True)
+        if index == 4:
+            of.optimizer.state.pop(first.bias)
+        if index == 7 and name == "dampening":
+            of.optimizer.state[first.weight]["momentum_buffer"] = None
+
+    ours, theirs = setup(OPTIMIZERS[name]), setup(OPTIMIZERS[name])
+    for one in (ours, theirs):
+        one.model[0].requires_grad_(False)  # type: ignore[index]
+    assert_equal_training(pygraph.train_step(basic(ours)), basic(theirs), ours, theirs, steps=10, after=change)
+
+
 def test_a_checkpoint_is_loaded_without_a_recompilation() -> None:
     def reload(setup: Setup, index: int) -> None:
         if index % 5 == 2:  # state_dict() has the keys of each group in another order
