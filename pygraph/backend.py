@@ -468,10 +468,11 @@ def _driver(facts: Facts, report: GraphReport, settings: Settings) -> Driver | N
             raise
         _warn_once(f"nothing is captured on {report.device}: {error}")
         driver, why = None, str(error)
-    if driver is not None and settings.strict:
-        with waiting_for_builds():
+    if driver is not None:
+        waits = settings.strict or settings.collectives == "captured"  # ranks have to capture at the same call
+        with waiting_for_builds() if waits else contextlib.nullcontext():
             refusal = driver.unready()
-        if refusal is not None:
+        if refusal is not None and settings.strict:
             raise CaptureError(refusal.reason, refusal.detail)
     if driver is None:
         for region in wanted:

@@ -379,8 +379,24 @@ def locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)  # closing would not do: a process forked meanwhile has the file too
+        if file in _locks:  # not in a process that was forked meanwhile
+            fcntl.flock(file, fcntl.LOCK_UN)
+            _locks.discard(file)
+            os.close(file)
+
+
+_locks: set[int] = set()
+"""Descriptors that hold a lock of this process, or wait for one."""
+
+
+def _drop_locks() -> None:
+    """A forked process has the files too: it would keep the locks of a parent that dies."""
+    for file in _locks:
         os.close(file)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_drop_locks)
 
 
 def _lock(path: Path) -> int:
@@ -388,6 +404,7 @@ def _lock(path: Path) -> int:
     while True:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        _locks.add(file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             os.utime(file)
@@ -396,6 +413,8 @@ def _lock(path: Path) -> int:
         except FileNotFoundError:
             pass  # it was removed while this process waited for it
         except BaseException:
+            _locks.discard(file)
             os.close(file)
             raise
+        _locks.discard(file)
         os.close(file)

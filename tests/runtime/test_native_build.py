@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import logging
 import multiprocessing
 import os
 import shutil
@@ -27,6 +26,7 @@ import pygraph
 from pygraph import backend, cache
 from pygraph.errors import CaptureError
 from pygraph.runtime import native_build
+from pygraph.runtime.host import HostDriver
 from pygraph.runtime.host import build as host_build
 from pygraph.runtime.native_build import SHARED, Loader, NativeLibrary
 from pygraph.runtime.region import Region
@@ -219,6 +219,27 @@ def test_a_lock_is_given_back_although_a_fork_has_the_file_too(tmp_path: Path) -
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_fork_does_not_keep_the_lock_of_a_parent_that_died(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    parent = os.fork()
+    if parent == 0:
+        with cache.locked(tmp_path / "x.lock"):
+            child = os.fork()
+            if child == 0:
+                signal.pause()
+            told.with_name("part").write_text(str(child))
+            told.with_name("part").rename(told)
+            signal.pause()
+    wait_for(told.exists)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    try:
+        with (tmp_path / "x.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is held
+    finally:
+        os.kill(int(told.read_text()), signal.SIGKILL)
 
 
 def test_a_library_shares_the_runtime_that_torch_has(
@@ -598,7 +619,7 @@ def broken(
 ) -> Path:
     """The compiler of native libraries fails, once this file is there."""
     go = tmp_path / "go"
-    compiler(f"echo call >> {tmp_path}/calls; while [ ! -e {go} ]; do sleep 0.05; done; exit 1")
+    compiler(f"echo call >> {tmp_path}/calls; while [ ! -e {go} ]; do sleep 0.05; done; sleep 0.5; exit 1")
     monkeypatch.setattr(native_build, "_compiler", lambda: [str(tmp_path / "cxx")])
     monkeypatch.delenv("CXX")  # Inductor's own
     return go
@@ -634,39 +655,42 @@ def test_without_a_native_half_regions_stay_uncaptured_and_the_compiler_runs_onc
     assert caplog.text.count("nothing is captured") == 1
 
 
-def test_strict_waits_for_the_build(broken: Path) -> None:
-    threading.Timer(0.2, broken.touch).start()
+@pytest.fixture
+def late(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler goes on only once the driver is asked whether it is ready."""
+    unready = HostDriver.unready
+
+    def asked(driver: HostDriver) -> Any:
+        broken.touch()
+        return unready(driver)
+
+    monkeypatch.setattr(HostDriver, "unready", asked)
+
+
+def test_strict_waits_for_the_build(late: None) -> None:
     with pytest.raises(Exception, match="native-unavailable: the compiler failed"):
         compiled(3, strict=True)()
 
 
-def test_explain_waits_for_the_build(broken: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The compiler ends only while the call is under way that is to capture."""
-    caplog.set_level(logging.INFO, "pygraph")
-    over = threading.Event()
-
-    def watch() -> None:
-        while "call 2 of 3" not in caplog.text and not over.wait(0.01):
-            pass
-        broken.touch()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        pygraph.explain(lambda x: torch.relu(x @ x) + 1, torch.randn(3, 3))
-    finally:
-        over.set()
-        thread.join()
+def test_ranks_that_capture_at_the_same_calls_wait_for_the_build(late: None) -> None:
+    call = compiled(3, collectives="captured")
+    call()
+    call()
     assert reasons() == ["native-unavailable"]
 
 
-def test_a_script_that_is_explained_waits_for_the_build(broken: Path, tmp_path: Path) -> None:
+def test_explain_waits_for_the_build(late: None) -> None:
+    pygraph.explain(lambda x: torch.relu(x @ x) + 1, torch.randn(3, 3))
+    assert reasons() == ["native-unavailable"]
+
+
+def test_a_script_that_is_explained_waits_for_the_build(late: None, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import pathlib, torch\n"
+        "import torch\n"
         "model = torch.compile(lambda x: torch.relu(x @ x) + 1, backend='pygraph')\n"
-        f"model(torch.ones(3, 3)), pathlib.Path({str(broken)!r}).touch()\n"
-        "model(torch.ones(3, 3)), model(torch.ones(3, 3))\n"
+        "for _ in range(3):\n"
+        "    model(torch.ones(3, 3))\n"
     )
     shown = run("explain", script)
     assert shown.exit_code == 0, shown.output
