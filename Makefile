@@ -14,7 +14,7 @@ CONTRACT := tests/test_compat.py tests/test_backend.py tests/test_programs.py te
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test pytest test-fast test-all test-versions $(TORCH) test-clients test-gpu test-multi-gpu bench bench-gpu docs \
-	lint types imports check clean
+	operators lint types imports check clean
 
 help:  ## this list
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ test-gpu: $(READY)  ## the driver contract, programs and a wide sweep of models,
 
 test-multi-gpu: $(READY)  ## programs of several processes, on as many CUDA devices as there are; NVLink multicast stays off
 	NCCL_NVLS_ENABLE=0 $(BIN)/python -m pytest -m gpu tests/gpu/test_ranks.py
+
+operators: $(READY)  ## the table of torch's operators that graphs are verified by
+	$(BIN)/python -W ignore tools/operators.py
 
 bench: $(READY)  ## the suite in small, and the compiler, as ratios within one run
 	$(BIN)/python -m benchmarks --sides default,pygraph --out bench-results

@@ -16,6 +16,7 @@ from typing import Any, cast
 import sympy
 from torch import fx
 
+import pygraph.frontend.operators  # noqa: F401 - so that the verifier knows what torch does
 from pygraph import compat
 from pygraph.frontend.costs import cost_of
 from pygraph.frontend.effects import Call, Path, effects_of, tags_text
@@ -38,6 +39,7 @@ from pygraph.ir import (
     Type,
     Value,
 )
+from pygraph.ir.operators import listed
 
 FX_MADE_FROM = "pygraph_made_from"
 """The key of an FX node's ``meta`` for what ``made_from`` says of those that it was made from."""
@@ -200,6 +202,8 @@ class _Lifter:
             loc=location_of(node.meta, frames=self.frames),
             module=self.origin.module(module_path(node.meta)) or common_module(module for *_, module in made),
         )
+        if call.op not in listed():  # a function may have no name that anything finds it by
+            self.graph.operators.add(call.op)
         added.cost = cost_of(added, self.graph)
         tags = tags_text(wrapped_operator(call) if higher else call.target)
         if tags:

@@ -6,7 +6,7 @@ Nodes are matched by name, inputs by that of their placeholder. A graph that no 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -15,11 +15,14 @@ from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 
 from pygraph import compat
-from pygraph.frontend.lift import result_paths
+from pygraph.errors import VerifyError
+from pygraph.frontend.lift import leaves_of, result_paths
 from pygraph.frontend.names import resolve_op
-from pygraph.frontend.types import to_fx_arg
+from pygraph.frontend.types import TypeReader, to_fx_arg
 from pygraph.inductor.upload import make_compilable
-from pygraph.ir import Graph, KernelNode, Value
+from pygraph.ir import Graph, KernelNode, TensorType, Type, Value
+from pygraph.ir.cost import evaluate
+from pygraph.ir.text.print import type_text
 
 _MOVE = torch.ops.prims.device_put.default
 _LIFT = torch.ops.aten.lift_fresh_copy.default
@@ -77,7 +80,7 @@ class _Writer:
             self.fx.output_node().args = (tuple(to_fx_arg(arg, self._value) for arg in self.graph.outputs),)
             notes.append("what the graph returns was rewritten")
         gone = self._erase()
-        refresh_values(self.fx, self.changed)
+        self._check_results(refresh_values(self.fx, self.changed))
         counts = (("made", len(made)), ("rewritten", len(edited)), ("removed", gone))
         return notes + [f"{count} operators were {verb} by passes" for verb, count in counts if count]
 
@@ -134,6 +137,31 @@ class _Writer:
                 self.fx.erase_node(item)
             self.fx.erase_node(node)
         return len(gone)
+
+    def _check_results(self, refreshed: Collection[FxNode]) -> None:
+        """Raise VerifyError where the IR has another type for a result than torch computed for it."""
+        types = TypeReader()
+        for node in self.graph.nodes:
+            fx_node = self.by_name[node.name]
+            if fx_node not in refreshed:
+                continue
+            found = [types.type_of(leaf) for _, leaf in leaves_of(fx_node.meta["val"])]
+            noted = [value.type for value in node.outputs]
+            pairs = zip(found, noted, strict=False)
+            if len(found) != len(noted) or not all(self._agree(*pair) for pair in pairs):
+                returned, has = (", ".join(map(type_text, of)) or "nothing" for of in (found, noted))
+                where = f" at {node.loc}" if node.loc else ""
+                reason = f"{node.op}{where} returns {returned}, and the node has {has}"
+                raise VerifyError(reason, rule="results", stage=self.graph.stage.value, node=node.name)
+
+    def _agree(self, found: Type, noted: Type) -> bool:
+        """Whether two types are of one dtype, device and shape, as far as example sizes tell; layouts may differ."""
+        if not isinstance(found, TensorType) or not isinstance(noted, TensorType):
+            return type(found) is type(noted)
+        if (found.dtype, found.device, len(found.shape)) != (noted.dtype, noted.device, len(noted.shape)):
+            return False
+        sizes = ([evaluate(size, self.graph.hints) for size in type.shape] for type in (found, noted))
+        return all(None in pair or pair[0] == pair[1] for pair in zip(*sizes, strict=True))
 
     # -- operands --------------------------------------------------------------------------------------------------
 
@@ -195,10 +223,10 @@ def _writes_input(node: FxNode) -> bool:
     return isinstance(written, FxNode) and written.op == "placeholder" and not node.users
 
 
-def refresh_values(graph: FxGraph, changed: Sequence[FxNode]) -> None:
-    """Recompute ``meta["val"]`` of the ``changed`` nodes and of all that follows from them."""
+def refresh_values(graph: FxGraph, changed: Sequence[FxNode]) -> Collection[FxNode]:
+    """Recompute ``meta["val"]`` of the ``changed`` nodes and of all that follows from them, which are returned."""
     if not changed:
-        return
+        return ()
     mode = compat.detect_fake_mode([node.meta.get("val") for node in graph.nodes])
     stale = set(changed)
     for node in graph.nodes:
@@ -210,6 +238,7 @@ def refresh_values(graph: FxGraph, changed: Sequence[FxNode]) -> None:
             node.meta["val"] = node.target(*args, **kwargs)
         if node in stale or not _alike(before, node.meta["val"]):
             stale.add(node)
+    return stale
 
 
 def _alike(before: Any, after: Any) -> bool:

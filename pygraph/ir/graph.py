@@ -14,6 +14,7 @@ from pygraph.ir.colours import colour
 from pygraph.ir.cost import UNKNOWN, Cost
 from pygraph.ir.effects import PURE, Effects
 from pygraph.ir.node import Arg, KernelNode, Location, Value, map_arg, values_in
+from pygraph.ir.operators import listed, signature_of
 from pygraph.ir.text.print import print_graph
 from pygraph.ir.types import Type
 
@@ -53,6 +54,7 @@ class Graph:
 
     Attributes:
         hints (dict[str, int]): example values of symbols
+        operators (set[str]): names of custom operators in it: of those that are not torch's own
         subgraphs (dict[str, Graph]): bodies of higher-order operators, by name
         regions (dict[int, Region]): regions by index, once partitioned
     """
@@ -62,6 +64,7 @@ class Graph:
         self.kind = kind
         self.stage = stage
         self.hints: dict[str, int] = {}
+        self.operators: set[str] = set()
         self.subgraphs: dict[str, Graph] = {}
         self.regions: dict[int, Region] = {}
         self._inputs: list[Value] = []
@@ -162,6 +165,8 @@ class Graph:
     ) -> KernelNode:
         """Add a node at the end, or just before another. Raises GraphError for a taken name or foreign operands.
 
+        A custom operator that torch knows in this process is declared in ``operators``.
+
         Args:
             op: the operator with its overload
             args: positional operands
@@ -181,6 +186,8 @@ class Graph:
         node.outputs = tuple(
             Value(node.name if single else f"{node.name}.{i}", type, node, i) for i, type in enumerate(outputs)
         )
+        if op not in listed() and signature_of(op) is not None:
+            self.operators.add(op)
         self._names[node.name] = node
         self._nodes.insert(len(self._nodes) if before is None else self._nodes.index(before), node)
         self._link(node)
@@ -262,7 +269,7 @@ class Graph:
     def clone(self) -> Graph:
         """An independent copy with the same names."""
         copy = Graph(self.name, self.kind, self.stage)
-        copy.hints = dict(self.hints)
+        copy.hints, copy.operators = dict(self.hints), set(self.operators)
         copy.subgraphs = {name: graph.clone() for name, graph in self.subgraphs.items()}
         copy._counter = self._counter
         values: dict[Value, Value] = {}

@@ -6,21 +6,24 @@ Each rule yields ``(node, reason)`` for whatever breaks it; node is None where n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import TypeAlias
 
 import sympy
 
 from pygraph.errors import VerifyError
 from pygraph.ir.annotations import CAPTURABLE, EAGER, REASON, REGION, SELECTED, unit_of
-from pygraph.ir.dims import canonical
+from pygraph.ir.dims import canonical, dim_text
 from pygraph.ir.graph import Graph, Stage
 from pygraph.ir.node import GraphRef, KernelNode, Value, leaves, values_in
+from pygraph.ir.operators import Signature, listed, signature_of
 from pygraph.ir.order import dependences
-from pygraph.ir.text.words import COST_FIELDS
-from pygraph.ir.types import Dim, OpaqueType, ScalarType, TensorType, Type
+from pygraph.ir.text.print import type_text
+from pygraph.ir.text.words import COST_FIELDS, symbol_text, word_text
+from pygraph.ir.types import Dim, DType, OpaqueType, ScalarType, TensorType, Type
 
 Violation: TypeAlias = tuple[KernelNode | None, str]
 Rule: TypeAlias = Callable[[Graph], Iterator[Violation]]
@@ -141,6 +144,91 @@ def subgraphs(graph: Graph) -> Iterator[Violation]:
                 yield node, f"there is no subgraph @{reference.name}"
 
 
+def operators(graph: Graph) -> Iterator[Violation]:
+    """Operators are torch's, or declared by the graph; they are called, and return, as their signatures say."""
+    for node in graph.nodes:
+        signature = signature_of(node.op)
+        if signature is None and node.op not in graph.operators:
+            close = get_close_matches(node.op, listed(), n=1, cutoff=0.8)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            declared = f"graph @{symbol_text(graph.name)} {{operators = [{word_text(node.op)}]}}"
+            yield node, f"{_called(node)} is no operator of torch's{hint} (a custom operator is declared: {declared})"
+        if signature is not None and signature.kind != "any":
+            mismatches = chain(_call_mismatches(node, signature), _result_mismatches(node, signature))
+            yield from ((node, f"{_called(node)} {reason}") for reason in mismatches)
+
+
+def _called(node: KernelNode) -> str:
+    """The operator of ``node``, and the user's line."""
+    return node.op if node.loc is None else f"{node.op} at {node.loc}"
+
+
+def _call_mismatches(node: KernelNode, signature: Signature) -> Iterator[str]:
+    by_position, names = len(node.args), (*signature.positional, *signature.keywords)
+    if by_position > len(signature.positional):
+        yield f"takes {len(signature.positional)} arguments by position, and has {by_position}: it is {signature}"
+    for key in node.attrs:
+        if key not in names:
+            yield f"has no argument '{key}': it is {signature}"
+        elif key in signature.positional[:by_position]:
+            yield f"is given its argument '{key}' twice: it is {signature}"
+    for name in names[by_position:] if by_position <= len(signature.positional) else ():
+        if name not in node.attrs and name not in signature.optional:
+            yield f"lacks its argument '{name}': it is {signature}"
+
+
+def _result_mismatches(node: KernelNode, signature: Signature) -> Iterator[str]:
+    count = len(node.outputs)
+    if (
+        signature.results is not None
+        and count != signature.results
+        and not (signature.fewer and count < signature.results)
+    ):
+        yield f"returns {signature.results} results, and has {count}"
+    operands = [value.type for value in node.inputs]
+    if not signature.kind or count != 1 or any(isinstance(type, OpaqueType) for type in operands):
+        return
+    found, tensors = node.output.type, [type for type in operands if isinstance(type, TensorType)]
+    if not tensors or not isinstance(found, TensorType):
+        return
+    taken = ", ".join(map(type_text, tensors))
+    shape = _broadcast([type.shape for type in tensors])
+    if shape is not None and not _may_be_equal(found.shape, shape):
+        yield f"returns sizes {_sizes_text(shape)} for {taken}, and has the result {type_text(found)}"
+    sized = [type.device for type in tensors if type.shape] or [type.device for type in tensors]
+    if "device" not in node.attrs and len(set(sized)) == 1 and found.device != sized[0]:
+        yield f"returns a tensor on {sized[0]} for {taken}, and has the result {type_text(found)}"
+    dtypes = {type.dtype for type in tensors}
+    wanted = DType.B8 if signature.kind == "bool" else tensors[0].dtype
+    is_known = signature.kind == "bool" or (signature.kind == "same" and len(dtypes) == 1 and wanted.is_floating)
+    is_known &= "dtype" not in node.attrs and not any(leaves((*node.args, *node.attrs.values()), complex))
+    if is_known and found.dtype is not wanted:
+        yield f"returns {wanted.value} for {taken}, and has the result {type_text(found)}"
+
+
+def _broadcast(shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim | None, ...] | None:
+    """The sizes of an elementwise result, None where they depend on symbols; None if these shapes have none."""
+    found: list[Dim | None] = []
+    for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+        wide = {size for size in sizes if size != 1}
+        if len({size for size in wide if isinstance(size, int)}) > 1:
+            return None
+        found.append(wide.pop() if len(wide) == 1 else None if wide else 1)
+    return tuple(reversed(found))
+
+
+def _may_be_equal(shape: tuple[Dim, ...], wanted: tuple[Dim | None, ...]) -> bool:
+    """Whether no two sizes are different numbers."""
+    pairs = zip(shape, wanted, strict=False)
+    return len(shape) == len(wanted) and not any(
+        isinstance(one, int) and isinstance(other, int) and one != other for one, other in pairs
+    )
+
+
+def _sizes_text(sizes: tuple[Dim | None, ...]) -> str:
+    return f"[{', '.join('?' if size is None else dim_text(size) for size in sizes)}]"
+
+
 # -- judged, partitioned, indirected and selected graphs ---------------------------------------------------------------
 
 
@@ -227,7 +315,7 @@ def selected(graph: Graph) -> Iterator[Violation]:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 _RULES: dict[Stage, tuple[Rule, ...]] = {
-    Stage.LIFTED: (names, links, outputs, order, effects, types, expressions, subgraphs),
+    Stage.LIFTED: (names, links, outputs, order, effects, types, expressions, subgraphs, operators),
     Stage.JUDGED: (judged,),
     Stage.PARTITIONED: (membership, table, quotient),
     Stage.INDIRECTED: (parameters,),

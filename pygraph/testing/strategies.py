@@ -19,6 +19,7 @@ from pygraph.ir import (
     FREE,
     PURE,
     REASON,
+    Arg,
     Cost,
     Device,
     DType,
@@ -30,6 +31,7 @@ from pygraph.ir import (
     Type,
     symbol,
 )
+from pygraph.ir.operators import listed
 
 __all__ = ["KINDS", "Kind", "operator_graphs"]
 
@@ -45,27 +47,29 @@ class Kind:
         operands: tensors that it takes
         results: tensors that it returns
         effects: its effects besides computing results
+        literals: operands behind the tensors
     """
 
     op: str
     operands: int
     results: int = 1
     effects: Effects = PURE
+    literals: tuple[Arg, ...] = ()
 
 
 KINDS = (
     Kind("aten.relu.default", 1),
     Kind("aten.add.Tensor", 2),
     Kind("aten.var_mean.correction", 1, 2),
-    Kind("aten.view.default", 1, 1, Effects(aliases=((0, 0),), reads=())),
-    Kind("aten.split.Tensor", 1, 2, Effects(aliases=((0, 0), (1, 0)), reads=())),
+    Kind("aten.view.default", 1, 1, Effects(aliases=((0, 0),), reads=()), ((-1, 4),)),
+    Kind("aten.split.Tensor", 1, 2, Effects(aliases=((0, 0), (1, 0)), reads=()), (2, 1)),
     Kind("aten.relu_.default", 1, 1, Effects(writes=(0,), aliases=((0, 0),))),
     Kind("aten.add_.Tensor", 2, 1, Effects(writes=(0,), aliases=((0, 0),))),
     Kind("aten.copy_.default", 2, 1, Effects(writes=(0,), aliases=((0, 0),), reads=(1,))),
     Kind("mylib.swap_.default", 2, 0, Effects(writes=(0, 1))),
     Kind("aten.rand_like.default", 1, 1, Effects(rng="cuda:0", reads=())),
     Kind("aten.bernoulli.default", 1, 1, Effects(rng="cpu")),
-    Kind("_c10d_functional.all_reduce.default", 1, 1, Effects(collective="0")),
+    Kind("_c10d_functional.all_reduce.default", 1, 1, Effects(collective="0"), ("sum", "0")),
     Kind("aten._local_scalar_dense.default", 1, 1, Effects(sync=True, dynamic=True)),
     Kind("aten._assert_async.default", 1, 0, Effects(barrier=True)),
 )
@@ -91,7 +95,10 @@ def operator_graphs(draw: st.DrawFn, max_nodes: int = 10, judged: bool = False, 
         operands = [draw(st.sampled_from(tensors)) for _ in range(kind.operands)]
         result: Type = ScalarType("float") if kind.effects.sync else tensor
         cost = FREE if kind.effects.reads == () else Cost(symbol("s0") * 4, tensor.nbytes, tensor.nbytes, 1, 0)
-        node = graph.add(kind.op, operands, [result] * kind.results, effects=kind.effects, cost=cost)
+        args = (*operands, *kind.literals)
+        node = graph.add(kind.op, args, [result] * kind.results, effects=kind.effects, cost=cost)
+        if kind.op not in listed():
+            graph.operators.add(kind.op)
         if judged:
             verdict = draw(st.sampled_from(["captured", "captured", "called", "outside"]))
             node.meta.set(CAPTURABLE, verdict == "captured")

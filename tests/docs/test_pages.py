@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from pygraph.ir import parse_graph, verify
+from pygraph.ir.dims import FUNCTIONS
 from pygraph.passes import default_registry
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +109,12 @@ def test_blocks_with_a_package_print_what_is_shown(
     pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     run(CLIENTS, package)
+
+
+def test_functions_of_expressions_are_those_that_the_page_lists() -> None:
+    page = (ROOT / "docs" / "ir.md").read_text(encoding="utf-8")
+    listed = page.partition("and these functions")[2].partition("any other in quotes")[0]
+    assert sorted(" ".join(re.findall("`(.*)`", listed)).split()) == sorted(FUNCTIONS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -152,7 +152,7 @@ def fake(*size: int, **options: Any) -> torch.Tensor:
 
 def node_of(target: Any, *args: Any, value: Any = None, **kwargs: Any) -> KernelNode:
     """The node of one call. Tensors among the arguments become inputs, modules subgraphs; ``value`` is what it returns,
-    by default a tensor of four."""
+    by default a tensor of four, whether or not it could."""
     builder, names = Builder(), (f"x{i}" for i in itertools.count())
 
     def given(leaf: Any) -> Any:
@@ -161,7 +161,8 @@ def node_of(target: Any, *args: Any, value: Any = None, **kwargs: Any) -> Kernel
         return builder.input(next(names), leaf) if isinstance(leaf, torch.Tensor) else leaf
 
     args, kwargs = pytree.tree_map(given, (args, kwargs))
-    return builder.lift(builder.call(target, args, builder.fake(4) if value is None else value, **kwargs)).nodes[0]
+    call = builder.call(target, args, builder.fake(4) if value is None else value, **kwargs)
+    return lift(builder.module(call), kind="inference").nodes[0]
 
 
 def only(graph: Graph, op: str) -> KernelNode:

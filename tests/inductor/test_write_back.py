@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pygraph.errors import VerifyError
 from pygraph.frontend.lift import lift
 from pygraph.inductor.write_back import fingerprint, write_back
-from pygraph.ir import Device, Graph, TensorType
+from pygraph.ir import Device, DType, Graph, Location, ScalarType, TensorType, Type
 
 
 def lifted(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[torch.fx.GraphModule, Graph, dict[str, str]]:
@@ -51,7 +53,7 @@ def test_a_new_operator_takes_the_place_of_an_old_one() -> None:
 def test_results_of_a_new_operator_with_several_are_taken_apart() -> None:
     gm, graph, before = lifted(lambda x: x.amax(1) + 1, torch.randn(4, 3))
     amax = graph.nodes[0]
-    index = TensorType(amax.output.type.dtype, (4,), Device("cpu"))
+    index = TensorType(DType.I64, (4,), Device("cpu"))
     pair = graph.add("aten.max.dim", (graph.inputs[0], 1), (amax.output.type, index), name="pair", before=amax)
     graph.replace_uses(amax.output, pair.outputs[0])
     graph.erase(amax)
@@ -79,9 +81,46 @@ def test_a_changed_device_reaches_the_fake_results_of_all_that_follows() -> None
     gm, graph, before = lifted(lambda x: torch.arange(4, device="cpu") * 2, torch.randn(4))
     arange = next(n for n in graph.nodes if "arange" in n.op)
     graph.set_args(arange, arange.args, {**arange.attrs, "device": Device("meta")})
+    for node in graph.nodes:
+        node.output.type = TensorType(DType.I64, (4,), Device("meta"))
     write_back(gm, graph, before)
     devices = [n.meta["val"].device.type for n in gm.graph.nodes if n.op == "call_function"]
     assert devices == ["meta", "meta"]
+
+
+@pytest.mark.parametrize(
+    "noted",
+    [
+        TensorType(DType.F32, (99,), Device("cpu")),
+        TensorType(DType.F32, (4, 1), Device("cpu")),
+        TensorType(DType.F16, (4,), Device("cpu")),
+        TensorType(DType.F32, (4,), Device("cuda", 0)),
+        ScalarType("float"),
+    ],
+)
+def test_a_result_type_that_the_operator_does_not_have_is_refused(noted: Type) -> None:
+    gm, graph, before = lifted(lambda x: x.amax(1) + 1, torch.randn(4, 3))
+    amax, loc = graph.nodes[0], Location("net.py", 3)
+    made = graph.add("aten.sum.dim_IntList", (graph.inputs[0], (1,)), (noted,), name="sum_1", loc=loc, before=amax)
+    graph.replace_uses(amax.output, made.output)
+    graph.erase(amax)
+    with pytest.raises(
+        VerifyError, match=r"aten\.sum\.dim_IntList at net\.py:3 returns f32\[4\]@cpu, and the node has "
+    ) as error:
+        write_back(gm, graph, before)
+    assert (error.value.node, error.value.rule) == ("sum_1", "results")
+
+
+def test_symbolic_sizes_agree_where_they_are_equal() -> None:
+    x = torch.randn(4, 3)
+    gm = make_fx(lambda x: x.amax(1) + 1, tracing_mode="symbolic")(x)
+    graph = lift(gm, kind="inference")
+    before, amax = fingerprint(graph), graph.nodes[0]
+    made = graph.add("aten.sum.dim_IntList", (graph.inputs[0], (1,)), (amax.output.type,), name="sum_1", before=amax)
+    graph.replace_uses(amax.output, made.output)
+    graph.erase(amax)
+    write_back(gm, graph, before)
+    assert torch.equal(gm(x), x.sum(1) + 1)
 
 
 def test_a_changed_return_is_written() -> None:

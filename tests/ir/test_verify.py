@@ -23,7 +23,9 @@ def broken(text: str) -> VerifyError:
 
 
 def simple() -> Graph:
-    return parse_graph("graph @g (%x : f32[4]@cpu) { %a = f(%x) : f32[4]@cpu  %b = f(%a) : f32[4]@cpu  return (%b) }")
+    return parse_graph(
+        "graph @g {operators = [f]} (%x : f32[4]@cpu) { %a = f(%x) : f32[4]@cpu  %b = f(%a) : f32[4]@cpu  return (%b) }"
+    )
 
 
 def test_errors_name_rule_node_and_stage() -> None:
@@ -102,19 +104,89 @@ def test_expressions(expression: sympy.Expr) -> None:
     assert violation(graph).rule == "expressions"
 
 
+X = "%x : f32[8, 8]@cuda:0, %h : f16[8, 8]@cuda:0, %s : f32[]@cpu, %n : f32[s0, 8]@cuda:0"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%r = aten.relu.default(%x) : f32[8, 8]@cuda:0",
+        "%r = aten.add.Tensor(%x, %h, alpha = 2) : f32[8, 8]@cuda:0",
+        "%r = aten.add.Tensor(%x, %s) : f32[8, 8]@cuda:0",
+        "%r = aten.add.Tensor(%x, other = %n) : f32[8, 8]@cuda:0",
+        "%r = aten.mul.Tensor(%x, complex(1, 1)) : c64[8, 8]@cuda:0",
+        "%r = aten.gt.Scalar(%x, 0) : b8[8, 8]@cuda:0",
+        "%r = aten.view.dtype(%x, i32) : i32[8, 8]@cuda:0",
+        "%r:2 = aten.split.Tensor(%x, 4) : (f32[4, 8]@cuda:0, f32[4, 8]@cuda:0)",
+        "%r:2 = aten.convolution_backward.default(%x, %x, %x, None, [1], [0], [1], false, [0], 1, [true, true, false])"
+        " : (f32[8]@cuda:0, f32[8]@cuda:0)",
+        "%r = mylib.scale.default(%x, 1, 2) : f16[4, 99]@cpu",
+        "%r = hop.cond(%s, [%x]) : f32[]@cpu",
+        "%r = sym.floordiv(7, 2) : int",
+    ],
+)
+def test_operators_of_torch_and_declared_ones(line: str) -> None:
+    verify(parse_graph(f"graph @g {{operators = [mylib.scale.default]}} ({X}) {{ {line} return () }}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "%r = aten.rleu.default(%x) : f32[8, 8]@cuda:0",
+            "is no operator of torch's; did you mean 'aten.relu.default'?",
+        ),
+        ("%r = relu(%x) : f32[8, 8]@cuda:0", "(a custom operator is declared: graph @g {operators = [relu]})"),
+        ("%r = mylib.scales.default(%x) : f32[8, 8]@cuda:0", "is no operator of torch's"),
+        ("^r = hop.condd(%x)", "is no operator of torch's; did you mean 'hop.cond'?"),
+        (
+            "%r = aten.relu.default(%x) : f16[4, 99]@cuda:0",
+            "returns sizes [8, 8] for f32[8, 8]@cuda:0, and has the result f16",
+        ),
+        ("%r = aten.relu.default(%n) : f32[8]@cuda:0", "returns sizes [s0, 8] for f32[s0, 8]@cuda:0"),
+        (
+            "%r = aten.relu.default(%x) : f16[8, 8]@cuda:0",
+            "returns f32 for f32[8, 8]@cuda:0, and has the result f16[8, 8]",
+        ),
+        ("%r = aten.gt.Scalar(%x, 0) : f32[8, 8]@cuda:0", "returns b8 for "),
+        ("%r = aten.add.Tensor(%x, %s) : f32[8, 8]@cpu", "returns a tensor on cuda:0 for "),
+        ("%r = aten.mm.default(%x, %x, %x) : f32[8, 8]@cuda:0", "takes 2 arguments by position, and has 3"),
+        ("%r = aten.mm.default(%x) : f32[8, 8]@cuda:0", "lacks its argument 'mat2': it is (self, mat2) -> 1"),
+        (
+            "%r = aten.sum.default(%x, keepdims = true) : f32[]@cuda:0",
+            "has no argument 'keepdims': it is (self, *, dtype?)",
+        ),
+        ("%r = aten.relu.default(%x, self = %x) : f32[8, 8]@cuda:0", "is given its argument 'self' twice"),
+        ("%r = aten.var_mean.correction(%x) : f32[]@cuda:0", "returns 2 results, and has 1"),
+        ("^r = aten.relu.default(%x)", "returns 1 results, and has 0"),
+    ],
+)
+def test_other_operators_calls_and_results_are_refused(line: str, reason: str) -> None:
+    line += ' {loc = "net.py:3"}'
+    error = broken(f"graph @g {{operators = [mylib.scale.default]}} ({X}) {{ {line} return () }}")
+    assert (error.rule, error.node) == ("operators", "r")
+    assert reason in error.reason
+    assert error.reason.startswith(f"{line.split()[2].partition('(')[0]} at net.py:3 ")
+
+
 def test_subgraphs_are_verified_too() -> None:
-    inner = "graph @b () { ^bad = f() !writes[0] return () }"
-    assert broken(f"graph @g () {{ ^a = cond(k = graph @b) return () }} subgraphs {{ {inner} }}").node == "bad"
+    inner = "graph @b {operators = [f]} () { ^bad = f() !writes[0] return () }"
+    assert (
+        broken(
+            f"graph @g {{operators = [cond]}} () {{ ^a = cond(k = graph @b) return () }} subgraphs {{ {inner} }}"
+        ).node
+        == "bad"
+    )
 
 
 def test_judged() -> None:
-    head = "graph @g {stage = judged} () { ^a = f() {capturable = "
+    head = "graph @g {stage = judged, operators = [f]} () { ^a = f() {capturable = "
     verify(parse_graph(head + "true} return () }"))
     verify(parse_graph(head + 'false, reason = "sync"} return () }'))
     assert broken(head + "false} return () }").rule == "judged"
 
 
-CHAIN = """graph @g {{stage = partitioned}} (%x : f32[4]@cpu) {{
+CHAIN = """graph @g {{stage = partitioned, operators = [f]}} (%x : f32[4]@cpu) {{
   %a = f(%x) : f32[4]@cpu {{{a}}}
   %b = f(%a) : f32[4]@cpu {{{b}}}
   %c = f(%b) : f32[4]@cpu {{{c}}}
@@ -147,7 +219,7 @@ def test_partitioned(a: str, b: str, c: str, table: str, rule: str | None, node:
 
 
 def test_the_quotient_is_acyclic_through_effects_too() -> None:
-    text = """graph @g {{stage = partitioned}} (%x : f32[4]@cpu, %y : f32[4]@cpu) {{
+    text = """graph @g {{stage = partitioned, operators = [f]}} (%x : f32[4]@cpu, %y : f32[4]@cpu) {{
       ^a = f(%x) !writes[0] {{{a}}}
       ^b = f(%x) {{{b}}}
       ^c = f(%y) !writes[0] {{{c}}}
@@ -162,12 +234,12 @@ def test_the_quotient_is_acyclic_through_effects_too() -> None:
 
 def test_a_cycle_is_named_apart_from_what_follows_it() -> None:
     graph = parse_graph(CHAIN.format(a=IN0, b=OUT, c=IN0, table="0 ()"))
-    late = graph.add("g", [graph.nodes[2].output])
+    late = graph.add("f", [graph.nodes[2].output])
     late.meta = graph.nodes[1].meta.copy()
     assert violation(graph).reason.endswith("region 0 → b → region 0")
 
 
-PARAMETERS = """graph @g {{stage = {stage}}} (%x : f32[4]@cpu, %n : int) {{
+PARAMETERS = """graph @g {{stage = {stage}, operators = [f]}} (%x : f32[4]@cpu, %n : int) {{
   %a = f(%x, %n) : f32[4]@cpu {{capturable = true, region = 0}}
   return (%a)
 }} regions {{ 0 {{{meta}}} ({table}) }}"""

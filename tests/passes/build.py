@@ -53,6 +53,7 @@ def build(*rows: str, returns: str = "", stage: Stage = Stage.PLACED) -> Graph:
     (not capturable) and call (not capturable, but a region may call it). An input called ``w…`` is static, one called
     ``s…`` a number."""
     graph = Graph(stage=stage)
+    graph.operators.update(f"test.{kind}" for kind in _COSTS)
     values: dict[str, Value] = {}
     parsed = [(row.partition(":")[0], row.partition(":")[2].split()) for row in rows]
     made = {name for name, _ in parsed}

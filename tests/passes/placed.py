@@ -22,6 +22,7 @@ COPY = "prims.device_put.default"
 def place(*lines: str, returns: str, pipeline: Placement | None = None, forbid: str = "") -> tuple[Graph, PassRecord]:
     """The placed graph of ``lines`` over INPUTS; its meaning and the types that it returns are checked."""
     graph = parse_graph(f"graph @main ({INPUTS}) {{\n" + "\n".join(lines) + f"\nreturn ({returns})\n}}")
+    graph.operators.update(node.op for node in graph.nodes if node.op.startswith("mylib."))
     before = graph.clone()
     passes = [Legality((forbid,) if forbid else ()), pipeline or Placement()]
     _, result = PassManager(passes, check="full").run(graph, PassContext("cuda")).passes

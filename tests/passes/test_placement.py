@@ -95,7 +95,7 @@ def test_sizes_that_are_read_from_data_do_not_hinder_a_factory() -> None:
         [f'%p = aten.rand.default([4], device = @cpu) : {CPU} !rng("cpu")'],
         # The table alone keeps it: its author forgot the effect.
         [f"%p = aten.rand.default([4], device = @cpu) : {CPU}"],
-        [f"%a = aten.arange.default(0.0, 1.0, 0.25, device = @cpu) : {CPU}", f"%p = aten.clone.default(%a) : {CPU}"],
+        [f"%a = aten.arange.start_step(0.0, 1.0, 0.25, device = @cpu) : {CPU}", f"%p = aten.clone.default(%a) : {CPU}"],
         [f"%a = aten.ones.default([4], device = @cpu) : {CPU}", f"%p = aten.exp.default(%a) : {CPU}"],
         [f"%a = aten.ones.default([4], device = @cpu) : {CPU}", f"%p = aten.mul.Tensor(%a, 0.1) : {CPU}"],
         [f"%a = aten.ones.default([4], device = @cpu) : {CPU}", f"%p = aten.index.Tensor(%a, [%i]) : {CPU}"],

@@ -67,7 +67,7 @@ MAKERS = (
     Kind("aten.arange.default", (), INDEX, (4,), (("device", CPU), ("pin_memory", False))),
     Kind("aten.full.default", (), VECTOR, ((4,), 0.5), (("device", CPU),)),
     Kind("aten.full.default", (), SCALAR, ((), 2.0), (("device", CPU),)),
-    Kind("aten.full.default", (NUMBER,), INDEX, (), (("device", CPU),)),
+    Kind("aten.full.default", (NUMBER,), INDEX, (2,), (("device", CPU),)),
     Kind("pygraph.constant", (), VECTOR, (), (("target", "held"),)),
     Kind("aten.rand.default", (), VECTOR, ((4,),), (("device", CPU),), Effects(rng="cpu")),
 )
@@ -115,6 +115,7 @@ _kinds = st.sampled_from([MAKERS, HOST, COPIES, COPIES, DEVICE, DEVICE, OTHERS])
 def mixed_graphs(draw: st.DrawFn, max_nodes: int = 16) -> Graph:
     """Graphs at the stage of lifting, whose operands always have the right types; some returned, some repeated."""
     graph = Graph()
+    graph.operators.update(kind.op for kind in (*DEVICE, *OTHERS) if kind.op.startswith("mylib."))
     types = (GPU_VECTOR, VECTOR, SCALAR, INDEX)
     pools: dict[Type, list[Value]] = {type: [graph.add_input(type, f"x{i}")] for i, type in enumerate(types)}
     size = draw(st.integers(1, max_nodes))

@@ -174,8 +174,10 @@ class _Parser(Reader):
             graph.stage = self._one_of(_STAGES, "stage")
         elif key.text == "hints":
             graph.hints = self._once(self.items(lambda: self._keyed(self._integer), "{}"))
+        elif key.text == "operators":
+            graph.operators = set(self.items(self._word, "[]"))
         else:
-            raise self.error(f"unknown setting '{key.text}' of a graph: use kind, stage or hints", key)
+            raise self.error(f"unknown setting '{key.text}' of a graph: use kind, stage, hints or operators", key)
         return key, None
 
     def _input(self, graph: Graph) -> None:

@@ -79,6 +79,7 @@ def _graph_lines(graph: Graph) -> Iterator[str]:
     hints = ", ".join(f"{word_text(name)} = {value}" for name, value in sorted(graph.hints.items()))
     settings = f"kind = {word_text(graph.kind)}, stage = {graph.stage.value}"
     settings += f", hints = {{{hints}}}" if hints else ""
+    settings += f", operators = [{', '.join(map(word_text, sorted(graph.operators)))}]" if graph.operators else ""
     yield f"graph @{symbol_text(graph.name)} {{{settings}}} (" + ("" if graph.inputs else ") {")
     for value in graph.inputs:
         facts = f"role = {word_text(value.role)}" + (", static" if value.static else "")
