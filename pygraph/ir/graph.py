@@ -264,6 +264,33 @@ class Graph:
                 raise GraphError(f"{node.name} would run before {', '.join(late)}, which it needs")
         self._nodes = chosen
 
+    def merge_regions(self, first: int, second: int) -> None:
+        """Move the nodes of region ``second`` to region ``first``, which keeps its annotations.
+
+        Raises GraphError, and changes nothing, where one of them does not exist, or where the regions could not run in
+        any order then: something that is in neither has to run between their nodes.
+        """
+        from pygraph.ir.verify import quotient  # which knows graphs
+
+        for index in (first, second):
+            if index not in self.regions:
+                raise GraphError(
+                    f"graph {self.name} has no region {index}: it has {', '.join(map(str, self.regions)) or 'none'}"
+                )
+        if first == second:
+            raise GraphError(f"region {first} cannot be merged with itself")
+        moved = [node for node in self._nodes if node.meta.get(REGION) == second]
+        for node in moved:
+            node.meta.set(REGION, first)
+        reason = next((reason for _, reason in quotient(self)), None)
+        if reason is not None:
+            for node in moved:
+                node.meta.set(REGION, second)
+            raise GraphError(f"regions {first} and {second} cannot be one: {reason}")
+        found = {**self.regions[first].parameters, **self.regions.pop(second).parameters}
+        inside = {value for value in found if value.producer is not None and value.producer.meta.get(REGION) == first}
+        self.regions[first].parameters = {value: one for value, one in found.items() if value not in inside}
+
     # -- copying and comparing -------------------------------------------------------------------------------------
 
     def clone(self) -> Graph:

@@ -6,9 +6,10 @@ A pass is a frozen dataclass whose fields are its options (``base``), or a plain
 prints pipelines and knows passes by name; ``manager`` checks contracts, times, dumps, bisects, writes reproducers.
 """
 
-from pygraph.passes import base, manager, pipeline
+from pygraph.passes import base, manager, patterns, pipeline
 from pygraph.passes.base import *  # noqa: F403 - each of these files says itself which of its names are public
 from pygraph.passes.manager import *  # noqa: F403
+from pygraph.passes.patterns import *  # noqa: F403
 from pygraph.passes.pipeline import *  # noqa: F403
 
-__all__ = [*base.__all__, *manager.__all__, *pipeline.__all__]
+__all__ = [*base.__all__, *manager.__all__, *patterns.__all__, *pipeline.__all__]

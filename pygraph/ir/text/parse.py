@@ -72,6 +72,22 @@ def parse_graph(text: str, source: str = "<text>") -> Graph:
     return graph if parser.next.kind == "end" else parser.refuse("the end of the text")
 
 
+def parse_call(text: str, source: str = "<pattern>") -> Call:
+    """The call written in ``text``, as in a node, whose operands may be calls again. Raises ParseError."""
+    parser = _Parser(text, source)
+    call = parser.call()
+    return call if parser.next.kind == "end" else parser.refuse("the end of the text")
+
+
+@dataclass(frozen=True)
+class Call:
+    """``op(args, key = literal)``; operands are literals, references, calls, and tuples of literals and references."""
+
+    op: str
+    args: tuple[object, ...]
+    attrs: dict[str, object]
+
+
 @dataclass(frozen=True)
 class Reference:
     """``%name`` or ``%name.index``, still to be resolved."""
@@ -277,14 +293,29 @@ class _Parser(Reader):
             except (KeyError, GraphError) as error:
                 raise self.error(str(error.args[0]), lexeme) from None
 
-    def _argument(self) -> tuple[Lexeme | None, object]:
+    def _argument(self, operand: Callable[[], object] | None = None) -> tuple[Lexeme | None, object]:
         key = self.next
         if key.kind in ("word", "string"):
             self.take()
             if self.accept("="):
-                return key, self._literal()
+                return key, (operand or self._literal)()
             self.next = key
-        return None, self._literal()
+        return None, (operand or self._literal)()
+
+    def call(self) -> Call:
+        """A call by itself."""
+        op, pairs = self._word(), self.items(lambda: self._argument(self._operand), "()")
+        args = tuple(value for key, value in pairs if key is None)
+        return Call(op, args, self._once((key, value) for key, value in pairs if key is not None))
+
+    def _operand(self) -> object:
+        word = self.next
+        if word.kind in ("word", "string") and word.text not in ("complex", "graph"):
+            self.take()
+            is_call, self.next = self.next.text == "(", word
+            if is_call:
+                return self.call()
+        return self._literal()
 
     def _effect(self) -> tuple[Lexeme, Any]:
         key = self.kind("word")
